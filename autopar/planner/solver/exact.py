@@ -1,0 +1,320 @@
+"""The exact stack for a problem without budgets: reduce, bound, fix, repeat; then eliminate or branch.
+
+One round (`_Search.round`):
+  1. `reductions.simplify`; if nothing is left, the constant is the optimum;
+  2. bucket elimination, if its tables are small (`_eliminate`);
+  3. dual ascent: messages give a lower bound, roundings give assignments (`_ascend`);
+  4. recombination: the best mix of labels seen in recent assignments, exactly, by 1. and 2. (`_recombine`);
+  5. remove every label whose bound exceeds the best objective (`_fix`), and start again with the smaller problem.
+After `MAX_ROUNDS`, or when few labels remain, HiGHS finishes (`_branch`). Each step is logged for the certificate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar.planner.solver import mip
+from autopar.planner.solver.arena import Arena
+from autopar.planner.solver.bucket import EliminationOrder, eliminate_all, elimination_order
+from autopar.planner.solver.dual_ascent import Core, DualAscent, class_ranks, schedule_ranks
+from autopar.planner.solver.problem import Floats, Integers
+from autopar.planner.solver.reductions import Graph, back_substitute, simplify
+from autopar.planner.solver.solution import Fix, Step
+
+MAX_ROUNDS = 14
+SWEEPS_PER_LOOK = 10
+"""Sweeps (forward and backward) between two looks at bound and rounding."""
+LOOKS_PER_ROUND = 4
+SCHEDULE_ORDER_NODES = 2_500
+"""Up to this size sweeps follow the schedule (converges faster); above, repeated nodes are swept together (cheaper)."""
+PEAK_ENTRIES, TOTAL_ENTRIES = 20_000_000, 400_000_000
+RECOMBINE_PEAK_ENTRIES, RECOMBINE_TOTAL_ENTRIES = 3_000_000, 200_000_000
+BRANCH_LABELS, BRANCH_ROUNDS = 8_000, 5
+"""Hand over to HiGHS below this many labels after this many rounds ..."""
+MAX_BRANCH_LABELS = 15_000
+"""... and never above this many."""
+POOL = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """A point in time (`time.monotonic`), or None for no limit."""
+
+    at: float | None
+
+    @staticmethod
+    def after(seconds: float | None) -> Deadline:
+        """Return the deadline `seconds` from now."""
+        return Deadline(at=None if seconds is None else time.monotonic() + seconds)
+
+    def left(self) -> float:
+        """Return the seconds left, at least 0; infinite without a limit."""
+        return np.inf if self.at is None else max(0.0, self.at - time.monotonic())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """`bound` is proven by `steps` on the graph's original problem and then `messages` on what they leave."""
+
+    bound: float
+    steps: tuple[Step, ...]
+    messages: Floats
+    eliminated: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Best assignment (original labels of the graph's problem), bounds in seconds, the proof, and assignments met on the way."""
+
+    assignment: Integers
+    objective: float
+    bound: float
+    proof: Proof
+    method: str
+    rounds: int
+    pool: list[Integers]
+    warmth: Warmth
+    statistics: dict[str, float | int | str] = field(default_factory=dict)
+
+
+Warmth = dict[tuple[int, int], tuple[Integers, Floats, Integers, Floats]]
+"""Messages to start from: (u, v) -> labels of u, messages into u, labels of v, messages into v."""
+
+
+def solve_graph(
+    graph: Graph, *, gap: float, deadline: Deadline, warmth: Warmth | None = None, pool: Sequence[Integers] = ()
+) -> Outcome:
+    """Minimise `graph` (which is consumed). Stops at relative `gap` or at the deadline, always with an assignment and a bound."""
+    search = _Search(graph, gap, deadline, warmth or {}, pool)
+    simplify(graph)
+    while not search.finished():
+        search.round()
+    return search.outcome()
+
+
+def core_of(graph: Graph) -> tuple[Core, list[int]]:
+    """Return what is left of `graph` as a core, and the graph's node of each of its nodes."""
+    nodes = graph.nodes()
+    position = {node: index for index, node in enumerate(nodes)}
+    edges = tuple((position[u], position[v], matrix) for u, v, matrix in graph.edges())
+    return Core(arena=graph.arena, costs=tuple(graph.costs[node] for node in nodes), edges=edges), nodes
+
+
+def start_ascent(core: Core) -> DualAscent:
+    """Return a dual ascent whose order suits the size of the core."""
+    ranks = schedule_ranks(core) if len(core.costs) <= SCHEDULE_ORDER_NODES else class_ranks(core)
+    return DualAscent(core, ranks)
+
+
+class _Search:
+    """The state of one solve: the shrinking graph, the best assignment, the best bound and its proof."""
+
+    def __init__(
+        self, graph: Graph, gap: float, deadline: Deadline, warmth: Warmth, pool: Sequence[Integers]
+    ) -> None:
+        self.original = graph.copy()
+        self.graph, self.gap, self.deadline, self.warmth = graph, gap, deadline, warmth
+        self.pool: list[Integers] = []
+        self.objective, self.bound = np.inf, -np.inf
+        self.assignment: Integers | None = None
+        self.proof = Proof(bound=-np.inf, steps=(), messages=np.zeros(0), eliminated=False)
+        self.method, self.rounds, self.sweeps = "messages", 0, 0
+        self.exhausted = False
+        for labels in pool:
+            self._offer(labels)
+
+    def finished(self) -> bool:
+        found = self.assignment is not None
+        return self.exhausted or (found and self.objective - self.bound <= self.gap * abs(self.objective))
+
+    def round(self) -> None:
+        """Close the problem or make it smaller."""
+        nodes = self.graph.nodes()
+        if not nodes:
+            self._close("reductions")
+            return
+        order = elimination_order(self.graph, PEAK_ENTRIES, TOTAL_ENTRIES) if self.rounds or len(nodes) < 100 else None
+        if order is not None:
+            self._eliminate(order)
+            return
+        labels = self.graph.num_labels()
+        late = self.rounds >= MAX_ROUNDS or (self.rounds >= BRANCH_ROUNDS and labels < BRANCH_LABELS)
+        if late:
+            self._branch()
+            return
+        ascent, nodes = self._ascend()
+        self.rounds += 1
+        if self.finished() or self.deadline.left() <= 0.0:
+            self.exhausted = True
+            return
+        self._recombine()
+        self._fix(ascent, nodes)
+
+    def outcome(self) -> Outcome:
+        if self.assignment is None:
+            raise AssertionError("a search ends with an assignment")
+        return Outcome(
+            assignment=self.assignment,
+            objective=self.objective,
+            bound=min(self.bound, self.objective),
+            proof=self.proof,
+            method=self.method,
+            rounds=self.rounds,
+            pool=self.pool,
+            warmth=self.warmth,
+            statistics={"sweeps": self.sweeps},
+        )
+
+    def _offer(self, labels: Integers) -> None:
+        """Take an assignment of original labels into the pool, and as the best if it is."""
+        value = value_of(self.original, labels)
+        if value < self.objective:
+            self.objective, self.assignment = value, labels
+        if np.isfinite(value):
+            self.pool = [*self.pool, labels][-POOL:]
+
+    def _close(self, method: str) -> None:
+        """Take the optimum of a graph in which nothing is left."""
+        self._offer(back_substitute(self.graph, {}))
+        self.method, self.exhausted = method, True
+        self._prove(self.graph.constant, np.zeros(0), eliminated=True)
+
+    def _prove(self, bound: float, messages: Floats, *, eliminated: bool) -> None:
+        """Keep this bound and its proof if it is better. Labels fixed earlier only promise their cutoff."""
+        cutoffs = [step.cutoff for step in self.graph.steps if isinstance(step, Fix)]
+        bound = min([bound, *cutoffs])
+        if bound > self.bound:
+            self.bound = bound
+            self.proof = Proof(
+                bound=bound, steps=tuple(self.graph.steps), messages=messages, eliminated=eliminated
+            )
+
+    def _eliminate(self, order: EliminationOrder) -> None:
+        eliminate_all(self.graph, order)
+        self._close("bucket elimination")
+
+    def _ascend(self) -> tuple[DualAscent, list[int]]:
+        core, nodes = core_of(self.graph)
+        ascent = start_ascent(core)
+        _load(ascent, nodes, self.graph, self.warmth)
+        for _ in range(LOOKS_PER_ROUND):
+            for _ in range(SWEEPS_PER_LOOK):
+                ascent.sweep(True)
+                ascent.sweep(False)
+                self.sweeps += 1
+                if self.deadline.left() <= 0.0 and self.assignment is not None:
+                    break
+            self._look(ascent, nodes)
+            if self.finished() or self.deadline.left() <= 0.0:
+                break
+        self.warmth = _save(ascent, nodes, self.graph)
+        return ascent, nodes
+
+    def _look(self, ascent: DualAscent, nodes: list[int]) -> None:
+        chosen = ascent.improve(ascent.round_backward_messages())
+        domains = self.graph.domains
+        labels = {node: int(domains[node][label]) for node, label in zip(nodes, chosen.tolist(), strict=True)}
+        self._offer(back_substitute(self.graph, labels))
+        messages = ascent.shared_messages()
+        self._prove(self.graph.constant + ascent.label_bounds(messages).bound, messages, eliminated=False)
+
+    def _recombine(self) -> None:
+        """Solve exactly with only the labels of the pool. A restriction: it can only find assignments."""
+        trial = self.graph.copy()
+        seen = np.stack(self.pool)
+        for node in trial.nodes():
+            kept = np.flatnonzero(np.isin(trial.domains[node], seen[:, node]))
+            if 0 < len(kept) < trial.size(node):
+                trial.restrict(node, kept)
+        simplify(trial)
+        if trial.nodes():
+            order = elimination_order(trial, RECOMBINE_PEAK_ENTRIES, RECOMBINE_TOTAL_ENTRIES)
+            if order is None:
+                return
+            eliminate_all(trial, order)
+        self._offer(back_substitute(trial, {}))
+
+    def _fix(self, ascent: DualAscent, nodes: list[int]) -> None:
+        messages = ascent.shared_messages()
+        bounds = ascent.label_bounds(messages)
+        # A margin of rounding size: a label that ties with the best assignment must survive.
+        cutoff = self.objective
+        allowed = cutoff - self.graph.constant - bounds.bound + 1e-10 * abs(cutoff)
+        survives = bounds.slack <= allowed
+        kept: dict[int, Integers] = {}
+        for index, node in enumerate(nodes):
+            positions = np.flatnonzero(survives[ascent.starts[index] : ascent.starts[index + 1]])
+            if len(positions) < self.graph.size(node):
+                # An empty domain means that the best assignment is optimal; one label keeps the graph well formed.
+                positions = positions if len(positions) else np.array([0])
+                self.graph.restrict(node, positions)
+                kept[node] = self.graph.domains[node]
+        if kept:
+            self.graph.steps.append(Fix(messages=messages, cutoff=cutoff, kept=kept))
+        simplify(self.graph)
+
+    def _branch(self) -> None:
+        """Let HiGHS close the core. Its bound is not part of the proof log."""
+        self.exhausted = True
+        if self.graph.num_labels() > MAX_BRANCH_LABELS:
+            return
+        core, nodes = core_of(self.graph)
+        arena = core.arena
+        found = mip.solve_core(
+            [arena[token] for token in core.costs],
+            [(u, v, arena[matrix]) for u, v, matrix in core.edges],
+            time_limit=min(self.deadline.left(), 600.0),
+            relative_gap=self.gap,
+        )
+        self.method = "branch and bound"
+        if found.labels is not None:
+            labels = {
+                node: int(self.graph.domains[node][label]) for node, label in zip(nodes, found.labels, strict=True)
+            }
+            self._offer(back_substitute(self.graph, labels))
+        self.bound = max(self.bound, min(found.bound + self.graph.constant, self.objective))
+
+
+def value_of(graph: Graph, labels: Integers) -> float:
+    """Return the cost of original labels on the living part of `graph`; infinite if one of them is gone."""
+    arena, nodes = graph.arena, graph.nodes()
+    chosen: dict[int, int] = {}
+    for node in nodes:
+        position = int(np.searchsorted(graph.domains[node], labels[node]))
+        if position == graph.size(node) or graph.domains[node][position] != labels[node]:
+            return np.inf
+        chosen[node] = position
+    value = graph.constant + sum(float(arena[graph.costs[node]][chosen[node]]) for node in nodes)
+    return value + sum(float(arena[matrix][chosen[u], chosen[v]]) for u, v, matrix in graph.edges())
+
+
+def _save(ascent: DualAscent, nodes: list[int], graph: Graph) -> Warmth:
+    saved: Warmth = {}
+    for edge, (u, v, _) in enumerate(ascent.core.edges):
+        start, end = ascent.message_starts[edge], ascent.message_starts[edge + 1]
+        middle = start + ascent.sizes[u]
+        saved[nodes[u], nodes[v]] = (
+            graph.domains[nodes[u]],
+            ascent.messages[start:middle].copy(),
+            graph.domains[nodes[v]],
+            ascent.messages[middle:end].copy(),
+        )
+    return saved
+
+
+def _load(ascent: DualAscent, nodes: list[int], graph: Graph, warmth: Warmth) -> None:
+    """Set the messages of edges that existed before; labels may have gone since, but not come."""
+    for edge, (u, v, _) in enumerate(ascent.core.edges):
+        known = warmth.get((nodes[u], nodes[v]))
+        if known is None:
+            continue
+        labels_u, into_u, labels_v, into_v = known
+        some_u = np.isin(labels_u, graph.domains[nodes[u]])
+        some_v = np.isin(labels_v, graph.domains[nodes[v]])
+        if some_u.sum() == ascent.sizes[u] and some_v.sum() == ascent.sizes[v]:
+            start, end = ascent.message_starts[edge], ascent.message_starts[edge + 1]
+            ascent.messages[start:end] = np.concatenate([into_u[some_u], into_v[some_v]])

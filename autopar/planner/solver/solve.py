@@ -1,0 +1,163 @@
+"""Solve a Problem: the table of contents of this package.
+
+1. Costs are cut at a ceiling (`ceilings`): FORBIDDEN is 1e6 s where a step takes 0.1 s, and 1e6 +- 1e-10 would drown the proof in
+   rounding. Cutting only lowers costs, so a bound for the cut problem holds for the original; if the best assignment uses no cut entry,
+   its objective is the original one. Otherwise the ceiling rises and the solve repeats.
+2. Without memory rows: `exact.solve_graph` (reductions, dual ascent, label fixing, bucket elimination, HiGHS).
+3. With memory rows: `memory.solve_within_budgets` (Lagrangian by Dantzig-Wolfe around 2., recombination, HiGHS).
+4. The result is evaluated on the original arrays and carries its proof log (`certificate.check_certificate` replays it).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.planner.solver.arena import Arena
+from autopar.planner.solver.exact import Deadline, solve_graph
+from autopar.planner.solver.memory import BudgetedOutcome, solve_within_budgets
+from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate, is_forbidden
+from autopar.planner.solver.reductions import Graph
+from autopar.planner.solver.solution import Certificate, Solution, Status, relative_gap
+
+
+def solve(
+    problem: Problem, *, gap: float = 1e-9, time_limit: float | None = None, warm_start: Integers | None = None
+) -> Solution:
+    """Return the best assignment found, a lower bound, and the proof of the bound.
+
+    `gap` is relative to the objective; the solve stops there (status OPTIMAL), when its methods are spent (GAP), or after about
+    `time_limit` seconds (TIME_LIMIT), always with an assignment and a valid bound. When no assignment fits, status INFEASIBLE:
+    `statistics["minimum_bytes"]` is the least that `statistics["memory_row"]` can use, attained by the assignment; or
+    `statistics["forbidden"]` counts the FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time
+    limit strikes. Raises ValueError when `warm_start` does not fit the problem.
+    """
+    started, deadline = time.process_time(), Deadline.after(time_limit)
+    _check_warm_start(problem, warm_start)
+    for ceiling in ceilings(problem):
+        outcome = _solve_cut(_cut(problem, ceiling), gap, deadline, warm_start)
+        if not _uses_more_than(problem, outcome.assignment, ceiling) or deadline.left() <= 0.0:
+            break
+    return _solution(problem, outcome, ceiling, gap, deadline, started)
+
+
+def ceilings(problem: Problem) -> Iterator[float]:
+    """Yield ceilings in seconds: about the cost of an ordinary assignment, then 1000 times more each time, at last none."""
+    ceiling = 2.0 * _ordinary_cost(problem)
+    largest = max(float(values.max()) for values in _distinct_arrays(problem))
+    while 0.0 < ceiling < largest:
+        yield ceiling
+        ceiling *= 1e3
+    yield math.inf
+
+
+def _distinct_arrays(problem: Problem) -> list[Floats]:
+    arrays = [*problem.node_costs, *(edge.costs for edge in problem.edges)]
+    return list({id(values): values for values in arrays}.values())
+
+
+def _ordinary_cost(problem: Problem) -> float:
+    """Return the sum over nodes and edges of the median allowed cost."""
+    known: dict[int, float] = {}
+    total = 0.0
+    for values in [*problem.node_costs, *(edge.costs for edge in problem.edges)]:
+        if id(values) not in known:
+            allowed = np.abs(values[~is_forbidden(values)])
+            known[id(values)] = float(np.median(allowed)) if allowed.size else 0.0
+        total += known[id(values)]
+    return total
+
+
+def _cut(problem: Problem, ceiling: float) -> Problem:
+    if math.isinf(ceiling):
+        return problem
+    # One cut array per array, so that sharing survives.
+    cut = {id(values): np.minimum(values, ceiling) for values in _distinct_arrays(problem)}
+    edges = tuple(
+        Edge(source=edge.source, target=edge.target, costs=cut[id(edge.costs)]) for edge in problem.edges
+    )
+    return replace(problem, node_costs=tuple(cut[id(costs)] for costs in problem.node_costs), edges=edges)
+
+
+def _uses_more_than(problem: Problem, assignment: Integers, ceiling: float) -> bool:
+    labels = assignment.tolist()
+    return any(costs[label] > ceiling for costs, label in zip(problem.node_costs, labels, strict=True)) or any(
+        edge.costs[labels[edge.source], labels[edge.target]] > ceiling for edge in problem.edges
+    )
+
+
+def _solve_cut(problem: Problem, gap: float, deadline: Deadline, warm_start: Integers | None) -> BudgetedOutcome:
+    if problem.memory_rows:
+        return solve_within_budgets(problem, gap=gap, deadline=deadline, warm_start=warm_start)
+    edges = [(edge.source, edge.target, edge.costs) for edge in problem.edges]
+    graph = Graph(Arena(), problem.node_costs, edges, tolerance=1e-15 * _ordinary_cost(problem))
+    outcome = solve_graph(graph, gap=gap, deadline=deadline, pool=() if warm_start is None else (warm_start,))
+    return BudgetedOutcome(
+        assignment=outcome.assignment,
+        bound=outcome.bound,
+        proof=outcome.proof,
+        multipliers=(),
+        statistics={"method": outcome.method, "rounds": outcome.rounds, **outcome.statistics},
+    )
+
+
+def _solution(
+    problem: Problem, outcome: BudgetedOutcome, ceiling: float, gap: float, deadline: Deadline, started: float
+) -> Solution:
+    objective, used = evaluate(problem, outcome.assignment)
+    bound = min(outcome.bound, objective)
+    proven = min(outcome.proof.bound, objective)
+    reached = relative_gap(objective, bound)
+    statistics = dict(outcome.statistics)
+    fits = all(total <= row.budget_bytes for total, row in zip(used, problem.memory_rows, strict=True))
+    status = _status(outcome.infeasible, fits, reached <= max(gap, 1e-9), deadline)
+    forbidden = _count_forbidden(problem, outcome.assignment)
+    if forbidden and status is Status.OPTIMAL:
+        status, statistics["forbidden"] = Status.INFEASIBLE, forbidden
+    statistics["cpu_seconds"] = time.process_time() - started
+    kind = "solver" if bound > proven else "elimination" if outcome.proof.eliminated else "messages"
+    certificate = Certificate(
+        kind=kind,
+        proven_bound=proven,
+        ceiling=ceiling,
+        multipliers=outcome.multipliers,
+        steps=outcome.proof.steps,
+        messages=outcome.proof.messages,
+    )
+    return Solution(
+        assignment=outcome.assignment,
+        objective=objective,
+        lower_bound=bound,
+        gap=reached,
+        status=status,
+        certificate=certificate,
+        statistics=statistics,
+    )
+
+
+def _status(infeasible: bool, fits: bool, closed: bool, deadline: Deadline) -> Status:
+    if infeasible:
+        return Status.INFEASIBLE
+    if closed and fits:
+        return Status.OPTIMAL
+    return Status.GAP if fits and deadline.left() > 0.0 else Status.TIME_LIMIT
+
+
+def _count_forbidden(problem: Problem, assignment: Integers) -> int:
+    labels = assignment.tolist()
+    nodes = sum(bool(is_forbidden(costs)[label]) for costs, label in zip(problem.node_costs, labels, strict=True))
+    return nodes + sum(
+        bool(is_forbidden(edge.costs[labels[edge.source], labels[edge.target]])) for edge in problem.edges
+    )
+
+
+def _check_warm_start(problem: Problem, warm_start: Integers | None) -> None:
+    if warm_start is None:
+        return
+    sizes = np.array([costs.size for costs in problem.node_costs])
+    if warm_start.shape != sizes.shape or ((warm_start < 0) | (warm_start >= sizes)).any():
+        raise ValueError(f"warm_start must give each of the {len(sizes)} nodes one of its labels")
