@@ -1,0 +1,219 @@
+"""Which nodes of a graph run as one kernel, and what each kernel reads from and writes to memory.
+
+The cost models and the runtime ask here, so that the planner prices the kernels that run. A group is named
+by the position of its first node; views, getitem and waits are no kernel and have no group.
+
+    y = mul(x, 2); z = gelu(y); s = sum(z)        eager: {y: 1, z: 2, s: 3}      inductor: {y: 1, z: 1, s: 1}
+    inductor reads x once, writes s (and y or z only where another kernel or the output needs them)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from autopar.errors import ConfigurationError
+
+POINTWISE_OPERATORS = frozenset([
+    "clone", "_to_copy", "copy", "copy_", "full", "full_like", "zeros_like", "ones_like",
+    "empty_like", "zeros", "ones", "arange", "scalar_tensor", "native_dropout",
+    "native_dropout_backward", "bernoulli", "rand_like", "tril", "triu", "masked_fill", "where"
+])  # fmt: skip
+"""Operators that inductor computes element by element although torch does not tag them pointwise."""
+
+REDUCTION_OPERATORS = frozenset([
+    "sum", "mean", "amax", "amin", "argmax", "argmin", "prod", "var", "var_mean", "std", "any",
+    "all", "max", "min", "norm"
+])  # fmt: skip
+"""Operators that may end a chain, for torch versions without Tag.reduction."""
+
+PASS_THROUGH_OPERATORS = frozenset(["_unsafe_view", "wait_tensor", "lift_fresh"])
+"""Not views by their schema, but they move no byte."""
+
+SLICING_OPERATORS = frozenset([
+    "slice", "select", "split", "split_with_sizes", "narrow", "unbind", "as_strided", "diagonal",
+    "unfold"
+])  # fmt: skip
+"""Views of a part: two of them on one tensor read different bytes."""
+
+Phase = Callable[[fx.Node], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one node moves between memory and its kernel."""
+
+    reads: tuple[fx.Node, ...]
+    """Operands (of `node.all_input_nodes`) that this node is the first of its kernel to read."""
+    writes: tuple[int, ...]
+    """Indices of the outputs that are written to memory (0 for a single output)."""
+
+
+def phase_of_meta(node: fx.Node) -> str:
+    """`node.meta["phase"]`: "forward" (also where it is missing) or "backward"."""
+    return str(node.meta.get("phase", "forward"))
+
+
+def kernel_groups(graph: fx.Graph, backend: str, phase: Phase = phase_of_meta) -> dict[fx.Node, int]:
+    """The kernel of each node that launches one, named by the position of its first node in the graph.
+
+    "eager": one kernel per node. "inductor": maximal chains of pointwise nodes with trailing reductions,
+    never across phases. Raises ConfigurationError for another backend.
+    """
+    if backend not in ("eager", "inductor"):
+        raise ConfigurationError(f"unknown kernel backend {backend!r}: expected 'eager' or 'inductor'")
+    groups = {node: index for index, node in enumerate(graph.nodes) if launches_kernel(node)}
+    if backend == "inductor":
+        _merge_chains(graph, groups, phase)
+    return groups
+
+
+def group_reads_writes(graph: fx.Graph, groups: dict[fx.Node, int]) -> dict[fx.Node, Traffic]:
+    """Traffic of each node with a kernel: what its group made is free, what it reads twice counts once.
+
+    Views are transparent: reading a view reads what it views, once per group. An output is written where
+    another kernel or the graph's output uses it, or where nothing uses it (it is the kernel's only result).
+    """
+    seen: set[tuple[int, object]] = set()
+    traffic: dict[fx.Node, Traffic] = {}
+    for node in graph.nodes:
+        if node not in groups:
+            continue
+        reads = []
+        for operand in node.all_input_nodes:
+            key = (groups[node], _bytes_key(operand))
+            if groups.get(_producer(operand)) != groups[node] and _is_tensor(operand) and key not in seen:
+                reads.append(operand)
+                seen.add(key)
+        traffic[node] = Traffic(tuple(reads), tuple(_written_outputs(node, groups)))
+    return traffic
+
+
+def launches_kernel(node: fx.Node) -> bool:
+    """True for a call that computes: not for views, getitem, scalar arithmetic on sizes, and collectives."""
+    if node.op != "call_function":
+        return node.op in ("call_module", "call_method")
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in (
+        "_c10d_functional",
+        "c10d_functional",
+    ):
+        return False
+    return not passes_through(node) and not isinstance(node.meta.get("val"), (torch.SymInt, int, float))
+
+
+def passes_through(node: fx.Node) -> bool:
+    """True where the node only renames bytes: a view, an item of a tuple, a wait for a collective."""
+    if node.target is operator.getitem:
+        return True
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and (
+        target.is_view or _base_name(target) in PASS_THROUGH_OPERATORS
+    )
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """True where each output element depends on one element of each operand."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in target.tags or _base_name(target) in POINTWISE_OPERATORS
+
+
+def is_reduction(node: fx.Node) -> bool:
+    """True where output elements combine elements of one operand along dims."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    tag = getattr(torch.Tag, "reduction", None)
+    return (tag is not None and tag in target.tags) or _base_name(target) in REDUCTION_OPERATORS
+
+
+def _merge_chains(graph: fx.Graph, groups: dict[fx.Node, int], phase: Phase) -> None:
+    """Join fusible neighbours of equal depth.
+
+    The depth counts the kernels that must have ended before: it grows behind each operator that cannot be
+    fused and behind each reduction. Paths between two nodes of one depth hold no such operator, so a group
+    never waits for a kernel that waits for the group.
+    """
+    depth: dict[fx.Node, int] = {}
+    parent: dict[int, int] = {}
+    for node in graph.nodes:
+        depth[node] = max((_depth_behind(source, depth) for source in node.all_input_nodes), default=0)
+        if node not in groups or not (is_pointwise(node) or is_reduction(node)):
+            continue
+        for source in map(_producer, node.all_input_nodes):
+            fusible = source in groups and is_pointwise(source)
+            if fusible and depth[source] == depth[node] and phase(source) == phase(node):
+                first, second = sorted((_root(parent, groups[source]), _root(parent, groups[node])))
+                if first != second:
+                    parent[second] = first
+    groups.update({node: _root(parent, group) for node, group in groups.items()})
+
+
+def _root(parent: dict[int, int], group: int) -> int:
+    while group in parent:
+        group = parent[group]
+    return group
+
+
+def _depth_behind(source: fx.Node, depth: dict[fx.Node, int]) -> int:
+    ends_chain = source.op == "call_function" and not passes_through(source) and not is_pointwise(source)
+    return depth[source] + ends_chain
+
+
+def _producer(node: fx.Node) -> fx.Node:
+    """The node that wrote the bytes this node names: through views and getitem."""
+    while passes_through(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _bytes_key(operand: fx.Node) -> object:
+    """Equal for two operands that name the same bytes: whole views of one output."""
+    while passes_through(operand) and operand.all_input_nodes:
+        if operand.target is operator.getitem:
+            source = operand.all_input_nodes[0]
+            return (operand, None) if passes_through(source) else (source, operand.args[1])
+        if _base_name(operand.target) in SLICING_OPERATORS:
+            return (operand, None)
+        operand = operand.all_input_nodes[0]
+    return (operand, 0)
+
+
+def _written_outputs(node: fx.Node, groups: dict[fx.Node, int]) -> Iterator[int]:
+    value = node.meta.get("val")
+    count = len(value) if isinstance(value, (tuple, list)) else 1
+    used: set[int] = set()
+    outside: set[int] = set()
+    for output, user in _users_through_views(node):
+        used.add(output)
+        if groups.get(user) != groups[node]:
+            outside.add(output)
+    for output in range(count):
+        if output in outside or not used:
+            yield output
+
+
+def _users_through_views(node: fx.Node, output: int = 0) -> Iterator[tuple[int, fx.Node]]:
+    """(output index, user) for each reader, views and getitem followed."""
+    for user in node.users:
+        if user.target is operator.getitem and not passes_through(node):
+            yield from _users_through_views(user, int(user.args[1]))  # type: ignore[arg-type]
+        elif passes_through(user):
+            yield from _users_through_views(user, output)
+        else:
+            yield output, user
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return value is None or isinstance(value, (torch.Tensor, tuple, list))
+
+
+def _base_name(target: object) -> str:
+    """ "sum" of aten.sum.dim_IntList."""
+    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""

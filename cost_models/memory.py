@@ -1,0 +1,153 @@
+"""Bytes of one device: optimizer state per parameter element, allocator margin, peak of live ranges.
+
+peak_over_time([LiveRange("x", 8, 0, 2), LiveRange("y", 4, 1, 1)])    # peak 12 bytes at index 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopar.errors import ConfigurationError
+
+OPTIMIZER_STATE_BYTES: Mapping[str, float] = {
+    "SGD": 0,
+    "SGD+momentum": 4,
+    "Adam": 8,
+    "AdamW": 8,
+    "Adam+amsgrad": 12,
+    "AdamW+amsgrad": 12,
+    "NAdam": 8,
+    "RAdam": 8,
+    "Adamax": 8,
+    "Adagrad": 4,
+    "RMSprop": 4,
+    "Adadelta": 8,
+    "Rprop": 8,
+    "ASGD": 4,
+    "Lion": 4,
+    "Muon": 4,
+    "Adafactor": 0,
+}
+"""State bytes per element of a float32 parameter, from the update rules; the test measures each torch class.
+Adafactor keeps a row and a column of a matrix: nothing per element."""
+
+MASTER_PARAMETER_BYTES = 4
+"""float32 master copy of a parameter that is stored in 16 bits."""
+
+CONTEXT_BYTES = {"cuda": 750 * 2**20, "cpu": 0}
+"""CUDA context with loaded kernels: between 0.5 and 1 GB; from memory, to be calibrated. A CPU process's own
+interpreter and libraries are not counted: they are there before the plan."""
+FRAGMENTATION_FRACTION = {"cuda": 0.03, "cpu": 0.0}
+"""Part of the memory that the caching allocator cannot use: the calibrated margin of 3 % that the goals for
+fits / does-not-fit assume."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRange:
+    """A buffer that lives from `first_index` to `last_index`, both included."""
+
+    name: str
+    bytes: int
+    first_index: int
+    last_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPeak:
+    """The highest sum of live bytes, the first index that reaches it, and who lives there, largest first."""
+
+    peak_bytes: int
+    index: int
+    contributors: tuple[LiveRange, ...]
+
+
+def usable_bytes(memory_bytes: int, kind: str) -> int:
+    """What a plan may fill of a device of this kind: total minus context minus fragmentation."""
+    return int(memory_bytes * (1.0 - FRAGMENTATION_FRACTION[kind])) - CONTEXT_BYTES[kind]
+
+
+def peak_over_time(
+    events: Iterable[LiveRange | tuple[str, int, int, int]], *, largest: int = 10
+) -> MemoryPeak:
+    """The peak over all indices of live ranges (name, bytes, first_index, last_index); empty: 0 at index 0.
+
+    `largest` bounds the contributors named. Raises ValueError for a range that ends before it starts.
+    """
+    ranges = [event if isinstance(event, LiveRange) else LiveRange(*event) for event in events]
+    for live in ranges:
+        if live.last_index < live.first_index:
+            raise ValueError(f"{live.name} ends at {live.last_index}, before its start {live.first_index}")
+    if not ranges:
+        return MemoryPeak(peak_bytes=0, index=0, contributors=())
+    begin = min(live.first_index for live in ranges)
+    change = np.zeros(max(live.last_index for live in ranges) - begin + 2, np.int64)
+    for live in ranges:
+        change[live.first_index - begin] += live.bytes
+        change[live.last_index - begin + 1] -= live.bytes
+    total = np.cumsum(change)
+    index = int(np.argmax(total)) + begin
+    alive = [live for live in ranges if live.first_index <= index <= live.last_index]
+    alive.sort(key=lambda live: (-live.bytes, live.name))
+    return MemoryPeak(peak_bytes=int(total.max()), index=index, contributors=tuple(alive[:largest]))
+
+
+def optimizer_state_bytes(
+    optimizer: str | type[torch.optim.Optimizer],
+    *,
+    parameter_dtype: torch.dtype = torch.float32,
+    float32_master: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> float:
+    """State bytes per parameter element; `options` are the optimizer's arguments (momentum, amsgrad).
+
+    Moments take the parameter's dtype, as torch's optimizers do, unless `float32_master` keeps a float32 copy
+    (then moments are float32 and the copy counts 4 bytes more). A class outside the table is measured by one
+    step on a small CPU parameter. Raises ConfigurationError for an unknown name.
+    """
+    name = optimizer if isinstance(optimizer, str) else optimizer.__name__
+    key = _table_key(name, options or {})
+    state_dtype = torch.float32 if float32_master else parameter_dtype
+    master = MASTER_PARAMETER_BYTES if float32_master and parameter_dtype != torch.float32 else 0
+    if key is not None:
+        return OPTIMIZER_STATE_BYTES[key] * state_dtype.itemsize / torch.float32.itemsize + master
+    if isinstance(optimizer, str):
+        raise ConfigurationError(
+            f"unknown optimizer {optimizer!r}: pass its class, or one of {', '.join(OPTIMIZER_STATE_BYTES)}"
+        )
+    return measured_state_bytes(optimizer, parameter_dtype=state_dtype, options=options) + master
+
+
+def measured_state_bytes(
+    optimizer: type[torch.optim.Optimizer],
+    *,
+    parameter_dtype: torch.dtype = torch.float32,
+    options: Mapping[str, Any] | None = None,
+) -> float:
+    """State bytes per element after one step, by the difference of two sizes (scalars cancel)."""
+    small, large = 64, 128
+
+    def state_bytes(rows: int) -> int:
+        parameter = torch.nn.Parameter(torch.zeros(rows, rows, dtype=parameter_dtype))
+        parameter.grad = torch.ones_like(parameter)
+        instance = optimizer([parameter], **(options or {}))
+        instance.step()
+        return sum(_tensor_bytes(value) for value in instance.state[parameter].values())
+
+    slope = (state_bytes(large) - state_bytes(small)) / (large * large - small * small)
+    # what grows with the rows alone (factored state) vanishes per element of a real matrix
+    return float(round(slope, 1))
+
+
+def _table_key(name: str, options: Mapping[str, Any]) -> str | None:
+    wanted = {known.lower(): known for known in OPTIMIZER_STATE_BYTES}
+    suffixes: Sequence[str] = [f"+{flag}" for flag in ("momentum", "amsgrad") if options.get(flag)]
+    return wanted.get((name + "".join(suffixes)).lower()) if suffixes else wanted.get(name.lower())
+
+
+def _tensor_bytes(value: object) -> int:
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

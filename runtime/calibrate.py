@@ -1,0 +1,155 @@
+"""Measure this machine and store its profile, so that `Cluster.detect()` prices plans for it.
+
+    python -m autopar.runtime.calibrate            # measures once (under 20 s), then prints what is stored
+    python -m autopar.runtime.calibrate --force    # measures again
+
+Four gloo processes of one thread each measure matmuls, a memory-bound operator, the overhead of an eager
+operator and the collectives, for 1, 2 and 4 processes that are busy at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from autopar.cluster import CollectiveFit, machine_name
+from autopar.cost_models.calibration import (
+    Ceilings,
+    GroupFit,
+    Measurement,
+    Profile,
+    fit_line,
+    load_profile,
+    save_profile,
+)
+from autopar.errors import AutoparError
+from autopar.runtime.calibrate_worker import COLLECTIVES, WORLD_SIZES
+
+TIME_LIMIT_SECONDS = 120.0
+"""After this the processes are ended: a machine that needs so long is too busy to be measured."""
+
+
+def calibrate(*, force: bool = False) -> Profile:
+    """The stored profile of this machine; measured (and stored) first where there is none, or with `force`.
+
+    Raises AutoparError where a measuring process fails, with its output.
+    """
+    stored = None if force else load_profile()
+    if stored is not None:
+        return stored
+    profile = profile_from_points(measure_points())
+    save_profile(profile)
+    return profile
+
+
+def measure_points(total: int = max(WORLD_SIZES)) -> list[Measurement]:
+    """Run `total` measuring processes and return what they saw."""
+    with tempfile.TemporaryDirectory(prefix="autopar-calibrate-") as folder:
+        store, output = str(Path(folder) / "store"), Path(folder) / "points.json"
+        workers = [_start_worker(rank, total, store, output) for rank in range(total)]
+        try:
+            outputs = [worker.communicate(timeout=TIME_LIMIT_SECONDS)[0] for worker in workers]
+        except subprocess.TimeoutExpired as error:
+            raise AutoparError(
+                f"calibration took longer than {TIME_LIMIT_SECONDS:g} s: is the machine busy?"
+            ) from error
+        finally:
+            for worker in workers:
+                worker.kill()
+        for rank, (worker, text) in enumerate(zip(workers, outputs, strict=True)):
+            if worker.returncode:
+                raise AutoparError(f"calibration process {rank} failed ({worker.returncode}):\n{text}")
+        return msgspec.json.decode(output.read_bytes(), type=list[Measurement])
+
+
+def _start_worker(rank: int, total: int, store: str, output: Path) -> subprocess.Popen[str]:
+    package_root = str(Path(sys.modules["autopar.cluster"].__file__ or "").parent.parent)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
+    if sys.platform == "linux":
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    command = [
+        sys.executable,
+        "-m",
+        "autopar.runtime.calibrate_worker",
+        str(rank),
+        str(total),
+        store,
+        str(output),
+    ]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def profile_from_points(points: Sequence[Measurement]) -> Profile:
+    """Fit ceilings and collective lines to the points; the name is this machine's, the date is now."""
+    world_sizes = sorted({p.world_size for p in points})
+    return Profile(
+        name=machine_name(),
+        device="CPU",
+        versions={"torch": str(torch.__version__), "python": sys.version.split()[0]},
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        ceilings=tuple(_ceilings(points, world_size) for world_size in world_sizes),
+        collectives=tuple(_group_fits(points)),
+        points=tuple(points),
+    )
+
+
+def _ceilings(points: Sequence[Measurement], world_size: int) -> Ceilings:
+    own = [p for p in points if p.world_size == world_size]
+    # an addition reads two operands and writes one; the largest size is furthest from the caches
+    largest_add = max((p for p in own if p.name == "add"), key=lambda p: p.size)
+    return Ceilings(
+        world_size=world_size,
+        flops_per_second={"float32": max(2.0 * p.size**3 / p.seconds for p in own if p.name == "matmul")},
+        memory_bytes_per_second=3.0 * largest_add.size / largest_add.seconds,
+        operator_seconds=next(p.seconds for p in own if p.name == "overhead"),
+    )
+
+
+def _group_fits(points: Sequence[Measurement]) -> list[GroupFit]:
+    fits = []
+    for world_size, kind, ranks in sorted(
+        {(p.world_size, p.name, p.ranks) for p in points if p.name in COLLECTIVES}
+    ):
+        line = [p for p in points if (p.world_size, p.name, p.ranks) == (world_size, kind, ranks)]
+        latency, rate = fit_line([p.size for p in line], [p.seconds for p in line])
+        fit = CollectiveFit(kind=kind, ranks=ranks, latency_seconds=latency, bytes_per_second=rate)
+        fits.append(GroupFit(world_size=world_size, fit=fit))
+    return fits
+
+
+def tables(profile: Profile) -> list[Table]:
+    """The profile as rich tables: ceilings per contention, then collectives."""
+    ceilings = Table(title=f"{profile.name}, {profile.date}")
+    for header in ("busy processes", "fp32 GFLOP/s", "memory GB/s", "operator us"):
+        ceilings.add_column(header, justify="right")
+    for c in profile.ceilings:
+        rates = (
+            c.flops_per_second["float32"] / 1e9,
+            c.memory_bytes_per_second / 1e9,
+            c.operator_seconds * 1e6,
+        )
+        ceilings.add_row(str(c.world_size), *(f"{rate:.2f}" for rate in rates))
+    collectives = Table(title="seconds = alpha + bytes of the full buffer / beta")
+    for header in ("busy processes", "collective", "ranks", "alpha us", "beta MB/s"):
+        collectives.add_column(header, justify="right")
+    for world_size, fit in ((group.world_size, group.fit) for group in profile.collectives):
+        line = (f"{fit.latency_seconds * 1e6:.0f}", f"{fit.bytes_per_second / 1e6:.0f}")
+        collectives.add_row(str(world_size), fit.kind, str(fit.ranks), *line)
+    return [ceilings, collectives]
+
+
+if __name__ == "__main__":
+    Console().print(*tables(calibrate(force="--force" in sys.argv[1:])))

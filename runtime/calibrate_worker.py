@@ -1,0 +1,181 @@
+"""One process of the calibration: times operators and collectives while its peers do the same.
+
+Started by `calibrate` as `python -m autopar.runtime.calibrate_worker RANK WORLD_SIZE STORE OUTPUT`; rank 0
+writes the points, averaged over ranks, to OUTPUT as JSON. Each measurement begins at a barrier and loops for
+a fixed time, so that all ranks are busy together: they share cores, caches and the loopback, and a plan runs
+under the same contention.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from autopar.cost_models.calibration import Measurement
+
+WORLD_SIZES = (1, 2, 4)
+"""Numbers of processes that are busy together, one after the other."""
+MATMUL_ROWS = (128, 256, 512)
+MEMORY_BYTES = (1 << 20, 1 << 24)
+"""Bytes of one operand of an addition: within the caches, and beyond them."""
+COLLECTIVE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
+PASSES = 2
+"""Everything is measured this often and the fastest pass counts: a neighbour's burst spoils one pass only."""
+OPERATOR_WINDOW_SECONDS = 0.08
+"""How long one operator is repeated: long against the 4 ms scheduler tick of ranks that share a core."""
+COLLECTIVE_WINDOW_SECONDS = 0.03
+MIN_COLLECTIVE_CALLS, MAX_COLLECTIVE_CALLS = 5, 50
+WARMUP_CALLS = 2
+OVERHEAD_CALLS = 100
+"""Calls of the tiny operator between two looks at the clock."""
+
+_functional = torch.ops._c10d_functional
+
+
+def _all_to_all(buffer: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    splits = [buffer.numel() // ranks] * ranks
+    return _functional.all_to_all_single(buffer, splits, splits, group)  # type: ignore[no-any-return]
+
+
+COLLECTIVES: dict[str, Callable[[torch.Tensor, int, str], torch.Tensor]] = {
+    "all_reduce": lambda buffer, ranks, group: _functional.all_reduce(buffer, "sum", group),
+    # the full buffer of an all-gather is its output
+    "all_gather": lambda buffer, ranks, group: _functional.all_gather_into_tensor(
+        buffer[: buffer.numel() // ranks], ranks, group
+    ),
+    "reduce_scatter": lambda buffer, ranks, group: _functional.reduce_scatter_tensor(
+        buffer, "sum", ranks, group
+    ),
+    "all_to_all": _all_to_all,
+}
+
+
+def operator_points(world_size: int, barrier: Callable[[], object]) -> Iterator[Measurement]:
+    """Time matmuls, additions and the overhead of a tiny operator, with `world_size` ranks busy."""
+
+    def point(name: str, size: int, call: Callable[[], object], calls: int = 1) -> Measurement:
+        barrier()
+        seconds = _seconds_per_call(call, OPERATOR_WINDOW_SECONDS) / calls
+        return Measurement(name=name, world_size=world_size, ranks=1, size=size, seconds=seconds)
+
+    for rows in MATMUL_ROWS:
+        a, b = torch.randn(rows, rows), torch.randn(rows, rows)
+        yield point("matmul", rows, partial(torch.ops.aten.mm.default, a, b))
+    for size in MEMORY_BYTES:
+        x, y = torch.zeros(size // 4), torch.zeros(size // 4)
+        yield point("add", size, partial(torch.ops.aten.add.Tensor, x, y))
+    tiny = torch.zeros(4)
+
+    def overhead() -> None:
+        for _ in range(OVERHEAD_CALLS):
+            torch.ops.aten.add.Tensor(tiny, tiny)
+
+    yield point("overhead", 0, overhead, OVERHEAD_CALLS)
+
+
+def collective_points(world_size: int, group: dist.ProcessGroup) -> Iterator[Measurement]:
+    """Time each collective within `group` while the other groups of `world_size` ranks do the same."""
+    ranks = group.size()
+    for kind, collective in COLLECTIVES.items():
+        for size in COLLECTIVE_BYTES:
+            seconds = _seconds_of_collective(
+                partial(collective, torch.zeros(size // 4), ranks, group.group_name), group
+            )
+            yield Measurement(name=kind, world_size=world_size, ranks=ranks, size=size, seconds=seconds)
+
+
+def _seconds_per_call(call: Callable[[], object], window_seconds: float) -> float:
+    for _ in range(WARMUP_CALLS):
+        call()
+    calls, begin = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < window_seconds:
+        call()
+        calls += 1
+    return elapsed / calls
+
+
+def _seconds_of_collective(call: Callable[[], torch.Tensor], group: dist.ProcessGroup) -> float:
+    """Median over calls; all ranks of the group make the same number of them."""
+
+    def timed() -> float:
+        begin = time.perf_counter()
+        _functional.wait_tensor(call())
+        return time.perf_counter() - begin
+
+    first = torch.tensor([min(timed() for _ in range(WARMUP_CALLS + 1))])
+    dist.all_reduce(first, op=dist.ReduceOp.MAX, group=group)
+    calls = int(COLLECTIVE_WINDOW_SECONDS / float(first))
+    return statistics.median(
+        timed() for _ in range(min(max(calls, MIN_COLLECTIVE_CALLS), MAX_COLLECTIVE_CALLS))
+    )
+
+
+def own_groups(rank: int, world_size: int) -> list[dist.ProcessGroup]:
+    """This rank's groups while the first `world_size` ranks are busy: all of them, and the pairs of four.
+
+    Empty for a rank that is idle then. Every rank has to call this, as with `dist.new_group`.
+    """
+    groups = []
+    for size in sorted({world_size, min(2, world_size)}, reverse=True):
+        for first in range(0, world_size, size):
+            group = dist.new_group(list(range(first, first + size)))
+            if first <= rank < first + size:
+                groups.append(group)
+    return groups
+
+
+def measure(groups: dict[int, list[dist.ProcessGroup]]) -> list[Measurement]:
+    """One pass over all points of this rank, world size after world size; idle ranks wait at the barrier."""
+    points: list[Measurement] = []
+    for world_size, own in groups.items():
+        if own:
+            points += operator_points(world_size, partial(dist.barrier, own[0]))
+        if world_size > 1:
+            for group in own:
+                points += collective_points(world_size, group)
+        dist.barrier()
+    return points
+
+
+def mean_over_ranks(points: list[Measurement]) -> list[Measurement]:
+    """One point per (name, world size, ranks, size): the mean of what the ranks saw."""
+    seconds: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+    for p in points:
+        seconds[p.name, p.world_size, p.ranks, p.size].append(p.seconds)
+    return [
+        Measurement(
+            name=name, world_size=world_size, ranks=ranks, size=size, seconds=statistics.fmean(values)
+        )
+        for (name, world_size, ranks, size), values in seconds.items()
+    ]
+
+
+def main(rank: int, total: int, store: str, output: str) -> None:
+    """Measure all passes; rank 0 writes the fastest."""
+    torch.set_num_threads(1)
+    file_store = dist.FileStore(store, total)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=file_store, rank=rank, world_size=total)
+    groups = {size: own_groups(rank, size) for size in WORLD_SIZES if size <= total}
+    passes = []
+    for _ in range(PASSES):
+        gathered: list[list[Measurement]] = [[] for _ in range(total)]
+        dist.all_gather_object(gathered, measure(groups))
+        passes.append(mean_over_ranks([point for points in gathered for point in points]))
+    if rank == 0:
+        fastest = [min(same, key=lambda point: point.seconds) for same in zip(*passes, strict=True)]
+        Path(output).write_bytes(msgspec.json.encode(fastest))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

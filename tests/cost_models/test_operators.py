@@ -1,0 +1,60 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autopar.cluster import Cluster
+from autopar.cost_models.operators import copy_seconds, matmul_flops_per_second, operator_seconds
+from autopar.errors import ConfigurationError
+
+H100 = Cluster.parse("8 H100").device
+CPU = Cluster.parse("4 cpu").device
+
+
+def test_a_large_matmul_runs_at_the_measured_ceiling() -> None:
+    n = 8192
+    seconds = operator_seconds(H100, flops=2 * n**3, bytes_moved=3 * 2 * n * n, dtype="bfloat16")
+    assert 2 * n**3 / seconds == pytest.approx(794.5e12, rel=0.01)
+
+
+def test_a_thin_matmul_is_bound_by_memory() -> None:
+    n = 8192
+    seconds = operator_seconds(H100, flops=2 * n * n, bytes_moved=2 * n * n, dtype="bfloat16")
+    assert seconds == pytest.approx(H100.launch_seconds + 2 * n * n / H100.memory_bytes_per_second)
+
+
+@pytest.mark.parametrize("device", [H100, CPU])
+@pytest.mark.parametrize("kind", ["matmul", "attention", "memory"])
+def test_cost_grows_with_flops_and_bytes_and_broadcasts(device, kind) -> None:
+    sizes = np.array([0.0, 1e3, 1e6, 1e9, 1e12])
+    seconds = operator_seconds(
+        device, flops=sizes[:, None], bytes_moved=sizes[None], dtype="float32", kind=kind
+    )
+    assert seconds.shape == (5, 5)
+    assert np.all(np.diff(seconds, axis=0) >= 0) and np.all(np.diff(seconds, axis=1) >= 0)
+    assert seconds[0, 0] == device.launch_seconds
+
+
+def test_an_operator_without_a_kernel_of_its_own_costs_no_launch() -> None:
+    seconds = operator_seconds(
+        CPU, flops=0, bytes_moved=[0, 0], dtype="float32", kind="memory", kernels=[0, 2]
+    )
+    assert list(seconds) == [0, 2 * CPU.launch_seconds]
+
+
+def test_a_dtype_without_a_rate_is_priced_by_its_nearest() -> None:
+    assert matmul_flops_per_second(H100, "float16") == matmul_flops_per_second(H100, "bfloat16")
+    assert matmul_flops_per_second(CPU, "bfloat16") == matmul_flops_per_second(CPU, "float32")
+    assert matmul_flops_per_second(CPU, "float64") == matmul_flops_per_second(CPU, "float32") / 2
+
+
+def test_a_device_without_rates_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="bfloat16"):
+        matmul_flops_per_second(replace(CPU, flops_per_second={}), "bfloat16")
+
+
+def test_a_copy_reads_and_writes_and_a_transposing_one_takes_longer() -> None:
+    plain, transposing = copy_seconds(H100, [0, 1e9]), copy_seconds(H100, [0, 1e9], transposing=True)
+    assert plain[0] == transposing[0] == 0
+    assert plain[1] == pytest.approx(H100.launch_seconds + 2e9 / H100.memory_bytes_per_second)
+    assert transposing[1] > plain[1]

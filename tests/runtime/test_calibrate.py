@@ -1,0 +1,33 @@
+import time
+
+import pytest
+
+from autopar.cluster import Cluster, GroupTopology
+from autopar.cost_models.calibration import load_profile
+from autopar.cost_models.collectives import collective_seconds
+from autopar.runtime.calibrate import calibrate, tables
+from autopar.runtime.calibrate_worker import COLLECTIVES, WORLD_SIZES
+
+
+@pytest.mark.distributed
+def test_a_machine_is_measured_once_and_its_cluster_is_detected_afterwards(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    profile = calibrate()
+    assert [c.world_size for c in profile.ceilings] == list(WORLD_SIZES)
+    assert {(g.world_size, g.fit.ranks, g.fit.kind) for g in profile.collectives} == {
+        (world_size, ranks, kind) for world_size, ranks in ((2, 2), (4, 2), (4, 4)) for kind in COLLECTIVES
+    }
+    assert all(point.seconds > 0 for point in profile.points)
+    assert load_profile() == profile
+
+    begin = time.perf_counter()
+    assert calibrate() == profile
+    assert time.perf_counter() - begin < 0.5
+    assert [table.row_count for table in tables(profile)] == [len(profile.ceilings), len(profile.collectives)]
+
+    cluster = Cluster.detect(world_size=4)
+    if cluster.device.kind == "cpu":
+        assert cluster.profile == f"measured: {profile.name}, {profile.date}"
+        fit = next(g.fit for g in profile.collectives if (g.fit.ranks, g.fit.kind) == (4, "all_reduce"))
+        predicted = collective_seconds("all_reduce", 1e6, GroupTopology.of(cluster, (4,), (0,)), cluster)
+        assert predicted == pytest.approx(fit.latency_seconds + 1e6 / fit.bytes_per_second)
