@@ -1,4 +1,7 @@
-"""The planner's exact solver: `Problem` in, `Solution` with a checkable lower bound out. Start reading at `solve.py`."""
+"""The planner's exact solver: `Problem` in, `Solution` with a checkable lower bound out.
+
+Start reading at `solve.py`.
+"""
 
 from autopar.planner.solver.certificate import CertificateError, check_certificate
 from autopar.planner.solver.problem import FORBIDDEN, Edge, MemoryRow, Problem, evaluate

@@ -1,8 +1,9 @@
 """Hash-consing: equal arrays get one token, and a computation on equal operands runs once.
 
-A model repeats its layer 32 times, so the solver meets the same matrices 32 times. It therefore passes tokens around instead of
-arrays; `derive` remembers (operation, operand tokens) -> result tokens. Tokens count up in the order of first use, so everything
-ordered by token is the same in every process; no `id()` and no `hash()` ever decides an order.
+A model repeats its layer 32 times, so the solver meets the same matrices 32 times. It therefore passes tokens
+around instead of arrays; `derive` remembers (operation, operand tokens) -> result tokens. Tokens count up in
+the order of first use, so everything ordered by token is the same in every process; no `id()` and no `hash()`
+ever decides an order.
 
     arena = Arena(); arena.token(np.zeros(2)) == arena.token(np.zeros(2))      # True
 """
@@ -54,7 +55,7 @@ class Arena:
     def derive(
         self, name: str, function: Callable[..., tuple[Array, ...]], *operands: int, key: Hashable = ()
     ) -> tuple[int, ...]:
-        """Return the tokens of `function(*arrays)`; `key` stands for whatever else the function depends on."""
+        """Return the tokens of `function(*arrays)`; `key` is whatever else the function depends on."""
         memo = (name, key, operands)
         result = self._derived.get(memo)
         if result is None:
@@ -63,5 +64,5 @@ class Arena:
         return result
 
     def remember(self, name: str, operand: int, result: int) -> None:
-        """Record that `name` applied to `operand` gives `result` (used to keep transposition an involution)."""
+        """Record that `name` of `operand` is `result` (used to keep transposition an involution)."""
         self._derived[(name, (), (operand,))] = (result,)

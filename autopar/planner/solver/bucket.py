@@ -1,8 +1,9 @@
 """Bucket elimination: minimise nodes out one by one, whatever their degree.
 
-Eliminating v joins everything that touches v into one table over its neighbours N(v), of prod_{u in N(v) + v} d_u entries, and
-minimises over v. The order (cheapest table first) is worked out symbolically by `elimination_order`, without touching a number, so that
-a hopeless problem is refused before memory is spent; `eliminate_all` then does it. What is left is the optimum, `graph.constant`.
+Eliminating v joins everything that touches v into one table over its neighbours N(v), of prod_{u in N(v) + v}
+d_u entries, and minimises over v. The order (cheapest table first) is worked out symbolically by
+`elimination_order`, without touching a number, so that a hopeless problem is refused before memory is spent;
+`eliminate_all` then does it. What is left is the optimum, `graph.constant`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class EliminationOrder:
 
 
 def elimination_order(graph: Graph, peak_entries: int, total_entries: int) -> EliminationOrder | None:
-    """Return the greedy order, or None when it needs a table above `peak_entries` or work above `total_entries`."""
+    """Return the greedy order, or None when one table, or all together, would exceed these limits."""
     adjacent = {node: set(graph.neighbours[node]) for node in graph.nodes()}
     current = {node: _table_entries(graph, node, adjacent[node]) for node in adjacent}
     heap = [(entries, node) for node, entries in current.items()]
@@ -111,7 +112,7 @@ def _join_and_minimise(
 
 
 def _spread(array: Floats, pattern: tuple[int, ...], shape: tuple[int, ...]) -> Floats:
-    """Return `array` with its axes moved to the positions `pattern` of a table of `shape`, ready to broadcast."""
+    """Return `array` ready to broadcast: its axes moved to the positions `pattern` of a table of `shape`."""
     order = sorted(range(len(pattern)), key=pattern.__getitem__)
     wide = [1] * len(shape)
     for axis in order:

@@ -1,19 +1,21 @@
 """An independent check of a solution: replay the proof log on the original arrays and recompute the bound.
 
-The replay keeps one table per set of nodes (at first: node costs plus multipliers times bytes, and merged edge costs) and follows
-the steps; each is verified, none is believed:
+The replay keeps one table per set of nodes (at first: node costs plus multipliers times bytes, and merged
+edge costs) and follows the steps; each is verified, none is believed:
 
-- dominate: every removed label a' has a kept a with  sum over tables T at v of  max (T[a, ...] - T[a', ...]) <= 0  (`_dominate`);
-- eliminate: the tables at v are joined and minimised over v (`_eliminate`); any order of elimination is exact;
-- fix: the messages give LB = sum_v min theta_v + sum_uv min theta_uv, and LB plus the slack of each removed label is at least the
-  cutoff (`_fix`). Solutions that use removed labels then cost at least the cutoff.
+- dominate: every removed label b has a kept label a with
+      sum over tables T at v of  max (T[a, ...] - T[b, ...])  <=  0             (`_Replay.dominate`);
+- eliminate: the tables at v are joined and minimised over v (`_Replay.eliminate`); any order is exact;
+- fix: the messages give LB = sum_v min theta_v + sum_uv min theta_uv, and LB plus the slack of each removed
+  label is at least the cutoff (`_Replay.fix`). Solutions with removed labels then cost at least the cutoff.
 
-The bound is the constant left over plus the LB of the final messages, or the smallest cutoff if that is lower, less whatever rounding
-the steps were forgiven; minus sum_k multiplier_k (budget_k - constant_k) when there are memory rows (weak duality: for multipliers >= 0
-the Lagrangian bounds every assignment within the budgets).
+The bound is the constant left over plus the LB of the final messages, or the smallest cutoff if that is
+lower, less whatever rounding the steps were forgiven; minus sum_k multiplier_k (budget_k - constant_k) when
+there are memory rows (weak duality: for multipliers >= 0 the Lagrangian bounds every assignment within the
+budgets).
 
-The checker shares the hash-consing of `arena.py` with the solver, and no mathematics. What it does not prove: `lower_bound` above
-`proven_bound` in a certificate of kind "solver" rests on HiGHS.
+The checker shares the hash-consing of `arena.py` with the solver, and no mathematics. What it does not prove:
+`lower_bound` above `proven_bound` in a certificate of kind "solver" rests on HiGHS.
 """
 
 from __future__ import annotations
@@ -45,12 +47,14 @@ class CertificateError(ValueError):
 
 
 def check_certificate(problem: Problem, solution: Solution) -> None:
-    """Raise CertificateError when objective, memory, gap or lower bound of `solution` do not hold for `problem`."""
+    """Raise CertificateError when objective, memory, gap or lower bound do not hold for `problem`."""
     _check_assignment(problem, solution)
     proven = replay(problem, solution.certificate)
     tolerance = RELATIVE_TOLERANCE * abs(solution.objective) + 1e-12 * min(solution.certificate.ceiling, 1.0)
     if not solution.certificate.proven_bound <= proven + tolerance:
-        raise CertificateError(f"the proof log gives {proven!r} s, the certificate says {solution.certificate.proven_bound!r} s")
+        raise CertificateError(
+            f"the proof log gives {proven!r} s, the certificate says {solution.certificate.proven_bound!r} s"
+        )
     limit = solution.objective if solution.certificate.kind == "solver" else solution.certificate.proven_bound
     if solution.status is not Status.INFEASIBLE and not solution.lower_bound <= limit + tolerance:
         raise CertificateError(f"lower bound {solution.lower_bound!r} s, but at most {limit!r} s is proven")
@@ -59,7 +63,9 @@ def check_certificate(problem: Problem, solution: Solution) -> None:
 def replay(problem: Problem, certificate: Certificate) -> float:
     """Return the lower bound in seconds that the certificate proves for `problem`."""
     if len(certificate.multipliers) not in (0, len(problem.memory_rows)):
-        raise CertificateError(f"{len(certificate.multipliers)} multipliers for {len(problem.memory_rows)} memory rows")
+        raise CertificateError(
+            f"{len(certificate.multipliers)} multipliers for {len(problem.memory_rows)} memory rows"
+        )
     if any(not multiplier >= 0.0 for multiplier in certificate.multipliers):
         raise CertificateError("a multiplier is negative")
     state = _Replay(problem, certificate)
@@ -84,17 +90,23 @@ def _check_assignment(problem: Problem, solution: Solution) -> None:
         raise CertificateError(f"the assignment does not give each of {len(sizes)} nodes one of its labels")
     objective, used = evaluate(problem, labels)
     if not np.isclose(objective, solution.objective, rtol=RELATIVE_TOLERANCE, atol=0.0):
-        raise CertificateError(f"the assignment costs {objective!r} s, the solution says {solution.objective!r} s")
+        raise CertificateError(
+            f"the assignment costs {objective!r} s, the solution says {solution.objective!r} s"
+        )
     if not np.isclose(relative_gap(objective, solution.lower_bound), solution.gap, rtol=1e-6, atol=2e-9):
-        raise CertificateError(f"the gap is {relative_gap(objective, solution.lower_bound)!r}, not {solution.gap!r}")
+        raise CertificateError(
+            f"the gap is {relative_gap(objective, solution.lower_bound)!r}, not {solution.gap!r}"
+        )
     if solution.status in (Status.OPTIMAL, Status.GAP):
         for row, total in zip(problem.memory_rows, used, strict=True):
             if total > row.budget_bytes * (1.0 + RELATIVE_TOLERANCE):
-                raise CertificateError(f"memory row {row.name!r} uses {total:.0f} bytes of {row.budget_bytes:.0f}")
+                raise CertificateError(
+                    f"memory row {row.name!r} uses {total:.0f} bytes of {row.budget_bytes:.0f}"
+                )
 
 
 class _Replay:
-    """The problem while steps are applied: tables by scope (ascending nodes), labels left, and the constant."""
+    """The problem while steps are applied: tables by scope (ascending nodes), labels left, the constant."""
 
     def __init__(self, problem: Problem, certificate: Certificate) -> None:
         self.arena = Arena()
@@ -115,7 +127,9 @@ class _Replay:
     def _add_edge(self, source: int, target: int, costs: int) -> None:
         (cut,) = self.arena.derive("cut", lambda values: (np.minimum(values, self.ceiling),), costs)
         if source == target:
-            self._add((source,), self.arena.derive("loop", lambda values: (values.diagonal().copy(),), cut)[0])
+            self._add(
+                (source,), self.arena.derive("loop", lambda values: (values.diagonal().copy(),), cut)[0]
+            )
         elif source < target:
             self._add((source, target), cut)
         else:
@@ -149,7 +163,10 @@ class _Replay:
         for scope in self.touching[node]:
             axis = scope.index(node)
             (self.tables[scope],) = self.arena.derive(
-                "restrict", lambda values, axis=axis: (values.take(positions, axis),), self.tables[scope], key=(axis, key)
+                "restrict",
+                lambda values, axis=axis: (values.take(positions, axis),),
+                self.tables[scope],
+                key=(axis, key),
             )
 
     def dominate(self, node: int, kept: Integers) -> None:
@@ -198,10 +215,14 @@ class _Replay:
 
     def bound(self, messages: Floats) -> tuple[float, dict[int, Floats]]:
         """Return the bound of these messages on what is left, and the slack of every label of every node."""
-        totals = {scope[0]: self.arena[table].copy() for scope, table in self.tables.items() if len(scope) == 1}
+        totals = {
+            scope[0]: self.arena[table].copy() for scope, table in self.tables.items() if len(scope) == 1
+        }
         pairs = sorted(scope for scope in self.tables if len(scope) > 1)
         if any(len(scope) > 2 for scope in pairs):
-            raise CertificateError("messages bound a pairwise problem, but the steps before them left a larger table")
+            raise CertificateError(
+                "messages bound a pairwise problem, but the steps before them left a larger table"
+            )
         slack = {node: np.zeros_like(costs) for node, costs in totals.items()}
         bound, start = self.constant, 0
         for u, v in pairs:

@@ -1,20 +1,20 @@
 """Dual ascent (TRW-S, Kolmogorov 2006): messages that raise a lower bound on a pairwise problem.
 
 Any messages m_{u->v} (seconds, one number per label of v) give a reparametrisation with the same objective,
-    theta_v  = c_v + sum_u m_{u->v}                 theta_uv = R_uv - m_{v->u} (per row) - m_{u->v} (per column),
+    theta_v  = c_v + sum_u m_{u->v},       theta_uv = R_uv - m_{v->u} (per row) - m_{u->v} (per column),
 and so a bound and a bound per label (`LabelBounds`):
     LB      = sum_v min theta_v + sum_uv min theta_uv  <=  optimum,
     LB_v[i] = LB + (theta_v[i] - min theta_v) + sum_{uv at v} (min_j theta_uv[i, j] - min theta_uv).
 A label with LB_v[i] above a known objective is in no better solution.
 
-`DualAscent.sweep` visits the nodes in order (then backwards) and sends, with g_v = 1 / max(#earlier, #later neighbours),
-    m_{v->u}[j] = min_i (g_v theta_v[i] - m_{u->v}[i] + R_vu[i, j])         for the later (earlier) neighbours u.
-After a backward sweep every edge to an earlier node is owed the share g_v theta_v; `shared_messages` pays it by lowering m_{u->v}. The
-bound is useless without that payment.
+`DualAscent.sweep` visits the nodes in order (then backwards) and sends to the later (earlier) neighbours u
+    m_{v->u}[j] = min_i (g_v theta_v[i] - m_{u->v}[i] + R_vu[i, j]),    g_v = 1 / max(#earlier, #later of v).
+After a backward sweep every edge to an earlier node is owed the share g_v theta_v; `shared_messages` pays it
+by lowering m_{u->v}. The bound is useless without that payment.
 
-Nodes of one *rank* are not adjacent and are swept together; those with the same matrices share one numpy call. Ranks come from
-`schedule_ranks` (equivalent to sweeping in node order) or `class_ranks` (all copies of a repeated node at once: cheaper, slower to
-converge).
+Nodes of one *rank* are not adjacent and are swept together; those with the same matrices share one numpy
+call. Ranks come from `schedule_ranks` (equivalent to sweeping in node order) or `class_ranks` (all copies of
+a repeated node at once: cheaper, slower to converge).
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ CLASS_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """A pairwise problem on nodes 0 .. n-1, as arena tokens; edges (u, v, R_uv) with u < v, sorted, no two parallel."""
+    """A pairwise problem as arena tokens.
+
+    Edges (u, v, R_uv) have u < v, are sorted, and no two are parallel.
+    """
 
     arena: Arena
     costs: tuple[int, ...]
@@ -47,7 +50,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelBounds:
-    """`bound` on the optimum, and `slack[k]` >= 0: with label k (all nodes' labels in one row) it is bound + slack[k]."""
+    """`bound` on the optimum; with label k (the labels of all nodes in one row) it is `bound + slack[k]`."""
 
     bound: float
     slack: Floats
@@ -55,7 +58,7 @@ class LabelBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slot:
-    """One edge of every node in a batch: costs (d, d_other), where messages come in and go out, and the other nodes."""
+    """One edge of every node in a batch: costs (d, d_other), where its messages stand, the other nodes."""
 
     later: bool
     costs: Floats
@@ -110,7 +113,9 @@ class DualAscent:
 
     def label_bounds(self, messages: Floats) -> LabelBounds:
         """Return the bound that these messages prove, and the slack of every label."""
-        totals = self.node_costs + np.bincount(self._receivers, weights=messages, minlength=self.node_costs.size)
+        totals = self.node_costs + np.bincount(
+            self._receivers, weights=messages, minlength=self.node_costs.size
+        )
         smallest = np.minimum.reduceat(totals, self.starts[:-1])
         bound = float(smallest.sum())
         edge_slack = np.empty_like(messages)
@@ -126,12 +131,14 @@ class DualAscent:
         return LabelBounds(bound=bound, slack=slack)
 
     def round_backward_messages(self) -> Integers:
-        """Return an assignment: nodes in order take the best label given earlier choices and later nodes' messages."""
+        """Return labels chosen in order: the best given earlier choices and the messages of later nodes."""
         chosen = np.zeros(self.sizes.size, dtype=np.int64)
         for batch in self._batches:
             totals = self.node_costs[batch.labels]
             for slot in batch.slots:
-                totals = totals + (self.messages[slot.incoming] if slot.later else slot.costs.T[chosen[slot.others]])
+                totals = totals + (
+                    self.messages[slot.incoming] if slot.later else slot.costs.T[chosen[slot.others]]
+                )
             chosen[batch.nodes] = totals.argmin(axis=1)
         return chosen
 
@@ -173,7 +180,10 @@ class DualAscent:
     def _message_receivers(self) -> Integers:
         parts = [np.zeros(0, dtype=np.int64)]
         for u, v, _ in self.core.edges:
-            parts += [np.arange(self.starts[u], self.starts[u + 1]), np.arange(self.starts[v], self.starts[v + 1])]
+            parts += [
+                np.arange(self.starts[u], self.starts[u + 1]),
+                np.arange(self.starts[v], self.starts[v + 1]),
+            ]
         return np.concatenate(parts)
 
     def _group_edges(self) -> list[tuple[Floats, Integers, Integers]]:
@@ -230,7 +240,7 @@ def schedule_ranks(core: Core) -> list[int]:
 
 
 def class_ranks(core: Core) -> list[int]:
-    """Return ranks that put nodes with equal surroundings (`CLASS_ROUNDS` steps far) together, adjacent ones apart."""
+    """Return ranks that sweep nodes with equal surroundings (`CLASS_ROUNDS` steps far) together."""
     classes = _equal_surroundings(core)
     earlier: list[list[int]] = [[] for _ in core.costs]
     for u, v, _ in core.edges:
@@ -256,7 +266,8 @@ def _equal_surroundings(core: Core) -> list[int]:
         seen: dict[tuple[object, ...], int] = {}
         classes = [
             seen.setdefault(
-                (classes[node], tuple(sorted((matrix, end, classes[other]) for matrix, end, other in ends))), len(seen)
+                (classes[node], tuple(sorted((matrix, end, classes[other]) for matrix, end, other in ends))),
+                len(seen),
             )
             for node, ends in enumerate(around)
         ]
@@ -268,7 +279,9 @@ def _min_plus(rows: Floats, costs: Floats) -> Floats:
     step = max(1, CHUNK_ENTRIES // costs.size)
     if len(rows) <= step:
         return np.asarray((rows[:, :, None] + costs).min(axis=1))
-    return np.concatenate([(rows[i : i + step, :, None] + costs).min(axis=1) for i in range(0, len(rows), step)])
+    return np.concatenate(
+        [(rows[i : i + step, :, None] + costs).min(axis=1) for i in range(0, len(rows), step)]
+    )
 
 
 def _chunks(first: Integers, second: Integers) -> list[tuple[Integers, Integers]]:

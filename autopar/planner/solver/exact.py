@@ -5,8 +5,8 @@ One round (`_Search.round`):
   2. bucket elimination, if its tables are small (`_eliminate`);
   3. dual ascent: messages give a lower bound, roundings give assignments (`_ascend`);
   4. recombination: the best mix of labels seen in recent assignments, exactly, by 1. and 2. (`_recombine`);
-  5. remove every label whose bound exceeds the best objective (`_fix`), and start again with the smaller problem.
-After `MAX_ROUNDS`, or when few labels remain, HiGHS finishes (`_branch`). Each step is logged for the certificate.
+  5. remove every label whose bound exceeds the best objective (`_fix`), and start again with what is left.
+When rounds stop helping, HiGHS finishes (`_branch`). Each step is logged for the certificate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autopar.planner.solver import mip
-from autopar.planner.solver.arena import Arena
 from autopar.planner.solver.bucket import EliminationOrder, eliminate_all, elimination_order
 from autopar.planner.solver.dual_ascent import Core, DualAscent, class_ranks, schedule_ranks
 from autopar.planner.solver.problem import Floats, Integers
@@ -30,13 +29,13 @@ SWEEPS_PER_LOOK = 10
 """Sweeps (forward and backward) between two looks at bound and rounding."""
 LOOKS_PER_ROUND = 4
 SCHEDULE_ORDER_NODES = 2_500
-"""Up to this size sweeps follow the schedule (converges faster); above, repeated nodes are swept together (cheaper)."""
+"""Up to this size sweeps follow the schedule (fewer sweeps), above they batch repeated nodes (cheaper)."""
 PEAK_ENTRIES, TOTAL_ENTRIES = 20_000_000, 400_000_000
 RECOMBINE_PEAK_ENTRIES, RECOMBINE_TOTAL_ENTRIES = 3_000_000, 200_000_000
-BRANCH_LABELS, BRANCH_ROUNDS = 8_000, 5
-"""Hand over to HiGHS below this many labels after this many rounds ..."""
+BRANCH_LABELS, BRANCH_ROUNDS, STALLED = 8_000, 5, 0.8
+"""HiGHS takes over below this many labels, after this many rounds, once a round keeps this part of them."""
 MAX_BRANCH_LABELS = 15_000
-"""... and never above this many."""
+"""HiGHS is not started above this many: it would find nothing in a minute."""
 POOL = 10
 
 
@@ -68,7 +67,7 @@ class Proof:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """Best assignment (original labels of the graph's problem), bounds in seconds, the proof, and assignments met on the way."""
+    """The best assignment (original labels), bounds in seconds, their proof, and assignments met."""
 
     assignment: Integers
     objective: float
@@ -86,9 +85,17 @@ Warmth = dict[tuple[int, int], tuple[Integers, Floats, Integers, Floats]]
 
 
 def solve_graph(
-    graph: Graph, *, gap: float, deadline: Deadline, warmth: Warmth | None = None, pool: Sequence[Integers] = ()
+    graph: Graph,
+    *,
+    gap: float,
+    deadline: Deadline,
+    warmth: Warmth | None = None,
+    pool: Sequence[Integers] = (),
 ) -> Outcome:
-    """Minimise `graph` (which is consumed). Stops at relative `gap` or at the deadline, always with an assignment and a bound."""
+    """Minimise `graph` (which is consumed).
+
+    Stops at relative `gap` or at the deadline, always with an assignment and a bound.
+    """
     search = _Search(graph, gap, deadline, warmth or {}, pool)
     simplify(graph)
     while not search.finished():
@@ -123,6 +130,7 @@ class _Search:
         self.assignment: Integers | None = None
         self.proof = Proof(bound=-np.inf, steps=(), messages=np.zeros(0), eliminated=False)
         self.method, self.rounds, self.sweeps = "messages", 0, 0
+        self.labels = graph.num_labels()
         self.exhausted = False
         for labels in pool:
             self._offer(labels)
@@ -137,13 +145,17 @@ class _Search:
         if not nodes:
             self._close("reductions")
             return
-        order = elimination_order(self.graph, PEAK_ENTRIES, TOTAL_ENTRIES) if self.rounds or len(nodes) < 100 else None
+        order = (
+            elimination_order(self.graph, PEAK_ENTRIES, TOTAL_ENTRIES)
+            if self.rounds or len(nodes) < 100
+            else None
+        )
         if order is not None:
             self._eliminate(order)
             return
-        labels = self.graph.num_labels()
-        late = self.rounds >= MAX_ROUNDS or (self.rounds >= BRANCH_ROUNDS and labels < BRANCH_LABELS)
-        if late:
+        before, self.labels = self.labels, self.graph.num_labels()
+        stalled = self.labels < BRANCH_LABELS and self.labels > STALLED * before
+        if self.rounds >= MAX_ROUNDS or (self.rounds >= BRANCH_ROUNDS and stalled):
             self._branch()
             return
         ascent, nodes = self._ascend()
@@ -152,7 +164,8 @@ class _Search:
             self.exhausted = True
             return
         self._recombine()
-        self._fix(ascent, nodes)
+        if not self.finished():
+            self._fix(ascent, nodes)
 
     def outcome(self) -> Outcome:
         if self.assignment is None:
@@ -206,7 +219,7 @@ class _Search:
                 ascent.sweep(True)
                 ascent.sweep(False)
                 self.sweeps += 1
-                if self.deadline.left() <= 0.0 and self.assignment is not None:
+                if self.deadline.left() <= 0.0:
                     break
             self._look(ascent, nodes)
             if self.finished() or self.deadline.left() <= 0.0:
@@ -249,7 +262,8 @@ class _Search:
         for index, node in enumerate(nodes):
             positions = np.flatnonzero(survives[ascent.starts[index] : ascent.starts[index + 1]])
             if len(positions) < self.graph.size(node):
-                # An empty domain means that the best assignment is optimal; one label keeps the graph well formed.
+                # An empty domain means that the best assignment is optimal; one label keeps the graph well
+                # formed.
                 positions = positions if len(positions) else np.array([0])
                 self.graph.restrict(node, positions)
                 kept[node] = self.graph.domains[node]
@@ -273,7 +287,8 @@ class _Search:
         self.method = "branch and bound"
         if found.labels is not None:
             labels = {
-                node: int(self.graph.domains[node][label]) for node, label in zip(nodes, found.labels, strict=True)
+                node: int(self.graph.domains[node][label])
+                for node, label in zip(nodes, found.labels, strict=True)
             }
             self._offer(back_substitute(self.graph, labels))
         self.bound = max(self.bound, min(found.bound + self.graph.constant, self.objective))

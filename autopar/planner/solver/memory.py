@@ -1,15 +1,19 @@
 """Budgets: the Lagrangian bound by Dantzig-Wolfe decomposition, then recombination, then branch and bound.
 
-Pricing bytes at multipliers lam >= 0 (seconds per byte) gives a problem without budgets, and for every lam a bound:
+Pricing bytes at multipliers lam >= 0 (seconds per byte) gives a problem without budgets, and for every lam a
+bound:
     L(lam) = min_x  c(x) + lam.(m(x) - M)  <=  optimum within the budgets M.
 - The oracle (`_Budgeted.price`) is the exact stack, so every L(lam) is proven, whatever lam is.
-- The master (`mip.solve_master`, GLOP) mixes the assignments generated so far so that they fit on average; its duals are the next lam
-  (`_Budgeted.ascend`); its value bounds max_lam L from above, and tells when to stop.
-- Assignments within the budgets are met on the way. `recombine` solves, by HiGHS, the problem restricted to labels of good ones.
-- `close` removes labels by reduced costs at the best lam, L + slack > best objective, reduces again, and gives the rest to HiGHS. Its
-  bound is HiGHS' word; the certificate proves max L.
+- The master (`mip.solve_master`, GLOP) mixes the assignments generated so far so that they fit on average;
+  its duals are the next lam (`_Budgeted.ascend`); its value bounds max_lam L from above, and tells when to
+  stop.
+- Assignments within the budgets are met on the way. `recombine` solves, by HiGHS, the problem restricted to
+  labels of good ones.
+- `close` removes labels by reduced costs at the best lam, L + slack > best objective, reduces again, and
+  gives the rest to HiGHS. Its bound is HiGHS' word; the certificate proves max L.
 
-What remains between max L and the optimum is the duality gap; it shrinks with the number of layers (1e-3 .. 1e-5 relative).
+What remains between max L and the optimum is the duality gap; it shrinks with the number of layers
+(relative 1e-3 .. 1e-5).
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ from autopar.planner.solver.solution import relative_gap
 
 MAX_MULTIPLIERS = 30
 MASTER_TOLERANCE = 1e-5
-"""The ascent of multipliers ends when master and bound agree to this, relatively: finer than the duality gap."""
+"""The ascent of multipliers ends when master and bound agree to this, relatively: finer than the duality gap.
+"""
 ORACLE_GAP = 1e-9
 RECOMBINE_SECONDS, CLOSE_SECONDS = 30.0, 60.0
 RECOMBINE_LABELS, CLOSE_LABELS = 6_000, 15_000
@@ -85,17 +90,18 @@ def solve_within_budgets(
 
 
 def least_bytes(problem: Problem, row: MemoryRow, deadline: Deadline) -> tuple[Outcome, bool]:
-    """Return the assignment that uses the least of one row (objective in bytes, without the constant), and if it is proven.
+    """Return the assignment that uses the least of one row (objective: bytes), and whether that is proven.
 
-    Communication does not count, but FORBIDDEN choices stay forbidden: they cost more bytes than all nodes together.
+    Communication does not count, but FORBIDDEN choices stay forbidden: they cost more bytes than all nodes
+    together.
     """
     prohibitive = 1.0 + 2.0 * sum(float(np.ptp(weights)) for weights in row.bytes.values())
     costs = [
-        row.bytes.get(node, np.zeros(len(values))) + prohibitive * is_forbidden(values)
+        row.bytes.get(node, np.zeros(len(values))) + np.where(is_forbidden(values), prohibitive, 0.0)
         for node, values in enumerate(problem.node_costs)
     ]
     edges = [
-        (edge.source, edge.target, prohibitive * is_forbidden(edge.costs))
+        (edge.source, edge.target, np.where(is_forbidden(edge.costs), prohibitive, 0.0))
         for edge in problem.edges
         if is_forbidden(edge.costs).any()
     ]
@@ -104,20 +110,22 @@ def least_bytes(problem: Problem, row: MemoryRow, deadline: Deadline) -> tuple[O
 
 
 class _Budgeted:
-    """The state of one solve: plans met, the best multipliers with their proof, the best plan that fits, the bound."""
+    """The state of one solve: plans met, the best that fits, the bound, the multipliers and their proof."""
 
     def __init__(self, problem: Problem, gap: float, deadline: Deadline) -> None:
         self.problem, self.gap, self.deadline = problem, gap, deadline
         rows = problem.memory_rows
         self.budgets = np.array([row.budget_bytes - row.constant_bytes for row in rows])
         self.units = np.maximum(np.abs(self.budgets), 1.0)
-        weights = [
+        weights: list[Floats] = [
             np.stack([row.bytes.get(node, np.zeros(len(costs))) for row in rows])
             for node, costs in enumerate(problem.node_costs)
         ]
         self.flat_weights = np.concatenate(weights, axis=1)
         self.starts = np.cumsum([0] + [len(costs) for costs in problem.node_costs])[:-1]
-        edges = [(edge.source, edge.target, edge.costs) for edge in problem.edges]
+        edges: list[tuple[int, int, Floats]] = [
+            (edge.source, edge.target, edge.costs) for edge in problem.edges
+        ]
         self.graph = Graph(Arena(), problem.node_costs, edges, weights)
         simplify(self.graph)
         self.plans: list[_Plan] = []
@@ -158,12 +166,16 @@ class _Budgeted:
             self.take(labels)
         allowance = float(multipliers @ self.budgets)
         if outcome.proof.bound - allowance > self.proven:
-            self.proven, self.multipliers, self.proof = outcome.proof.bound - allowance, multipliers, outcome.proof
+            self.proven, self.multipliers, self.proof = (
+                outcome.proof.bound - allowance,
+                multipliers,
+                outcome.proof,
+            )
         self.bound = max(self.bound, outcome.bound - allowance)
         self.statistics["prices"] = int(self.statistics["prices"]) + 1
 
     def seek_fit(self) -> MemoryRow | None:
-        """Take the smallest assignment of each row that is exceeded; return a row that cannot be met at all."""
+        """Take the smallest assignment of each row, until one fits; return a row that none can meet."""
         for number, row in enumerate(self.problem.memory_rows):
             if self.best is not None:
                 return None
@@ -236,7 +248,7 @@ class _Budgeted:
         return bool((usage <= self.budgets + (FITS - 1.0) * self.units).all())
 
     def _excess(self, plan: _Plan) -> Floats:
-        return np.maximum(plan.usage - self.budgets, 0.0) / self.units
+        return np.asarray(np.maximum(plan.usage - self.budgets, 0.0) / self.units)
 
     def _master(self) -> tuple[float, Floats]:
         costs = np.array([plan.cost for plan in self.plans])
@@ -281,7 +293,7 @@ class _Budgeted:
         return graph
 
     def _fix(self, graph: Graph) -> None:
-        """Remove labels whose bound exceeds the best plan, at several points of one dual ascent (one alone is weak)."""
+        """Remove labels whose bound exceeds the best plan, at several points of one ascent (one is weak)."""
         priced = self._priced(graph, self.multipliers)
         core, nodes = core_of(priced)
         if not nodes:
@@ -308,7 +320,9 @@ class _Budgeted:
         if not nodes:
             plan = self.take(back_substitute(graph, {}))
             fits = self._fits(plan.usage)
-            return mip.CoreSolution(labels=None, objective=plan.cost, bound=graph.constant, infeasible=not fits)
+            return mip.CoreSolution(
+                labels=None, objective=plan.cost, bound=graph.constant, infeasible=not fits
+            )
         core, _ = core_of(graph)
         arena, weights = core.arena, graph.weights or []
         found = mip.solve_core(
@@ -320,7 +334,9 @@ class _Budgeted:
             relative_gap=min(self.gap, 1e-9),
         )
         if found.labels is not None:
-            labels = {node: int(graph.domains[node][label]) for node, label in zip(nodes, found.labels, strict=True)}
+            labels = {
+                node: int(graph.domains[node][label]) for node, label in zip(nodes, found.labels, strict=True)
+            }
             self.take(back_substitute(graph, labels))
         return mip.CoreSolution(
             labels=found.labels,

@@ -1,34 +1,38 @@
-"""OR-tools' part: HiGHS for a small core, GLOP for linear programs. The only file that imports a solver library.
+"""OR-tools' part: HiGHS for a small core, GLOP for linear programs. No other file imports a solver library.
 
-A core becomes the local-polytope program (x one-hot per node, y the pair indicators, with their marginals tied to x):
-    minimise  c.x + sum_uv R_uv.y_uv     s.t.  sum_i x_v[i] = 1,   sum_j y_uv[i, j] = x_u[i],   sum_i y_uv[i, j] = x_v[j],
-              sum_v m_kv.x_v <= b_k,     x binary, y >= 0.
-Only x must be binary: y follows. Costs are divided by `scale`, because the tolerances of the solvers are absolute.
+A core becomes the local-polytope program (x one-hot per node, y the pair indicators, with their marginals
+tied to x):
+    minimise    c.x + sum_uv R_uv.y_uv
+    subject to  sum_i x_v[i] = 1,   sum_j y_uv[i, j] = x_u[i],   sum_i y_uv[i, j] = x_v[j],
+                sum_v m_kv.x_v <= b_k,   x binary,   y >= 0.
+Only x must be binary: y follows. Costs are divided by `scale`, because the tolerances of the solvers are
+absolute.
 
 MathOpt's protocol buffer takes whole columns of triplets (0.05 s for 160,000 variables, and no scipy).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-from ortools.math_opt import (
+from ortools.math_opt import (  # type: ignore[import-untyped]
     callback_pb2,
     model_parameters_pb2,
     model_pb2,
     parameters_pb2,
     result_pb2,
 )
-from ortools.math_opt.core.python import solver
+from ortools.math_opt.core.python import solver  # type: ignore[import-untyped]
 
 from autopar.planner.solver.problem import Floats, Integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearProgram:
-    """minimise objective.x, row_lower <= A x <= row_upper, 0 <= x <= upper; A as triplets sorted by (row, column)."""
+    """minimise objective.x, row_lower <= A x <= row_upper, 0 <= x <= upper; A as triplets sorted by row."""
 
     objective: Floats
     upper: Floats
@@ -53,7 +57,7 @@ class LinearSolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSolution:
-    """Label positions (or None), their objective and the proven bound, seconds; `infeasible` when no labels fit."""
+    """Label positions (None if none was found), objective and bound in seconds; `infeasible` if none fit."""
 
     labels: Integers | None
     objective: float
@@ -68,46 +72,48 @@ def solve_core(
     time_limit: float,
     weights: Sequence[Floats] = (),
     budgets: Floats | None = None,
-    integral: bool = True,
     relative_gap: float = 1e-9,
 ) -> CoreSolution:
-    """Solve a core with HiGHS; `weights[v]` is (rows, d_v), `budgets` (rows,) of the same unit. `integral=False`: its LP, by GLOP."""
-    scale = max(float(np.median([np.ptp(costs) for costs in node_costs])), 1e-12 * _largest(node_costs, edges), 1e-300)
+    """Solve a core with HiGHS; `weights[v]` is (rows, d_v), `budgets` (rows,) of the same unit."""
+    scale = _typical_cost(node_costs, edges)
     program = core_program(node_costs, edges, scale, weights, budgets)
-    if integral:
-        found = _run(program, parameters_pb2.SOLVER_TYPE_HIGHS, time_limit, relative_gap)
-    else:
-        found = _run(program, parameters_pb2.SOLVER_TYPE_GLOP, time_limit, relative_gap)
+    found = _run(program, parameters_pb2.SOLVER_TYPE_HIGHS, time_limit, relative_gap)
     labels = None
     if found.values is not None:
         starts = np.cumsum([0] + [costs.size for costs in node_costs])
         labels = np.array(
-            [int(found.values[a:b].argmax()) for a, b in zip(starts[:-1], starts[1:], strict=True)], dtype=np.int64
+            [int(found.values[a:b].argmax()) for a, b in itertools.pairwise(starts)],
+            dtype=np.int64,
         )
     return CoreSolution(
-        labels=labels, objective=found.objective * scale, bound=found.bound * scale, infeasible=found.infeasible
+        labels=labels,
+        objective=found.objective * scale,
+        bound=found.bound * scale,
+        infeasible=found.infeasible,
     )
 
 
 def solve_master(costs: Floats, usage: Floats, penalty: float) -> tuple[float, Floats]:
     """Return (value, multipliers >= 0) of the Dantzig-Wolfe master, by GLOP.
 
-    minimise costs.x + penalty * sum(excess)   s.t.  usage x <= 1 + excess,  sum x = 1;   `usage` is (rows, plans) in budgets.
+    minimise costs.x + penalty * sum(excess)   s.t.  usage x <= 1 + excess,  sum x = 1;   `usage` is (rows,
+    plans) in budgets.
     """
     rows, plans = usage.shape
-    row_index, column_index = np.indices(usage.shape)
-    matrix_rows = np.concatenate([row_index.ravel(), np.arange(rows), np.full(plans, rows)])
-    matrix_columns = np.concatenate([column_index.ravel(), plans + np.arange(rows), np.arange(plans)])
-    values = np.concatenate([usage.ravel(), -np.ones(rows), np.ones(plans)])
-    order = np.lexsort((matrix_columns, matrix_rows))
+    entries = _Entries()
+    number, plan = np.indices(usage.shape)
+    entries.add(number.ravel(), plan.ravel(), usage.ravel())
+    entries.add(np.arange(rows), plans + np.arange(rows), -np.ones(rows))
+    entries.add(np.full(plans, rows), np.arange(plans), np.ones(plans))
+    matrix_rows, matrix_columns, values = entries.sorted()
     scale = max(float(np.abs(costs).max()), 1e-300)
     program = LinearProgram(
         objective=np.concatenate([costs, np.full(rows, penalty)]) / scale,
         upper=np.full(plans + rows, np.inf),
         num_binary=0,
-        rows=matrix_rows[order],
-        columns=matrix_columns[order],
-        values=values[order],
+        rows=matrix_rows,
+        columns=matrix_columns,
+        values=values,
         row_lower=np.concatenate([np.full(rows, -np.inf), [1.0]]),
         row_upper=np.ones(rows + 1),
     )
@@ -127,47 +133,68 @@ def core_program(
     """Write a core as the program of the module docstring."""
     starts = np.cumsum([0] + [costs.size for costs in node_costs])
     labels, num_nodes = int(starts[-1]), len(node_costs)
-    rows = [np.repeat(np.arange(num_nodes), np.diff(starts))]
-    columns = [np.arange(labels)]
-    values = [np.ones(labels)]
-    objective = [np.concatenate(node_costs)]
+    entries = _Entries()
+    entries.add(np.repeat(np.arange(num_nodes), np.diff(starts)), np.arange(labels), np.ones(labels))
     row, column = num_nodes, labels
     for u, v, costs in edges:
         pairs = column + np.arange(costs.size).reshape(costs.shape)
-        for end, marginal in ((u, pairs), (v, pairs.T)):
-            own = row + np.arange(len(marginal))
-            rows += [np.repeat(own, marginal.shape[1]), own]
-            columns += [marginal.ravel(), starts[end] + np.arange(len(marginal))]
-            values += [np.ones(costs.size), -np.ones(len(marginal))]
-            row += len(marginal)
-        objective.append(costs.ravel())
-        column += costs.size
+        entries.add_marginal(row, pairs, int(starts[u]))
+        entries.add_marginal(row + len(pairs), np.asarray(pairs.T), int(starts[v]))
+        row, column = row + sum(costs.shape), column + costs.size
     right = np.concatenate([np.ones(num_nodes), np.zeros(row - num_nodes)])
     lower = upper = right
     if budgets is not None:
-        table = np.concatenate(weights, axis=1) / np.maximum(np.abs(budgets), 1.0)[:, None]
-        rows.append(np.repeat(row + np.arange(len(budgets)), labels))
-        columns.append(np.tile(np.arange(labels), len(budgets)))
-        values.append(table.ravel())
+        units = np.maximum(np.abs(budgets), 1.0)
+        table = np.concatenate(weights, axis=1) / units[:, None]
+        number, label = np.indices(table.shape)
+        entries.add((row + number).ravel(), label.ravel(), table.ravel())
         lower = np.concatenate([right, np.full(len(budgets), -np.inf)])
-        upper = np.concatenate([right, budgets / np.maximum(np.abs(budgets), 1.0)])
-    all_rows, all_columns = np.concatenate(rows), np.concatenate(columns)
-    order = np.lexsort((all_columns, all_rows))
+        upper = np.concatenate([right, budgets / units])
+    rows, columns, values = entries.sorted()
+    objective = np.concatenate([*node_costs, *(costs.ravel() for _, _, costs in edges)])
     return LinearProgram(
-        objective=np.concatenate(objective) / scale,
+        objective=objective / scale,
         upper=np.ones(column),
         num_binary=labels,
-        rows=all_rows[order],
-        columns=all_columns[order],
-        values=np.concatenate(values)[order],
+        rows=rows,
+        columns=columns,
+        values=values,
         row_lower=lower,
         row_upper=upper,
     )
 
 
-def _largest(node_costs: Sequence[Floats], edges: Sequence[tuple[int, int, Floats]]) -> float:
-    arrays = [*node_costs, *(costs for _, _, costs in edges)]
-    return max((float(np.abs(values).max()) for values in arrays), default=0.0)
+@dataclass(slots=True)
+class _Entries:
+    """Triplets of a matrix, collected in pieces."""
+
+    rows: list[Integers] = field(default_factory=list)
+    columns: list[Integers] = field(default_factory=list)
+    values: list[Floats] = field(default_factory=list)
+
+    def add(self, rows: Integers, columns: Integers, values: Floats) -> None:
+        self.rows.append(rows)
+        self.columns.append(columns)
+        self.values.append(values)
+
+    def add_marginal(self, row: int, pairs: Integers, start: int) -> None:
+        """Rows that say: the pairs of each label (rows of `pairs`) sum to the label's own variable."""
+        labels, others = pairs.shape
+        self.add(row + np.repeat(np.arange(labels), others), pairs.ravel(), np.ones(pairs.size))
+        self.add(row + np.arange(labels), start + np.arange(labels), -np.ones(labels))
+
+    def sorted(self) -> tuple[Integers, Integers, Floats]:
+        """Return rows, columns and values, sorted by row, then column."""
+        rows, columns = np.concatenate(self.rows), np.concatenate(self.columns)
+        order = np.lexsort((columns, rows))
+        return rows[order], columns[order], np.concatenate(self.values)[order]
+
+
+def _typical_cost(node_costs: Sequence[Floats], edges: Sequence[tuple[int, int, Floats]]) -> float:
+    """Return a positive cost that makes what decides of order one, and nothing larger than 1e7."""
+    spreads = np.array([np.ptp(values) for values in [*node_costs, *(costs for _, _, costs in edges)]])
+    positive = spreads[spreads > 0.0]
+    return float(max(np.median(positive), 1e-7 * positive.max())) if positive.size else 1.0
 
 
 def _run(program: LinearProgram, kind: int, time_limit: float, relative_gap: float) -> LinearSolution:

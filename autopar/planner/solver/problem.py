@@ -3,11 +3,12 @@
     minimise    sum_v c_v[x_v]  +  sum_(u,v) R_uv[x_u, x_v]          over x_v in {0 .. d_v - 1}
     subject to  constant_k + sum_v m_kv[x_v]  <=  budget_k           for every memory row k
 
-A node is a planner decision, a label one of its strategies, an edge a redistribution. Plain numpy: nothing here knows torch or a
-solver library. Arrays of repeated layers may be the same object or merely equal; the solver recognises equal content.
+A node is a planner decision, a label one of its strategies, an edge a redistribution. Plain numpy: nothing
+here knows torch or a solver library. Arrays of repeated layers may be the same object or merely equal; the
+solver recognises equal content.
 
     Problem(node_costs=(np.array([1.0, 2.0]), np.array([3.0, 1.0])),
-            edges=(Edge(source=0, target=1, costs=np.array([[0.0, 5.0], [5.0, 0.0]])),))     # optimum: labels (1, 1), 3 s
+            edges=(Edge(source=0, target=1, costs=np.array([[0.0, 5.0], [5.0, 0.0]])),))  # (1, 1): 3 s
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 FORBIDDEN = 1e6
-"""Cost in seconds of a label or pair that must not be chosen. Finite, because inf - inf has no value in a message."""
+"""Cost in seconds of a label or pair that must not be chosen.
+
+Finite, because inf - inf has no value in a message.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """`constant_bytes + sum of bytes[node][label] <= budget_bytes`; a node that is not named weighs nothing."""
+    """`constant_bytes + sum of bytes[node][label] <= budget_bytes`; a node not named weighs nothing."""
 
     name: str
     bytes: Mapping[int, Floats]
@@ -48,7 +52,8 @@ class MemoryRow:
 class Problem:
     """Node costs (d_v,) and edge costs (d_u, d_v) in seconds, with memory rows in bytes.
 
-    Raises ValueError when an array is empty, not finite, of the wrong shape, or names a node that does not exist.
+    Raises ValueError when an array is empty, not finite, of the wrong shape, or names a node that does not
+    exist.
     """
 
     node_costs: tuple[Floats, ...]
@@ -84,11 +89,15 @@ def _name(problem: Problem, node: int) -> str:
 
 def _check_nodes(problem: Problem) -> None:
     if problem.names and len(problem.names) != len(problem.node_costs):
-        raise ValueError(f"{len(problem.names)} names for {len(problem.node_costs)} nodes: give one name per node or none")
+        raise ValueError(
+            f"{len(problem.names)} names for {len(problem.node_costs)} nodes: give one name per node or none"
+        )
     finite: set[int] = set()
     for node, costs in enumerate(problem.node_costs):
         if costs.ndim != 1 or not costs.size:
-            raise ValueError(f"{_name(problem, node)} has costs of shape {costs.shape}: expected (d,) with d >= 1")
+            raise ValueError(
+                f"{_name(problem, node)} has costs of shape {costs.shape}: expected (d,) with d >= 1"
+            )
         _check_finite(costs, finite, _name(problem, node))
 
 
@@ -101,7 +110,9 @@ def _check_edges(problem: Problem) -> None:
         expected = (problem.node_costs[edge.source].size, problem.node_costs[edge.target].size)
         ends = f"edge {_name(problem, edge.source)} -> {_name(problem, edge.target)}"
         if edge.costs.shape != expected:
-            raise ValueError(f"{ends} has costs of shape {edge.costs.shape}: its nodes have {expected} labels")
+            raise ValueError(
+                f"{ends} has costs of shape {edge.costs.shape}: its nodes have {expected} labels"
+            )
         _check_finite(edge.costs, finite, ends)
 
 
@@ -111,11 +122,15 @@ def _check_rows(problem: Problem) -> None:
             if not 0 <= node < len(problem.node_costs):
                 raise ValueError(f"memory row {row.name!r} names node {node}, which does not exist")
             if weights.shape != problem.node_costs[node].shape or not np.isfinite(weights).all():
-                raise ValueError(f"memory row {row.name!r}: bytes of {_name(problem, node)} must be finite, one per label")
+                raise ValueError(
+                    f"memory row {row.name!r}: bytes of {_name(problem, node)} must be finite, one per label"
+                )
 
 
 def _check_finite(values: Floats, known: set[int], owner: str) -> None:
-    # Shared arrays are checked once; `known` lives only while the problem holds the arrays, so ids are unique.
+    # Shared arrays are checked once. The problem holds them all while `known` lives, so ids are unique.
     if id(values) not in known and not np.isfinite(values).all():
-        raise ValueError(f"{owner} has costs that are not finite: write FORBIDDEN ({FORBIDDEN:g} s) for what must not be chosen")
+        raise ValueError(
+            f"{owner} has costs that are not finite: use FORBIDDEN ({FORBIDDEN:g} s) for what must not be"
+        )
     known.add(id(values))

@@ -1,16 +1,18 @@
-"""Exact reductions of a pairwise problem: the optimum of the smaller problem is the optimum of the larger one.
+"""Exact reductions of a pairwise problem: the smaller problem has the optimum of the larger one.
 
-- *Dominance* (Goldstein's dead-end elimination, `_remove_dominated`): drop label b of node v when some label a satisfies
+- *Dominance* (Goldstein's dead-end elimination, `_remove_dominated`): drop label b of v if for some label a
       c_v[a] - c_v[b] + sum_u max_t (R_vu[a, t] - R_vu[b, t]) <= 0,
-  since swapping b for a never costs more, whatever the neighbours u do. With memory rows a must also weigh no more in any row.
+  since swapping b for a never costs more, whatever the neighbours u do. With memory rows a must also weigh no
+  more in any row.
 - *Degree 0* (`_settle`): a lone node takes its cheapest label; the constant takes the cost.
 - *Degree 1* (`_fold_leaf`):  c_u[j] += min_i c_v[i] + R_vu[i, j].
 - *Degree 2* (`_fold_series`): a new edge  q[j, k] = min_i c_v[i] + R_va[i, j] + R_vb[i, k]  replaces v.
-- *Parallel edges* (`Graph.add_edge`): two edges between the same nodes are added; a self-loop joins the node cost.
+- *Parallel edges* (`Graph.add_edge`): edges between the same nodes are added; a loop joins the node cost.
 - *One label left* (`_fold_fixed`): each edge becomes a row added to the neighbour's cost.
 
-Elimination forgets what the node weighs, so a node whose labels weigh differently is never eliminated. `Graph.steps` logs what was
-done, for `back_substitute` (choices) and for the certificate. Arrays are arena tokens: a repeated layer costs one computation.
+Elimination forgets what the node weighs, so a node whose labels weigh differently is never eliminated.
+`Graph.steps` logs what was done, for `back_substitute` (choices) and for the certificate. Arrays are arena
+tokens: a repeated layer costs one computation.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Choice:
 
 
 class Graph:
-    """A pairwise problem that shrinks; nodes keep their numbers, `domains` holds the original labels still allowed."""
+    """A pairwise problem that shrinks. Nodes keep their numbers; `domains` are the original labels left."""
 
     def __init__(
         self,
@@ -51,7 +53,10 @@ class Graph:
         weights: Sequence[Floats] | None = None,
         tolerance: float = 0.0,
     ) -> None:
-        """`weights[v]` is (rows, d_v) bytes. `tolerance` in seconds absorbs rounding in the dominance test."""
+        """`weights[v]` is (rows, d_v) bytes.
+
+        `tolerance` in seconds absorbs rounding in the dominance test.
+        """
         self.arena = arena
         self.costs = [arena.token(costs) for costs in node_costs]
         self.weights = None if weights is None else [arena.token(rows) for rows in weights]
@@ -82,7 +87,9 @@ class Graph:
 
     def edges(self) -> list[tuple[int, int, int]]:
         """Return (u, v, token of R_uv) with u < v, sorted."""
-        return [(u, v, self.neighbours[u][v]) for u in self.nodes() for v in sorted(self.neighbours[u]) if u < v]
+        return [
+            (u, v, self.neighbours[u][v]) for u in self.nodes() for v in sorted(self.neighbours[u]) if u < v
+        ]
 
     def size(self, node: int) -> int:
         """Return how many labels `node` still has."""
@@ -115,13 +122,21 @@ class Graph:
         (self.costs[node],) = self.arena.derive("add", _add, self.costs[node], costs)
 
     def restrict(self, node: int, kept: Integers) -> None:
-        """Keep only the labels at these positions of the present domain. The caller logs why that is allowed."""
+        """Keep only the labels at these positions of the present domain.
+
+        The caller logs why that is allowed.
+        """
         key = kept.tobytes()
         self.domains[node] = self.domains[node][kept]
-        (self.costs[node],) = self.arena.derive("take", lambda values: (values[kept],), self.costs[node], key=key)
+        (self.costs[node],) = self.arena.derive(
+            "take", lambda values: (values[kept],), self.costs[node], key=key
+        )
         if self.weights is not None:
             (self.weights[node],) = self.arena.derive(
-                "take columns", lambda values: (np.ascontiguousarray(values[:, kept]),), self.weights[node], key=key
+                "take columns",
+                lambda values: (np.ascontiguousarray(values[:, kept]),),
+                self.weights[node],
+                key=key,
             )
         for other, matrix in list(self.neighbours[node].items()):
             (rows,) = self.arena.derive("take", lambda values: (values[kept],), matrix, key=key)
@@ -138,7 +153,11 @@ class Graph:
         domains = tuple(self.domains[other] for other in neighbours)
         self.choices.append(
             Choice(
-                node=node, neighbours=neighbours, table=table, domain=self.domains[node], neighbour_domains=domains
+                node=node,
+                neighbours=neighbours,
+                table=table,
+                domain=self.domains[node],
+                neighbour_domains=domains,
             )
         )
 
@@ -151,7 +170,10 @@ class Graph:
 
 
 def simplify(graph: Graph) -> None:
-    """Apply all reductions until none applies. Deterministic: nodes in order, neighbours of a change again."""
+    """Apply all reductions until none applies.
+
+    Deterministic: nodes in order, neighbours of a change again.
+    """
     queue = deque(graph.nodes())
     waiting = set(queue)
     while queue:
@@ -208,7 +230,9 @@ def _remove_dominated(graph: Graph, node: int) -> bool:
     def undominated(costs: Floats, *rest: Floats) -> tuple[Integers]:
         return (_undominated(costs, rest[len(weights) :], rest[: len(weights)], graph.tolerance),)
 
-    (token,) = graph.arena.derive("undominated", undominated, graph.costs[node], *weights, *gains, key=len(weights))
+    (token,) = graph.arena.derive(
+        "undominated", undominated, graph.costs[node], *weights, *gains, key=len(weights)
+    )
     kept = graph.arena[token]
     if len(kept) == graph.size(node):
         return False
@@ -220,7 +244,7 @@ def _remove_dominated(graph: Graph, node: int) -> bool:
 def _undominated(
     costs: Floats, gains: Sequence[Floats], weights: Sequence[Floats], tolerance: float
 ) -> Integers:
-    """Return the positions that survive; the most expensive labels are tried first, so of equal ones the cheapest stays."""
+    """Return the positions that survive. The most expensive labels go first: of equals the cheapest stays."""
     worst = costs[:, None] - costs[None, :]
     for gain in gains:
         worst = worst + gain

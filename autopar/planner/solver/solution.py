@@ -1,12 +1,13 @@
 """The answer: an assignment, a lower bound, and a certificate that somebody else can check.
 
-A certificate is a *proof log*: exact steps that shrink the problem, then messages that bound what is left. `kind` says how far it
-reaches.
+A certificate is a *proof log*: exact steps that shrink the problem, then messages that bound what is left.
+`kind` says how far it reaches.
 
 - `messages`: the log ends in messages on a shrunken problem; replaying it recomputes `proven_bound`.
 - `elimination`: the log ends with every node eliminated; replaying it recomputes the optimum.
-- `solver`: the log proves `proven_bound`, but `Solution.lower_bound` was raised above it by HiGHS' branch and bound (and, with memory
-  rows, by labels removed against its incumbent). That last stretch is not rechecked; it is as good as HiGHS.
+- `solver`: the log proves `proven_bound`, but `Solution.lower_bound` was raised above it by HiGHS' branch and
+  bound (and, with memory rows, by labels removed against its incumbent). That last stretch is not rechecked;
+  it is as good as HiGHS.
 
 `certificate.check_certificate` replays the log with its own code.
 """
@@ -24,7 +25,7 @@ from autopar.planner.solver.problem import Floats, Integers
 
 
 class Status(Enum):
-    """How a solve ended: `OPTIMAL` within `gap`, `GAP` above it, `INFEASIBLE`, or stopped by the `TIME_LIMIT`."""
+    """How a solve ended: within `gap`, above it, nothing fits, or stopped."""
 
     OPTIMAL = "optimal"
     GAP = "gap"
@@ -49,7 +50,7 @@ class Eliminate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """By these messages, every removed label (outside `kept[node]`) costs at least `cutoff` seconds in total."""
+    """By these messages, labels of a node outside `kept[node]` cost at least `cutoff` seconds in total."""
 
     messages: Floats
     cutoff: float
@@ -63,8 +64,9 @@ Step = Dominate | Eliminate | Fix
 class Certificate:
     """A replayable proof that every assignment within the budgets costs at least `proven_bound` seconds.
 
-    `multipliers`: seconds per byte of every memory row, >= 0. `ceiling`: costs are cut to this many seconds before the proof (it
-    can only lower the bound). `messages`: for the edges (u < v) left after `steps`, sorted, the message into u, then into v.
+    `multipliers`: seconds per byte of every memory row, >= 0. `ceiling`: costs are cut to this many seconds
+    before the proof (it can only lower the bound). `messages`: for the edges (u < v) left after `steps`,
+    sorted, the message into u, then into v.
     """
 
     kind: str
@@ -100,7 +102,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The best assignment found and what is proven about it; `gap` = (objective - lower_bound) / |objective|."""
+    """The best assignment found and its bound; `gap` = (objective - lower_bound) / |objective|."""
 
     assignment: Integers
     objective: float

@@ -1,11 +1,13 @@
 """Solve a Problem: the table of contents of this package.
 
-1. Costs are cut at a ceiling (`ceilings`): FORBIDDEN is 1e6 s where a step takes 0.1 s, and 1e6 +- 1e-10 would drown the proof in
-   rounding. Cutting only lowers costs, so a bound for the cut problem holds for the original; if the best assignment uses no cut entry,
-   its objective is the original one. Otherwise the ceiling rises and the solve repeats.
-2. Without memory rows: `exact.solve_graph` (reductions, dual ascent, label fixing, bucket elimination, HiGHS).
-3. With memory rows: `memory.solve_within_budgets` (Lagrangian by Dantzig-Wolfe around 2., recombination, HiGHS).
-4. The result is evaluated on the original arrays and carries its proof log (`certificate.check_certificate` replays it).
+1. Costs are cut at a ceiling (`ceilings`): FORBIDDEN is 1e6 s where a step takes 0.1 s, and 1e6 +- 1e-10
+   would drown the proof in rounding. Cutting only lowers costs, so a bound for the cut problem holds for the
+   original; if the best assignment uses no cut entry, its objective is the original one. Otherwise the
+   ceiling rises and the solve repeats.
+2. Without memory rows: `exact.solve_graph` (reductions, dual ascent, fixing, bucket elimination, HiGHS).
+3. With memory rows: `memory.solve_within_budgets` (Lagrangian around 2., recombination, HiGHS).
+4. The result is evaluated on the original arrays and carries its proof log (`certificate.check_certificate`
+   replays it).
 """
 
 from __future__ import annotations
@@ -26,15 +28,20 @@ from autopar.planner.solver.solution import Certificate, Solution, Status, relat
 
 
 def solve(
-    problem: Problem, *, gap: float = 1e-9, time_limit: float | None = None, warm_start: Integers | None = None
+    problem: Problem,
+    *,
+    gap: float = 1e-9,
+    time_limit: float | None = None,
+    warm_start: Integers | None = None,
 ) -> Solution:
     """Return the best assignment found, a lower bound, and the proof of the bound.
 
-    `gap` is relative to the objective; the solve stops there (status OPTIMAL), when its methods are spent (GAP), or after about
-    `time_limit` seconds (TIME_LIMIT), always with an assignment and a valid bound. When no assignment fits, status INFEASIBLE:
-    `statistics["minimum_bytes"]` is the least that `statistics["memory_row"]` can use, attained by the assignment; or
-    `statistics["forbidden"]` counts the FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time
-    limit strikes. Raises ValueError when `warm_start` does not fit the problem.
+    `gap` is relative to the objective; the solve stops there (status OPTIMAL), when its methods are spent
+    (GAP), or after about `time_limit` seconds (TIME_LIMIT), always with an assignment and a valid bound. When
+    no assignment fits, status INFEASIBLE: `statistics["minimum_bytes"]` is the least that
+    `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
+    FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
+    Raises ValueError when `warm_start` does not fit the problem.
     """
     started, deadline = time.process_time(), Deadline.after(time_limit)
     _check_warm_start(problem, warm_start)
@@ -46,7 +53,7 @@ def solve(
 
 
 def ceilings(problem: Problem) -> Iterator[float]:
-    """Yield ceilings in seconds: about the cost of an ordinary assignment, then 1000 times more each time, at last none."""
+    """Yield ceilings in seconds: about what an ordinary assignment costs, then ever higher, at last none."""
     ceiling = 2.0 * _ordinary_cost(problem)
     largest = max(float(values.max()) for values in _distinct_arrays(problem))
     while 0.0 < ceiling < largest:
@@ -85,12 +92,14 @@ def _cut(problem: Problem, ceiling: float) -> Problem:
 
 def _uses_more_than(problem: Problem, assignment: Integers, ceiling: float) -> bool:
     labels = assignment.tolist()
-    return any(costs[label] > ceiling for costs, label in zip(problem.node_costs, labels, strict=True)) or any(
-        edge.costs[labels[edge.source], labels[edge.target]] > ceiling for edge in problem.edges
-    )
+    return any(
+        costs[label] > ceiling for costs, label in zip(problem.node_costs, labels, strict=True)
+    ) or any(edge.costs[labels[edge.source], labels[edge.target]] > ceiling for edge in problem.edges)
 
 
-def _solve_cut(problem: Problem, gap: float, deadline: Deadline, warm_start: Integers | None) -> BudgetedOutcome:
+def _solve_cut(
+    problem: Problem, gap: float, deadline: Deadline, warm_start: Integers | None
+) -> BudgetedOutcome:
     if problem.memory_rows:
         return solve_within_budgets(problem, gap=gap, deadline=deadline, warm_start=warm_start)
     edges = [(edge.source, edge.target, edge.costs) for edge in problem.edges]
@@ -149,7 +158,9 @@ def _status(infeasible: bool, fits: bool, closed: bool, deadline: Deadline) -> S
 
 def _count_forbidden(problem: Problem, assignment: Integers) -> int:
     labels = assignment.tolist()
-    nodes = sum(bool(is_forbidden(costs)[label]) for costs, label in zip(problem.node_costs, labels, strict=True))
+    nodes = sum(
+        bool(is_forbidden(costs)[label]) for costs, label in zip(problem.node_costs, labels, strict=True)
+    )
     return nodes + sum(
         bool(is_forbidden(edge.costs[labels[edge.source], labels[edge.target]])) for edge in problem.edges
     )
