@@ -5,13 +5,12 @@
     Cluster.parse("4 cpu")                    # 4 gloo processes on one machine
     Cluster.detect()                          # this machine, by its measured profile where there is one
 
-Everything here is a value: no torch, no device, no process group. The numbers of the presets are data
-(`cost_models/hardware/*.json`), each with its unit in the key and its source beside it.
+Everything here is a value: no torch, no device, no process group (only `detect` looks at this machine). The
+presets of devices and links come from `autopar.hardware`.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import math
@@ -19,8 +18,8 @@ import os
 import platform
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -29,55 +28,16 @@ import msgspec
 
 from autopar.errors import ConfigurationError
 from autopar.files import cache_directory, write_atomically
-
-HARDWARE_DIRECTORY = Path(__file__).parent / "cost_models" / "hardware"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """One accelerator, or one CPU process, with ceilings that a measurement reached (not vendor peaks)."""
-
-    name: str
-    kind: Literal["cuda", "cpu"]
-    memory_bytes: int
-    """Total memory of the device; the allocator margin is subtracted by `cost_models.memory`."""
-    flops_per_second: Mapping[str, float]
-    """Best measured matmul rate by dtype name ("bfloat16", "float32")."""
-    memory_bytes_per_second: float
-    """Reads plus writes of a large elementwise kernel."""
-    launch_seconds: float
-    """What the shortest kernel takes: launch, scheduling and tail."""
-    sources: Mapping[str, str] = field(default_factory=dict)
-    """Where each number comes from, by field name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveFit:
-    """A measured line of one collective among `ranks` devices: latency_seconds + nbytes / bytes_per_second.
-
-    `nbytes` is the full logical buffer (all-gather output, reduce-scatter input, all-reduce buffer,
-    all-to-all local send total). The line holds for large buffers of a ring of this size.
-    """
-
-    kind: str
-    ranks: int
-    latency_seconds: float
-    bytes_per_second: float
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A class of links: inside a node, or between nodes (then the share of one device in its node's NICs)."""
-
-    name: str
-    latency_seconds: float
-    """One hop of a small message, one way."""
-    bytes_per_second: float
-    """Per direction and per device, as a ring of collectives reaches it."""
-    source: str = ""
-    fits: tuple[CollectiveFit, ...] = ()
-    """Measured collectives on this link; they replace the formula for their ring sizes."""
+from autopar.hardware import (
+    Device,
+    Link,
+    NodePreset,
+    find_node,
+    find_node_of_gpu,
+    network_link,
+    preset_device,
+    preset_link,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +77,7 @@ class Cluster:
                 f'cannot read cluster {text!r}: expected "<nodes>x<devices> <type>[ @ <rate>Gb]", '
                 'for example "2x8 H100-SXM", "32x8 A100-80 @ 800Gb" or "4 cpu"'
             )
-        node = _find_node(match["name"])
+        node = find_node(match["name"])
         num_nodes, devices_per_node = _split_devices(text, match["nodes"], int(match["devices"]), node)
         if not num_nodes or not devices_per_node:
             raise ConfigurationError(f"cluster {text!r} has no device")
@@ -203,95 +163,6 @@ def _group_topology(
     )
 
 
-# ---- presets
-
-
-@dataclass(frozen=True, slots=True)
-class _Sourced:
-    value: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class _DevicePreset:
-    kind: Literal["cuda", "cpu"]
-    aliases: tuple[str, ...]
-    runtime_names: tuple[str, ...]
-    node: str
-    memory_bytes: _Sourced
-    memory_bytes_per_second: _Sourced
-    launch_seconds: _Sourced
-    flops_per_second: dict[str, _Sourced]
-
-
-@dataclass(frozen=True, slots=True)
-class _LinkPreset:
-    latency_seconds: _Sourced
-    bytes_per_second: _Sourced | None = None
-    rate_fraction: _Sourced | None = None
-    """Of a network: the part of the NIC's nominal rate that collectives reach."""
-    fits: tuple[CollectiveFit, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _NodePreset:
-    device: str
-    devices_per_node: int
-    intra_link: str
-    network_link: str
-    nics_per_node: int
-    nic_bytes_per_second: _Sourced
-    collective_backend: Literal["nccl", "gloo"]
-
-
-@functools.cache
-def _device_presets() -> dict[str, _DevicePreset]:
-    return msgspec.json.decode(
-        (HARDWARE_DIRECTORY / "devices.json").read_bytes(), type=dict[str, _DevicePreset]
-    )
-
-
-@functools.cache
-def _node_presets() -> dict[str, _NodePreset]:
-    return msgspec.json.decode((HARDWARE_DIRECTORY / "nodes.json").read_bytes(), type=dict[str, _NodePreset])
-
-
-@functools.cache
-def _link_presets() -> dict[str, _LinkPreset]:
-    return msgspec.json.decode((HARDWARE_DIRECTORY / "links.json").read_bytes(), type=dict[str, _LinkPreset])
-
-
-def preset_names() -> list[str]:
-    """Every device and node type that `Cluster.parse` knows, without their aliases."""
-    return [*_device_presets(), *_node_presets()]
-
-
-def preset_device(name: str) -> Device:
-    """The device preset of exactly this name."""
-    preset = _device_presets()[name]
-    sources = {f"flops_per_second[{dtype}]": rate.source for dtype, rate in preset.flops_per_second.items()}
-    for quantity in ("memory_bytes", "memory_bytes_per_second", "launch_seconds"):
-        sources[quantity] = getattr(preset, quantity).source
-    return Device(
-        name=name,
-        kind=preset.kind,
-        memory_bytes=int(preset.memory_bytes.value),
-        flops_per_second={dtype: rate.value for dtype, rate in preset.flops_per_second.items()},
-        memory_bytes_per_second=preset.memory_bytes_per_second.value,
-        launch_seconds=preset.launch_seconds.value,
-        sources=sources,
-    )
-
-
-def preset_link(name: str) -> Link:
-    """The preset of exactly this name of a link inside a node."""
-    preset = _link_presets()[name]
-    assert preset.bytes_per_second is not None, f"{name} is a network: its rate belongs to the node"
-    source = f"latency: {preset.latency_seconds.source}; rate: {preset.bytes_per_second.source}"
-    return Link(name=name, latency_seconds=preset.latency_seconds.value, source=source,
-                bytes_per_second=preset.bytes_per_second.value, fits=preset.fits)  # fmt: skip
-
-
 _CLUSTER_TEXT = re.compile(
     r"(?:(?P<nodes>\d+)\s*x\s*)?(?P<devices>\d+)\s+(?P<name>[^@]*[^@\s])"
     r"(?:\s*@\s*(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>[GMgm](?:[bB]|bit|bps)(?:/s)?))?"
@@ -304,22 +175,7 @@ def _bytes_per_second(rate: str, unit: str) -> float:
     return float(rate) * scale / (1.0 if unit[1] == "B" else 8.0)
 
 
-def _find_node(name: str) -> _NodePreset:
-    nodes = {node.lower(): preset for node, preset in _node_presets().items()}
-    for device, preset in _device_presets().items():
-        own_node = replace(_node_presets()[preset.node], device=device)
-        nodes.update((known.lower(), own_node) for known in (device, *preset.aliases))
-    if name.lower() in nodes:
-        return nodes[name.lower()]
-    near = difflib.get_close_matches(name.lower(), nodes, n=1, cutoff=0.0)
-    display = {known.lower(): known for known in preset_names()}
-    raise ConfigurationError(
-        f"unknown device or node type {name!r}; did you mean {display.get(near[0], near[0].upper())!r}? "
-        f"Presets: {', '.join(preset_names())}. Other hardware: Cluster.from_file(path)"
-    )
-
-
-def _split_devices(text: str, nodes: str | None, devices: int, node: _NodePreset) -> tuple[int, int]:
+def _split_devices(text: str, nodes: str | None, devices: int, node: NodePreset) -> tuple[int, int]:
     if nodes is not None:
         return int(nodes), devices
     if devices <= node.devices_per_node:
@@ -333,7 +189,7 @@ def _split_devices(text: str, nodes: str | None, devices: int, node: _NodePreset
 
 
 def _cluster_of_node(
-    node: _NodePreset, num_nodes: int, devices_per_node: int, rate: float | None = None
+    node: NodePreset, num_nodes: int, devices_per_node: int, rate: float | None = None
 ) -> Cluster:
     """`rate`: bytes/s of one node's network, per direction; None takes the NICs of the node type."""
     suffix = "" if rate is None else f" @ {rate * 8e-9:g}Gb"
@@ -343,31 +199,10 @@ def _cluster_of_node(
         devices_per_node=devices_per_node,
         device=preset_device(node.device),
         intra_link=preset_link(node.intra_link),
-        inter_link=_network_link(node, devices_per_node, rate),
+        inter_link=network_link(node, devices_per_node, rate),
         collective_backend=node.collective_backend,
         profile=f"preset: {node.device}, {node.intra_link}, {node.network_link}",
     )
-
-
-def _network_link(node: _NodePreset, devices_per_node: int, rate: float | None) -> Link:
-    preset = _link_presets()[node.network_link]
-    assert preset.rate_fraction is not None, f"{node.network_link} is not a network"
-    if rate is None:
-        nics = max(1.0, node.nics_per_node * min(1.0, devices_per_node / node.devices_per_node))
-        node_rate, rate_source = nics * node.nic_bytes_per_second.value, node.nic_bytes_per_second.source
-    else:
-        node_rate, rate_source = rate, "given by the user"
-    return Link(
-        name=node.network_link,
-        latency_seconds=preset.latency_seconds.value,
-        bytes_per_second=node_rate * preset.rate_fraction.value / devices_per_node,
-        source=f"latency: {preset.latency_seconds.source}; rate of a node: {rate_source}, "
-        f"x {preset.rate_fraction.value}: {preset.rate_fraction.source}",
-        fits=preset.fits,
-    )
-
-
-# ---- this machine
 
 
 def machine_name() -> str:
@@ -392,20 +227,16 @@ def process_memory_bytes(world_size: int) -> int:
 
 
 def _preset_cpu_cluster(world_size: int) -> Cluster:
-    cluster = _cluster_of_node(_node_presets()["CPU-node"], 1, world_size)
+    cluster = _cluster_of_node(find_node("CPU"), 1, world_size)
     device = replace(cluster.device, memory_bytes=process_memory_bytes(world_size))
     return replace(cluster, device=device, profile=f"{cluster.profile} (this machine is not measured)")
 
 
 def _detect_cuda(name: str, memory_bytes: int, devices_per_node: int, world_size: int | None) -> Cluster:
-    for device, preset in _device_presets().items():
-        if any(known.lower() in name.lower() for known in preset.runtime_names):
-            world_size = world_size or int(os.environ.get("WORLD_SIZE", "0")) or devices_per_node
-            per_node = min(world_size, devices_per_node)
-            node = replace(_node_presets()[preset.node], device=device)
-            cluster = _cluster_of_node(node, -(-world_size // per_node), per_node)
-            return replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes))
-    raise ConfigurationError(
-        f"no preset for the GPU {name!r}; describe it with Cluster.from_file(path). "
-        f"Presets: {', '.join(preset_names())}"
-    )
+    node = find_node_of_gpu(name)
+    world_size = world_size or int(os.environ.get("WORLD_SIZE", "0")) or devices_per_node
+    per_node = min(world_size, devices_per_node)
+    if world_size % per_node:
+        raise ConfigurationError(f"{world_size} processes do not fill nodes of {per_node} GPUs ({name})")
+    cluster = _cluster_of_node(node, world_size // per_node, per_node)
+    return replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes))

@@ -19,15 +19,13 @@ from numpy.typing import ArrayLike
 
 from autopar.cluster import (
     Cluster,
-    CollectiveFit,
-    Device,
-    Link,
     machine_name,
     measured_cluster_path,
     process_memory_bytes,
 )
 from autopar.errors import ConfigurationError
 from autopar.files import cache_directory, write_atomically
+from autopar.hardware import CollectiveFit, Device, Link
 
 SAVED_WORLD_SIZES = range(1, 17)
 """Numbers of local processes for which `save_profile` leaves a cluster to `Cluster.detect`."""

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from autopar.cluster import CollectiveFit, machine_name
+from autopar.cluster import machine_name
 from autopar.cost_models.calibration import (
     Ceilings,
     GroupFit,
@@ -33,6 +33,7 @@ from autopar.cost_models.calibration import (
     save_profile,
 )
 from autopar.errors import AutoparError
+from autopar.hardware import CollectiveFit
 from autopar.runtime.calibrate_worker import COLLECTIVES, WORLD_SIZES
 
 TIME_LIMIT_SECONDS = 120.0

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from autopar.cluster import Cluster, GroupTopology, machine_name, measured_cluster_path, preset_names
+from autopar.cluster import Cluster, GroupTopology, machine_name, measured_cluster_path
 from autopar.errors import ConfigurationError
+from autopar.hardware import preset_names
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from autopar.cluster import Cluster, CollectiveFit, GroupTopology
+from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.calibration import (
     Ceilings,
     GroupFit,
@@ -15,6 +15,7 @@ from autopar.cost_models.calibration import (
 )
 from autopar.cost_models.collectives import collective_seconds
 from autopar.errors import ConfigurationError
+from autopar.hardware import CollectiveFit
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 

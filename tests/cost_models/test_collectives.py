@@ -3,8 +3,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from autopar.cluster import Cluster, GroupTopology, preset_names
+from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import CollectiveKind, collective_seconds
+from autopar.hardware import preset_names
 
 KINDS = get_args(CollectiveKind)
 SIZES = np.array([0, 1, 1e3, 64e3, 1e6, 16e6, 1e9])
@@ -63,6 +64,8 @@ def test_gloo_reduce_scatter_costs_an_all_reduce() -> None:
     [
         ("1x8 H100", "all_gather", 1e9, 30 + 1e3 / 0.394),
         ("1x8 H100", "all_reduce", 1e9, 31 + 1e3 / 0.267),
+        ("1x8 A100", "all_reduce", 2**30, 88.9 + 2**30 / 131.1e3),  # VIA-Research/vTrain trace/a100
+        ("1x2 V100", "all_reduce", 2**30, 21.1 + 2**30 / 22.56e3),  # vTrain trace/v100: 1/6 of the ring of 8
         ("2x8 AWS-p4de", "all_reduce", 2**31, 51406),  # awsome-distributed-training, 2 nodes
         ("2x8 AWS-p4de", "all_reduce", 2**28, 7201.7),
         ("2x8 AWS-p4de", "all_reduce", 1024, 165.0),

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost_models.operators import copy_seconds, matmul_flops_per_second, operator_seconds
+from autopar.cost_models.operators import (
+    copy_seconds,
+    element_flops,
+    matmul_flops_per_second,
+    operator_seconds,
+)
 from autopar.errors import ConfigurationError
 
 H100 = Cluster.parse("8 H100").device
@@ -58,3 +63,15 @@ def test_a_copy_reads_and_writes_and_a_transposing_one_takes_longer() -> None:
     assert plain[0] == transposing[0] == 0
     assert plain[1] == pytest.approx(H100.launch_seconds + 2e9 / H100.memory_bytes_per_second)
     assert transposing[1] > plain[1]
+
+
+def test_gelu_is_bound_by_arithmetic_on_a_cpu_and_by_memory_on_a_gpu() -> None:
+    n = 2**20
+
+    def seconds(device, operator: str) -> float:
+        flops = n * element_flops(device, operator)
+        return float(operator_seconds(device, flops=flops, bytes_moved=8 * n, dtype="float32", kind="memory"))
+
+    assert seconds(CPU, "gelu") == pytest.approx(0.49e-9 * n, rel=0.1)  # measured: 0.489 ns per element
+    assert seconds(CPU, "gelu") > 2 * seconds(CPU, "add")
+    assert seconds(H100, "gelu") == seconds(H100, "add")
