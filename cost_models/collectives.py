@@ -101,7 +101,7 @@ BACKENDS: Mapping[str, Backend] = {
         protocols=(
             # tuning.cc baseLatency and hwLatency of Ring. LL reaches llMaxBw / ring rate = 87.7 / 230 (A100),
             # 141 / 345 (H100) of the link. A hop is the link's own (LL) latency plus these, so that LL and
-            # Simple take 0.6 and 3.4 us over NVLink, 2.7 and 14.0 us over the network. LL128 is left out: with
+            # Simple take 0.6 and 3.4 us over NVLink, 2.7 and 14.0 us over networks. LL128 is left out: with
             # its formula, measured all_reduces of 1..16 MiB (2, 4, 8 A100, vTrain) are 31, 26, 20 % too cheap
             # (median error); without it the error is 7, 4, 19 %, because the fitted line holds the ramp.
             Protocol(name="LL", base_seconds=6.6e-6, intra_hop_seconds=0.0, inter_hop_seconds=0.0,
@@ -171,7 +171,7 @@ def _within_node(kind: CollectiveKind, sizes: Seconds, ranks: int, cluster: Clus
 
 
 def _streaming_line(link: Link, kind: str, ranks: int, backend: Backend) -> tuple[float, float]:
-    """(seconds, seconds per byte) of large buffers: measured where the link has a fit, else by the formula."""
+    """(seconds, seconds per byte) of large buffers: measured where there is a fit, else the formula."""
     algorithm, protocol = backend.algorithms[kind], backend.protocols[-1]
     fit = _nearest_fit(link, kind, ranks)
     if fit is None:

@@ -1,5 +1,7 @@
 import operator
+import random
 
+import networkx
 import pytest
 import torch
 from torch import fx
@@ -74,6 +76,50 @@ def test_a_group_never_waits_for_a_kernel_that_waits_for_it() -> None:
     graph.output(add)
     groups = kernel_groups(graph, "inductor")
     assert len({groups[a], groups[mm], groups[add]}) == 3
+
+
+def _random_graph(seed: int) -> fx.Graph:
+    draw, graph = random.Random(seed), fx.Graph()
+    values = [graph.placeholder(name) for name in "abc"]
+    for _ in range(25):
+        x, y = draw.choice(values[-8:]), draw.choice(values[-8:])
+        operator_, arguments = draw.choice(
+            [
+                (aten.add.Tensor, (x, y)),
+                (aten.mul.Tensor, (x, y)),
+                (aten.gelu.default, (x,)),
+                (aten.mm.default, (x, y)),
+                (aten.sum.dim_IntList, (x, [0])),
+                (aten.view.default, (x, [4])),
+            ]
+        )
+        values.append(graph.call_function(operator_, arguments))
+    graph.output(tuple(values[-3:]))
+    return graph
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_kernels_of_any_graph_can_run_one_after_the_other(seed: int) -> None:
+    graph = _random_graph(seed)
+    groups = kernel_groups(graph, "inductor")
+    kernel = {node: groups.get(node, f"free {index}") for index, node in enumerate(graph.nodes)}
+    order = networkx.DiGraph(
+        (kernel[source], kernel[node])
+        for node in graph.nodes
+        for source in node.all_input_nodes
+        if kernel[source] != kernel[node]
+    )
+    # a view between two members of a group belongs to it
+    for index, node in enumerate(graph.nodes):
+        if node not in groups and node.op == "call_function":
+            source = kernel[node.all_input_nodes[0]]
+            order = networkx.contracted_nodes(order, source, f"free {index}", self_loops=False)
+            kernel = {n: source if k == f"free {index}" else k for n, k in kernel.items()}
+    assert networkx.is_directed_acyclic_graph(order)
+    traffic = group_reads_writes(graph, groups)
+    assert set(traffic) == set(groups)
+    eager = group_reads_writes(graph, kernel_groups(graph, "eager"))
+    assert all(set(traffic[node].reads) <= set(eager[node].reads) for node in groups)
 
 
 def test_outputs_of_a_tuple_are_written_where_they_are_used() -> None:
