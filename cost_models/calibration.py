@@ -33,7 +33,7 @@ SAVED_WORLD_SIZES = range(1, 17)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measured point: the mean over the ranks that ran it at the same time."""
+    """One measured point: the mean rate of the ranks that ran it at the same time."""
 
     name: str
     """ "matmul", "add", "overhead", or a collective kind."""

@@ -25,15 +25,16 @@ from autopar.cost_models.calibration import Measurement
 WORLD_SIZES = (1, 2, 4)
 """Numbers of processes that are busy together, one after the other."""
 MATMUL_ROWS = (128, 256, 512)
-MEMORY_BYTES = (1 << 20, 1 << 24)
-"""Bytes of one operand of an addition: within the caches, and beyond them."""
+MEMORY_BYTES = (1 << 20, 1 << 22)
+"""Bytes of one operand of an addition. From 16 MiB on, glibc returns each freed result to the kernel in some
+processes and not in others: page faults then cost up to 10 times the addition, and no rate describes both."""
 COLLECTIVE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 PASSES = 2
 """Everything is measured this often and the fastest pass counts: a neighbour's burst spoils one pass only."""
-OPERATOR_WINDOW_SECONDS = 0.08
+OPERATOR_WINDOW_SECONDS = 0.06
 """How long one operator is repeated: long against the 4 ms scheduler tick of ranks that share a core."""
-COLLECTIVE_WINDOW_SECONDS = 0.03
-MIN_COLLECTIVE_CALLS, MAX_COLLECTIVE_CALLS = 5, 50
+COLLECTIVE_WINDOW_SECONDS = 0.02
+MIN_COLLECTIVE_CALLS, MAX_COLLECTIVE_CALLS = 3, 40
 WARMUP_CALLS = 2
 OVERHEAD_CALLS = 100
 """Calls of the tiny operator between two looks at the clock."""
@@ -111,7 +112,7 @@ def _seconds_of_collective(call: Callable[[], torch.Tensor], group: dist.Process
         _functional.wait_tensor(call())
         return time.perf_counter() - begin
 
-    first = torch.tensor([min(timed() for _ in range(WARMUP_CALLS + 1))])
+    first = torch.tensor([min(timed() for _ in range(WARMUP_CALLS))])
     dist.all_reduce(first, op=dist.ReduceOp.MAX, group=group)
     calls = int(COLLECTIVE_WINDOW_SECONDS / float(first))
     return statistics.median(
@@ -147,13 +148,17 @@ def measure(groups: dict[int, list[dist.ProcessGroup]]) -> list[Measurement]:
 
 
 def mean_over_ranks(points: list[Measurement]) -> list[Measurement]:
-    """One point per (name, world size, ranks, size): the mean of what the ranks saw."""
+    """One point per (name, world size, ranks, size).
+
+    The harmonic mean of the ranks' seconds, which is their mean rate: the points hold the machine's throughput
+    divided by the ranks, even where the scheduler favours one.
+    """
     seconds: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
     for p in points:
         seconds[p.name, p.world_size, p.ranks, p.size].append(p.seconds)
     return [
         Measurement(
-            name=name, world_size=world_size, ranks=ranks, size=size, seconds=statistics.fmean(values)
+            name=name, world_size=world_size, ranks=ranks, size=size, seconds=statistics.harmonic_mean(values)
         )
         for (name, world_size, ranks, size), values in seconds.items()
     ]
