@@ -26,8 +26,8 @@ WORLD_SIZES = (1, 2, 4)
 """Numbers of processes that are busy together, one after the other."""
 MATMUL_ROWS = (128, 256, 512)
 MEMORY_BYTES = (1 << 20, 1 << 22)
-"""Bytes of one operand of an addition. From 16 MiB on, glibc returns each freed result to the kernel in some
-processes and not in others: page faults then cost up to 10 times the addition, and no rate describes both."""
+"""Bytes of one operand of an addition. From 16 MiB on, glibc returns each freed result to the kernel in
+some processes and not in others: page faults then cost up to 10 times the addition, and no rate fits both."""
 COLLECTIVE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 PASSES = 2
 """Everything is measured this often and the fastest pass counts: a neighbour's burst spoils one pass only."""
@@ -150,7 +150,7 @@ def measure(groups: dict[int, list[dist.ProcessGroup]]) -> list[Measurement]:
 def mean_over_ranks(points: list[Measurement]) -> list[Measurement]:
     """One point per (name, world size, ranks, size).
 
-    The harmonic mean of the ranks' seconds, which is their mean rate: the points hold the machine's throughput
+    The harmonic mean of the ranks' seconds, their mean rate: the points hold the machine's throughput
     divided by the ranks, even where the scheduler favours one.
     """
     seconds: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
