@@ -39,6 +39,16 @@ from autopar.hardware import (
     preset_link,
 )
 
+__all__ = [
+    "Cluster",
+    "Device",
+    "GroupTopology",
+    "Link",
+    "machine_name",
+    "measured_cluster_path",
+    "process_memory_bytes",
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
