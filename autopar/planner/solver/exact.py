@@ -2,7 +2,7 @@
 
 One round (`_Search.round`):
   1. `reductions.simplify`; if nothing is left, the constant is the optimum;
-  2. bucket elimination, if its tables are small (`_eliminate`);
+  2. bucket elimination, if its tables are small (`bucket`), not yet in the first round of a large problem;
   3. dual ascent: messages give a lower bound, roundings give assignments (`_ascend`);
   4. recombination: the best mix of labels seen in recent assignments, exactly, by 1. and 2. (`_recombine`);
   5. remove every label whose bound exceeds the best objective (`_fix`), and start again with what is left.
@@ -11,20 +11,22 @@ When rounds stop helping, HiGHS finishes (`_branch`). Each step is logged for th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.planner.solver import mip
-from autopar.planner.solver.bucket import EliminationOrder, eliminate_all, elimination_order
+from autopar.planner.solver.bucket import eliminate_all, elimination_order
+from autopar.planner.solver.deadline import Deadline
 from autopar.planner.solver.dual_ascent import Core, DualAscent, class_ranks, schedule_ranks
 from autopar.planner.solver.problem import Floats, Integers
 from autopar.planner.solver.reductions import Graph, back_substitute, simplify
 from autopar.planner.solver.solution import Fix, Step
 
 MAX_ROUNDS = 14
+SMALL_NODES = 100
+"""Below this size bucket elimination is tried before the first sweep; above, only after labels were fixed."""
 SWEEPS_PER_LOOK = 10
 """Sweeps (forward and backward) between two looks at bound and rounding."""
 LOOKS_PER_ROUND = 4
@@ -34,25 +36,9 @@ PEAK_ENTRIES, TOTAL_ENTRIES = 20_000_000, 400_000_000
 RECOMBINE_PEAK_ENTRIES, RECOMBINE_TOTAL_ENTRIES = 3_000_000, 200_000_000
 BRANCH_LABELS, BRANCH_ROUNDS, STALLED = 8_000, 5, 0.8
 """HiGHS takes over below this many labels, after this many rounds, once a round keeps this part of them."""
-MAX_BRANCH_LABELS = 15_000
-"""HiGHS is not started above this many: it would find nothing in a minute."""
+MAX_BRANCH_LABELS, BRANCH_SECONDS = 15_000, 600.0
+"""HiGHS is not started above this many labels: it would find nothing in minutes."""
 POOL = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadline:
-    """A point in time (`time.monotonic`), or None for no limit."""
-
-    at: float | None
-
-    @staticmethod
-    def after(seconds: float | None) -> Deadline:
-        """Return the deadline `seconds` from now."""
-        return Deadline(at=None if seconds is None else time.monotonic() + seconds)
-
-    def left(self) -> float:
-        """Return the seconds left, at least 0; infinite without a limit."""
-        return np.inf if self.at is None else max(0.0, self.at - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +51,7 @@ class Proof:
     eliminated: bool
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The best assignment (original labels), bounds in seconds, their proof, and assignments met."""
 
@@ -77,7 +63,7 @@ class Outcome:
     rounds: int
     pool: list[Integers]
     warmth: Warmth
-    statistics: dict[str, float | int | str] = field(default_factory=dict)
+    sweeps: int
 
 
 Warmth = dict[tuple[int, int], tuple[Integers, Floats, Integers, Floats]]
@@ -145,14 +131,12 @@ class _Search:
         if not nodes:
             self._close("reductions")
             return
-        order = (
-            elimination_order(self.graph, PEAK_ENTRIES, TOTAL_ENTRIES)
-            if self.rounds or len(nodes) < 100
-            else None
-        )
-        if order is not None:
-            self._eliminate(order)
-            return
+        if self.rounds or len(nodes) < SMALL_NODES:
+            order = elimination_order(self.graph, PEAK_ENTRIES, TOTAL_ENTRIES)
+            if order is not None:
+                eliminate_all(self.graph, order)
+                self._close("bucket elimination")
+                return
         before, self.labels = self.labels, self.graph.num_labels()
         stalled = self.labels < BRANCH_LABELS and self.labels > STALLED * before
         if self.rounds >= MAX_ROUNDS or (self.rounds >= BRANCH_ROUNDS and stalled):
@@ -179,7 +163,7 @@ class _Search:
             rounds=self.rounds,
             pool=self.pool,
             warmth=self.warmth,
-            statistics={"sweeps": self.sweeps},
+            sweeps=self.sweeps,
         )
 
     def _offer(self, labels: Integers) -> None:
@@ -205,10 +189,6 @@ class _Search:
             self.proof = Proof(
                 bound=bound, steps=tuple(self.graph.steps), messages=messages, eliminated=eliminated
             )
-
-    def _eliminate(self, order: EliminationOrder) -> None:
-        eliminate_all(self.graph, order)
-        self._close("bucket elimination")
 
     def _ascend(self) -> tuple[DualAscent, list[int]]:
         core, nodes = core_of(self.graph)
@@ -262,8 +242,7 @@ class _Search:
         for index, node in enumerate(nodes):
             positions = np.flatnonzero(survives[ascent.starts[index] : ascent.starts[index + 1]])
             if len(positions) < self.graph.size(node):
-                # An empty domain means that the best assignment is optimal; one label keeps the graph well
-                # formed.
+                # No label left means that the best assignment is optimal; one keeps the graph well formed.
                 positions = positions if len(positions) else np.array([0])
                 self.graph.restrict(node, positions)
                 kept[node] = self.graph.domains[node]
@@ -281,7 +260,7 @@ class _Search:
         found = mip.solve_core(
             [arena[token] for token in core.costs],
             [(u, v, arena[matrix]) for u, v, matrix in core.edges],
-            time_limit=min(self.deadline.left(), 600.0),
+            time_limit=min(self.deadline.left(), BRANCH_SECONDS),
             relative_gap=self.gap,
         )
         self.method = "branch and bound"

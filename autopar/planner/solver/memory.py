@@ -24,8 +24,8 @@ import numpy as np
 
 from autopar.planner.solver import mip
 from autopar.planner.solver.arena import Arena
+from autopar.planner.solver.deadline import Deadline
 from autopar.planner.solver.exact import (
-    Deadline,
     Outcome,
     Proof,
     Warmth,
@@ -45,7 +45,7 @@ ORACLE_GAP = 1e-9
 RECOMBINE_SECONDS, CLOSE_SECONDS = 30.0, 60.0
 RECOMBINE_LABELS, CLOSE_LABELS = 6_000, 15_000
 """HiGHS is not started above this many labels: it would find nothing in the time."""
-REFIX_ROUNDS, REFIX_LOOKS, REFIX_SWEEPS = 6, 6, 20
+REFIX_ROUNDS, REFIX_LOOKS, REFIX_SWEEPS = 8, 2, 15
 FITS = 1.0 + 1e-12
 
 
@@ -287,7 +287,7 @@ class _Budgeted:
             self._fix(graph)
             simplify(graph)
             # The first round may be weak; later ones must earn their time.
-            if graph.num_labels() > 0.97 * labels or self.deadline.left() <= 0.0 or not graph.nodes():
+            if graph.num_labels() > 0.95 * labels or self.deadline.left() <= 0.0 or not graph.nodes():
                 break
             labels = graph.num_labels()
         return graph

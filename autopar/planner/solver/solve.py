@@ -20,7 +20,8 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.planner.solver.arena import Arena
-from autopar.planner.solver.exact import Deadline, solve_graph
+from autopar.planner.solver.deadline import Deadline
+from autopar.planner.solver.exact import solve_graph
 from autopar.planner.solver.memory import BudgetedOutcome, solve_within_budgets
 from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate, is_forbidden
 from autopar.planner.solver.reductions import Graph
@@ -41,13 +42,18 @@ def solve(
     no assignment fits, status INFEASIBLE: `statistics["minimum_bytes"]` is the least that
     `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
     FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
-    Raises ValueError when `warm_start` does not fit the problem.
+    Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
+
+    Without a time limit, memory rows at the default gap may cost HiGHS a minute; a gap of 1e-3 takes seconds and
+    needs no HiGHS for its bound. Raises ValueError when `warm_start` does not fit the problem.
     """
     started, deadline = time.process_time(), Deadline.after(time_limit)
     _check_warm_start(problem, warm_start)
     for ceiling in ceilings(problem):
         outcome = _solve_cut(_cut(problem, ceiling), gap, deadline, warm_start)
-        if not _uses_more_than(problem, outcome.assignment, ceiling) or deadline.left() <= 0.0:
+        if outcome.infeasible or deadline.left() <= 0.0:
+            break
+        if not _uses_more_than(problem, outcome.assignment, ceiling):
             break
     return _solution(problem, outcome, ceiling, gap, deadline, started)
 
@@ -110,7 +116,7 @@ def _solve_cut(
         bound=outcome.bound,
         proof=outcome.proof,
         multipliers=(),
-        statistics={"method": outcome.method, "rounds": outcome.rounds, **outcome.statistics},
+        statistics={"method": outcome.method, "rounds": outcome.rounds, "sweeps": outcome.sweeps},
     )
 
 
@@ -125,8 +131,9 @@ def _solution(
     fits = all(total <= row.budget_bytes for total, row in zip(used, problem.memory_rows, strict=True))
     status = _status(outcome.infeasible, fits, reached <= max(gap, 1e-9), deadline)
     forbidden = _count_forbidden(problem, outcome.assignment)
-    if forbidden and status is Status.OPTIMAL:
-        status, statistics["forbidden"] = Status.INFEASIBLE, forbidden
+    if forbidden:
+        statistics["forbidden"] = forbidden
+        status = Status.INFEASIBLE if status is Status.OPTIMAL else status
     statistics["cpu_seconds"] = time.process_time() - started
     kind = "solver" if bound > proven else "elimination" if outcome.proof.eliminated else "messages"
     certificate = Certificate(
