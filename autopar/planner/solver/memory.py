@@ -7,8 +7,8 @@ bound:
 - The master (`mip.solve_master`, GLOP) mixes the assignments generated so far so that they fit on average;
   its duals are the next lam (`_Budgeted.ascend`); its value bounds max_lam L from above, and tells when to
   stop.
-- Assignments within the budgets are met on the way. `recombine` solves, by HiGHS, the problem restricted to
-  labels of good ones.
+- Assignments within the budgets are met on the way. `recombine` splices them (`splice.py`), and solves, by
+  HiGHS, the problem restricted to labels of good ones.
 - `close` removes labels by reduced costs at the best lam, L + slack > best objective, reduces again, and
   gives the rest to HiGHS. Its bound is HiGHS' word; the certificate proves max L.
 
@@ -32,10 +32,12 @@ from autopar.planner.solver.exact import (
     core_of,
     solve_graph,
     start_ascent,
+    value_of,
 )
 from autopar.planner.solver.problem import Floats, Integers, MemoryRow, Problem, evaluate, is_forbidden
 from autopar.planner.solver.reductions import Graph, back_substitute, simplify
 from autopar.planner.solver.solution import relative_gap
+from autopar.planner.solver.splice import splice
 
 MAX_MULTIPLIERS = 30
 MASTER_TOLERANCE = 1e-5
@@ -204,7 +206,13 @@ class _Budgeted:
             self.price(multipliers)
 
     def recombine(self) -> None:
-        """Look for a better plan among the labels of the best plans."""
+        """Look for a better plan: splices of two good plans, and all mixtures of the labels of good plans."""
+        known = [plan.labels for plan in self._promising() if np.isfinite(value_of(self.graph, plan.labels))]
+        spliced = splice(self.graph, known, self.budgets - self.graph.weight_constant)
+        if spliced is not None:
+            self.take(spliced)
+        if self.finished():
+            return
         trial = self.graph.copy()
         seen = np.stack([plan.labels for plan in self._promising()])
         for node in trial.nodes():

@@ -44,8 +44,8 @@ def solve(
     FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
     Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
 
-    Without a time limit, memory rows at the default gap may cost HiGHS a minute; a gap of 1e-3 takes seconds and
-    needs no HiGHS for its bound. Raises ValueError when `warm_start` does not fit the problem.
+    Without a time limit, memory rows at the default gap may cost HiGHS a minute; a gap of 1e-3 takes seconds
+    and needs no HiGHS for its bound. Raises ValueError when `warm_start` does not fit the problem.
     """
     started, deadline = time.process_time(), Deadline.after(time_limit)
     _check_warm_start(problem, warm_start)
