@@ -14,8 +14,9 @@ lower, less whatever rounding the steps were forgiven; minus sum_k multiplier_k 
 there are memory rows (weak duality: for multipliers >= 0 the Lagrangian bounds every assignment within the
 budgets).
 
-The checker shares the hash-consing of `arena.py` with the solver, and no mathematics. What it does not prove:
-`lower_bound` above `proven_bound` in a certificate of kind "solver" rests on HiGHS.
+The checker shares the hash-consing of `arena.py` with the solver, and no mathematics. What it does not
+prove: `lower_bound` above `proven_bound` in a certificate of kind "solver" rests on HiGHS. That a problem
+is INFEASIBLE is not certified either (the assignment and its bytes are checked, their minimality is not).
 """
 
 from __future__ import annotations
