@@ -1,0 +1,154 @@
+"""Layouts: how one tensor lies on a mesh, one placement per mesh axis.
+
+    Shard(1)           the axis splits dim 1 into contiguous blocks of ceil(size / axis) (torch.chunk)
+    Shard(1, split=3)  dim 1 is seen as (3, size / 3) and the axis splits the second factor (fused q|k|v: strided)
+    Replicate()        every coordinate of the axis holds the same values
+    Partial("sum")     the value is the sum (max, min) over the axis of what the coordinates hold
+
+Names and printing follow torch.distributed.tensor. Two axes with the same dim and split nest from left to right, as
+DTensor does: the first axis of the mesh takes the outer blocks. Dims with `split > 1`, and dims that carry two
+different splits, divide evenly; only a dim whose shardings all have `split == 1` may be uneven (ceil blocks).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from autopar.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The axis splits dim `dim`, seen as (`split`, size / `split`), along the second factor."""
+
+    dim: int
+    split: int = 1
+
+    def __str__(self) -> str:
+        return f"S({self.dim})" if self.split == 1 else f"S({self.dim}, split={self.split})"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every coordinate of the axis holds the same values."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The value is the reduction (`sum`, `max`, `min`) over the axis of what its coordinates hold."""
+
+    op: str = "sum"
+
+    def __str__(self) -> str:
+        return f"P({self.op})"
+
+
+Placement: TypeAlias = Shard | Replicate | Partial
+Layout: TypeAlias = tuple[Placement, ...]
+
+_PLACEMENT = re.compile(r"^(?:(R)|S\((\d+)(?:, *split=(\d+))?\)|P\((sum|max|min)\))$")
+
+
+def parse_placement(text: str) -> Placement:
+    """`R`, `S(0)`, `S(1, split=3)` or `P(sum)` -> placement. Raises ConfigurationError naming the text."""
+    match = _PLACEMENT.match(text.strip())
+    if match is None:
+        raise ConfigurationError(f"{text!r} is no placement; write R, S(dim), S(dim, split=n) or P(sum|max|min)")
+    if match[1]:
+        return Replicate()
+    if match[2] is not None:
+        return Shard(int(match[2]), int(match[3] or 1))
+    return Partial(match[4])
+
+
+def format_layout(layout: Layout) -> list[str]:
+    """One string per mesh axis; `parse_layout` reads it back."""
+    return [str(placement) for placement in layout]
+
+
+def parse_layout(texts: Sequence[str]) -> Layout:
+    """Inverse of `format_layout`. Raises ConfigurationError naming the text that is no placement."""
+    return tuple(parse_placement(text) for text in texts)
+
+
+def replicated(num_axes: int) -> Layout:
+    """The layout that holds everything everywhere."""
+    return (Replicate(),) * num_axes
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Named axes over the ranks, row-major: the last axis is the innermost (fastest links)."""
+
+    axis_names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Position of `rank` on every axis."""
+        coordinate = []
+        for extent in reversed(self.shape):
+            rank, position = divmod(rank, extent)
+            coordinate.append(position)
+        return tuple(reversed(coordinate))
+
+
+def chunk(size: int, num_chunks: int, index: int) -> tuple[int, int]:
+    """(start, length) of block `index` when `size` is cut as torch.chunk does; later blocks may be empty."""
+    block = -(-size // num_chunks)
+    start = min(size, block * index)
+    return start, min(size, block * (index + 1)) - start
+
+
+def sharded_axes(layout: Layout, dim: int) -> list[tuple[int, int]]:
+    """(split, axis) of every axis that shards `dim`, outermost first (by split, then by mesh order)."""
+    return sorted((p.split, axis) for axis, p in enumerate(layout) if isinstance(p, Shard) and p.dim == dim)
+
+
+def local_shape(shape: Sequence[int], layout: Layout, mesh: Mesh, coordinate: Sequence[int]) -> tuple[int, ...]:
+    """Shape of the block that the rank at `coordinate` holds of a tensor of global `shape`."""
+    local = list(shape)
+    for axis, placement in enumerate(layout):
+        if isinstance(placement, Shard):
+            _, local[placement.dim] = chunk(local[placement.dim], mesh.shape[axis], coordinate[axis])
+    return tuple(local)
+
+
+def local_start(size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: Sequence[int]) -> int:
+    """First global index along `dim` of the local block; only for dims sharded with split 1 throughout."""
+    start, extent = 0, size
+    for split, axis in sharded_axes(layout, dim):
+        assert split == 1, "a strided shard has no single start"
+        begin, extent = chunk(extent, mesh.shape[axis], coordinate[axis])
+        start += begin
+    return start
+
+
+def is_legal(shape: Sequence[int], layout: Layout, mesh: Mesh) -> bool:
+    """Whether `layout` can hold a tensor of `shape`: dims exist, and dims with a strided shard divide evenly."""
+    sharded_dims = {p.dim for p in layout if isinstance(p, Shard)}
+    return all(dim < len(shape) and _dim_is_legal(shape[dim], sharded_axes(layout, dim), mesh) for dim in sharded_dims)
+
+
+def _dim_is_legal(size: int, axes: list[tuple[int, int]], mesh: Mesh) -> bool:
+    if all(split == 1 for split, _ in axes):
+        return size >= math.prod(mesh.shape[axis] for _, axis in axes)
+    boundary = 1  # number of equal parts into which the dim is cut so far
+    previous = 1
+    for split, axis in axes:
+        if split != previous:
+            if split % boundary:
+                return False  # the blocks of one split must lie whole inside the factor before the next
+            boundary = previous = split
+        boundary *= mesh.shape[axis]
+    return size % boundary == 0

@@ -1,0 +1,222 @@
+"""Plan: everything that was chosen, as a readable, editable file. Planner and runtime meet only here.
+
+A plan names operators `module.path/op#k` (`/bwd` in backward), so it outlives torch's node names, and embeds the
+question that it answers. Layouts are written as one string per mesh axis: `["S(0)", "R"]`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autopar.errors import ConfigurationError
+from autopar.files import write_atomically
+from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, format_layout, parse_layout
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterPlan:
+    """One parameter: stored layout (`.grad` and optimizer state share it), layout in which operators find it,
+    layout to which its gradient is reduced first, and whether the gathered weight is kept for backward (ZeRO-2-like)
+    or gathered again (ZeRO-3)."""
+
+    stored: Layout
+    used: Layout
+    gradient: Layout
+    keep_gathered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPlan:
+    """One operator: the name that each mesh axis splits (None: replicated, "partial": operands pass as Partial), the
+    layouts of its tensor operands and outputs. `shared_forward` and `shared_backward` (one entry per output, None: no
+    shared copy) are the layouts to which an output is redistributed once, for all its consumers of that phase.
+    `recompute`: its outputs are computed again in backward instead of being saved."""
+
+    axes: tuple[str | None, ...]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    shared_forward: tuple[Layout | None, ...] = ()
+    shared_backward: tuple[Layout | None, ...] = ()
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the simulator says of one step on one rank: seconds and peak bytes, with their parts."""
+
+    step_seconds: float
+    peak_bytes: float
+    compute_seconds: float = 0.0
+    exposed_communication_seconds: float = 0.0
+    bytes_by_kind: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A known plan (DDP, ZeRO-3, Megatron) priced by the same model; `error` says why it is impossible."""
+
+    name: str
+    dims: Mapping[str, int]
+    objective_seconds: float | None = None
+    predicted: Prediction | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """See the module docstring. `inputs` and `buffers` hold the layouts of data; `prices_hash` identifies the cost
+    tables to which objective, bound and gap belong; `statistics` counts strategies, nodes and replicated FLOPs."""
+
+    mesh: Mesh
+    parameters: Mapping[str, ParameterPlan]
+    operators: Mapping[str, OperatorPlan]
+    inputs: Mapping[str, Layout]
+    buffers: Mapping[str, Layout]
+    outputs: Mapping[str, Layout]
+    predicted: Prediction
+    objective_seconds: float
+    bound_seconds: float
+    gap: float
+    fingerprint: str
+    cluster: str
+    profile: str
+    kernel_backend: str = "eager"
+    prices_hash: str = ""
+    question: Mapping[str, Any] = field(default_factory=dict)
+    baselines: tuple[Baseline, ...] = ()
+    alternatives: tuple[Baseline, ...] = ()
+    uncovered: Mapping[str, float] = field(default_factory=dict)
+    statistics: Mapping[str, float | int | str] = field(default_factory=dict)
+    explanations: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def placements(self) -> dict[str, Layout]:
+        """Parameter name -> stored layout."""
+        return {name: parameter.stored for name, parameter in self.parameters.items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON, by a temporary file and a rename."""
+        write_atomically(Path(path), self.to_json())
+
+    def to_json(self) -> bytes:
+        """The plan as indented JSON."""
+        document = {"schema_version": SCHEMA_VERSION, **_plain(self)}
+        return msgspec.json.format(msgspec.json.encode(document), indent=1)
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan. Raises ConfigurationError for a file that is missing, damaged or of another schema."""
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the plan {path}: {error.strerror}") from error
+        return Plan.from_json(content, str(path))
+
+    @staticmethod
+    def from_json(content: bytes, origin: str = "plan") -> Plan:
+        """Inverse of `to_json`. Raises ConfigurationError naming what is damaged."""
+        try:
+            document = msgspec.json.decode(content, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(f"{origin} is damaged: {error}; plan again or restore the file") from error
+        version = document.pop("schema_version", None)
+        if version != SCHEMA_VERSION:
+            raise ConfigurationError(f"{origin} has schema version {version}, this autopar reads {SCHEMA_VERSION}")
+        try:
+            plan: Plan = _read(document, Plan, "")
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigurationError(f"{origin} is damaged: {error}") from error
+        return plan
+
+    def diff(self, other: Plan) -> str:
+        """Unified diff of the choices of two plans, empty when they are equal."""
+        return "\n".join(difflib.unified_diff(_choices(self), _choices(other), "this", "other", lineterm="", n=0))
+
+    def with_(self, **changes: Any) -> Plan:
+        """A copy with some fields replaced."""
+        return replace(self, **changes)
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses -> dicts, layouts -> lists of strings, recursively; fields at their default are left out."""
+    if isinstance(value, Shard | Replicate | Partial):
+        return str(value)
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _read(value: Any, kind: Any, where: str) -> Any:
+    """Inverse of `_plain` for a field of type `kind`; errors name the path `where` of the damaged entry."""
+    if kind == Layout:
+        return parse_layout(value)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        choices = [choice for choice in arguments if choice is not type(None)]
+        return _read(value, choices[0], where) if len(choices) == 1 else _scalar(value, tuple(choices), where)
+    if origin is tuple:
+        _expect(value, list, where)
+        return tuple(_read_item(value, arguments, index, where) for index in range(len(value)))
+    if origin is not None and issubclass(origin, Mapping):
+        _expect(value, dict, where)
+        return {key: _read(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
+    if is_dataclass(kind):
+        return _read_dataclass(value, kind, where)
+    return _scalar(value, (kind,), where)
+
+
+def _read_item(value: list[Any], kinds: tuple[Any, ...], index: int, where: str) -> Any:
+    kind = kinds[0] if len(kinds) == 2 and kinds[1] is Ellipsis else kinds[index]
+    return _read(value[index], kind, f"{where}[{index}]")
+
+
+def _read_dataclass(value: Any, kind: Any, where: str) -> Any:
+    _expect(value, dict, where)
+    hints = typing.get_type_hints(kind)
+    unknown = set(value) - set(hints)
+    if unknown:
+        raise ValueError(f"{where or 'the plan'} has unknown fields {sorted(unknown)}")
+    return kind(**{name: _read(item, hints[name], f"{where}.{name}".lstrip(".")) for name, item in value.items()})
+
+
+def _scalar(value: Any, kinds: tuple[type, ...], where: str) -> Any:
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if int not in kinds else value
+    if not isinstance(value, kinds):
+        raise ValueError(f"{where} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r}")
+    return value
+
+
+def _expect(value: Any, kind: type, where: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{where or 'the plan'} must be a JSON {kind.__name__}, not {value!r}")
+
+
+def _choices(plan: Plan) -> list[str]:
+    """One line per choice, in plan order, for `diff`."""
+    lines = [f"mesh {name}={size}" for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)]
+    for name, parameter in plan.parameters.items():
+        kept = " kept" if parameter.keep_gathered else ""
+        lines.append(f"{name}: stored {format_layout(parameter.stored)} used {format_layout(parameter.used)}{kept}")
+    for name, operator in plan.operators.items():
+        lines.append(f"{name}: {operator.axes} -> {[format_layout(layout) for layout in operator.outputs]}")
+    return lines

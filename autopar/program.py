@@ -1,0 +1,79 @@
+"""Program: one captured or lowered FX graph together with the meaning of its inputs and outputs.
+
+The graph is a `torch.fx.GraphModule` at ATen level that holds forward *and* backward. Its placeholders correspond one
+to one to `inputs`, the flat tuple that it returns corresponds one to one to `outputs`. Every call_function node has
+`meta["val"]` (fake tensor of the *global* shape, or a tuple of them), `meta["phase"]` ("forward" | "backward") and
+`meta["operator"]`, its stable name: `module.path/op#k` (`.../bwd` in backward), which plans use. Placeholders have
+"phase" and "operator" too (their `Input.name`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch.utils._pytree import TreeSpec
+
+InputRole: TypeAlias = Literal["parameter", "buffer", "input", "tangent", "seed"]
+OutputRole: TypeAlias = Literal["loss", "output", "mutation", "gradient"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One placeholder.
+
+    name: parameter or buffer name; for inputs the path of the argument ("input_ids", "args.0", "batch.labels");
+        for tangents the path of the output. aliases: further names of a tied parameter. batch_dim: which dim of an
+        input is the global batch (None: replicated input).
+    """
+
+    role: InputRole
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+    aliases: tuple[str, ...] = ()
+    batch_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One value of the returned tuple. name: path of the output, or the parameter, input or buffer it belongs to."""
+
+    role: OutputRole
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A graph, the meaning of its inputs and outputs, and how to flatten the user's arguments.
+
+    Outputs come in the order: mutations, loss and outputs, gradients. `in_spec` flattens (args, kwargs);
+    `tensor_leaves` says which leaf each "input" placeholder takes; `out_spec` rebuilds the user's output from the
+    leaves `output_leaves` (indices into `outputs`, or constants). `loss_only` is true when the module returns the loss
+    alone (a loss function was given or the output is 0-dim).
+    """
+
+    graph_module: torch.fx.GraphModule
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    in_spec: TreeSpec
+    tensor_leaves: tuple[int, ...]
+    out_spec: TreeSpec
+    output_leaves: tuple[Any, ...]
+    training: bool
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        return self.graph_module.graph
+
+    @property
+    def placeholders(self) -> list[torch.fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def returned(self) -> list[torch.fx.Node]:
+        """The returned nodes, one per entry of `outputs`."""
+        output = next(node for node in reversed(self.graph.nodes) if node.op == "output")
+        return list(output.args[0])

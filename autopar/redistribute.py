@@ -1,0 +1,156 @@
+"""Redistribution: which collectives turn one layout into another. One table, two readers.
+
+    (P(sum), R) -> (S(0), R)     reduce_scatter over axis 0
+    (S(0), S(0)) -> (R, R)       one all_gather over both axes
+    (S(0), S(0)) -> (R, S(0))    all_gather over both axes (the inner blocks lie inside the outer ones), then slice
+
+`REDISTRIBUTE` names the move of one axis; `redistribution` orders the moves of all axes, merges equal moves into one
+collective over several axes, and inserts the extra gathers that nested shards need. Cost models price exactly these
+steps and the lowering emits exactly these steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from autopar.layout import Layout, Partial, Placement, Replicate, Shard
+
+StepKind: TypeAlias = Literal["slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather"]
+
+REDISTRIBUTE: dict[tuple[type, type], StepKind] = {
+    (Replicate, Shard): "slice",
+    (Partial, Shard): "reduce_scatter",
+    (Partial, Replicate): "all_reduce",
+    (Shard, Shard): "all_to_all",
+    (Shard, Replicate): "all_gather",
+}
+_ORDER: tuple[StepKind, ...] = ("slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective (or local slice) over `axes`, ascending; before and after are whole layouts.
+
+    `local_fraction` is the part of the global tensor that a rank holds before the step.
+    """
+
+    kind: StepKind
+    axes: tuple[int, ...]
+    before: Layout
+    after: Layout
+    local_fraction: float
+
+    def buffer_fraction(self, mesh_shape: Sequence[int]) -> float:
+        """Part of the global tensor in the full logical buffer of the collective (gather output, reduce input)."""
+        group = math.prod(mesh_shape[axis] for axis in self.axes)
+        return self.local_fraction * group if self.kind == "all_gather" else self.local_fraction
+
+
+def is_reachable(source: Layout, target: Layout) -> bool:
+    """Nothing turns into a Partial; every other pair has a redistribution."""
+    return all(a == b or not isinstance(b, Partial) for a, b in zip(source, target, strict=True))
+
+
+@lru_cache(maxsize=None)
+def redistribution(
+    source: Layout, target: Layout, mesh_shape: tuple[int, ...], uneven_dims: frozenset[int] = frozenset()
+) -> tuple[Step, ...]:
+    """The steps from `source` to `target`. Dims in `uneven_dims` do not divide, so they take no all_to_all.
+
+    Raises ValueError for a target that cannot be reached (something else -> Partial).
+    """
+    if not is_reachable(source, target):
+        raise ValueError(f"no redistribution from {source} to {target}: nothing turns into a Partial")
+    current = list(source)
+    steps: list[Step] = []
+    while tuple(current) != target:
+        kind, axes, after = _next_move(tuple(current), target, uneven_dims)
+        steps.append(Step(kind, axes, tuple(current), after, _fraction(tuple(current), mesh_shape)))
+        current = list(after)
+    return tuple(steps)
+
+
+def _fraction(layout: Layout, mesh_shape: Sequence[int]) -> float:
+    return 1.0 / math.prod(mesh_shape[axis] for axis, p in enumerate(layout) if isinstance(p, Shard))
+
+
+def _next_move(current: Layout, target: Layout, uneven: frozenset[int]) -> tuple[StepKind, tuple[int, ...], Layout]:
+    """The first legal move in `_ORDER`, merged over all axes that can make it together."""
+    moves: dict[int, tuple[StepKind, Placement]] = {}
+    for axis, (now, goal) in enumerate(zip(current, target, strict=True)):
+        if now != goal:
+            kind = REDISTRIBUTE[type(now), type(goal)]
+            if kind == "all_to_all" and {now.dim, goal.dim} & uneven:  # type: ignore[union-attr]
+                kind, goal = "all_gather", Replicate()
+            moves[axis] = (kind, goal)
+    for kind in _ORDER:
+        for axis in reversed(range(len(current))):
+            if axis in moves and moves[axis][0] == kind and _is_legal(axis, moves[axis][1], current, target):
+                return _merged(kind, axis, moves, current, target)
+    return _unblock(moves, current, target)
+
+
+def _is_legal(axis: int, goal: Placement, current: Sequence[Placement], target: Layout) -> bool:
+    """Blocks nest: an axis leaves or enters a sharded factor only while it is its innermost axis."""
+    now = current[axis]
+    if isinstance(now, Shard) and any(other == now for other in current[axis + 1 :]):
+        return False
+    if not isinstance(goal, Shard):
+        return True
+    if any(other == goal for other in current[axis + 1 :]):
+        return False
+    return all((current[outer] == goal) == (target[outer] == goal) for outer in range(axis))
+
+
+def _merged(
+    kind: StepKind, axis: int, moves: dict[int, tuple[StepKind, Placement]], current: Layout, target: Layout
+) -> tuple[StepKind, tuple[int, ...], Layout]:
+    """Add to the move of `axis` every other axis that makes the same kind of move and stays legal beside it."""
+    after = list(current)
+    after[axis] = moves[axis][1]
+    axes = [axis]
+    for other in reversed(range(len(current))):
+        if kind in ("slice", "all_to_all") or other in axes or moves.get(other, ("",))[0] != kind:
+            continue
+        if kind == "all_reduce" and current[other] != current[axis]:
+            continue
+        if kind == "reduce_scatter" and current[other] != current[axis]:
+            continue
+        if kind == "reduce_scatter" or _is_legal(other, moves[other][1], after, target):
+            trial = list(after)
+            trial[other] = moves[other][1]
+            if kind != "reduce_scatter" or _entered_in_order(trial, [*axes, other], current, target):
+                after, axes = trial, [*axes, other]
+    return kind, tuple(sorted(axes)), tuple(after)
+
+
+def _entered_in_order(after: Sequence[Placement], axes: list[int], current: Layout, target: Layout) -> bool:
+    """Whether `axes`, entered from the outermost inwards, are each legal."""
+    state = list(current)
+    for axis in sorted(axes):
+        if not _is_legal(axis, after[axis], state, target):
+            return False
+        state[axis] = after[axis]
+    return True
+
+
+def _unblock(
+    moves: dict[int, tuple[StepKind, Placement]], current: Layout, target: Layout
+) -> tuple[StepKind, tuple[int, ...], Layout]:
+    """No move is legal: gather the innermost axis of a factor that some blocked axis wants to leave or enter."""
+    wanted = {current[axis] for axis in moves} | {moves[axis][1] for axis in moves}
+    inner = max(axis for axis, now in enumerate(current) if isinstance(now, Shard) and now in wanted)
+    together = [
+        axis
+        for axis, now in enumerate(current)
+        if now == current[inner] and (axis == inner or (axis in moves and axis < inner))
+    ]
+    # axes between a leaving outer axis and the innermost one must leave with it, so that the blocks stay contiguous
+    if len(together) > 1:
+        together = [a for a, now in enumerate(current) if now == current[inner] and a >= min(together)]
+    after = tuple(Replicate() if axis in together else now for axis, now in enumerate(current))
+    return "all_gather", tuple(together), after

@@ -1,0 +1,1 @@
+"""Sharding rules: which dims of which operator may be split, as data."""

@@ -1,0 +1,53 @@
+"""A rule: which dims of an operator may be split over a mesh axis, and what that leaves.
+
+Every dim of every tensor operand and output is a tuple of named factors, outermost first. A mesh axis picks ONE name;
+every tensor that carries the name is sharded along that factor, tensors without it are replicated, and outputs listed
+in `reductions` become Partial. `None` as a factor name is a factor that stays whole.
+
+    mm:  inputs ((("m",), ("k",)), (("k",), ("n",)))   outputs ((("m",), ("n",)),)   reductions {"k": ("sum",)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Dim: TypeAlias = tuple[str | None, ...]  # factors of one dim, outermost first; () for a dim of size 1
+Tensor: TypeAlias = tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The splits that an operator allows.
+
+    inputs, outputs: one `Tensor` per tensor operand (in the order of `tensor_operands(node)`) and per output; an
+        output that is no tensor is None.
+    sizes: factor name -> global size.
+    reductions: contracted name -> per output, the op of the Partial that it leaves ("sum", "max", "min"), or None if
+        that output is unaffected (carries the name itself or is replicated as the implementation sees to it).
+    linear: patterns over the operands: operands marked True may all be Partial("sum") together (the others
+        replicated); then all outputs are Partial("sum").
+    implementations: name -> implementation needed when the name is split ("masked_embedding", ...); other names
+        need none: the operator runs unchanged on local tensors.
+    synchronised_bytes: name -> bytes that the implementation all-reduces when the name is split (statistics of a
+        batch norm). flops: of the whole operator.
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor | None, ...]
+    sizes: Mapping[str, int]
+    reductions: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    linear: tuple[tuple[bool, ...], ...] = ()
+    implementations: Mapping[str, str] = field(default_factory=dict)
+    synchronised_bytes: Mapping[str, int] = field(default_factory=dict)
+    flops: float = 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that an axis may pick: carried or reduced by every output, or synchronised."""
+        found: dict[str, None] = {}
+        for tensor in (*self.inputs, *(output for output in self.outputs if output is not None)):
+            for dim in tensor:
+                found.update({factor: None for factor in dim if factor is not None})
+        return tuple(found)

@@ -1,0 +1,1 @@
+"""Passes: FX graph -> FX graph, nothing else."""
