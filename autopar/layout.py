@@ -152,3 +152,27 @@ def _dim_is_legal(size: int, axes: list[tuple[int, int]], mesh: Mesh) -> bool:
             boundary = previous = split
         boundary *= mesh.shape[axis]
     return size % boundary == 0
+
+
+def local_runs(
+    size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """(start, length) of the runs of global indices along `dim` that a rank holds; one run unless strided."""
+    runs = [(0, size)]
+    for split, axis in reversed(sharded_axes(layout, dim)):
+        inner = [a for a in sharded_axes(layout, dim) if a[0] == split and a[1] < axis]
+        if inner:
+            continue  # the outermost axis of a split cuts for all axes that nest inside it
+        start, length = 0, size // split if split > 1 else size
+        for _, nested in [a for a in sharded_axes(layout, dim) if a[0] == split]:
+            begin, length = chunk(length, mesh.shape[nested], coordinate[nested])
+            start += begin
+        block = size // split
+        window = [(piece * block + start, length) for piece in range(split)]
+        runs = [overlap for run in runs for other in window if (overlap := _overlap(run, other))[1] > 0]
+    return tuple(sorted(runs))
+
+
+def _overlap(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    start = max(first[0], second[0])
+    return start, min(first[0] + first[1], second[0] + second[1]) - start
