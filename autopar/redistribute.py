@@ -154,3 +154,18 @@ def _unblock(
         together = [a for a, now in enumerate(current) if now == current[inner] and a >= min(together)]
     after = tuple(Replicate() if axis in together else now for axis, now in enumerate(current))
     return "all_gather", tuple(together), after
+
+
+def uneven_dims(
+    shape: Sequence[int], source: Layout, target: Layout, mesh_shape: Sequence[int]
+) -> frozenset[int]:
+    """Dims of a tensor that one of the two layouts cuts into unequal blocks; they take no all_to_all."""
+    found = set()
+    for layout in (source, target):
+        for dim in {p.dim for p in layout if isinstance(p, Shard)}:
+            cut = math.prod(
+                size for size, p in zip(mesh_shape, layout, strict=True) if isinstance(p, Shard) and p.dim == dim
+            )
+            if shape[dim] % cut:
+                found.add(dim)
+    return frozenset(found)
