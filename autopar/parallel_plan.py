@@ -19,6 +19,7 @@ import msgspec
 from autopar.errors import ConfigurationError
 from autopar.files import write_atomically
 from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, format_layout, parse_layout
+from autopar.plan_text import explain, summary
 
 SCHEMA_VERSION = 1
 
@@ -104,6 +105,17 @@ class Plan:
     def placements(self) -> dict[str, Layout]:
         """Parameter name -> stored layout."""
         return {name: parameter.stored for name, parameter in self.parameters.items()}
+
+    def summary(self) -> str:
+        """The plan on one page: itself beside the baselines, where its memory goes, the layouts of its parameters."""
+        return summary(self)
+
+    def explain(self, name: str) -> str:
+        """Why the parameter, operator or module `name` lies as it does, its runner-up and the cost of switching.
+
+        Raises ConfigurationError with the nearest names for a name that the plan does not have.
+        """
+        return explain(self, name)
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, by a temporary file and a rename."""

@@ -1,0 +1,39 @@
+# Each target works alone on a machine that has Python 3.10-3.13 and nothing else: it makes .venv first.
+#   make demo    plan a GPT for 2x8 H100 on this machine, then train one on four local processes
+#   make test    all tests        make fast    the tier that takes a minute        make lint    ruff and mypy
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu      takes torch's CPU build
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test fast lint install clean
+
+demo: $(STAMP)
+	$(BIN)/autopar demo
+
+test: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m pytest
+
+fast: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not distributed and not gpu"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p autopar -p benchmarks
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[test,hf]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,239 @@
+"""A plan in words: `Plan.summary()` and `Plan.explain(name)`, and the rows from which the command line draws tables.
+
+Everything is computed from the plan alone, so a plan file explains itself where neither model nor planner is. Layers
+that repeat are shown once: `layers.0.up.weight` and `layers.1.up.weight` with equal layouts are `layers.*.up.weight`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from autopar.errors import ConfigurationError
+from autopar.layout import Layout, Mesh
+from autopar.redistribute import redistribution
+
+if TYPE_CHECKING:
+    from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, Plan
+
+PLAN_COLUMNS = ("plan", "mesh", "predicted step", "memory/device", "cost", "bound", "gap")
+LARGEST_GROUPS = 40
+"""A summary lists at most this many groups of parameters; the file has them all."""
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Three significant digits with the unit that fits: "12.8 ms"."""
+    if seconds is None:
+        return "-"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+
+
+def format_bytes(num_bytes: float | None) -> str:
+    """Binary units: "38.2 GiB"."""
+    if num_bytes is None:
+        return "-"
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(num_bytes) >= 1024**power:
+            return f"{num_bytes / 1024**power:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_mesh(sizes: Mapping[str, int]) -> str:
+    """Axes that split something: "dp_shard=2 tp=4"; "1 device" where none does."""
+    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "1 device"
+
+
+def format_placements(layout: Layout, mesh: Mesh) -> str:
+    """The placement on every axis that has a name and a size above one: "tp: S(0)"; "R" where nothing is split."""
+    chosen = [
+        f"{name}: {placement}"
+        for name, size, placement in zip(mesh.axis_names, mesh.shape, layout, strict=True)
+        if size > 1 and str(placement) != "R"
+    ]
+    return ", ".join(chosen) or "R"
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """The chosen plan and its baselines, one row of `PLAN_COLUMNS` each."""
+    mesh = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
+    chosen = (
+        "chosen",
+        format_mesh(mesh),
+        format_seconds(plan.predicted.step_seconds),
+        format_bytes(plan.predicted.peak_bytes),
+        format_seconds(plan.objective_seconds),
+        format_seconds(plan.bound_seconds),
+        f"{plan.gap:.1e}" if plan.gap else "0",
+    )
+    return [chosen, *(_baseline_row(baseline) for baseline in plan.baselines)]
+
+
+def _baseline_row(baseline: Baseline) -> tuple[str, ...]:
+    mesh = format_mesh(baseline.dims)
+    if baseline.predicted is None:
+        return (
+            baseline.name,
+            mesh,
+            baseline.error or "not priced",
+            "",
+            format_seconds(baseline.objective_seconds),
+            "",
+            "",
+        )
+    return (
+        baseline.name,
+        mesh,
+        format_seconds(baseline.predicted.step_seconds),
+        format_bytes(baseline.predicted.peak_bytes),
+        format_seconds(baseline.objective_seconds),
+        "",
+        "",
+    )
+
+
+def parameter_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """(pattern, how many, layouts) of parameters whose names differ in numbers only and that share their layouts."""
+    groups: dict[tuple[str, str], int] = {}
+    for name, parameter in plan.parameters.items():
+        key = (re.sub(r"(?<![^.])\d+(?![^.])", "*", name), _parameter_layouts(parameter, plan.mesh))
+        groups[key] = groups.get(key, 0) + 1
+    return [(pattern, str(count), layouts) for (pattern, layouts), count in groups.items()]
+
+
+def _parameter_layouts(parameter: ParameterPlan, mesh: Mesh) -> str:
+    stored, used = format_placements(parameter.stored, mesh), format_placements(parameter.used, mesh)
+    if stored == used:
+        return stored
+    kept = "kept for backward" if parameter.keep_gathered else "gathered again in backward"
+    return f"{stored} -> {used} ({kept})"
+
+
+def facts(plan: Plan) -> list[str]:
+    """Lines that belong under the table: cluster, parts of the step, largest memory, uncovered operators, notes."""
+    lines = [f"cluster {plan.cluster}, priced by {plan.profile}"]
+    prediction = plan.predicted
+    lines.append(
+        f"step {format_seconds(prediction.step_seconds)} = compute {format_seconds(prediction.compute_seconds)}"
+        f" + communication that nothing hides {format_seconds(prediction.exposed_communication_seconds)}"
+    )
+    if prediction.bytes_by_kind:
+        parts = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])
+        lines.append("memory " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts))
+    lines.extend(f"{name}: {_number(value)}" for name, value in plan.statistics.items())
+    for operator, seconds in plan.uncovered.items():
+        lines.append(f"no rule for {operator}: replicated, +{format_seconds(seconds)} per step")
+    return [*lines, *plan.notes]
+
+
+def _number(value: float | int | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def summary(plan: Plan) -> str:
+    """The plan on one page: chosen plan beside the baselines, then the layouts of the parameters."""
+    rows = parameter_rows(plan)
+    lines = [align(PLAN_COLUMNS, plan_rows(plan)), "", *facts(plan), ""]
+    lines.append(align(("parameters", "count", "layout"), rows[:LARGEST_GROUPS]))
+    if len(rows) > LARGEST_GROUPS:
+        lines.append(f"... and {len(rows) - LARGEST_GROUPS} more groups")
+    return "\n".join(lines)
+
+
+def align(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell."""
+    table = [tuple(header), *map(tuple, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def explain(plan: Plan, name: str) -> str:
+    """Why `name` (a parameter, an operator, or a module that contains some) lies as it does.
+
+    Raises ConfigurationError with the nearest names for a name that the plan does not have.
+    """
+    names = matching_names(plan, name)
+    return "\n\n".join("\n".join(_explain_one(plan, found)) for found in names)
+
+
+def matching_names(plan: Plan, name: str) -> list[str]:
+    """The parameter or operator `name`, else everything inside the module `name`."""
+    known = [*plan.parameters, *plan.operators]
+    if name in plan.parameters or name in plan.operators:
+        return [name]
+    inside = [other for other in known if other.startswith((f"{name}.", f"{name}/"))]
+    if not inside:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
+        raise ConfigurationError(f"the plan has no {name!r}; nearest: {', '.join(near) or 'nothing'}")
+    return inside
+
+
+def _explain_one(plan: Plan, name: str) -> list[str]:
+    if name in plan.parameters:
+        lines = [f"parameter {name}", *_explain_parameter(plan.parameters[name], plan.mesh)]
+    else:
+        lines = [f"operator {name}", *_explain_operator(plan.operators[name], plan.mesh)]
+    choices = plan.explanations.get(name, ())
+    for description, delta in choices:
+        lines.append(
+            f"  instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step"
+        )
+    if not choices:
+        lines.append("  no runner-up is recorded: the plan had one choice here, or was written by hand")
+    return lines
+
+
+def _explain_parameter(parameter: ParameterPlan, mesh: Mesh) -> list[str]:
+    lines = [
+        f"  stored    {format_placements(parameter.stored, mesh)}",
+        f"  used as   {format_placements(parameter.used, mesh)}{_steps(parameter.stored, parameter.used, mesh)}",
+        f"  gradient  {format_placements(parameter.gradient, mesh)}"
+        f"{_steps(parameter.gradient, parameter.stored, mesh)}",
+    ]
+    if parameter.stored != parameter.used:
+        lines.append(
+            "  the gathered weight is "
+            + ("kept" if parameter.keep_gathered else "gathered again in backward")
+        )
+    return lines
+
+
+def _explain_operator(operator: OperatorPlan, mesh: Mesh) -> list[str]:
+    splits = [
+        f"{axis} splits {name}" if name != "partial" else f"{axis} passes partial sums on"
+        for axis, name in zip(mesh.axis_names, operator.axes, strict=True)
+        if name is not None
+    ]
+    lines = ["  " + ("; ".join(splits) or "runs replicated on every device")]
+    lines += [f"  operand {i}  {format_placements(layout, mesh)}" for i, layout in enumerate(operator.inputs)]
+    for index, layout in enumerate(operator.outputs):
+        lines.append(f"  output {index}   {format_placements(layout, mesh)}")
+        for phase, shared in (("forward", operator.shared_forward), ("backward", operator.shared_backward)):
+            target = shared[index] if index < len(shared) else None
+            if target is not None:
+                lines.append(
+                    f"    for {phase} {format_placements(target, mesh)}{_steps(layout, target, mesh)}"
+                )
+    if operator.recompute:
+        lines.append("  computed again in backward")
+    return lines
+
+
+def _steps(source: Layout, target: Layout, mesh: Mesh) -> str:
+    """The collectives between two layouts: "  by all_gather(dp_shard)"; empty where there are none."""
+    steps = [
+        f"{step.kind}({'+'.join(mesh.axis_names[axis] for axis in step.axes)})"
+        for step in redistribution(source, target, mesh.shape)
+        if math.prod(mesh.shape[axis] for axis in step.axes) > 1
+    ]
+    return f"  by {', '.join(steps)}" if steps else ""

@@ -1,0 +1,1 @@
+"""Plans and their numbers as tables of a terminal."""

@@ -1,0 +1,120 @@
+"""Who may import whom: read from the source by ast, compared with one tuple."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"errors", "_compat", "files"}),
+    frozenset({"hardware", "cluster", "layout", "redistribute", "ops", "program"}),
+    frozenset({"rules", "parallel_plan", "plan_text"}),
+    frozenset({"cost_models", "passes"}),
+    frozenset({"planner", "capture"}),
+    frozenset({"runtime"}),
+    frozenset({"explain", "report", "verify", "api", "cli", "demo"}),
+)
+"""From the bottom up. A module imports its own layer and the layers below it."""
+
+FORBIDDEN = {("runtime", "planner")}
+"""Imports that the layers would allow and the design does not: a plan runs where no planner is installed."""
+
+HEAVY = ("transformers", "triton", "ortools")
+"""What `import autopar` must not load."""
+
+
+def source_files(package: str) -> list[tuple[str, Path]]:
+    """(full module name, file) of every module of a package at the root, through the committed links."""
+    found = []
+    for folder, _, names in os.walk(ROOT / package, followlinks=True):
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = Path(folder) / name
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                found.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
+    return found
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    """(module, imported names, only for type checkers) of every import, also those inside functions."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, (), id(node) in typing_only
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write the full name of the module"
+            yield node.module or "", tuple(alias.name for alias in node.names), id(node) in typing_only
+
+
+MODULES = dict(source_files("autopar"))
+ROOM_OF_LAYER = {room: level for level, layer in enumerate(LAYERS) for room in layer}
+
+
+def imported_modules(path: Path, *, typing_too: bool = True) -> set[str]:
+    """The modules of autopar that a file imports: `from autopar.a import b` is autopar.a.b where that is one."""
+    found = set()
+    for module, names, typing_only in imports_of(path):
+        if module.split(".")[0] == "autopar" and (typing_too or not typing_only):
+            inner = {f"{module}.{name}" for name in names} & set(MODULES)
+            found |= inner
+            if not inner or len(inner) < len(names):
+                found.add(module)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"autopar", "autopar.__main__"}))
+def test_module_imports_only_its_own_layer_and_lower_ones(name: str) -> None:
+    room = name.split(".")[1]
+    assert room in ROOM_OF_LAYER, f"{name} stands in no layer; add {room!r} to LAYERS"
+    for other in imported_modules(MODULES[name]):
+        assert other != "autopar", f"{name} imports the facade; import the module that defines it"
+        other_room = other.split(".")[1]
+        assert ROOM_OF_LAYER[other_room] <= ROOM_OF_LAYER[room], (
+            f"{name} imports {other}, which stands higher"
+        )
+        assert (room, other_room) not in FORBIDDEN, f"{name} imports {other}"
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph = {name: imported_modules(path, typing_too=False) - {name} for name, path in MODULES.items()}
+    for name in graph:  # `autopar.planner.solver.__init__` gathers its own modules: that is no circle
+        graph[name] = {
+            other for other in graph[name] if not (name.startswith(f"{other}.") and name in graph[other])
+        }
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("package", ["autopar", "benchmarks", "tests"])
+def test_rooms_are_imported_by_their_full_name(package: str) -> None:
+    rooms = {link.name for link in (ROOT / "autopar").iterdir() if link.is_symlink()}
+    assert rooms == {"cost_models", "passes", "runtime"}
+    for name, path in source_files(package):
+        for module, _, _ in imports_of(path):
+            assert module.split(".")[0] not in rooms, f"{name} imports {module}; write autopar.{module}"
+
+
+def test_import_autopar_loads_no_heavy_library() -> None:
+    code = f"import sys, autopar; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_layers_name_every_room_once() -> None:
+    assert len(ROOM_OF_LAYER) == sum(len(layer) for layer in LAYERS)

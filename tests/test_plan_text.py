@@ -1,0 +1,91 @@
+"""Plans in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.errors import ConfigurationError
+from autopar.layout import Mesh, Partial, Replicate, Shard
+from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, Plan, Prediction
+from autopar.plan_text import format_bytes, format_seconds, matching_names, parameter_rows, plan_rows
+
+R, S0, P = Replicate(), Shard(0), Partial("sum")
+
+
+def small_plan() -> Plan:
+    """Two equal layers, ZeRO-3 over dp_shard and one weight split over tp."""
+    zero = ParameterPlan(stored=(S0, R), used=(R, R), gradient=(P, R))
+    megatron = ParameterPlan(stored=(R, S0), used=(R, S0), gradient=(P, S0))
+    operator = OperatorPlan(
+        axes=("batch", None), inputs=((S0, R), (R, R)), outputs=((S0, R),), shared_forward=((R, R),)
+    )
+    return Plan(
+        mesh=Mesh(("dp_shard", "tp"), (2, 4)),
+        parameters={"layers.0.up": zero, "layers.1.up": zero, "head": megatron},
+        operators={"layers.0.up/mm#0": operator},
+        inputs={"tokens": (S0, R)},
+        buffers={},
+        outputs={},
+        predicted=Prediction(step_seconds=0.0128, peak_bytes=3 * 1024**3),
+        objective_seconds=0.012,
+        bound_seconds=0.012,
+        gap=0.0,
+        fingerprint="",
+        cluster="1x8 H100-SXM",
+        profile="preset",
+        baselines=(
+            Baseline(
+                name="ZeRO-3",
+                dims={"dp_shard": 8},
+                objective_seconds=0.02,
+                predicted=Prediction(step_seconds=0.02, peak_bytes=1.0),
+            ),
+            Baseline(name="Megatron", dims={"tp": 8}, error="7 heads do not divide by 8"),
+        ),
+        explanations={"head": (("stored R", 3.1e-5),)},
+    )
+
+
+def test_units() -> None:
+    assert format_seconds(0.0128) == "12.8 ms"
+    assert format_seconds(3.1e-5) == "31 us"
+    assert format_seconds(0.0) == "0 s"
+    assert format_bytes(3 * 1024**3) == "3.0 GiB"
+    assert format_bytes(None) == "-"
+
+
+def test_equal_layers_are_one_row() -> None:
+    assert parameter_rows(small_plan()) == [
+        ("layers.*.up", "2", "dp_shard: S(0) -> R (gathered again in backward)"),
+        ("head", "1", "tp: S(0)"),
+    ]
+
+
+def test_rows_put_the_chosen_plan_beside_priced_and_impossible_baselines() -> None:
+    chosen, zero, megatron = plan_rows(small_plan())
+    assert chosen[:4] == ("chosen", "dp_shard=2 tp=4", "12.8 ms", "3.0 GiB")
+    assert zero[:3] == ("ZeRO-3", "dp_shard=8", "20 ms")
+    assert megatron[2] == "7 heads do not divide by 8"
+
+
+def test_summary_names_cluster_and_baselines() -> None:
+    text = small_plan().summary()
+    assert "1x8 H100-SXM" in text
+    assert "ZeRO-3" in text
+    assert "layers.*.up" in text
+
+
+def test_explain_names_collectives_and_the_runner_up() -> None:
+    text = small_plan().explain("head")
+    assert "instead stored R: +31 us per step" in text
+    assert "reduce" in small_plan().explain("layers.0.up")
+    assert "all_gather(dp_shard)" in small_plan().explain("layers.0.up/mm#0")
+
+
+def test_explain_takes_a_module_and_lists_what_it_holds() -> None:
+    assert matching_names(small_plan(), "layers.0") == ["layers.0.up", "layers.0.up/mm#0"]
+
+
+def test_unknown_name_is_an_error_with_the_nearest_names() -> None:
+    with pytest.raises(ConfigurationError, match="nearest: head"):
+        small_plan().explain("heads")
