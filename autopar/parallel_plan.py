@@ -28,12 +28,14 @@ SCHEMA_VERSION = 1
 class ParameterPlan:
     """One parameter: stored layout (`.grad` and optimizer state share it), layout in which operators find it,
     layout to which its gradient is reduced first, and whether the gathered weight is kept for backward (ZeRO-2-like)
-    or gathered again (ZeRO-3)."""
+    or gathered again (ZeRO-3). `shared_*`: the copy that all consumers of a phase share, as in `OperatorPlan`."""
 
     stored: Layout
     used: Layout
     gradient: Layout
     keep_gathered: bool = False
+    shared_forward: Layout | None = None
+    shared_backward: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
