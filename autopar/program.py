@@ -45,13 +45,20 @@ class Output:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A leaf of the user's output that is no tensor: given back as it was at capture."""
+
+    value: Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A graph, the meaning of its inputs and outputs, and how to flatten the user's arguments.
 
     Outputs come in the order: mutations, loss and outputs, gradients. `in_spec` flattens (args, kwargs);
     `tensor_leaves` says which leaf each "input" placeholder takes; `out_spec` rebuilds the user's output from the
-    leaves `output_leaves` (indices into `outputs`, or constants). `loss_only` is true when the module returns the loss
+    leaves `output_leaves` (indices into `outputs`, or a `Constant`). `loss_only` is true when the module returns the loss
     alone (a loss function was given or the output is 0-dim).
     """
 
@@ -61,7 +68,7 @@ class Program:
     in_spec: TreeSpec
     tensor_leaves: tuple[int, ...]
     out_spec: TreeSpec
-    output_leaves: tuple[Any, ...]
+    output_leaves: tuple[int | Constant, ...]
     training: bool
 
     @property

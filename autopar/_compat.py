@@ -1,0 +1,91 @@
+"""Every private symbol of torch that autopar uses, in one place.
+
+Supported are torch 2.11 to 2.13. A newer torch imports with a warning: if a symbol moved, this module is where the
+import fails and the only file to change (`tests/test_compat.py` names each symbol).
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import torch
+from torch._decomp import get_decompositions
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
+
+NEWEST_TESTED_TORCH = (2, 13)
+
+
+def torch_version(text: str = torch.__version__) -> tuple[int, int]:
+    """(major, minor) of a torch version string: `2.13.0+cpu` -> (2, 13)."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    assert match is not None, f"torch reports the version {text!r}"
+    return int(match[1]), int(match[2])
+
+
+def warn_about_untested_torch(text: str = torch.__version__) -> None:
+    """Warn when torch is newer than the newest version that autopar was tested with."""
+    if torch_version(text) > NEWEST_TESTED_TORCH:
+        newest = ".".join(map(str, NEWEST_TESTED_TORCH))
+        warnings.warn(f"autopar is tested with torch up to {newest}, this is {text}", stacklevel=2)
+
+
+def lone_device_mesh(device_type: str, axis_names: tuple[str, ...]) -> DeviceMesh:
+    """A mesh of this one process, all axes of size 1, without any process group."""
+    ranks = torch.zeros((1,) * len(axis_names), dtype=torch.int)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=axis_names, _init_backend=False, _rank=0)
+
+
+warn_about_untested_torch()
+
+__all__ = [
+    "NEWEST_TESTED_TORCH",
+    "BufferAOTInput",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GradAOTOutput",
+    "InputMutationAOTOutput",
+    "OpOverload",
+    "OpOverloadPacket",
+    "ParamAOTInput",
+    "PlainAOTInput",
+    "PlainAOTOutput",
+    "StridedShard",
+    "TangentAOTInput",
+    "TreeSpec",
+    "aot_export_joint_with_descriptors",
+    "get_decompositions",
+    "keystr",
+    "lone_device_mesh",
+    "torch_version",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+    "warn_about_untested_torch",
+]

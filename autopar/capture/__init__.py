@@ -1,0 +1,7 @@
+"""Capture: an unmodified torch module -> a Program, one ATen graph of its forward and backward."""
+
+from autopar.capture.fingerprint import fingerprint
+from autopar.capture.inputs import normalize_example_inputs
+from autopar.capture.trace import capture
+
+__all__ = ["capture", "fingerprint", "normalize_example_inputs"]

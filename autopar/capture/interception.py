@@ -1,0 +1,121 @@
+"""While a model is traced, attention and dropout become our own operators, each call site with its own salt.
+
+A torch function mode sees the calls of the model. `multi_head_attention_forward` calls attention and dropout
+from inside torch, where no mode is active; while it runs, the two functions are replaced in its module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_original_attention = functional.scaled_dot_product_attention
+_original_dropout = functional.dropout
+
+
+class Interception(TorchFunctionMode):
+    """Calls `autopar::attention` and `autopar::dropout` in place of torch's functions.
+
+    Attention keeps torch's own formulas where ours would not fit: a mask that needs a gradient (T5's relative
+    bias), operands that are not 4-dimensional, heads that are not grouped by an explicit `enable_gqa`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._salts = itertools.count()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _original_attention:
+            return self.attention(*args, **kwargs)
+        if func is _original_dropout:
+            return self.dropout(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            with self._inside_functional():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """`torch.nn.functional.scaled_dot_product_attention` as our operator, where it fits."""
+        if _fits(query, key, value, attn_mask, is_causal, enable_gqa):
+            salt = next(self._salts)
+            out, _ = torch.ops.autopar.attention(
+                query, key, value, attn_mask, float(dropout_p), is_causal, scale, salt
+            )
+            result: Tensor = out
+            return result
+        if enable_gqa and key.shape[1] != query.shape[1]:
+            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        return self._attention_formulas(query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+    def dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """`torch.nn.functional.dropout` as our operator."""
+        if not training or p == 0.0:
+            return input
+        out, _ = torch.ops.autopar.dropout(input, float(p), next(self._salts))
+        result: Tensor = input.copy_(out) if inplace else out
+        return result
+
+    def _attention_formulas(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+    ) -> Tensor:
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        elif mask is not None:
+            scores = scores + mask
+        weights = torch.softmax(scores, dim=-1)
+        return self.dropout(weights, dropout_p) @ value
+
+    @contextlib.contextmanager
+    def _inside_functional(self) -> Iterator[None]:
+        with (
+            mock.patch.object(functional, "scaled_dot_product_attention", self.attention),
+            mock.patch.object(functional, "dropout", self.dropout),
+        ):
+            yield
+
+
+def _fits(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool
+) -> bool:
+    if mask is not None and (mask.requires_grad or is_causal):
+        return False
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return False
+    if query.shape[0] != key.shape[0] or query.shape[0] != value.shape[0] or key.shape[1] != value.shape[1]:
+        return False
+    return query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0)

@@ -1,0 +1,163 @@
+"""Capture: an unmodified module and example inputs -> one Program with forward and backward.
+
+The model's tensors are replaced by fake ones while it is traced, so capture needs no weights, no GPU and no memory.
+Two tools of torch do the work: `torch.export` runs the model once and removes Python; AOT autograd then traces
+forward and backward together, with descriptors that say what every input and output is. The tidy passes leave one
+spelling per operation and give every operator its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+import autopar.ops  # noqa: F401  (registers the operators that capture calls)
+from autopar._compat import FakeTensorMode, aot_export_joint_with_descriptors
+from autopar.capture.decompositions import decomposition_table
+from autopar.capture.fake import fake_parameters, fake_twin
+from autopar.capture.failures import explained
+from autopar.capture.huggingface import adapted_huggingface
+from autopar.capture.inputs import FlatInputs, check_signature, find_batch_dims, flatten_inputs
+from autopar.capture.interception import Interception
+from autopar.capture.roles import Names, assign_roles
+from autopar.capture.step import BATCH, LossFunction, Step
+from autopar.errors import CaptureError
+from autopar.passes.runner import run_passes
+from autopar.passes.tidy import TIDY_PASSES, TidyContext
+from autopar.program import Input, Output, Program
+
+log = logging.getLogger(__name__)
+
+
+def capture(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss_fn: LossFunction | None = None,
+    batch: Any = None,
+    batch_dims: Mapping[str, int | None] | None = None,
+    training: bool | None = None,
+) -> Program:
+    """The joint forward and backward graph of `model(*args, **kwargs)` at the global shapes of the arguments.
+
+    loss_fn: `loss_fn(output, batch)` -> 0-dim tensor; the program then returns the loss alone. batch: what loss_fn
+        gets; without it the kwargs (or args) themselves; with it the program takes a further keyword `batch`.
+    batch_dims: input name -> batch dim or None, where it is not dim 0.
+    training: False leaves the backward pass out; default: the model is in training mode and gradients are enabled.
+
+    The model is left as it was. Raises CaptureError (not a module, inputs that do not fit, data-dependent control
+    flow, a loss that is no scalar) and ConfigurationError (batch_dims).
+    """
+    _check_module(model)
+    kwargs = dict(kwargs or {})
+    check_signature(model, args, kwargs)
+    if training is None:
+        training = model.training and torch.is_grad_enabled()
+    with_batch = loss_fn is not None and batch is not None
+    inputs = flatten_inputs(args, {**kwargs, BATCH: batch} if with_batch else kwargs)
+    dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
+    step = Step(model, inputs, loss_fn, with_batch)
+    graph_module = _trace(step, inputs, kwargs, training)
+    names = _names(model, step, inputs, dims, training)
+    program_inputs, program_outputs = assign_roles(graph_module, names)
+    graph_module = _tidy(graph_module, program_inputs, program_outputs)
+    return Program(
+        graph_module=graph_module,
+        inputs=program_inputs,
+        outputs=program_outputs,
+        in_spec=inputs.spec,
+        tensor_leaves=inputs.tensor_leaves,
+        out_spec=step.outputs.spec,
+        output_leaves=_output_leaves(step, program_outputs),
+        training=training,
+    )
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise CaptureError(
+            f"expected a torch.nn.Module, got {type(model).__name__}; wrap a function in a module that calls it "
+            "in its forward"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError("a TorchScript module cannot be captured; pass the module it was made from")
+
+
+def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
+    """The joint graph (forward-only when not `training`) as AOT autograd returns it."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fake_parameters(step, mode))
+        stack.enter_context(_plain_transformer_layers())
+        stack.enter_context(adapted_huggingface(step, kwargs))
+        stack.enter_context(explained(step.model))
+        stack.enter_context(torch.set_grad_enabled(training))
+        tensors = tuple(fake_twin(tensor, mode) for tensor in inputs.tensors)
+        with Interception():
+            exported = torch.export.export(step, tensors, strict=False)
+        module = exported.module(check_guards=False)
+        if not training:
+            module.requires_grad_(False)
+            tensors = tuple(tensor.detach() for tensor in tensors)
+        joint = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decomposition_table())
+        graph_module: GraphModule = joint.graph_module
+    return graph_module
+
+
+@contextlib.contextmanager
+def _plain_transformer_layers() -> Iterator[None]:
+    """Without the fused inference path of nn.TransformerEncoder, which no rule knows."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _names(
+    model: nn.Module, step: Step, inputs: FlatInputs, dims: Sequence[int | None], training: bool
+) -> Names:
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    trained |= {n for n, t in zip(inputs.tensor_names, inputs.tensors, strict=True) if t.requires_grad}
+    return Names(
+        inputs=inputs.tensor_names,
+        batch_dims=dims,
+        outputs=step.outputs.names,
+        loss=step.outputs.loss,
+        canonical=_canonical_names(model),
+        requires_grad=frozenset(trained) if training else frozenset(),
+    )
+
+
+def _canonical_names(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    names = {}
+    for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, tensor in named:
+            names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+def _tidy(graph_module: GraphModule, inputs: Sequence[Input], outputs: Sequence[Output]) -> GraphModule:
+    placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
+    context = TidyContext(
+        tangents=frozenset(n for n, value in zip(placeholders, inputs, strict=True) if value.role == "tangent"),
+        num_forward_outputs=sum(output.role != "gradient" for output in outputs),
+    )
+    graph_module, timings = run_passes(graph_module, TIDY_PASSES, context)
+    log.info("tidied in %.2f CPU s", sum(timing.cpu_seconds for timing in timings))
+    return graph_module
+
+
+def _output_leaves(step: Step, outputs: Sequence[Output]) -> tuple[Any, ...]:
+    """The leaves of the user's output as indices into the program's outputs."""
+    first = sum(output.role == "mutation" for output in outputs)
+    return tuple(first + leaf if isinstance(leaf, int) else leaf for leaf in step.outputs.leaves)

@@ -1,0 +1,23 @@
+"""Operators of our own (`torch.ops.autopar.*`) and the local computations that lowered graphs call by name."""
+
+from autopar.ops.attention import (
+    attention,
+    attention_backward,
+    attention_backward_by_index,
+    attention_by_index,
+)
+from autopar.ops.dropout import dropout, dropout_backward, dropout_by_index
+from autopar.ops.random_index import Runs, full_runs, keep_mask
+
+__all__ = [
+    "Runs",
+    "attention",
+    "attention_backward",
+    "attention_backward_by_index",
+    "attention_by_index",
+    "dropout",
+    "dropout_backward",
+    "dropout_by_index",
+    "full_runs",
+    "keep_mask",
+]

@@ -1,0 +1,206 @@
+"""Attention as one operator, with its logsumexp: captured on any machine, its kernel picked at run time.
+
+Capture replaces `torch.nn.functional.scaled_dot_product_attention` by `autopar::attention`; masks mean what they mean
+there. Lowering calls `attention_by_index` where a rank must know the global index of its rows and columns: for
+dropout and for the causal mask of a cut sequence. Masks that need a gradient are never captured as this operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.ops.attention_math import Options, attend, attend_backward
+from autopar.ops.random_index import Runs, full_runs, keep_mask, reference_seed, run_indices
+
+
+def attention_by_index(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+    seed: Tensor | None,
+    runs: Runs,
+    shape: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """(out, logsumexp) of a local block of the scores of global `shape` (B, H, S, T).
+
+    runs: per dim of the scores, the runs of global indices that this rank holds; seed: 0-dim int64 tensor, needed
+    only with dropout.
+    """
+    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape, query.device)
+    return attend(query, key, value, options)
+
+
+def attention_backward_by_index(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+    seed: Tensor | None,
+    runs: Runs,
+    shape: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(grad_query, grad_key, grad_value) of the same local block as `attention_by_index`."""
+    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape, query.device)
+    return attend_backward(grad_out, query, key, value, out, logsumexp, options)
+
+
+def _options(
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+    seed: Tensor | None,
+    runs: Runs,
+    shape: Sequence[int],
+    device: torch.device,
+) -> Options:
+    kept = None
+    if dropout_p > 0.0:
+        assert seed is not None, "attention with dropout needs the seed"
+        kept = keep_mask(shape, dropout_p, seed, salt, runs)
+    whole = tuple(runs[2:]) == full_runs(shape[2:])
+    visible = None
+    if is_causal and not whole:
+        rows, columns = (run_indices(dim_runs, device) for dim_runs in runs[2:])
+        visible = columns <= rows.unsqueeze(-1)
+    return Options(
+        mask=mask,
+        is_causal=is_causal and whole,
+        scale=scale,
+        visible=visible,
+        kept=kept,
+        dropout_p=dropout_p,
+    )
+
+
+def _whole(query: Tensor, key: Tensor, dropout_p: float) -> tuple[Tensor | None, Runs, tuple[int, ...]]:
+    shape = (*query.shape[:3], key.shape[2])
+    seed = reference_seed(query.device) if dropout_p > 0.0 else None
+    return seed, full_runs(shape), shape
+
+
+@torch.library.custom_op(
+    "autopar::attention",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout_p, bool is_causal, float? scale,"
+    " int salt) -> (Tensor, Tensor)",
+)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+) -> tuple[Tensor, Tensor]:
+    """(out, logsumexp): softmax(query key^T scale + mask) value, with dropout on the weights.
+
+    query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), G divides H; logsumexp (B, H, S) in fp32 (fp64 for
+    fp64). Dropout draws by element index from torch's initial seed.
+    """
+    whole = _whole(query, key, dropout_p)
+    return attention_by_index(query, key, value, mask, dropout_p, is_causal, scale, salt, *whole)
+
+
+@attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+) -> tuple[Tensor, Tensor]:
+    batch, heads, length, _ = query.shape
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    out = _empty_by_sequence(query, (batch, heads, length, value.shape[3]))
+    return out, query.new_empty((batch, heads, length), dtype=wide)
+
+
+@torch.library.custom_op(
+    "autopar::attention_backward",
+    mutates_args=(),
+    schema="(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp,"
+    " float dropout_p, bool is_causal, float? scale, int salt) -> (Tensor, Tensor, Tensor)",
+)
+def attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(grad_query, grad_key, grad_value) of `attention`, computed from the saved logsumexp."""
+    whole = _whole(query, key, dropout_p)
+    return attention_backward_by_index(
+        grad_out, query, key, value, mask, out, logsumexp, dropout_p, is_causal, scale, salt, *whole
+    )
+
+
+@attention_backward.register_fake
+def _(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        _empty_by_sequence(query, query.shape),
+        _empty_by_sequence(key, key.shape),
+        _empty_by_sequence(value, value.shape),
+    )
+
+
+def _empty_by_sequence(like: Tensor, shape: Sequence[int]) -> Tensor:
+    batch, heads, length, size = shape
+    return like.new_empty((batch, length, heads, size)).transpose(1, 2)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, mask, *ctx.options = inputs
+    out, logsumexp = output
+    ctx.save_for_backward(query, key, value, mask, out, logsumexp)
+    ctx.mark_non_differentiable(logsumexp)
+
+
+def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    query, key, value, mask, out, logsumexp = ctx.saved_tensors
+    grads = attention_backward(grad_out, query, key, value, mask, out, logsumexp, *ctx.options)
+    return (*grads, None, None, None, None, None)
+
+
+attention.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,101 @@
+"""One spelling per view and cast, and none for those that change nothing.
+
+    t(x), transpose(x, 0, 1)           -->   permute(x, [1, 0])
+    reshape(x, [-1, 8]), _unsafe_view  -->   view(x, [4, 8])       (sizes written out)
+    view(view(x, a), b)                -->   view(x, b)
+    permute(permute(x, p), q)          -->   permute(x, p o q)
+    view(x, x.shape), _to_copy to the dtype it has, expand to the shape it has, slice of everything   -->   x
+
+`unsqueeze` and `squeeze` become views too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+aten = torch.ops.aten
+
+
+def one_spelling(graph_module: GraphModule, ctx: object) -> GraphModule:
+    """Rewrite the nodes in graph order, so that chains collapse in one sweep."""
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        respell = RESPELL.get(node.target)
+        if respell is not None:
+            respell(node)
+        if _changes_nothing(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    return _drop_unused_views(graph_module, graph)
+
+
+def _drop_unused_views(graph_module: GraphModule, graph: Graph) -> GraphModule:
+    for node in reversed(graph.nodes):
+        if node.target in (aten.view.default, aten.permute.default) and not node.users:
+            graph.erase_node(node)
+    return graph_module
+
+
+def _as_view(node: Node) -> None:
+    source = node.args[0]
+    while source.target is aten.view.default:
+        source = source.args[0]
+    node.target = aten.view.default
+    node.args, node.kwargs = (source, list(node.meta["val"].shape)), {}
+
+
+def _as_permute(node: Node) -> None:
+    source, order = node.args[0], _order(node)
+    while source.target is aten.permute.default:
+        inner = _order(source)
+        source, order = source.args[0], [inner[dim] for dim in order]
+    node.target = aten.permute.default
+    node.args, node.kwargs = (source, order), {}
+
+
+def _order(node: Node) -> list[int]:
+    rank = node.meta["val"].dim()
+    if node.target is aten.permute.default:
+        return [dim % rank for dim in node.args[1]]
+    order = list(range(rank))
+    if node.target is aten.t.default:
+        return order[::-1]
+    first, second = node.args[1] % rank, node.args[2] % rank
+    order[first], order[second] = order[second], order[first]
+    return order
+
+
+RESPELL: dict[Any, Callable[[Node], None]] = {
+    **dict.fromkeys(
+        (
+            aten.view.default,
+            aten._unsafe_view.default,
+            aten.reshape.default,
+            aten._reshape_alias.default,
+            aten.view_copy.default,
+            aten.unsqueeze.default,
+            aten.squeeze.default,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
+        ),
+        _as_view,
+    ),
+    **dict.fromkeys((aten.permute.default, aten.t.default, aten.transpose.int), _as_permute),
+}
+
+
+def _changes_nothing(node: Node) -> bool:
+    if node.target is aten.permute.default:
+        return bool(node.args[1] == sorted(node.args[1]))
+    if node.target in (aten.view.default, aten.expand.default, aten.slice.Tensor):
+        return bool(node.args[0].meta["val"].shape == node.meta["val"].shape)
+    if node.target is aten._to_copy.default:
+        source, result = node.args[0].meta["val"], node.meta["val"]
+        return bool(source.dtype == result.dtype and source.device == result.device)
+    return False

@@ -1,0 +1,30 @@
+"""The tidy passes in their order: what every captured graph goes through before rules see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.passes.merge_equal import merge_equal
+from autopar.passes.names import name_operators
+from autopar.passes.one_spelling import one_spelling
+from autopar.passes.phases import PhaseContext, assign_phases
+from autopar.passes.remove_noise import remove_dead_code, remove_noise
+from autopar.passes.runner import Pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TidyContext:
+    """Names of the tangent placeholders, and how many of the returned values the forward pass returns."""
+
+    tangents: frozenset[str]
+    num_forward_outputs: int
+
+
+TIDY_PASSES: tuple[Pass[PhaseContext], ...] = (
+    remove_noise,
+    one_spelling,
+    assign_phases,
+    merge_equal,
+    remove_dead_code,
+    name_operators,
+)
