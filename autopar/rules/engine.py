@@ -1,0 +1,103 @@
+"""The engine: which rule a node of a captured graph has.
+
+    rule_for(node)  ->  Rule, or None: the operator has no rule and appears in `uncovered`
+
+Rules come from the tables, from `register_rule`, or, for operators that torch tags as pointwise, from `POINTWISE`.
+A rule depends on shapes and attributes only and is derived once per distinct call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.program import Program
+from autopar.rules.binding import bind_rule
+from autopar.rules.call import Call, TensorSpec, call_of, tensor_operands
+from autopar.rules.rule import Rule
+from autopar.rules.table import POINTWISE, RULES
+from autopar.rules.table_attention import ATTENTION_RULES
+from autopar.rules.table_functions import RULE_FUNCTIONS
+
+__all__ = ["is_view", "rule_for", "tensor_operands", "uncovered"]
+
+_aten = torch.ops.aten
+_RESHAPING = frozenset(
+    {
+        _aten.view.default,
+        _aten._unsafe_view.default,
+        _aten.reshape.default,
+        _aten.permute.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+    }
+)
+_VIEWS_OF_EQUAL_SHAPE = frozenset({_aten.slice.Tensor, _aten.expand.default})
+
+TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
+    {**RULES, **RULE_FUNCTIONS, **ATTENTION_RULES}
+)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node only renames dims: reshapes, permutations, full-range slices, expands that do nothing."""
+    if node.target in _RESHAPING:
+        return True
+    if node.target not in _VIEWS_OF_EQUAL_SHAPE:
+        return False
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return bool(source.meta["val"].shape == node.meta["val"].shape)
+
+
+def rule_for(node: fx.Node) -> Rule | None:
+    """The rule of a call_function node; None if there is none, and for getitem and views, which carry no decision."""
+    if node.op != "call_function" or node.target is operator.getitem or is_view(node):
+        return None
+    return rule_of(call_of(node))
+
+
+@lru_cache(maxsize=None)
+def rule_of(call: Call) -> Rule | None:
+    """The rule of one call; None if the operator has none."""
+    text = rule_text(call)
+    return None if text is None else bind_rule(text, call)
+
+
+def rule_text(call: Call) -> str | None:
+    """The string from which the rule of `call` is made."""
+    entry = table_entry(call.target)
+    return entry(call) if callable(entry) else entry
+
+
+def table_entry(target: Any) -> str | Callable[[Call], str | None] | None:
+    """The entry of an operator: by its full name, else by its name without overload, else as pointwise."""
+    name = str(target)
+    for key in (name, name.rpartition(".")[0]):
+        if key in TABLE:
+            return TABLE[key]
+    tags = getattr(target, "tags", ())
+    if torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags:
+        return POINTWISE
+    return None
+
+
+def uncovered(program: Program) -> dict[str, fx.Node]:
+    """Operator name -> node of every operator with a tensor output that has no rule."""
+    return {
+        node.meta["operator"]: node
+        for node in program.graph.nodes
+        if node.op == "call_function"
+        and node.target is not operator.getitem
+        and not is_view(node)
+        and any(isinstance(output, TensorSpec) for output in call_of(node).outputs)
+        and rule_for(node) is None
+    }

@@ -1,0 +1,188 @@
+"""The rule language: one string says how an operator may be split.
+
+    m k, k n -> m n                              matrix product: m and n are split; k leaves Partial(sum)
+    b (h g) s d, b h t d, b h t d -> b (h g) s d     fused dim: h heads of g queries each, h outermost
+    ... -> ... ; whole: dim                      softmax: every dim but the one that argument `dim` names
+
+Tensors are separated by commas, operands before the arrow (in the order of `tensor_operands`), outputs after it.
+
+Dims of a tensor, separated by blanks:
+    name      may be split over a mesh axis; equal names have equal sizes
+    [name]    stays whole; its size may be used in `flops` and to infer others
+    _         stays whole, any size
+    1         has size 1
+    (a [b])   fused: factors, outermost first; sizes are inferred from the shapes and from other occurrences; a factor
+              in a fused dim is split only where it divides evenly
+    ...       all remaining dims, one name each (d0, d1, ...), aligned at the right; size 1 broadcasts
+    [...]     all remaining dims, whole
+Tensors:
+    x?        may be missing (missing ones are dropped from the right)
+    x*        repeated for all further operands (outputs)
+Sizes that cannot be inferred are given as `; h = 4`. Names of size 1 (or 0) are no choice and vanish.
+
+What a split leaves. A name that an output lacks leaves Partial(sum) there. Annotations after `;` say otherwise:
+    k: max                      leaves Partial(max) (min, sum)
+    b: - sum sum                per output; `-`: that output is the same on every coordinate
+    v: sum by masked_embedding  needs that implementation, which leaves Partial(sum)
+    b: by synchronised_batch_norm bytes 8*c      the implementation completes the outputs; it all-reduces 8*c bytes
+Dims that an argument of the operator names (an int, a list, or None for all), where `...` stands:
+    whole: dim                  stay whole
+    drop: dim                   stay whole and are missing from the outputs (or have size 1 there)
+    reduce: dim                 are missing from the outputs (or have size 1 there); a split leaves Partial(sum);
+                                `reduce: dim max by extreme` as above; `reduce: all` needs no argument
+Partial operands:
+    linear: x x | x s           operands marked x may be Partial(sum) together, the others (-) replicated; s: replicated
+                                and without dims. A pattern of another length than the operands is passed over;
+                                `linear: all` marks every operand. Outputs of type bool pass no Partial.
+Costs:
+    flops: 2*m*k*n              floating point operations of the whole operator: a sum of products of sizes
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from autopar.errors import ConfigurationError
+
+_NAME = re.compile(r"^[a-z]\w*$")
+_TOKEN = re.compile(r"\[\.\.\.\]|\.\.\.|\[\w+\]|[()]|\w+|\S")
+REDUCTIONS = ("sum", "max", "min")
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A factor of a dim; name None: any size; whole: never split."""
+
+    name: str | None
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPattern:
+    """Dims before and after the ellipsis (None: no ellipsis); each dim is its factors, outermost first."""
+
+    before: tuple[tuple[Factor, ...], ...]
+    after: tuple[tuple[Factor, ...], ...] | None = None
+    whole_ellipsis: bool = False
+    optional: bool = False
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a split of a name leaves: reductions (one for all outputs that lack the name, or one per output), the
+    implementation that it needs and the bytes that this all-reduces."""
+
+    reductions: tuple[str | None, ...] = ("sum",)
+    implementation: str | None = None
+    bytes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A parsed string. attribute_dims: kind ("whole", "drop", "reduce") -> name of the argument; reduce_effect belongs
+    to the names that "reduce" yields."""
+
+    text: str
+    operands: tuple[TensorPattern, ...]
+    outputs: tuple[TensorPattern, ...]
+    effects: dict[str, Effect] = field(default_factory=dict)
+    attribute_dims: dict[str, str] = field(default_factory=dict)
+    reduce_effect: Effect = Effect()
+    linear: tuple[str, ...] = ()
+    flops: str | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=None)
+def parse_pattern(text: str) -> Pattern:
+    """Text -> pattern. Raises ConfigurationError repeating the text and the part that means nothing."""
+    signature, *annotations = text.split(";")
+    left, arrow, right = signature.partition("->")
+    if not arrow:
+        raise ConfigurationError(f"rule {text!r} has no '->' between operands and outputs")
+    fields: dict[str, Any] = {"effects": {}, "attribute_dims": {}, "sizes": {}}
+    for annotation in annotations:
+        _read_annotation(annotation.strip(), fields, text)
+    operands = tuple(_parse_tensor(tensor, text) for tensor in left.split(",")) if left.strip() else ()
+    outputs = tuple(_parse_tensor(tensor, text) for tensor in right.split(","))
+    return Pattern(text=text, operands=operands, outputs=outputs, **fields)
+
+
+def _parse_tensor(tensor: str, text: str) -> TensorPattern:
+    body = tensor.strip()
+    optional, repeated = body.endswith("?"), body.endswith("*")
+    tokens = _TOKEN.findall(body.rstrip("?*"))
+    dims: list[tuple[Factor, ...]] = []
+    ellipsis_at: int | None = None
+    whole = False
+    fused: list[Factor] | None = None
+    for token in tokens:
+        if token in ("...", "[...]"):
+            if ellipsis_at is not None or fused is not None:
+                raise ConfigurationError(f"rule {text!r}: {body!r} may have one ellipsis, outside parentheses")
+            ellipsis_at, whole = len(dims), token == "[...]"
+        elif token == "(" and fused is None:
+            fused = []
+        elif token == ")" and fused is not None:
+            dims.append(tuple(fused))
+            fused = None
+        elif token == "1" and fused is None:
+            dims.append(())
+        else:
+            factor = _parse_factor(token, text)
+            if fused is None:
+                dims.append((factor,))
+            else:
+                fused.append(factor)
+    if fused is not None:
+        raise ConfigurationError(f"rule {text!r}: unclosed '(' in {body!r}")
+    if ellipsis_at is None:
+        return TensorPattern(tuple(dims), None, False, optional, repeated)
+    return TensorPattern(tuple(dims[:ellipsis_at]), tuple(dims[ellipsis_at:]), whole, optional, repeated)
+
+
+def _parse_factor(token: str, text: str) -> Factor:
+    if token == "_":
+        return Factor(None, True)
+    name = token.strip("[]")
+    if not _NAME.match(name):
+        raise ConfigurationError(f"rule {text!r}: {token!r} is no dim; write name, [name], (a b), 1, _ or ...")
+    return Factor(name, token.startswith("["))
+
+
+def _read_annotation(annotation: str, fields: dict[str, Any], text: str) -> None:
+    size = re.match(r"^(\w+)\s*=\s*(\d+)$", annotation)
+    if size:
+        fields["sizes"][size[1]] = int(size[2])
+        return
+    key, colon, value = (part.strip() for part in annotation.partition(":"))
+    if not colon:
+        raise ConfigurationError(f"rule {text!r}: {annotation!r} is neither 'name: ...' nor 'name = size'")
+    if key == "flops":
+        fields["flops"] = value
+    elif key == "linear":
+        fields["linear"] = tuple(pattern.strip() for pattern in value.split("|"))
+    elif key in ("whole", "drop"):
+        fields["attribute_dims"][key] = value
+    elif key == "reduce":
+        argument, _, rest = value.partition(" ")
+        fields["attribute_dims"][key] = argument
+        effect = _parse_effect(rest, text)
+        fields["reduce_effect"] = effect if effect.reductions else Effect(("sum",), effect.implementation, effect.bytes)
+    else:
+        fields["effects"][key] = _parse_effect(value, text)
+
+
+def _parse_effect(value: str, text: str) -> Effect:
+    words = value.split()
+    num_reductions = next((at for at, word in enumerate(words) if word in ("by", "bytes")), len(words))
+    reductions = tuple(None if word == "-" else word for word in words[:num_reductions])
+    options = dict(zip(words[num_reductions::2], words[num_reductions + 1 :: 2], strict=False))
+    unknown = [word for word in reductions if word is not None and word not in REDUCTIONS]
+    if unknown or set(options) - {"by", "bytes"} or (len(words) - num_reductions) % 2:
+        raise ConfigurationError(f"rule {text!r}: cannot read {value!r}; write e.g. 'sum - by implementation bytes 8*c'")
+    return Effect(reductions, options.get("by"), options.get("bytes"))
