@@ -1,0 +1,55 @@
+"""What an optimizer costs: bytes of state per parameter element, and bytes that a step reads and writes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from autopar.cost_models.memory import optimizer_state_bytes
+from autopar.errors import ConfigurationError
+from autopar.planner.build import StateBytes
+from autopar.program import Program
+
+ASSUMED_OPTIMIZER = "AdamW"
+"""Planned for when the user names none: the usual and the most expensive of the common choices."""
+
+
+def resolve_optimizer(
+    optimizer: str | type[torch.optim.Optimizer] | torch.optim.Optimizer | Callable[..., Any] | None,
+) -> tuple[str | type[torch.optim.Optimizer], Mapping[str, Any]]:
+    """(class or table name, options) of an optimizer given by name, class, instance or factory."""
+    if optimizer is None:
+        return ASSUMED_OPTIMIZER, {}
+    if isinstance(optimizer, str):
+        return optimizer, {}
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        return optimizer, {}
+    if isinstance(optimizer, functools.partial) and isinstance(optimizer.func, type):
+        return optimizer.func, dict(optimizer.keywords)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        if not callable(optimizer):
+            raise ConfigurationError(f"optimizer={optimizer!r} is no torch.optim class, instance, factory or name")
+        optimizer = optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigurationError(f"the optimizer factory returned {type(optimizer).__name__}")
+    known = {"momentum", "amsgrad", "centered"}
+    return type(optimizer), {key: value for key, value in optimizer.defaults.items() if key in known and value}
+
+
+def state_bytes(program: Program, optimizer: Any) -> dict[str, StateBytes]:
+    """Per parameter name; frozen parameters have neither gradient nor state."""
+    kind, options = resolve_optimizer(optimizer)
+    found = {}
+    for entry in program.inputs:
+        if entry.role != "parameter":
+            continue
+        if not entry.requires_grad or not entry.dtype.is_floating_point:
+            found[entry.name] = StateBytes(gradient=0.0, optimizer=0.0, step_traffic=0.0)
+            continue
+        size = entry.dtype.itemsize
+        state = optimizer_state_bytes(kind, parameter_dtype=entry.dtype, options=options)
+        found[entry.name] = StateBytes(gradient=size, optimizer=state, step_traffic=3 * size + 2 * state)
+    return found

@@ -1,0 +1,331 @@
+"""Planning: program + cluster -> Plan. The table of contents of the planner.
+
+For every mesh: enumerate and price (`build`), solve under the memory limit (`solver`), lower for one rank to measure
+transient memory, and predict. The mesh with the smallest objective wins; the known plans are solved beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.capture import fingerprint
+from autopar.cluster import Cluster
+from autopar.cost_models.memory import peak_over_time, usable_bytes
+from autopar.cost_models.simulator import Timeline
+from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.layout import Mesh
+from autopar.parallel_plan import Baseline, ParameterPlan, Plan, Prediction
+from autopar.passes.lower import lower
+from autopar.passes.partition import memory_events, split_forward_backward
+from autopar.planner.build import Builder, Built, StateBytes
+from autopar.planner.constraints import Constraints, check_axes, parse_constraints, resolve_meshes
+from autopar.planner.factorisation import Factorisation
+from autopar.planner.memory_rows import memory_rows
+from autopar.planner.optimizers import resolve_optimizer, state_bytes
+from autopar.planner.predict import predict_timeline
+from autopar.planner.prices import Prices
+from autopar.planner.read import (
+    prices_hash,
+    read_data,
+    read_operators,
+    read_parameters,
+    replicated_flops_share,
+    switching_costs,
+)
+from autopar.planner.solver import Solution, Status, solve
+from autopar.program import Program
+
+Progress = Callable[[str], None]
+
+EXACT_GAP = 1e-9
+MEMORY_GAP = 1e-3
+MEMORY_ROUNDS = 4
+"""How often the budget is tightened by the transient bytes that the lowered program shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Everything that a plan answers, besides the mesh."""
+
+    program: Program
+    cluster: Cluster
+    state_bytes: Mapping[str, StateBytes]
+    constraints: Constraints
+    budget_bytes: float
+    kernel_backend: str
+    factorisation: Factorisation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """The optimum on one mesh."""
+
+    mesh: Mesh
+    plan: Plan
+    built: Built
+    solution: Solution
+
+
+def make_plan(
+    program: Program,
+    cluster: Cluster,
+    *,
+    mesh: Sequence[int] | None = None,
+    dims: Mapping[str, int] | None = None,
+    optimizer: Any = None,
+    memory_limit: float | str | None = None,
+    constraints: object = None,
+    parameter_layouts: Mapping[str, ParameterPlan] | None = None,
+    question: Mapping[str, Any] | None = None,
+    with_baselines: bool = True,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan for a captured program on a cluster.
+
+    mesh: sizes only; dims: named axes (-1 fills). memory_limit: bytes per device, "72GiB", or a fraction of the
+    device; default: the device less context and fragmentation. parameter_layouts: decisions to keep.
+    Raises ConfigurationError for impossible arguments and InfeasibleError when nothing fits.
+    """
+    log = progress or (lambda message: None)
+    parsed = parse_constraints(constraints, parameter_layouts)
+    meshes = resolve_meshes(cluster.num_devices, mesh, dims, log)
+    names = [entry.name for entry in program.inputs if entry.role == "parameter"]
+    check_axes(parsed, meshes[0], names)
+    query = Query(
+        program=program,
+        cluster=cluster,
+        state_bytes=state_bytes(program, optimizer),
+        constraints=parsed,
+        budget_bytes=budget(memory_limit, cluster),
+        kernel_backend=kernel_backend(cluster),
+        factorisation=Factorisation(program),
+    )
+    candidates, failures = _try_meshes(query, meshes, log)
+    if not candidates:
+        raise failures[-1]
+    best = min(candidates, key=lambda candidate: candidate.plan.objective_seconds)
+    kind, _ = resolve_optimizer(optimizer)
+    answer = {
+        **(question or {}),
+        "optimizer": kind if isinstance(kind, str) else kind.__name__,
+        "optimizer_assumed": optimizer is None,
+        "memory_limit_bytes": query.budget_bytes,
+        "cluster": cluster.name,
+    }
+    return replace(
+        best.plan,
+        question=answer,
+        explanations=switching_costs(best.built, best.solution.assignment),
+        alternatives=tuple(_as_baseline(candidate) for candidate in candidates if candidate is not best),
+        baselines=_baselines(query, log) if with_baselines else (),
+    )
+
+
+def kernel_backend(cluster: Cluster) -> str:
+    """Who emits kernels: PyTorch eager on CPUs, inductor on CUDA."""
+    return "eager" if cluster.device.kind == "cpu" else "inductor"
+
+
+def budget(memory_limit: float | str | None, cluster: Cluster) -> float:
+    """Bytes per device: a number of bytes, "72GiB", "0.8" or 0.8 of the device; default: what is usable of it."""
+    usable = usable_bytes(cluster.device.memory_bytes, cluster.device.kind)
+    if memory_limit is None:
+        return float(usable)
+    try:
+        value = parse_bytes(memory_limit)
+    except ValueError as error:
+        raise ConfigurationError(f"memory_limit={memory_limit!r}: write bytes, '72GiB' or a fraction") from error
+    if value <= 0:
+        raise ConfigurationError(f"memory_limit={memory_limit!r} must be positive")
+    return value * usable if value <= 1 else value
+
+
+def parse_bytes(text: float | str) -> float:
+    """ "72GiB", "500MB", "1e9" or a number -> number. Raises ValueError."""
+    if not isinstance(text, str):
+        return float(text)
+    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9, "b": 1.0}
+    lowered = text.strip().lower()
+    for unit, factor in units.items():
+        if lowered.endswith(unit):
+            return float(lowered.removesuffix(unit)) * factor
+    return float(lowered)
+
+
+def known_plans(cluster: Cluster) -> dict[str, dict[str, int]]:
+    """The plans that people write by hand for this cluster: name -> dims."""
+    n, per_node = cluster.num_devices, cluster.devices_per_node
+    if n == 1:
+        return {}
+    plans = {"DDP": {"dp_replicate": n}, "ZeRO-3": {"dp_shard": n}}
+    if cluster.num_nodes > 1 and per_node > 1:
+        plans["HSDP"] = {"dp_replicate": cluster.num_nodes, "dp_shard": per_node}
+        plans["ZeRO-3 x TP"] = {"dp_shard": cluster.num_nodes, "tp": per_node}
+    else:
+        plans["Megatron TP"] = {"tp": n}
+        if n % 2 == 0 and n > 2:
+            plans["ZeRO-3 x TP"] = {"dp_shard": n // 2, "tp": 2}
+    return plans
+
+
+def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
+    """The optimum on one mesh, under the memory limit. Raises InfeasibleError."""
+    prices = Prices(query.cluster, mesh)
+    built = Builder(
+        query.program, mesh, prices, query.constraints, dict(query.state_bytes), query.kernel_backend, query.factorisation
+    ).build()
+    limit = query.budget_bytes
+    for _ in range(MEMORY_ROUNDS):
+        solution = _solve(built, mesh, query, limit)
+        timeline = predict_timeline(query.program, built, solution.assignment, prices)
+        plan = _read_plan(query, mesh, built, solution, timeline)
+        excess = plan.predicted.peak_bytes - query.budget_bytes
+        if excess <= 0:
+            break
+        limit -= excess
+    else:
+        raise InfeasibleError(_short_of_memory(plan.predicted.peak_bytes, query, mesh, plan.predicted.bytes_by_kind))
+    log(
+        f"mesh {dict(zip(mesh.axis_names, mesh.shape))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
+        f"bound {plan.bound_seconds * 1e3:.2f} ms, gap {plan.gap:.1e}, predicted {plan.predicted.step_seconds * 1e3:.1f} ms"
+    )
+    return Candidate(mesh=mesh, plan=plan, built=built, solution=solution)
+
+
+def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
+    """Exactly without the limit; with the limit as rows only where the free optimum breaks it."""
+    rows = memory_rows(built, mesh, query.state_bytes, limit)
+    solution = solve(built.problem, gap=EXACT_GAP)
+    if all(_row_bytes(row.bytes, solution.assignment) <= limit for row in rows):
+        return solution
+    limited = replace(built.problem, memory_rows=rows)
+    solution = solve(limited, gap=MEMORY_GAP)
+    if solution.status is Status.INFEASIBLE:
+        needed = float(solution.statistics.get("minimum_bytes", math.nan))
+        by_kind = {row.name: _row_bytes(row.bytes, solution.assignment) for row in rows}
+        raise InfeasibleError(_short_of_memory(needed + query.budget_bytes - limit, query, mesh, by_kind))
+    return solution
+
+
+def _row_bytes(entries: Mapping[int, NDArray[np.float64]], assignment: NDArray[np.int64]) -> float:
+    return float(sum(weights[assignment[index]] for index, weights in entries.items()))
+
+
+def _short_of_memory(needed: float, query: Query, mesh: Mesh, by_kind: Mapping[str, float]) -> str:
+    gib = 2.0**30
+    parts = ", ".join(f"{name}: {nbytes / gib:.3g} GiB" for name, nbytes in by_kind.items())
+    factor = max(2, 2 ** math.ceil(math.log2(max(needed / query.budget_bytes, 1.001))))
+    return (
+        f"no plan fits {query.budget_bytes / gib:.3g} GiB per device on mesh {mesh.shape}: the smallest needs "
+        f"{needed / gib:.3g} GiB ({parts}). It could fit with {factor * mesh.size} devices, a batch {factor} times smaller, "
+        f"an optimizer with less state (SGD), or memory_limit={needed / gib:.3g} GiB"
+    )
+
+
+def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, timeline: Timeline) -> Plan:
+    inputs, buffers, outputs = read_data(query.program, built, solution.assignment, mesh)
+    problem = built.problem
+    plan = Plan(
+        mesh=mesh,
+        parameters=read_parameters(built, solution.assignment),
+        operators=read_operators(built, solution.assignment, mesh),
+        inputs=inputs,
+        buffers=buffers,
+        outputs=outputs,
+        predicted=Prediction(step_seconds=timeline.makespan_seconds, peak_bytes=0.0),
+        objective_seconds=solution.objective,
+        bound_seconds=solution.lower_bound,
+        gap=solution.gap,
+        fingerprint=fingerprint(query.program),
+        cluster=query.cluster.name,
+        profile=query.cluster.profile,
+        kernel_backend=query.kernel_backend,
+        prices_hash=prices_hash(problem),
+        uncovered={str(node.meta["operator"]): _cost_of(built, node, solution) for node in built.uncovered},
+        notes=tuple(dict.fromkeys(built.notes)),
+        statistics={
+            "variables": len(problem.node_costs),
+            "strategies": sum(len(costs) for costs in problem.node_costs),
+            "largest_menu": max(len(costs) for costs in problem.node_costs),
+            "edges": len(problem.edges),
+            "replicated_flops_share": replicated_flops_share(built, solution.assignment, mesh),
+            "certificate": solution.certificate.kind,
+        },
+    )
+    return replace(plan, predicted=_prediction(query, plan, timeline))
+
+
+def _cost_of(built: Built, node: Any, solution: Solution) -> float:
+    index = built.operators[node]
+    return float(built.variables[index].costs[solution.assignment[index]])
+
+
+def _prediction(query: Query, plan: Plan, timeline: Timeline) -> Prediction:
+    """Peak bytes of rank 0 from the lowered program, with the parts that last the whole step."""
+    lowered = lower(query.program, plan, rank=0)
+    peak = peak_over_time(memory_events(split_forward_backward(lowered, ())))
+    states = gradients = 0.0
+    for entry in lowered.inputs:
+        if entry.role == "parameter":
+            elements = math.prod(entry.shape)
+            states += elements * (entry.dtype.itemsize + query.state_bytes[entry.name].optimizer)
+            gradients += elements * query.state_bytes[entry.name].gradient
+    return Prediction(
+        step_seconds=timeline.makespan_seconds,
+        peak_bytes=states + peak.peak_bytes,
+        compute_seconds=timeline.busy_seconds.get("compute", 0.0),
+        exposed_communication_seconds=timeline.exposed_communication_seconds,
+        bytes_by_kind={"parameters and optimizer": states, "gradients": gradients, "activations": peak.peak_bytes},
+    )
+
+
+def _try_meshes(
+    query: Query, meshes: Sequence[Mesh], log: Progress
+) -> tuple[list[Candidate], list[InfeasibleError]]:
+    candidates: list[Candidate] = []
+    failures: list[InfeasibleError] = []
+    for mesh in meshes:
+        try:
+            candidates.append(plan_on_mesh(query, mesh, log))
+        except InfeasibleError as error:
+            log(f"mesh {mesh.shape}: {error}")
+            failures.append(error)
+    return candidates, failures
+
+
+def _as_baseline(candidate: Candidate) -> Baseline:
+    dims = dict(zip(candidate.mesh.axis_names, candidate.mesh.shape))
+    return Baseline(
+        name=f"mesh {'x'.join(map(str, candidate.mesh.shape))}",
+        dims=dims,
+        objective_seconds=candidate.plan.objective_seconds,
+        predicted=candidate.plan.predicted,
+    )
+
+
+def _baselines(query: Query, log: Progress) -> tuple[Baseline, ...]:
+    """The known plans, completed by the planner, on the same prices and without the user's own constraints."""
+    free = replace(query, constraints=Constraints())
+    found = []
+    for name, dims in known_plans(query.cluster).items():
+        mesh = resolve_meshes(query.cluster.num_devices, None, dims, log)[0]
+        try:
+            candidate = plan_on_mesh(free, mesh, log)
+        except InfeasibleError as error:
+            found.append(Baseline(name=name, dims=dims, error=str(error)))
+            continue
+        found.append(
+            Baseline(
+                name=name,
+                dims=dims,
+                objective_seconds=candidate.plan.objective_seconds,
+                predicted=candidate.plan.predicted,
+            )
+        )
+    return tuple(found)

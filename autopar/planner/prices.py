@@ -1,0 +1,185 @@
+"""Prices: what every strategy and every redistribution costs in seconds on one cluster and mesh.
+
+The planner's Problem and the prediction of a plan ask the same object, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import fx
+
+from autopar.cluster import Cluster, GroupTopology
+from autopar.cost_models.collectives import collective_seconds
+from autopar.cost_models.kernel_groups import Traffic
+from autopar.cost_models.operators import OperatorKind, copy_seconds, element_flops, operator_seconds
+from autopar.layout import Layout, Mesh, Shard
+from autopar.planner.factorisation import shape_of
+from autopar.planner.solver import FORBIDDEN
+from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
+from autopar.redistribute import Step, is_reachable, redistribution, uneven_dims
+from autopar.rules.engine import tensor_operands
+from autopar.rules.rule import Rule
+
+Floats = NDArray[np.float64]
+
+TIE_BREAK_SECONDS = 1e-8
+"""Added per axis whose placement changes, and half of it per axis that replicates an operator: among plans of equal
+cost the still one wins. Far below any real kernel (a launch takes 1e-6 s)."""
+
+_LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index")
+"""Operators that read only the rows of their first operand that they return."""
+
+
+def operator_kind(node: fx.Node) -> OperatorKind:
+    """Which rate bounds an operator: "matmul" (also convolutions), "attention" or "memory"."""
+    name = base_name(node)
+    if "attention" in name:
+        return "attention"
+    return "matmul" if name in ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm") else "memory"
+
+
+def base_name(node: fx.Node) -> str:
+    """The bare operator name: aten.mm.default -> mm."""
+    target = node.target
+    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
+
+
+def tensor_bytes(node: fx.Node, output: int = 0) -> int:
+    """Global bytes of one output."""
+    value = node.meta["val"]
+    tensor = value[output] if isinstance(value, tuple | list) else value
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+class Prices:
+    """Seconds of strategies and redistributions for one (cluster, mesh)."""
+
+    def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
+        self.cluster = cluster
+        self.mesh = mesh
+        self._topology: dict[tuple[int, ...], GroupTopology] = {}
+        self._collective: dict[tuple[str, tuple[int, ...], float], float] = {}
+        self._pair: dict[tuple[float, Layout, Layout, frozenset[int]], float] = {}
+
+    def step_seconds(self, step: Step, nbytes: float) -> float:
+        """One step of a redistribution of a tensor of global `nbytes`, with its local copies."""
+        local = step.local_fraction * nbytes
+        moved = [p for a, b in zip(step.before, step.after) for p in (a, b) if a != b and isinstance(p, Shard)]
+        transposing = any(p.dim > 0 or p.split > 1 for p in moved)
+        if step.kind == "slice":
+            return float(copy_seconds(self.cluster.device, local / self._ranks(step.axes)))
+        buffer = step.buffer_fraction(self.mesh.shape) * nbytes
+        seconds = self.collective_seconds(step.kind, step.axes, buffer)
+        if transposing:
+            seconds += float(copy_seconds(self.cluster.device, buffer, transposing=True))
+        return seconds
+
+    def collective_seconds(self, kind: str, axes: tuple[int, ...], nbytes: float) -> float:
+        """One collective over `axes` with a full logical buffer of `nbytes`."""
+        key = (kind, axes, nbytes)
+        if key not in self._collective:
+            topology = self._topology.get(axes)
+            if topology is None:
+                topology = self._topology[axes] = GroupTopology.of(self.cluster, self.mesh.shape, axes)
+            self._collective[key] = float(collective_seconds(kind, nbytes, topology, self.cluster))  # type: ignore[arg-type]
+        return self._collective[key]
+
+    def redistribution_seconds(self, shape: Sequence[int], nbytes: float, source: Layout, target: Layout) -> float:
+        """All steps from `source` to `target`; FORBIDDEN where nothing leads there."""
+        if source == target:
+            return 0.0
+        uneven = uneven_dims(shape, source, target, self.mesh.shape)
+        key = (nbytes, source, target, uneven)
+        if key not in self._pair:
+            if is_reachable(source, target):
+                steps = redistribution(source, target, self.mesh.shape, uneven)
+                changes = sum(a != b for a, b in zip(source, target))
+                seconds = sum(self.step_seconds(step, nbytes) for step in steps) + TIE_BREAK_SECONDS * changes
+            else:
+                seconds = FORBIDDEN
+            self._pair[key] = seconds
+        return self._pair[key]
+
+    def redistribution_table(
+        self, shape: Sequence[int], nbytes: float, sources: Sequence[Layout], targets: Sequence[Layout | None]
+    ) -> Floats:
+        """(sources, targets) seconds; a target of None (not expressible behind a view) is FORBIDDEN."""
+        table = np.full((len(sources), len(targets)), FORBIDDEN)
+        for i, source in enumerate(sources):
+            for j, target in enumerate(targets):
+                if target is not None:
+                    table[i, j] = self.redistribution_seconds(shape, nbytes, source, target)
+        return table
+
+    def operator_costs(
+        self, node: fx.Node, rule: Rule, strategies: Strategies, traffic: Traffic, leads_kernel: bool
+    ) -> Floats:
+        """(strategies,) seconds of one operator on the fullest rank, without redistributing its operands."""
+        device = self.cluster.device
+        kind = operator_kind(node)
+        flops = rule.flops
+        if kind == "memory":
+            flops = max(
+                (math.prod(shape_of(node, o)) for o, t in enumerate(rule.outputs) if t is not None), default=0
+            ) * element_flops(device, base_name(node))
+        seconds = operator_seconds(
+            device,
+            flops=flops * strategies.fraction,
+            bytes_moved=self._bytes_moved(node, strategies, traffic),
+            dtype=_dtype_name(node),
+            kind=kind,
+            kernels=1 if leads_kernel else 0,
+        )
+        seconds = seconds + self._synchronisation(rule, strategies)
+        replicated = np.array([sum(name is None for name in axes) for axes in strategies.axes])
+        return np.asarray(seconds + 0.5 * TIE_BREAK_SECONDS * replicated, dtype=np.float64)
+
+    def fractions(self, layouts: LayoutSet, shape: Sequence[int]) -> Floats:
+        """(strategies,) part of a tensor that a rank holds."""
+        return np.array([local_fraction(layout, shape, self.mesh) for layout in layouts.distinct])[layouts.index]
+
+    def _bytes_moved(self, node: fx.Node, strategies: Strategies, traffic: Traffic) -> Floats:
+        total = np.zeros(len(strategies))
+        operands = tensor_operands(node)
+        lookup = base_name(node) in _LOOKUPS
+        for read in dict.fromkeys(traffic.reads):
+            if read in operands:
+                index = operands.index(read)
+                nbytes = tensor_bytes(node) if lookup and index == 0 else tensor_bytes(read)
+                total += nbytes * self.fractions(strategies.inputs[index], shape_of(read))
+        for output in traffic.writes:
+            layouts = strategies.outputs[output] if output < len(strategies.outputs) else None
+            if layouts is not None:
+                total += tensor_bytes(node, output) * self.fractions(layouts, shape_of(node, output))
+        return total
+
+    def _synchronisation(self, rule: Rule, strategies: Strategies) -> Floats:
+        if not rule.synchronised_bytes:
+            return np.zeros(len(strategies))
+        costs = []
+        for axes in strategies.axes:
+            synchronised: dict[str, list[int]] = {}
+            for axis, name in enumerate(axes):
+                if name in rule.synchronised_bytes:
+                    synchronised.setdefault(str(name), []).append(axis)
+            costs.append(
+                sum(
+                    self.collective_seconds("all_reduce", tuple(found), rule.synchronised_bytes[name])
+                    for name, found in synchronised.items()
+                )
+            )
+        return np.array(costs, dtype=np.float64)
+
+    def _ranks(self, axes: Sequence[int]) -> int:
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def _dtype_name(node: fx.Node) -> str:
+    value = node.meta["val"]
+    first = next(item for item in (value if isinstance(value, tuple | list) else (value,)) if item is not None)
+    return str(first.dtype).removeprefix("torch.")

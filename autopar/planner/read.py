@@ -1,0 +1,154 @@
+"""Read: a solved Problem -> the Plan in the words of the user.
+
+Also derives what people ask of a plan: each choice with its runner-up and the cost of switching to it (all other
+choices held), and the share of FLOPs that runs replicated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from autopar.layout import Layout, Mesh, format_layout, replicated
+from autopar.parallel_plan import OperatorPlan, ParameterPlan
+from autopar.planner.build import Built, Variable
+from autopar.planner.prices import Floats
+from autopar.planner.solver import FORBIDDEN, Problem
+from autopar.program import Program
+
+Assignment = NDArray[np.int64]
+
+
+def read_parameters(built: Built, assignment: Assignment) -> dict[str, ParameterPlan]:
+    """Decision of every parameter, by name, with the copies that its consumers share."""
+    found = {}
+    for node, index in built.placeholders.items():
+        variable = built.variables[index]
+        if variable.kind == "parameter":
+            label = variable.labels[assignment[index]]
+            found[variable.name] = ParameterPlan(
+                stored=label.stored,
+                used=label.used,
+                gradient=label.gradient,
+                keep_gathered=label.keep_gathered,
+                shared_forward=_copy_layout(built, assignment, node, 0, "forward"),
+                shared_backward=_copy_layout(built, assignment, node, 0, "backward"),
+            )
+    return found
+
+
+def read_operators(built: Built, assignment: Assignment, mesh: Mesh) -> dict[str, OperatorPlan]:
+    """Decision of every operator, by name, in program order."""
+    return {
+        str(node.meta["operator"]): _read_operator(built, assignment, node, index, mesh)
+        for node, index in built.operators.items()
+    }
+
+
+def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: int, mesh: Mesh) -> OperatorPlan:
+    strategies = built.variables[index].strategies
+    assert strategies is not None
+    chosen = int(assignment[index])
+    num_outputs = len(strategies.outputs)
+    forward = tuple(_copy_layout(built, assignment, node, o, "forward") for o in range(num_outputs))
+    backward = tuple(_copy_layout(built, assignment, node, o, "backward") for o in range(num_outputs))
+    return OperatorPlan(
+        axes=strategies.axes[chosen],
+        inputs=tuple(layouts.distinct[layouts.index[chosen]] for layouts in strategies.inputs),
+        outputs=tuple(
+            replicated(len(mesh.shape)) if layouts is None else layouts.distinct[layouts.index[chosen]]
+            for layouts in strategies.outputs
+        ),
+        shared_forward=forward if any(forward) else (),
+        shared_backward=backward if any(backward) else (),
+    )
+
+
+def _copy_layout(built: Built, assignment: Assignment, node: fx.Node, output: int, phase: str) -> Layout | None:
+    index = built.copies.get(((node, output), phase))
+    return None if index is None else _data_layout(built, assignment, index)
+
+
+def _data_layout(built: Built, assignment: Assignment, index: int) -> Layout:
+    layouts = built.variables[index].layouts[0]
+    assert layouts is not None
+    return layouts.distinct[layouts.index[assignment[index]]]
+
+
+def read_data(
+    program: Program, built: Built, assignment: Assignment, mesh: Mesh
+) -> tuple[dict[str, Layout], dict[str, Layout], dict[str, Layout]]:
+    """(inputs, buffers, outputs): name -> layout."""
+    inputs, buffers = {}, {}
+    for node, entry in zip(program.placeholders, program.inputs):
+        if entry.role == "input":
+            inputs[entry.name] = _data_layout(built, assignment, built.placeholders[node])
+        elif entry.role == "buffer":
+            buffers[entry.name] = replicated(len(mesh.shape))
+    outputs = {}
+    for position, output in enumerate(program.outputs):
+        if output.role in ("loss", "output"):
+            index = built.outputs.get(position)
+            outputs[output.name] = (
+                replicated(len(mesh.shape)) if index is None else _data_layout(built, assignment, index)
+            )
+    return inputs, buffers, outputs
+
+
+def replicated_flops_share(built: Built, assignment: Assignment, mesh: Mesh) -> float:
+    """Share of the program's FLOPs that belong to operators which some axis (of size > 1) replicates."""
+    total = replicated_flops = 0.0
+    for node, index in built.operators.items():
+        rule, strategies = built.rules.get(node), built.variables[index].strategies
+        if rule is None or strategies is None:
+            continue
+        total += rule.flops
+        axes = strategies.axes[int(assignment[index])]
+        if any(name in (None, "partial") and size > 1 for name, size in zip(axes, mesh.shape)):
+            replicated_flops += rule.flops
+    return replicated_flops / total if total else 0.0
+
+
+def prices_hash(problem: Problem) -> str:
+    """Identifies the cost tables to which objective, bound and gap belong."""
+    digest = hashlib.sha256()
+    for costs in problem.node_costs:
+        digest.update(costs.tobytes())
+    for edge in problem.edges:
+        digest.update(np.array([edge.source, edge.target]).tobytes())
+        digest.update(edge.costs.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def switching_costs(built: Built, assignment: Assignment) -> Mapping[str, tuple[tuple[str, float], ...]]:
+    """Name -> the two cheapest other choices (description, seconds more), everything else held."""
+    costs: list[Floats] = [np.array(variable.costs) for variable in built.variables]
+    for edge in built.problem.edges:
+        costs[edge.source] += edge.costs[:, assignment[edge.target]]
+        costs[edge.target] += edge.costs[assignment[edge.source], :]
+    found = {}
+    for index, variable in enumerate(built.variables):
+        if variable.kind not in ("operator", "parameter") or len(costs[index]) < 2:
+            continue
+        chosen = int(assignment[index])
+        delta = costs[index] - costs[index][chosen]
+        delta[chosen] = np.inf
+        others = [int(i) for i in np.argsort(delta, kind="stable")[:2] if delta[i] < FORBIDDEN / 2]
+        found[variable.name] = tuple((_describe(variable, i), float(delta[i])) for i in others)
+    return found
+
+
+def _describe(variable: Variable, label: int) -> str:
+    if variable.strategies is not None:
+        return "axes " + ", ".join(str(name or "replicated") for name in variable.strategies.axes[label])
+    choice = variable.labels[label]
+    kept = ", kept gathered" if choice.keep_gathered else ""
+    return f"stored {_text(choice.stored)}, used {_text(choice.used)}{kept}"
+
+
+def _text(layout: Layout) -> str:
+    return " ".join(format_layout(layout))
