@@ -1,0 +1,95 @@
+"""Local halves of a redistribution: cut the dims of a block into one piece per rank of a group, or join such pieces.
+
+A cut `(dim, position, pieces)` sees `dim` as (position, pieces, rest) and hands out the middle factor. Several cuts
+(one per mesh axis, in mesh order) make one group; dim 0 of the buffer of a collective counts its ranks row-major.
+
+    pieces_first(x[4, 6], [(1, 1, 2)], (4, 6))   -> [8, 3]: columns 0..2 over columns 3..5
+    pieces_joined(y[8, 3], [(1, 1, 2)], (4, 6), (4, 6))   -> x again
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+Cut = tuple[int, int, int]
+
+
+def padded(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """`x`, contiguous, grown with zeros at the end of each dim to `shape`."""
+    if tuple(x.shape) == tuple(shape):
+        return x.contiguous()
+    grown = x.new_zeros(tuple(shape))
+    grown[tuple(slice(size) for size in x.shape)] = x
+    return grown
+
+
+def trimmed(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The first `shape` elements along each dim, contiguous."""
+    if tuple(x.shape) == tuple(shape):
+        return x
+    return x[tuple(slice(size) for size in shape)].contiguous()
+
+
+def piece(x: Tensor, cut: Cut, index: int) -> Tensor:
+    """Piece `index` of a cut that divides evenly; same number of dims, contiguous."""
+    dim, position, pieces = cut
+    seen = x.reshape(*x.shape[:dim], position, pieces, -1, *x.shape[dim + 1 :])
+    kept = seen.select(dim + 1, index)
+    return kept.reshape(*x.shape[:dim], x.shape[dim] // pieces, *x.shape[dim + 1 :]).contiguous()
+
+
+def block(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """`length` indices of `dim` from `start`, contiguous."""
+    return x.narrow(dim, start, length).contiguous()
+
+
+def pieces_first(x: Tensor, cuts: Sequence[Cut], padded_shape: Sequence[int]) -> Tensor:
+    """Pad `x`, then lay its pieces one behind the other along dim 0: (ranks * block[0], *block[1:]), contiguous."""
+    factors, places = _factored(padded_shape, cuts)
+    seen = padded(x, padded_shape).reshape(factors)
+    rest = [place for place in range(len(factors)) if place not in places]
+    block_shape = _block_shape(padded_shape, cuts)
+    ranks = math.prod(pieces for _, _, pieces in cuts)
+    return seen.permute(*places, *rest).reshape(ranks * block_shape[0], *block_shape[1:]).contiguous()
+
+
+def pieces_joined(
+    y: Tensor, cuts: Sequence[Cut], padded_shape: Sequence[int], shape: Sequence[int]
+) -> Tensor:
+    """Inverse of `pieces_first`: put every piece where it belongs and trim the padding, contiguous."""
+    factors, places = _factored(padded_shape, cuts)
+    rest = [place for place in range(len(factors)) if place not in places]
+    order = [*places, *rest]
+    seen = y.reshape([factors[place] for place in order])
+    back = [order.index(place) for place in range(len(order))]
+    return trimmed(seen.permute(back).reshape(tuple(padded_shape)).contiguous(), shape)
+
+
+def _factored(shape: Sequence[int], cuts: Sequence[Cut]) -> tuple[list[int], list[int]]:
+    """The dims split at every cut, and where the factor of each cut stands."""
+    factors: list[int] = []
+    places = [0] * len(cuts)
+    for dim, size in enumerate(shape):
+        done = 1
+        for position, index in sorted((cut[1], index) for index, cut in enumerate(cuts) if cut[0] == dim):
+            assert position % done == 0, f"cut {cuts[index]} overlaps another one of {cuts}"
+            factors.append(position // done)
+            places[index] = len(factors)
+            factors.append(cuts[index][2])
+            done = position * cuts[index][2]
+        assert size % done == 0, f"cuts {cuts} do not divide the shape {tuple(shape)}"
+        factors.append(size // done)
+    return factors, places
+
+
+def _block_shape(shape: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
+    sizes = list(shape)
+    for dim, _, pieces in cuts:
+        sizes[dim] //= pieces
+    return sizes
+
+
+__all__ = ["Cut", "block", "padded", "piece", "pieces_first", "pieces_joined", "trimmed"]

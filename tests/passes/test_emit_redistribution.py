@@ -1,0 +1,114 @@
+"""Every pair of layouts, executed on simulated ranks and compared with the global tensor."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import fx
+
+from autopar.layout import Layout, Mesh, Partial, Replicate, Shard
+from autopar.passes.emit_redistribution import emit_redistribution, redistribution_steps
+from autopar.passes.emitter import Emitter
+from autopar.redistribute import is_reachable
+from tests.passes.local_blocks import assemble, distribute, layouts
+from tests.simulated_ranks import run_ranks
+
+FLAT, SQUARE, OBLONG = Mesh(("a",), (4,)), Mesh(("a", "b"), (2, 2)), Mesh(("a", "b"), (2, 3))
+R, P = Replicate(), Partial("sum")
+
+
+def redistribute_graphs(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) -> list[fx.GraphModule]:
+    """One graph per rank that redistributes its only input."""
+    graphs = []
+    for rank in range(mesh.size):
+        graph = fx.Graph()
+        emit = Emitter(graph, mesh, rank)
+        x = emit.describe(graph.placeholder("x"), emit.local_shape(shape, source), torch.float64)
+        y = emit_redistribution(emit, x, shape, source, target)
+        assert y.meta["local_shape"] == emit.local_shape(shape, target)
+        graph.output((y,))
+        graphs.append(fx.GraphModule({}, graph))
+    return graphs
+
+
+def check(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) -> None:
+    x = torch.arange(1.0, 1.0 + math.prod(shape), dtype=torch.float64).reshape(shape)
+    graphs = redistribute_graphs(shape, source, target, mesh)
+    outputs = run_ranks(graphs, [[block] for block in distribute(x, source, mesh)], mesh)
+    assert torch.equal(assemble([output[0] for output in outputs], shape, target, mesh), x), (source, target)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape", "splits", "partial"),
+    [
+        (FLAT, (8, 8), (1, 2), ("sum", "max")),
+        (FLAT, (7, 10), (1,), ("sum", "min")),
+        (FLAT, (6, 12), (1, 3), ("sum",)),
+        (SQUARE, (8, 4), (1, 2, 4), ("sum",)),
+        (SQUARE, (8, 12), (1, 2, 3), ("sum",)),
+        (SQUARE, (7, 10), (1,), ("sum", "max")),
+        (OBLONG, (12, 18), (1, 2, 3), ("sum",)),
+        (OBLONG, (11, 8), (1, 2), ("sum",)),
+        (OBLONG, (22, 7), (1,), ("sum",)),
+    ],
+    ids=str,
+)
+def test_every_pair_gives_the_target_block_of_the_same_tensor(mesh, shape, splits, partial):
+    candidates = layouts(shape, mesh, splits, partial)
+    pairs = [(a, b) for a in candidates for b in candidates if is_reachable(a, b)]
+    assert len(pairs) > 10
+    for source, target in pairs[:: max(1, len(pairs) // 400)]:
+        check(shape, source, target, mesh)
+
+
+def kinds(shape, source, target, mesh):
+    return [step.kind for step in redistribution_steps(shape, source, target, mesh)]
+
+
+def test_partial_to_shard_is_reduce_scatter():
+    assert kinds((8, 4), (P, R), (Shard(1), R), SQUARE) == ["reduce_scatter"]
+
+
+def test_gather_over_two_axes_is_one_collective():
+    graph = redistribute_graphs((8, 4), (Shard(0), Shard(1)), (R, R), SQUARE)[0].graph
+    groups = Counter(node.meta["group_axes"] for node in graph.nodes if "group_axes" in node.meta)
+    assert groups == {("a", "b"): 1}
+
+
+def test_uneven_dim_of_two_axes_is_gathered_axis_by_axis():
+    assert kinds((22, 4), (Shard(0), Shard(0)), (R, R), Mesh(("a", "b"), (4, 2))) == ["all_gather", "all_gather"]
+    check((22, 4), (Shard(0), Shard(0)), (R, R), Mesh(("a", "b"), (4, 2)))
+    check((22, 4), (P, P), (Shard(0), Shard(0)), Mesh(("a", "b"), (4, 2)))
+
+
+def test_two_spellings_of_one_layout_need_no_step():
+    assert kinds((8,), (Shard(0), Shard(0, 2)), (Shard(0), Shard(0)), SQUARE) == []
+
+
+def test_shard_to_other_dim_is_all_to_all_if_even_and_gather_with_slice_if_not():
+    assert kinds((8, 4), (Shard(0),), (Shard(1),), FLAT) == ["all_to_all"]
+    assert kinds((7, 10), (Shard(0),), (Shard(1),), FLAT) == ["all_gather", "slice"]
+
+
+def test_axes_of_extent_one_cost_nothing():
+    mesh = Mesh(("a", "b"), (1, 2))
+    graph = redistribute_graphs((8, 4), (P, R), (Shard(0), R), mesh)[0].graph
+    assert [node.op for node in graph.nodes] == ["placeholder", "output"]
+
+
+def test_nothing_turns_into_a_partial():
+    with pytest.raises(ValueError, match="Partial"):
+        redistribution_steps((8,), (R,), (P,), FLAT)
+
+
+def test_a_lost_trim_is_noticed():
+    x = torch.arange(1.0, 8.0, dtype=torch.float64)
+    graphs = redistribute_graphs((7,), (Shard(0),), (R,), FLAT)
+    for graph in graphs:
+        joined = next(n for n in graph.graph.nodes if "pieces_joined" in str(n.target))
+        joined.args = (*joined.args[:3], (8,))
+        graph.recompile()
+    outputs = run_ranks(graphs, [[block] for block in distribute(x, (Shard(0),), FLAT)], FLAT)
+    with pytest.raises(AssertionError):
+        assemble([output[0] for output in outputs], (7,), (R,), FLAT)
