@@ -149,10 +149,7 @@ def align(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns as wide as their widest cell."""
     table = [tuple(header), *map(tuple, rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
 
@@ -185,9 +182,7 @@ def _explain_one(plan: Plan, name: str) -> list[str]:
         lines = [f"operator {name}", *_explain_operator(plan.operators[name], plan.mesh)]
     choices = plan.explanations.get(name, ())
     for description, delta in choices:
-        lines.append(
-            f"  instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step"
-        )
+        lines.append(f"  instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step")
     if not choices:
         lines.append("  no runner-up is recorded: the plan had one choice here, or was written by hand")
     return lines
@@ -202,8 +197,7 @@ def _explain_parameter(parameter: ParameterPlan, mesh: Mesh) -> list[str]:
     ]
     if parameter.stored != parameter.used:
         lines.append(
-            "  the gathered weight is "
-            + ("kept" if parameter.keep_gathered else "gathered again in backward")
+            "  the gathered weight is " + ("kept" if parameter.keep_gathered else "gathered again in backward")
         )
     return lines
 
@@ -221,9 +215,7 @@ def _explain_operator(operator: OperatorPlan, mesh: Mesh) -> list[str]:
         for phase, shared in (("forward", operator.shared_forward), ("backward", operator.shared_backward)):
             target = shared[index] if index < len(shared) else None
             if target is not None:
-                lines.append(
-                    f"    for {phase} {format_placements(target, mesh)}{_steps(layout, target, mesh)}"
-                )
+                lines.append(f"    for {phase} {format_placements(target, mesh)}{_steps(layout, target, mesh)}")
     if operator.recompute:
         lines.append("  computed again in backward")
     return lines

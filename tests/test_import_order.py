@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "_compat", "files"}),
+    frozenset({"errors", "_compat", "files", "phases"}),
     frozenset({"hardware", "cluster", "layout", "redistribute", "ops", "program"}),
     frozenset({"rules", "parallel_plan", "plan_text"}),
     frozenset({"cost_models", "passes"}),

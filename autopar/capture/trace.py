@@ -30,9 +30,8 @@ from autopar.capture.step import BATCH, LossFunction, Step
 from autopar.errors import CaptureError
 from autopar.passes.runner import run_passes
 from autopar.passes.tidy import TIDY_PASSES, TidyContext
+from autopar.phases import phase
 from autopar.program import Input, Output, Program
-
-log = logging.getLogger(__name__)
 
 
 def capture(
@@ -90,6 +89,7 @@ def _check_module(model: object) -> None:
         raise CaptureError("a TorchScript module cannot be captured; pass the module it was made from")
 
 
+@phase("capture", logging.INFO)
 def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
     """The joint graph (forward-only when not `training`) as AOT autograd returns it."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -146,14 +146,14 @@ def _canonical_names(model: nn.Module) -> dict[str, str]:
     return names
 
 
+@phase("tidy", logging.INFO)
 def _tidy(graph_module: GraphModule, inputs: Sequence[Input], outputs: Sequence[Output]) -> GraphModule:
     placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
     context = TidyContext(
         tangents=frozenset(n for n, value in zip(placeholders, inputs, strict=True) if value.role == "tangent"),
         num_forward_outputs=sum(output.role != "gradient" for output in outputs),
     )
-    graph_module, timings = run_passes(graph_module, TIDY_PASSES, context)
-    log.info("tidied in %.2f CPU s", sum(timing.cpu_seconds for timing in timings))
+    graph_module, _ = run_passes(graph_module, TIDY_PASSES, context)
     return graph_module
 
 

@@ -23,6 +23,7 @@ from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline, ParameterPlan, Plan, Prediction
 from autopar.passes.lower import lower
 from autopar.passes.partition import memory_events, split_forward_backward
+from autopar.phases import phase
 from autopar.planner.build import Builder, Built, StateBytes
 from autopar.planner.constraints import Constraints, check_axes, parse_constraints, resolve_meshes
 from autopar.planner.factorisation import Factorisation
@@ -177,13 +178,15 @@ def known_plans(cluster: Cluster) -> dict[str, dict[str, int]]:
 def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
     """The optimum on one mesh, under the memory limit. Raises InfeasibleError."""
     prices = Prices(query.cluster, mesh)
-    built = Builder(
-        query.program, mesh, prices, query.constraints, dict(query.state_bytes), query.kernel_backend, query.factorisation
-    ).build()
+    with phase("price"):
+        built = Builder(
+            query.program, mesh, prices, query.constraints, dict(query.state_bytes), query.kernel_backend, query.factorisation
+        ).build()
     limit = query.budget_bytes
     for _ in range(MEMORY_ROUNDS):
         solution = _solve(built, mesh, query, limit)
-        timeline = predict_timeline(query.program, built, solution.assignment, prices)
+        with phase("predict"):
+            timeline = predict_timeline(query.program, built, solution.assignment, prices)
         plan = _read_plan(query, mesh, built, solution, timeline)
         excess = plan.predicted.peak_bytes - query.budget_bytes
         if excess <= 0:
@@ -198,6 +201,7 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
     return Candidate(mesh=mesh, plan=plan, built=built, solution=solution)
 
 
+@phase("solve")
 def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
     """Exactly without the limit; with the limit as rows only where the free optimum breaks it."""
     rows = memory_rows(built, mesh, query.state_bytes, limit)
@@ -268,7 +272,8 @@ def _cost_of(built: Built, node: Any, solution: Solution) -> float:
 
 def _prediction(query: Query, plan: Plan, timeline: Timeline) -> Prediction:
     """Peak bytes of rank 0 from the lowered program, with the parts that last the whole step."""
-    lowered = lower(query.program, plan, rank=0)
+    with phase("lower"):
+        lowered = lower(query.program, plan, rank=0)
     peak = peak_over_time(memory_events(split_forward_backward(lowered, ())))
     states = gradients = 0.0
     for entry in lowered.inputs:

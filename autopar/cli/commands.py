@@ -1,0 +1,198 @@
+"""The commands. Exit codes: 0 ok, 2 bad usage or input, 3 no plan fits, 4 verification failed.
+
+With `--json` stdout holds exactly one JSON document (also for errors); logs and progress go to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+from autopar.api import plan as make_plan
+from autopar.capture.models import load_model
+from autopar.cli.options import (
+    OPTIMIZERS,
+    parse_constraints,
+    parse_dims,
+    parse_mesh,
+    read_cluster,
+)
+from autopar.cli.verification import verify_model
+from autopar.demo.journey import run_demo
+from autopar.errors import AutoparError, InfeasibleError, VerificationError
+from autopar.parallel_plan import Plan
+from autopar.plan_text import matching_names
+from autopar.report.tables import page
+
+EXIT_USAGE, EXIT_INFEASIBLE, EXIT_VERIFICATION = 2, 3, 4
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+
+
+def model_options(command: Command) -> Command:
+    """Options of every command that takes a model; their defaults are shown and stored in the plan."""
+    for option in (
+        click.option("--constraint", "constraints", multiple=True, help="no_replicated_compute or PATTERN:AXIS=S(0)."),
+        click.option("--memory-limit", help="Per device: 72GiB, or 0.9 for a part of its memory."),
+        click.option("--mesh", help="Sizes of the axes: 2,8. Default: all factorisations are tried."),
+        click.option("--dims", help="Named axes: tp=4,dp_shard=-1. Default: free."),
+        click.option(
+            "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True,
+            help="Whose state is planned.",
+        ),
+        click.option(
+            "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
+            help="bf16: parameters in bf16 with an fp32 master.",
+        ),
+        click.option("--seq", type=click.IntRange(min=1), default=128, show_default=True, help="Sequence length."),
+        click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Global batch."),
+    ):  # fmt: skip
+        command = option(command)
+    return click.argument("model")(command)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="autopar")
+def commands() -> None:
+    """Plan how a PyTorch model is split over a cluster, prove the plan optimal, and run it."""
+
+
+@commands.command()
+@as_json_option
+def demo(as_json: bool) -> None:
+    """Plan a GPT for 2x8 H100 on this machine, then train one on four local processes."""
+    results = run_demo(Console(stderr=as_json))
+    if as_json:
+        print_document(results)
+
+
+@commands.command()
+@model_options
+@click.option("--cluster", default="here", show_default=True, help='"2x8 H100-SXM", a cluster file, or "here".')
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the plan is written.")
+@as_json_option
+def plan(model: str, cluster: str, output: Path | None, as_json: bool, **options: Any) -> None:
+    """Plan MODEL (pkg.module:factory or hf:CONFIG.json) and print the plan beside its baselines."""
+    question = {"model": model, "cluster_text": cluster, **options, "constraints": list(options["constraints"])}
+    print_question(question)
+    module, inputs = load_model(model, options["batch"], options["seq"], options["precision"])
+    found = make_plan(
+        module,
+        inputs,
+        cluster=read_cluster(cluster),
+        optimizer=OPTIMIZERS[options["optimizer"]],
+        precision=options["precision"],
+        mesh=parse_mesh(options["mesh"]),
+        dims=parse_dims(options["dims"]),
+        memory_limit=options["memory_limit"],
+        constraints=parse_constraints(options["constraints"]),
+    )
+    found = found.with_(question={**found.question, **question})
+    if output is not None:
+        found.save(output)
+    print_plan(found, as_json)
+
+
+@commands.command()
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@as_json_option
+def show(path: Path, as_json: bool) -> None:
+    """Print the plan file PATH."""
+    print_plan(Plan.load(path), as_json)
+
+
+@commands.command()
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("name")
+@as_json_option
+def explain(path: Path, name: str, as_json: bool) -> None:
+    """Say why NAME (a parameter, operator or module) lies as it does in the plan file PATH."""
+    found = Plan.load(path)
+    if not as_json:
+        click.echo(found.explain(name))
+        return
+    names = matching_names(found, name)
+    alternatives = {
+        other: [{"instead": text, "delta_seconds": delta} for text, delta in found.explanations.get(other, ())]
+        for other in names
+    }
+    print_document({"name": name, "text": found.explain(name), "alternatives": alternatives})
+
+
+@commands.command()
+@model_options
+@click.option("--processes", type=click.IntRange(min=1), default=4, show_default=True, help="Local gloo processes.")
+@click.option(
+    "--plan", "plan_path", type=click.Path(dir_okay=False, path_type=Path), help="A plan file; default: make one."
+)
+@as_json_option
+def verify(model: str, processes: int, plan_path: Path | None, as_json: bool, **options: Any) -> None:
+    """Compile MODEL on local processes and compare loss and gradients with the plain model."""
+    print_question({"model": model, "processes": processes, **options})
+    verify_model(model, processes, None if plan_path is None else Plan.load(plan_path), options)
+    if as_json:
+        print_document({"model": model, "processes": processes, "verified": True})
+    else:
+        click.echo(f"{model}: {processes} processes compute the loss and the gradients of one")
+
+
+def print_question(question: Mapping[str, Any]) -> None:
+    """Every option with its value, defaults too, on stderr."""
+    click.echo(" ".join(f"{name}={value}" for name, value in question.items() if value not in (None, (), [])), err=True)
+
+
+def print_plan(found: Plan, as_json: bool) -> None:
+    """The plan as JSON, or as tables."""
+    if as_json:
+        click.echo(found.to_json().decode())
+    else:
+        Console().print(page(found))
+
+
+def print_document(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(document, indent=1))
+
+
+def exit_code(error: AutoparError) -> int:
+    """3 where nothing fits, 4 where results differ, else 2."""
+    if isinstance(error, InfeasibleError):
+        return EXIT_INFEASIBLE
+    return EXIT_VERIFICATION if isinstance(error, VerificationError) else EXIT_USAGE
+
+
+def log_to_stderr() -> None:
+    """Phases of autopar as plain lines on stderr."""
+    logger = logging.getLogger("autopar")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `autopar` script. Always exits."""
+    log_to_stderr()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(commands.main(args=words, standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_USAGE)
+    except click.Abort:
+        sys.exit(130)
+    except AutoparError as error:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+        if "--json" in words:
+            print_document({"error": {"type": type(error).__name__, "message": str(error)}})
+        sys.exit(exit_code(error))

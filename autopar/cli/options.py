@@ -1,0 +1,70 @@
+"""What a user may write after an option, turned into what `autopar.plan` takes.
+
+--dims tp=4,dp_shard=-1     --mesh 2,4
+--optimizer adamw           --constraint no_replicated_compute
+--precision bf16            --constraint 'layers.*.up.weight:tp=S(0)'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import click
+import torch
+
+from autopar.cluster import Cluster
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "none": None,
+}
+NO_REPLICATED_COMPUTE = "no_replicated_compute"
+Constraints = dict[str, dict[str, str] | bool]
+
+
+def parse_dims(text: str | None) -> dict[str, int] | None:
+    """ "tp=4,dp_shard=2" -> {"tp": 4, "dp_shard": 2}."""
+    if not text:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    try:
+        return {name.strip(): int(size) for name, _, size in pairs}
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: write axis=size, for example tp=4,dp_shard=-1") from None
+
+
+def parse_mesh(text: str | None) -> tuple[int, ...] | None:
+    """ "2,4" or "2x4" -> (2, 4)."""
+    if not text:
+        return None
+    try:
+        return tuple(int(size) for size in re.split(r"[x,]", text))
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: write sizes, for example 2,4") from None
+
+
+def parse_constraints(texts: Sequence[str]) -> Constraints | None:
+    """Every `--constraint` in one dictionary, as `autopar.plan(constraints=...)` takes it."""
+    constraints: Constraints = {}
+    for text in texts:
+        if text == NO_REPLICATED_COMPUTE:
+            constraints[text] = True
+            continue
+        pattern, colon, rule = text.rpartition(":")
+        axis, equals, placement = rule.partition("=")
+        if not (colon and equals):
+            raise click.BadParameter(f"{text!r}: write {NO_REPLICATED_COMPUTE} or PATTERN:AXIS=PLACEMENT")
+        by_axis = constraints.setdefault(pattern, {})
+        assert isinstance(by_axis, dict)
+        by_axis[axis] = placement
+    return constraints or None
+
+
+def read_cluster(text: str) -> Cluster:
+    """A cluster file, "here" (this machine), or a description such as "2x8 H100-SXM"."""
+    if text.endswith(".json"):
+        return Cluster.from_file(text)
+    return Cluster.detect() if text == "here" else Cluster.parse(text)

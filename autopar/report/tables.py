@@ -1,0 +1,42 @@
+"""A plan drawn for a terminal. What stands in the cells comes from `autopar.plan_text`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autopar.parallel_plan import Plan
+from autopar.plan_text import LARGEST_GROUPS, PLAN_COLUMNS, facts, parameter_rows, plan_rows
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Rows of text under a title; the first row is the one that matters most."""
+    drawn = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    for index, row in enumerate(rows):
+        drawn.add_row(*row, style="bold green" if index == 0 else None)
+    return drawn
+
+
+def comparison(plan: Plan, title: str = "plans") -> Table:
+    """The chosen plan beside its baselines."""
+    return table(title, PLAN_COLUMNS, plan_rows(plan))
+
+
+def page(plan: Plan) -> Group:
+    """Everything that `Plan.summary()` says."""
+    rows = parameter_rows(plan)
+    parts: list[RenderableType] = [comparison(plan), Text("\n".join(facts(plan)))]
+    layouts = Table(title="parameters", title_justify="left", header_style="bold")
+    for column in ("parameters", "count", "layout"):
+        layouts.add_column(column, overflow="fold")
+    for row in rows[:LARGEST_GROUPS]:
+        layouts.add_row(*row)
+    parts.append(layouts)
+    if len(rows) > LARGEST_GROUPS:
+        parts.append(Text(f"... and {len(rows) - LARGEST_GROUPS} more groups"))
+    return Group(*parts)
