@@ -1,0 +1,100 @@
+"""Lookups and writes in a block of a split dim: positions that other ranks hold are masked.
+
+    ids [0, 5, 9], vocabulary block [4, 8)   -->   rows [-, 1, -]; the masked rows are zeros, so the sum over the ranks
+                                                   is the lookup in the whole table
+
+`start` is the first global position that the block holds. A block may be empty.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+def _local_positions(positions: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
+    """(positions inside the block, 0 where they lie outside; whether they lie inside)."""
+    local = positions - start
+    inside = (local >= 0) & (local < length)
+    return local.masked_fill(~inside, 0), inside
+
+
+def masked_embedding(weight: Tensor, ids: Tensor, start: int) -> Tensor:
+    """Rows of a block of the table, zeros for ids outside; (V, D), (*) -> (*, D)."""
+    if weight.shape[0] == 0:
+        return weight.new_zeros((*ids.shape, weight.shape[1]))
+    local, inside = _local_positions(ids, start, weight.shape[0])
+    return _aten.embedding.default(weight, local).masked_fill(~inside.unsqueeze(-1), 0)
+
+
+def masked_embedding_backward(
+    grad: Tensor, ids: Tensor, start: int, num_rows: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """Gradient of the rows [start, start + num_rows) of the table; `padding_idx` is a global id (-1: none)."""
+    local, inside = _local_positions(ids, start, num_rows)
+    spare = ~inside if padding_idx < 0 else ~inside | (ids == padding_idx)
+    rows = _aten.embedding_dense_backward.default(
+        grad, local.masked_fill(spare, num_rows), num_rows + 1, -1, scale_grad_by_freq
+    )
+    return rows.narrow(0, 0, num_rows)
+
+
+def masked_gather(source: Tensor, dim: int, index: Tensor, start: int) -> Tensor:
+    """gather from a block of `dim`, zeros for positions outside."""
+    if source.shape[dim] == 0:
+        return source.new_zeros(index.shape)
+    local, inside = _local_positions(index, start, source.shape[dim])
+    return _aten.gather.default(source, dim, local).masked_fill(~inside, 0)
+
+
+def masked_index(source: Tensor, dim: int, index: Tensor, start: int, size: int) -> Tensor:
+    """`source[..., index, ...]` from a block of `dim`, zeros for positions outside. Negative positions count from the
+    end of the global `size`."""
+    shape = (*source.shape[:dim], *index.shape, *source.shape[dim + 1 :])
+    if source.shape[dim] == 0:
+        return source.new_zeros(shape)
+    local, inside = _local_positions(index.remainder(size), start, source.shape[dim])
+    rows = source.index_select(dim, local.flatten()).reshape(shape)
+    following = (1,) * (source.dim() - dim - 1)
+    return rows.masked_fill(~inside.reshape(*index.shape, *following), 0)
+
+
+def masked_index_put(
+    target: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool, start: int, size: int
+) -> Tensor:
+    """`target[..., index, ...] = values` (or +=) in a block of `dim`; positions outside are dropped."""
+    length = target.shape[dim]
+    local, inside = _local_positions(index.remainder(size), start, length)
+    indices = [None] * dim + [local.masked_fill(~inside, length)]
+    written = _aten.index_put.default(_with_spare_row(target, dim), indices, values, accumulate)
+    return written.narrow(dim, 0, length).contiguous()
+
+
+def masked_scatter(target: Tensor, dim: int, index: Tensor, source: Tensor | float, start: int) -> Tensor:
+    """scatter of a tensor or number into a block of `dim`; positions outside are dropped."""
+    length = target.shape[dim]
+    local, inside = _local_positions(index, start, length)
+    scatter = _aten.scatter.src if isinstance(source, Tensor) else _aten.scatter.value
+    if index.shape[dim] != 1 or length == 0:
+        written = scatter(_with_spare_row(target, dim), dim, local.masked_fill(~inside, length), source)
+        return written.narrow(dim, 0, length).contiguous()
+    kept = _aten.gather.default(target, dim, local)  # one position per row: write back what stands there
+    return _aten.scatter.src(target, dim, local, torch.where(inside, source, kept).to(target.dtype))
+
+
+def masked_scatter_add(target: Tensor, dim: int, index: Tensor, source: Tensor, start: int) -> Tensor:
+    """scatter_add into a block of `dim`; positions outside are dropped."""
+    if target.shape[dim] == 0:
+        return target.clone()
+    local, inside = _local_positions(index, start, target.shape[dim])
+    added = source[tuple(slice(size) for size in index.shape)].masked_fill(~inside, 0)
+    return _aten.scatter_add.default(target, dim, local, added)
+
+
+def _with_spare_row(block: Tensor, dim: int) -> Tensor:
+    """The block with one more row of zeros along `dim`, to which positions outside are written."""
+    shape = list(block.shape)
+    shape[dim] = 1
+    return torch.cat([block, block.new_zeros(shape)], dim)

@@ -1,0 +1,28 @@
+"""Local forms of operators that cannot run on blocks as they are: name (or operator) -> function that emits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from torch import fx
+
+from autopar.passes.implementations import convolutions, lookups, normalisation, randomness, reductions, sizes
+from autopar.passes.local_context import LocalContext
+
+LocalForm: TypeAlias = Callable[[LocalContext, tuple[Any, ...], dict[str, Any]], fx.Node]
+
+IMPLEMENTATIONS: Mapping[str, LocalForm] = {
+    **lookups.IMPLEMENTATIONS,
+    **reductions.IMPLEMENTATIONS,
+    **normalisation.IMPLEMENTATIONS,
+    **convolutions.IMPLEMENTATIONS,
+    **randomness.IMPLEMENTATIONS,
+    **sizes.IMPLEMENTATIONS,
+}
+REWRITES: Mapping[str, LocalForm] = {
+    **sizes.REWRITES,
+    **normalisation.REWRITES,
+    **convolutions.REWRITES,
+    **randomness.REWRITES,
+}

@@ -1,0 +1,78 @@
+"""Operators with sizes among their arguments: these become the local sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.passes.local_context import LocalContext, replace_argument
+from autopar.rules.call import tensor_operands
+
+
+def _with_output_shape(name: str) -> Callable[[LocalContext, tuple[Any, ...], dict[str, Any]], fx.Node]:
+    """The operator with argument `name` set to the local shape of its output."""
+
+    def emit(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        target: Any = context.node.target
+        return _call(context, *replace_argument(target, args, kwargs, name, list(context.output_shape())))
+
+    return emit
+
+
+def _call(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    return context.graph.call_function(context.node.target, args, kwargs)  # type: ignore[arg-type]
+
+
+def _repeat(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    """Local repetitions: local output size over local input size."""
+    global_input = tuple(tensor_operands(context.node)[0].meta["val"].shape)
+    repeats, output = context.global_argument("repeats"), context.output_shape()
+    new = len(output) - len(global_input)
+    inputs = (1,) * new + context.input_shape(0, global_input)
+    local = [out // size if size else count for out, size, count in zip(output, inputs, repeats, strict=True)]
+    return _call(context, *replace_argument(context.node.target, args, kwargs, "repeats", local))
+
+
+def _arange(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    """The block of an arange is an arange; the step keeps its sign and the end is exact by construction."""
+    names = {argument.name for argument in context.node.target._schema.arguments}  # type: ignore[union-attr]
+    first = context.global_argument("start") if "start" in names else 0
+    step = context.global_argument("step") if "step" in names else 1
+    output = context.global_output()
+    options = {"dtype": output.dtype, "device": output.device}
+    pieces = [
+        context.call(
+            torch.ops.aten.arange.start_step,
+            first + step * start,
+            first + step * (start + length) - step / 2 if isinstance(step, float) else first + step * (start + length),
+            step,
+            **options,
+        )
+        for start, length in context.output_runs()[0] or ((0, 0),)
+    ]
+    if len(pieces) == 1:
+        return pieces[0]
+    for piece, (_, length) in zip(pieces, context.output_runs()[0], strict=True):
+        context.describe(piece, (length,), output.dtype)
+    return context.call(torch.ops.aten.cat.default, pieces)
+
+
+IMPLEMENTATIONS = {"offset_arange": _arange}
+REWRITES = {
+    "aten.expand.default": _with_output_shape("size"),
+    "aten.full.default": _with_output_shape("size"),
+    "aten.zeros.default": _with_output_shape("size"),
+    "aten.ones.default": _with_output_shape("size"),
+    "aten.empty.memory_format": _with_output_shape("size"),
+    "aten.empty_permuted.default": _with_output_shape("size"),
+    "aten.new_zeros.default": _with_output_shape("size"),
+    "aten.new_ones.default": _with_output_shape("size"),
+    "aten.new_full.default": _with_output_shape("size"),
+    "aten.new_empty.default": _with_output_shape("size"),
+    "aten.upsample_nearest2d_backward.default": _with_output_shape("input_size"),
+    "aten.upsample_bilinear2d_backward.default": _with_output_shape("input_size"),
+    "aten.repeat.default": _repeat,
+}
