@@ -41,12 +41,18 @@ def operator_kind(node: Node) -> str:
 
 
 def module_path(node: Node) -> str:
-    """Path of the module that ran the node (its forward node, in backward); "" for the model itself."""
-    known: str | None = node.meta.get("module")
-    if known is not None:
-        return known
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    return _innermost(stack.values()) if stack else ""
+    """Path of the module that ran the node (its forward node, in backward); "" for the model itself.
+
+    Sums of gradients belong to no forward operator: they go with their last operand.
+    """
+    while True:
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+        if stack:
+            return _innermost(stack.values())
+        operands = [operand for operand in node.all_input_nodes if operand.op == "call_function"]
+        if not operands:
+            return ""
+        node = operands[-1]
 
 
 def _innermost(entries: Iterable[Any]) -> str:

@@ -4,7 +4,8 @@
     reshape(x, [-1, 8]), _unsafe_view  -->   view(x, [4, 8])       (sizes written out)
     view(view(x, a), b)                -->   view(x, b)
     permute(permute(x, p), q)          -->   permute(x, p o q)
-    view(x, x.shape), _to_copy to the dtype it has, expand to the shape it has, slice of everything   -->   x
+    copy(destination, source)          -->   expand(source, destination.shape)
+    view(x, x.shape), x + 0, x * 1, _to_copy to the dtype it has, expand to the shape it has, slice of everything   -->   x
 
 `unsqueeze` and `squeeze` become views too.
 """
@@ -71,6 +72,19 @@ def _order(node: Node) -> list[int]:
     return order
 
 
+def _as_expand(node: Node) -> None:
+    """copy(destination, source) in a functional graph is the source, broadcast."""
+    destination, source = node.args[0].meta["val"], node.args[1].meta["val"]
+    if destination.dtype == source.dtype:
+        node.target = aten.expand.default
+        node.args, node.kwargs = (node.args[1], list(destination.shape)), {}
+
+
+def _as_plain_factory(node: Node) -> None:
+    """Only dtype and device matter: no pinned memory, no strided layout written out."""
+    node.kwargs = {key: value for key, value in node.kwargs.items() if key in ("dtype", "device")}
+
+
 RESPELL: dict[Any, Callable[[Node], None]] = {
     **dict.fromkeys(
         (
@@ -87,6 +101,17 @@ RESPELL: dict[Any, Callable[[Node], None]] = {
         _as_view,
     ),
     **dict.fromkeys((aten.permute.default, aten.t.default, aten.transpose.int), _as_permute),
+    **dict.fromkeys((aten.full.default, aten.scalar_tensor.default, aten.arange.start_step), _as_plain_factory),
+    aten.copy.default: _as_expand,
+}
+NEUTRAL: dict[Any, int] = {
+    aten.add.Tensor: 0,
+    aten.add.Scalar: 0,
+    aten.sub.Tensor: 0,
+    aten.mul.Tensor: 1,
+    aten.mul.Scalar: 1,
+    aten.div.Tensor: 1,
+    aten.pow.Tensor_Scalar: 1,
 }
 
 
@@ -98,4 +123,8 @@ def _changes_nothing(node: Node) -> bool:
     if node.target is aten._to_copy.default:
         source, result = node.args[0].meta["val"], node.meta["val"]
         return bool(source.dtype == result.dtype and source.device == result.device)
+    neutral = NEUTRAL.get(node.target)
+    if neutral is not None and not node.kwargs and node.args[1] == neutral:
+        source, result = node.args[0].meta["val"], node.meta["val"]
+        return bool(source.dtype == result.dtype and source.shape == result.shape)
     return False

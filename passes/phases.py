@@ -1,6 +1,6 @@
 """Say of each node whether it belongs to the forward or to the backward pass.
 
-    backward  depends on a tangent, or is used only by backward nodes
+    backward  depends on a tangent, or is used only by backward nodes (a getitem goes with what it takes from)
     forward   everything else: it is needed for the loss, an output or a mutation
 
 Factories (no tensor operand: full, arange) that both phases use are duplicated, so that no constant is saved for
@@ -9,6 +9,7 @@ backward. The result stands in `node.meta["phase"]`.
 
 from __future__ import annotations
 
+import operator
 from typing import Literal, Protocol, TypeAlias
 
 from torch.fx import Graph, GraphModule, Node
@@ -47,11 +48,16 @@ def _mark_dependents(graph: Graph, tangents: frozenset[str]) -> None:
 def _mark_needed_in_forward(graph: Graph, num_forward_outputs: int) -> None:
     output = graph.output_node()
     needed = {node for node in output.args[0][:num_forward_outputs] if isinstance(node, Node)}
+    takers: list[Node] = []
     for node in reversed(graph.nodes):
         if node in needed:
             needed.update(node.all_input_nodes)
+        elif node.target is operator.getitem and node.meta["phase"] == "forward":
+            takers.append(node)
         elif node.op in ("call_function", "get_attr"):
             node.meta["phase"] = "backward"
+    for taker in takers:
+        taker.meta["phase"] = taker.all_input_nodes[0].meta["phase"]
 
 
 def _duplicate_shared_factories(graph: Graph) -> None:

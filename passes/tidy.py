@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autopar.passes.equal_splits import equal_splits_to_views
+from autopar.passes.gather_scatters import gather_scatters
+from autopar.passes.inline_constants import inline_constants
 from autopar.passes.merge_equal import merge_equal
 from autopar.passes.names import name_operators
 from autopar.passes.one_spelling import one_spelling
@@ -21,8 +24,12 @@ class TidyContext:
 
 
 TIDY_PASSES: tuple[Pass[PhaseContext], ...] = (
+    inline_constants,
     remove_noise,
+    gather_scatters,
+    equal_splits_to_views,
     one_spelling,
+    remove_dead_code,
     assign_phases,
     merge_equal,
     remove_dead_code,

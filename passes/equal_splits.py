@@ -1,0 +1,111 @@
+"""Equal parts of a dim become a dim of their own, so that each part can be sharded alike.
+
+    q, k, v = split(x, n, dim=2)             -->   y = view(x, [b, s, 3, n]); q = select(y, 2, 0); ...
+    a = slice(x, 1, 0, 4); b = slice(x, 1, 4, 8)   -->   the same, when the slices cover the dim
+    cat([dq, dk, dv], dim=2)                 -->   view(cat([view(dq, [b, s, 1, n]), ...], 2), [b, s, 3 * n])
+
+A fused q|k|v projection can then be split by heads: the axis takes the factor n and leaves the factor 3 whole.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch.fx import GraphModule, Node
+
+from autopar.passes.insert import insert_before
+
+aten = torch.ops.aten
+
+
+def equal_splits_to_views(graph_module: GraphModule, ctx: object) -> GraphModule:
+    """Rewrite equal splits, families of equal slices that cover a dim, and concatenations of equal parts."""
+    slices: dict[tuple[Node, int], list[Node]] = defaultdict(list)
+    for node in list(graph_module.graph.nodes):
+        if node.target in (aten.split.Tensor, aten.split_with_sizes.default):
+            _rewrite_split(node)
+        elif node.target is aten.slice.Tensor and _step(node) == 1:
+            slices[node.args[0], _dim(node)].append(node)
+        elif node.target is aten.cat.default:
+            _rewrite_cat(node)
+    for (source, dim), family in slices.items():
+        _rewrite_slices(source, dim, family)
+    return graph_module
+
+
+def _rewrite_split(node: Node) -> None:
+    parts, source, dim = node.meta["val"], node.args[0], _dim(node)
+    getters = list(node.users)
+    if len(parts) < 2 or not _all_equal(part.shape for part in parts):
+        return
+    if any(user.target is not operator.getitem for user in getters):
+        return
+    folded = _fold_dim(source, dim, len(parts), before=node, like=node)
+    for getter in getters:
+        _replace(getter, insert_before(getter, aten.select.int, (folded, dim, getter.args[1]), like=node))
+    node.graph.erase_node(node)
+
+
+def _rewrite_slices(source: Node, dim: int, family: list[Node]) -> None:
+    size, length = source.meta["val"].shape[dim], family[0].meta["val"].shape[dim]
+    if length == 0 or length == size or size % length or not _all_equal(n.meta["val"].shape for n in family):
+        return
+    starts = [_start(node, size) for node in family]
+    if set(starts) != set(range(0, size, length)):
+        return
+    folded = _fold_dim(source, dim, size // length, before=family[0], like=family[0])
+    for node, start in zip(family, starts, strict=True):
+        part = insert_before(node, aten.select.int, (folded, dim, start // length), like=node)
+        _replace(node, part)
+
+
+def _rewrite_cat(node: Node) -> None:
+    parts = node.args[0]
+    if len(parts) < 2 or not _all_equal(part.meta["val"].shape for part in parts):
+        return
+    rank = parts[0].meta["val"].dim()
+    dim = (node.args[1] if len(node.args) > 1 else 0) % rank
+    shape = list(parts[0].meta["val"].shape)
+    unfolded = [*shape[:dim], 1, *shape[dim:]]
+    views = [insert_before(node, aten.reshape.default, (part, unfolded), like=node) for part in parts]
+    for view in views:
+        view.target = aten.view.default  # a dim of size 1 is always a view
+    stacked = insert_before(node, aten.cat.default, (views, dim), like=node)
+    result = insert_before(node, aten.view.default, (stacked, list(node.meta["val"].shape)), like=node)
+    _replace(node, result)
+
+
+def _fold_dim(source: Node, dim: int, parts: int, *, before: Node, like: Node) -> Node:
+    shape = list(source.meta["val"].shape)
+    folded = [*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :]]
+    return insert_before(before, aten.view.default, (source, folded), like=like)
+
+
+def _replace(node: Node, replacement: Node) -> None:
+    replacement.meta = {**node.meta, "val": replacement.meta["val"]}
+    node.replace_all_uses_with(replacement)
+    node.graph.erase_node(node)
+
+
+def _dim(node: Node) -> int:
+    source: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+    position = 1 if node.target is aten.slice.Tensor else 2
+    dim = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
+    return int(dim) % source.dim()  # type: ignore[arg-type]
+
+
+def _start(node: Node, size: int) -> int:
+    start = node.args[2] if len(node.args) > 2 else None
+    value = 0 if start is None else int(start)  # type: ignore[arg-type]
+    return value + size if value < 0 else value
+
+
+def _step(node: Node) -> object:
+    return node.args[4] if len(node.args) > 4 else node.kwargs.get("step", 1)
+
+
+def _all_equal(shapes: Iterable[torch.Size]) -> bool:
+    return len(set(shapes)) == 1
