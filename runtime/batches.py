@@ -1,0 +1,121 @@
+"""Batches: the arguments of one call -> this rank's block of every input of the graph.
+
+    batch="global"   every rank passes the same batch and keeps its block: no communication
+    batch="local"    a rank passes its part: the global batch is the concatenation over the data shards
+
+The data shards are the mesh axes that split the batch of some input in the first plan (`data_axes`). Where a plan
+wants an input in another layout than that, the parts are gathered over the data axes and cut again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from autopar._compat import TreeSpec, tree_flatten
+from autopar.errors import ConfigurationError
+from autopar.layout import Layout, Mesh, Replicate, Shard, local_shape
+from autopar.parallel_plan import Plan
+from autopar.program import Input, Program
+from autopar.runtime.parameters import from_local, local_block, to_torch
+from autopar.runtime.process_groups import ProcessGroups, rank
+
+BatchMode: TypeAlias = Literal["global", "local"]
+Signature: TypeAlias = tuple[Any, ...]
+
+
+def data_axes(plan: Plan, program: Program) -> tuple[int, ...]:
+    """Mesh axes that split the batch dim of an input."""
+    found = {
+        axis
+        for value in program.inputs
+        if value.role == "input" and value.batch_dim is not None
+        for axis, placement in enumerate(plan.inputs[value.name])
+        if placement == Shard(value.batch_dim)
+    }
+    return tuple(sorted(found))
+
+
+def data_shard(mesh: Mesh, axes: Sequence[int]) -> tuple[int, int]:
+    """(index, count): which of `count` parts of the global batch this rank passes with batch="local"."""
+    coordinate = mesh.coordinate(rank())
+    index = 0
+    for axis in axes:
+        index = index * mesh.shape[axis] + coordinate[axis]
+    return index, math.prod(mesh.shape[axis] for axis in axes)
+
+
+def data_layout(batch_dim: int | None, axes: Sequence[int], num_axes: int) -> Layout:
+    """Layout of what the ranks pass with batch="local"."""
+    if batch_dim is None:
+        return (Replicate(),) * num_axes
+    return tuple(Shard(batch_dim) if axis in axes else Replicate() for axis in range(num_axes))
+
+
+def signature(leaves: Sequence[Any], spec: TreeSpec) -> Signature:
+    """What must be equal for two calls to run the same graph: structure, shapes, dtypes and constants."""
+    return spec, tuple(
+        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
+    )
+
+
+def input_leaves(program: Program) -> list[tuple[Input, int]]:
+    """Every input with the index of the argument leaf that it takes."""
+    inputs = [value for value in program.inputs if value.role == "input"]
+    return list(zip(inputs, program.tensor_leaves, strict=True))
+
+
+def ordered(args: tuple[Any, ...], kwargs: dict[str, Any], program: Program | None) -> tuple[list[Any], TreeSpec]:
+    """Flatten the arguments of a call, keywords in the order of the example where it has the same ones."""
+    if program is not None:
+        names = tuple(program.in_spec.unflatten(range(program.in_spec.num_leaves))[1])
+        if set(names) == set(kwargs):
+            kwargs = {name: kwargs[name] for name in names}
+    leaves, spec = tree_flatten((args, kwargs))
+    return list(leaves), spec
+
+
+def keep_block(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> torch.Tensor:
+    """This rank's block of a tensor that every rank has; its gradient is gathered."""
+    if tensor.requires_grad and torch.is_grad_enabled() and groups.mesh.size > 1:
+        whole = from_local(tensor, tensor.shape, (Replicate(),) * len(layout), groups)
+        return whole.redistribute(placements=to_torch(layout, groups.mesh)).to_local()
+    return local_block(tensor, layout, groups.mesh, rank()).contiguous()
+
+
+def exchange_block(
+    tensor: torch.Tensor, shape: Sequence[int], passed: Layout, wanted: Layout, groups: ProcessGroups
+) -> torch.Tensor:
+    """Block in layout `wanted` of a tensor of global `shape` whose parts the ranks hold in layout `passed`."""
+    if passed == wanted:
+        return tensor.contiguous()
+    parts = from_local(tensor.contiguous(), shape, passed, groups)
+    return local_block(parts.full_tensor(), wanted, groups.mesh, rank()).contiguous()
+
+
+def expected_part(value: Input, axes: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
+    """Shape of the part of an input that this rank passes with batch="local"."""
+    layout = data_layout(value.batch_dim, axes, len(mesh.shape))
+    return local_shape(value.shape, layout, mesh, mesh.coordinate(rank()))
+
+
+def global_sizes(sizes: list[list[int]], axes: Sequence[int], mesh: Mesh) -> list[int]:
+    """Global batch sizes from those of every rank. Raises ConfigurationError where the parts are not ceil blocks."""
+    shards: dict[tuple[int, ...], list[int]] = {}
+    for member, size in enumerate(sizes):
+        coordinate = mesh.coordinate(member)
+        shards.setdefault(tuple(coordinate[axis] for axis in axes), size)
+    totals = [sum(column) for column in zip(*shards.values(), strict=True)]
+    for position, total in enumerate(totals):
+        layout = data_layout(0, axes, len(mesh.shape))
+        expected = [local_shape((total,), layout, mesh, mesh.coordinate(member))[0] for member in range(mesh.size)]
+        given = [size[position] for size in sizes]
+        if given != expected:
+            raise ConfigurationError(
+                f'with batch="local" the parts of a batch of {total} must be {expected} (blocks of '
+                f"ceil({total} / {len(shards)}) in the order of data_shard()), the ranks passed {given}"
+            )
+    return totals

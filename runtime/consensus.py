@@ -1,0 +1,90 @@
+"""Consensus: what all ranks must agree on before the first collective of a plan.
+
+Rank 0 plans and broadcasts; every rank captured its own graph and compares the fingerprint. An error on one rank is
+raised on all of them, so nobody waits for a rank that gave up. A world of one agrees with itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from autopar.errors import AutoparError, RankMismatchError
+from autopar.runtime.process_groups import rank, world_size
+
+Result = TypeVar("Result")
+
+
+def gather_from_all(value: Result) -> list[Result]:
+    """The value of every rank, in rank order, on every rank."""
+    if world_size() == 1:
+        return [value]
+    gathered: list[Result | None] = [None] * world_size()
+    dist.all_gather_object(gathered, value)
+    return [item for item in gathered if item is not None]
+
+
+def attempt_on_all(action: Callable[[], Result]) -> Result:
+    """Run `action` on every rank. Where it raises an AutoparError on some, every rank raises, naming the first."""
+    error: AutoparError | None = None
+    result: list[Result] = []
+    try:
+        result.append(action())
+    except AutoparError as raised:
+        error = raised
+    for failed, message in enumerate(gather_from_all("" if error is None else f"{type(error).__name__}: {error}")):
+        if message and error is None:
+            raise RankMismatchError(f"rank {failed} failed where rank {rank()} did not: {message}")
+    if error is not None:
+        raise error
+    return result[0]
+
+
+def from_first_rank(action: Callable[[], Result]) -> Result:
+    """Run `action` on rank 0 only; every rank gets its result, or raises its AutoparError."""
+    if world_size() == 1:
+        return action()
+    outcome: list[Result | AutoparError | None] = [None]
+    if rank() == 0:
+        try:
+            outcome[0] = action()
+        except AutoparError as error:
+            outcome[0] = error
+    dist.broadcast_object_list(outcome, src=0)
+    result = outcome[0]
+    if isinstance(result, AutoparError):
+        raise result
+    assert result is not None
+    return result
+
+
+def agree_on_fingerprint(fingerprint: str) -> None:
+    """Raises RankMismatchError naming the ranks whose graph differs from that of most ranks."""
+    fingerprints = gather_from_all(fingerprint)
+    (usual, _), *others = Counter(fingerprints).most_common()
+    if others:
+        strange = [str(index) for index, value in enumerate(fingerprints) if value != usual]
+        raise RankMismatchError(
+            f"ranks {', '.join(strange)} captured another graph than the others ({len(fingerprints)} ranks, "
+            f"{len(others) + 1} different graphs): build the same model with the same configuration and pass inputs "
+            "of the same global shapes on every rank"
+        )
+
+
+def agree_on_sizes(sizes: Sequence[int], group: dist.ProcessGroup | None) -> list[list[int]]:
+    """The `sizes` of every rank, by one gather of CPU integers over `group` (a gloo group)."""
+    if group is None:
+        return [list(sizes)]
+    mine = torch.tensor(list(sizes), dtype=torch.int64)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    return [item.tolist() for item in gathered]
+
+
+def shared_seed() -> int:
+    """The seed of rank 0's default generator, on every rank."""
+    return from_first_rank(torch.initial_seed)

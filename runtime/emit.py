@@ -1,0 +1,190 @@
+"""Emit: one rank's forward and backward graph -> one differentiable function.
+
+    step = emit(program, lowered, partition, plan, groups)
+    outputs = step(tensors)          # local blocks in, local outputs out; `.backward()` runs the backward graph
+
+The symbolic groups of collectives ("dp_shard+tp") become names of process groups, the graphs become modules run as
+they are ("eager") or compiled ("inductor"), and both meet in one `torch.autograd.Function` whose saved tensors are
+exactly those that the partition returns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.tensor import DTensor
+
+from autopar.layout import Layout, replicated
+from autopar.parallel_plan import Plan
+from autopar.passes.partition import Partition
+from autopar.program import Output, Program
+from autopar.runtime.accumulation import CutBackward, HeldGradients, cut_backward
+from autopar.runtime.kernels import GraphCall, kernels
+from autopar.runtime.parameters import from_local
+from autopar.runtime.process_groups import ProcessGroups
+
+
+def group_symbols(*graph_modules: fx.GraphModule) -> set[str]:
+    """The symbolic groups that the collectives of the graphs name."""
+    return {symbol for module in graph_modules for node in module.graph.nodes if (symbol := _symbol(node))}
+
+
+def _symbol(node: fx.Node) -> str | None:
+    if node.op != "call_function" or getattr(node.target, "namespace", None) != "_c10d_functional":
+        return None
+    last = node.args[-1]
+    return last if isinstance(last, str) else None
+
+
+def bind_groups(graph_module: fx.GraphModule, groups: ProcessGroups) -> fx.GraphModule:
+    """A copy of the graph whose collectives name real process groups.
+
+    all_reduce(x, "sum", "dp_shard+tp")   -->   all_reduce(x, "sum", "7")
+    """
+    bound = fx.GraphModule(graph_module, fx.Graph())
+    graph = bound.graph
+    result = graph.graph_copy(graph_module.graph, {})
+    graph.output(result)
+    for node in graph.nodes:
+        symbol = _symbol(node)
+        if symbol is not None:
+            node.args = (*node.args[:-1], groups.name(symbol))
+    bound.recompile()
+    return bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The emitted function of one rank with the meaning of its inputs and outputs.
+
+    program: the captured program, of global shapes. lowered: the program of this rank (it may have a seed input).
+    """
+
+    program: Program
+    lowered: Program
+    plan: Plan
+    groups: ProcessGroups
+    forward: GraphCall
+    backward: GraphCall | None
+    cut: CutBackward | None
+    """The backward graph without its last reductions, for `no_sync()`."""
+
+    @property
+    def forward_outputs(self) -> tuple[Output, ...]:
+        """Mutations, loss and outputs: what the forward graph returns before the saved tensors."""
+        return tuple(output for output in self.lowered.outputs if output.role != "gradient")
+
+    def __call__(self, tensors: Sequence[torch.Tensor], held: HeldGradients) -> tuple[torch.Tensor, ...]:
+        """Run on the non-tangent inputs in the order of `lowered.inputs`; DTensors are read as their local block.
+
+        Returns one local tensor per entry of `forward_outputs`.
+        """
+        if self.backward is None or not torch.is_grad_enabled():
+            returned = self.forward(*map(local_tensor, tensors))
+            return tuple(returned[: len(self.forward_outputs)])
+        results: tuple[torch.Tensor, ...] = _StepFunction.apply(self, held, *tensors)
+        return results
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The block of a DTensor on this rank, without autograd; other tensors as they are."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+class _StepFunction(torch.autograd.Function):
+    """Forward graph and backward graph as one differentiable function."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, held: HeldGradients, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        returned = step.forward(*map(local_tensor, tensors))
+        count = len(step.forward_outputs)
+        results, saved = returned[:count], returned[count:]
+        ctx.step = step
+        ctx.held = held
+        ctx.save_for_backward(*(value for value in saved if isinstance(value, torch.Tensor)))
+        ctx.constants = [None if isinstance(value, torch.Tensor) else value for value in saved]
+        inputs = {id(local_tensor(tensor)) for tensor in tensors}
+        results = tuple(value.clone() if id(value) in inputs else value for value in results)
+        ctx.mark_non_differentiable(*_without_tangent(step, results))
+        ctx.set_materialize_grads(True)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        step: Step = ctx.step
+        assert step.backward is not None
+        tensors = iter(ctx.saved_tensors)
+        saved = [next(tensors) if constant is None else constant for constant in ctx.constants]
+        names = {name for name in tangent_names(step.lowered)}
+        given = [
+            tangent.contiguous()
+            for tangent, output in zip(tangents, step.forward_outputs, strict=True)
+            if output.role != "mutation" and output.name in names
+        ]
+        held: HeldGradients = ctx.held
+        if step.cut is not None and (held.holding or held.cut is not None):
+            return (None, None, *_by_input(step, held.backward(step.cut, [*saved, *given])))
+        return (None, None, *_by_input(step, step.backward(*saved, *given)))
+
+
+def tangent_names(program: Program) -> list[str]:
+    """Names of the outputs that have a tangent, in the order of the tangent inputs."""
+    return [value.name for value in program.inputs if value.role == "tangent"]
+
+
+def _without_tangent(step: Step, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    names = set(tangent_names(step.lowered))
+    return [
+        value
+        for value, output in zip(results, step.forward_outputs, strict=True)
+        if output.role == "mutation" or output.name not in names
+    ]
+
+
+def _by_input(step: Step, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """One gradient per non-tangent input, None where there is none; parameters get DTensors in their layout."""
+    outputs = [output for output in step.lowered.outputs if output.role == "gradient"]
+    by_name = {output.name: value for output, value in zip(outputs, gradients, strict=True)}
+    return [
+        _as_gradient(step, value.role, value.name, by_name.get(value.name))
+        if value.role in ("parameter", "input")
+        else None
+        for value in step.lowered.inputs
+        if value.role != "tangent"
+    ]
+
+
+def _as_gradient(step: Step, role: str, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if gradient is None or role != "parameter":
+        return gradient
+    shape = next(value.shape for value in step.program.inputs if value.role == "parameter" and value.name == name)
+    return from_local(gradient, shape, step.plan.parameters[name].stored, step.groups)
+
+
+def output_layout(plan: Plan, name: str) -> Layout:
+    """Layout of the output `name`; replicated where the plan says nothing."""
+    return plan.outputs.get(name, replicated(len(plan.mesh.shape)))
+
+
+def emit(
+    program: Program, lowered: Program, partition: Partition, plan: Plan, groups: ProcessGroups
+) -> Step:
+    """Bind the graphs of `partition` (of the `lowered` program) to processes and kernels."""
+    parts = [partition.forward] if partition.backward is None else [partition.forward, partition.backward]
+    groups.create(group_symbols(*parts))
+    compiled = functools.partial(kernels, backend=plan.kernel_backend)
+    bound = [bind_groups(part, groups) for part in parts]
+    return Step(
+        program=program,
+        lowered=lowered,
+        plan=plan,
+        groups=groups,
+        forward=compiled(bound[0]),
+        backward=compiled(bound[1]) if len(bound) > 1 else None,
+        cut=cut_backward(bound[1], compiled) if len(bound) > 1 else None,
+    )

@@ -1,0 +1,317 @@
+"""ParallelModule: the compiled model, an `nn.Module` that trains like the original.
+
+    module = autopar.compile(model, example, optimizer=torch.optim.AdamW)
+    loss = module(**batch)               # plain 0-dim tensor, the global value
+    loss.backward()                      # every parameter's .grad is a reduced DTensor in the parameter's layout
+
+It takes over the module tree of the original, so names, types of submodules, tied weights and buffers stay; only the
+parameters became DTensors. The graph of a new input shape or of eval mode is built when it is first met, with the
+parameters' layouts kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from autopar._compat import TreeSpec, tree_map_only
+from autopar.errors import ConfigurationError
+from autopar.layout import Layout
+from autopar.parallel_plan import Plan
+from autopar.program import Constant, Input
+from autopar.runtime import batches
+from autopar.runtime.accumulation import HeldGradients
+from autopar.runtime.batches import BatchMode, Signature
+from autopar.runtime.consensus import agree_on_sizes, shared_seed
+from autopar.runtime.emit import Step, local_tensor, output_layout
+from autopar.runtime.parameters import (
+    from_local,
+    rewrite_optimizer,
+    shard_parameters,
+    shard_tensor,
+    stored_layout,
+    unique_parameters,
+)
+from autopar.runtime.process_groups import ProcessGroups, world_size
+
+_STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
+_SEED_BITS = 63
+
+
+class Build(Protocol):
+    """Capture, plan, lower and emit one graph for arguments of global shapes.
+
+    `pinned` is the plan whose mesh and parameter layouts must be kept (None: choose), `groups` its processes.
+    """
+
+    def __call__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        training: bool,
+        pinned: Plan | None,
+        groups: ProcessGroups | None,
+    ) -> Step: ...
+
+
+class ParallelModule(nn.Module):
+    """See the module docstring. Made by `autopar.compile`; `model` is consumed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        build: Build,
+        *,
+        batch: BatchMode = "global",
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        super().__init__()
+        self._model = (model,)  # a tuple, so that the original is not a submodule of its own tree
+        self._build = build
+        self._batch = batch
+        self._optimizer = optimizer
+        self._steps: dict[Signature, Step] = {}
+        self._first: Step | None = None
+        self._data_axes: tuple[int, ...] = ()
+        self._held = HeldGradients()
+        self._control_group: dist.ProcessGroup | None = None
+        self.base_seed = 0
+        self.calls = 0
+        self.training = model.training
+
+    # what was planned
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the first graph."""
+        return self._planned().plan
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of every parameter."""
+        return self._planned().groups.device_mesh
+
+    def data_shard(self) -> tuple[int, int]:
+        """(index, count): this rank's part of the global batch, of `count` parts."""
+        return batches.data_shard(self._planned().plan.mesh, self._data_axes)
+
+    def gather(self, output: Any) -> Any:
+        """Every DTensor in `output` as a full plain tensor (differentiable); the rest as it is."""
+        return tree_map_only(DTensor, lambda tensor: tensor.full_tensor(), output)
+
+    def build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Plan and emit for arguments of global shapes, and take over the parameters of the model."""
+        self._first = step = self._build(
+            self._model[0], args, kwargs, training=self.training, pinned=None, groups=None
+        )
+        self._data_axes = batches.data_axes(step.plan, step.program)
+        self._adopt(step)
+        leaves, spec = batches.ordered(args, kwargs, step.program)
+        self._steps[self._key(leaves, spec)] = step
+        self.base_seed = shared_seed()
+        if self._batch == "local" and world_size() > 1:
+            self._control_group = dist.new_group(backend="gloo")
+
+    def _adopt(self, step: Step) -> None:
+        """Move the module tree of the original here, its parameters sharded as the plan says."""
+        model, plan, groups = self._model[0], step.plan, step.groups
+        layouts: dict[int, Layout] = {
+            id(parameter): stored_layout(names, plan.parameters, plan.mesh)
+            for parameter, names in unique_parameters(model).values()
+        }
+        replaced = shard_parameters(model, plan.parameters, groups)
+        if self._optimizer is not None:
+            rewrite_optimizer(self._optimizer, replaced, layouts, groups)
+        for name, layout in plan.buffers.items():
+            owner = model.get_submodule(name.rpartition(".")[0])
+            if any(str(placement) != "R" for placement in layout):
+                leaf = name.rpartition(".")[2]
+                owner._buffers[leaf] = shard_tensor(model.get_buffer(name), layout, groups)
+        self._parameters = model._parameters
+        self._buffers = model._buffers
+        self._modules = model._modules
+        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        self.register_load_state_dict_pre_hook(_shard_loaded)
+
+    def _planned(self) -> Step:
+        if self._first is None:
+            raise ConfigurationError(
+                "this module is planned at its first call, so its parameters, plan and mesh do not exist yet: "
+                "call it once, or pass example_inputs to autopar.compile"
+            )
+        return self._first
+
+    # running
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled model; see `autopar.compile` for what comes back."""
+        if self._first is None:
+            self._plan_at_first_call(args, kwargs)
+        leaves, spec = batches.ordered(args, kwargs, self._planned().program)
+        step = self._step_for(leaves, spec)
+        results = step(self._bind(step, leaves), self._held)
+        self.calls += 1
+        self._write_mutations(step, results)
+        return self._output(step, results)
+
+    def _plan_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._batch == "local" and world_size() > 1:
+            raise ConfigurationError(
+                'batch="local" needs example_inputs of the global shapes: which part of the batch is local is only '
+                "known once the model is planned"
+            )
+        self.build_for(args, kwargs)
+
+    def _key(self, leaves: list[Any], spec: TreeSpec) -> Signature:
+        modes = tuple(module.training for module in self.modules())
+        frozen = tuple(parameter.requires_grad for parameter in nn.Module.parameters(self))
+        return (batches.signature(leaves, spec), modes, frozen)
+
+    def _step_for(self, leaves: list[Any], spec: TreeSpec) -> Step:
+        """The emitted graph for arguments like these; built now where they are new."""
+        if self._batch == "local" and self._data_axes:
+            leaves = self._global_leaves(leaves)
+        key = self._key(leaves, spec)
+        if key not in self._steps:
+            first = self._planned()
+            args, kwargs = spec.unflatten(leaves)
+            skeleton = without_weights(self._model[0], self.training)
+            self._steps[key] = self._build(
+                skeleton, args, kwargs, training=self.training, pinned=first.plan, groups=first.groups
+            )
+        return self._steps[key]
+
+    def _global_leaves(self, leaves: list[Any]) -> list[Any]:
+        """The arguments with every batch dim at its global size (meta tensors where that is another size)."""
+        step = self._planned()
+        split = [(leaf, value.batch_dim) for value, leaf in batches.input_leaves(step.program)]
+        split = [(leaf, dim) for leaf, dim in split if dim is not None]
+        sizes = [leaves[leaf].shape[dim] for leaf, dim in split]
+        totals = batches.global_sizes(
+            agree_on_sizes(sizes, self._control_group), self._data_axes, step.plan.mesh
+        )
+        grown = list(leaves)
+        for (leaf, dim), total in zip(split, totals, strict=True):
+            shape = list(leaves[leaf].shape)
+            shape[dim] = total
+            grown[leaf] = torch.empty(shape, dtype=leaves[leaf].dtype, device="meta")
+        return grown
+
+    def _bind(self, step: Step, leaves: list[Any]) -> list[torch.Tensor]:
+        """The value of every non-tangent input of the lowered graph, in order."""
+        by_name = {value.name: leaf for value, leaf in batches.input_leaves(step.program)}
+        values = [value for value in step.lowered.inputs if value.role != "tangent"]
+        return [self._value(step, value, by_name, leaves) for value in values]
+
+    def _value(self, step: Step, value: Input, by_name: Mapping[str, int], leaves: list[Any]) -> torch.Tensor:
+        if value.role == "parameter":
+            return self.get_parameter(value.name)
+        if value.role == "buffer":
+            return local_tensor(self.get_buffer(value.name)).detach()
+        if value.role == "seed":
+            seed = (self.base_seed + self.calls * _STEP_STRIDE) % (1 << _SEED_BITS)
+            return torch.full(value.shape, seed, dtype=value.dtype, device=self._device())
+        layout = step.plan.inputs[value.name]
+        tensor = leaves[by_name[value.name]].to(self._device())
+        if self._batch == "global" or not self._data_axes:
+            return batches.keep_block(tensor, layout, step.groups)
+        whole = next(entry for entry in step.program.inputs if entry.role == "input" and entry.name == value.name)
+        passed = batches.data_layout(whole.batch_dim, self._data_axes, len(layout))
+        return batches.exchange_block(tensor, whole.shape, passed, layout, step.groups)
+
+    def _device(self) -> torch.device:
+        kind = self.mesh.device_type
+        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+    def _write_mutations(self, step: Step, results: tuple[torch.Tensor, ...]) -> None:
+        """Buffers take their new values; the old ones stay alive for backward, so nothing is copied in place."""
+        names = {name for name, _ in self.named_buffers(remove_duplicate=False)}
+        for value, output in zip(results, step.forward_outputs, strict=True):
+            if output.role != "mutation":
+                continue
+            if output.name not in names:
+                raise ConfigurationError(f"the model changes {output.name} in place; only buffers may be changed")
+            buffer = self.get_buffer(output.name)
+            if isinstance(buffer, DTensor):
+                buffer._local_tensor = value
+            else:
+                buffer.data = value
+
+    def _output(self, step: Step, results: tuple[torch.Tensor, ...]) -> Any:
+        """The user's output structure: the loss plain, other tensors as DTensors."""
+        leaves = [
+            leaf.value if isinstance(leaf, Constant) else self._leaf(step, results, leaf)
+            for leaf in step.program.output_leaves
+        ]
+        return step.program.out_spec.unflatten(leaves)
+
+    def _leaf(self, step: Step, results: tuple[torch.Tensor, ...], index: int) -> torch.Tensor:
+        output = step.program.outputs[index]
+        if output.role == "loss":
+            return results[index]
+        shape = step.program.returned[index].meta["val"].shape
+        return from_local(results[index], shape, output_layout(step.plan, output.name), step.groups)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of backward passes inside stay unreduced; the next backward outside reduces their sum.
+
+        Only reductions that stand at the end of a gradient wait; others run as always. `.grad` is complete after
+        the first backward outside.
+        """
+        before, self._held.holding = self._held.holding, True
+        try:
+            yield
+        finally:
+            self._held.holding = before
+
+    # what is defined only once planned
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of nn.Module. Raises ConfigurationError before the module is planned."""
+        self._planned()
+        return super().named_parameters(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of nn.Module, parameters as DTensors. Raises ConfigurationError before the module is planned."""
+        self._planned()
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of nn.Module; full plain tensors are accepted too. Raises ConfigurationError before it is planned."""
+        self._planned()
+        return super().load_state_dict(*args, **kwargs)
+
+
+def _shard_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Full plain tensors in a state dict become DTensors in the layout of their parameter."""
+    assert isinstance(module, ParallelModule)
+    step = module._planned()
+    for _parameter, names in unique_parameters(module).values():
+        layout = stored_layout(names, step.plan.parameters, step.plan.mesh)
+        for name in names:
+            value = state.get(prefix + name)
+            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+                state[prefix + name] = shard_tensor(value, layout, step.groups)
+
+
+def without_weights(model: nn.Module, training: bool) -> nn.Module:
+    """A copy of `model` whose parameters and buffers are meta tensors of the global shapes; ties are kept."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+    skeleton = copy.deepcopy(model, memo)
+    skeleton.training = training
+    return skeleton

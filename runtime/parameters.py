@@ -1,0 +1,183 @@
+"""Parameters: full tensors -> DTensors in the layout that the plan stores them in.
+
+    shard_tensor(weight, (Shard(0), Replicate()), groups)     # keeps this rank's rows
+
+Layouts cross the DTensor boundary here and only here. `Shard(dim, split=n)` becomes torch's strided shard, whose split
+factor counts only the blocks that are left after the axes before it have cut the dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Partial as TorchPartial
+from torch.distributed.tensor import Replicate as TorchReplicate
+from torch.distributed.tensor import Shard as TorchShard
+from torch.distributed.tensor.placement_types import Placement as TorchPlacement
+
+from autopar._compat import StridedShard
+from autopar.errors import PlanMismatchError
+from autopar.layout import Layout, Mesh, Partial, Shard, format_layout, is_legal, local_runs, local_shape, replicated
+from autopar.parallel_plan import ParameterPlan
+from autopar.runtime.process_groups import ProcessGroups, rank
+
+
+def to_torch(layout: Layout, mesh: Mesh) -> tuple[TorchPlacement, ...]:
+    """The layout as placements of torch.distributed.tensor."""
+    return tuple(_placement(layout, axis, mesh) for axis in range(len(layout)))
+
+
+def _placement(layout: Layout, axis: int, mesh: Mesh) -> TorchPlacement:
+    placement = layout[axis]
+    if isinstance(placement, Partial):
+        return TorchPartial(placement.op)
+    if not isinstance(placement, Shard):
+        return TorchReplicate()
+    outer = [
+        mesh.shape[other]
+        for other, before in enumerate(layout[:axis])
+        if isinstance(before, Shard) and before.dim == placement.dim and before.split < placement.split
+    ]
+    blocks = placement.split // math.prod(outer)
+    return TorchShard(placement.dim) if blocks <= 1 else StridedShard(placement.dim, split_factor=blocks)
+
+
+def local_block(tensor: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
+    """The block of a full `tensor` that `rank` holds; a view wherever no dim is strided."""
+    coordinate = mesh.coordinate(rank)
+    for dim in sorted({p.dim for p in layout if isinstance(p, Shard)}):
+        runs = local_runs(tensor.shape[dim], layout, dim, mesh, coordinate)
+        pieces = [tensor.narrow(dim, start, length) for start, length in runs]
+        tensor = pieces[0] if len(pieces) == 1 else _joined(tensor, pieces, dim)
+    return tensor
+
+
+def _joined(tensor: torch.Tensor, pieces: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    return torch.cat(list(pieces), dim) if pieces else tensor.narrow(dim, 0, 0)
+
+
+def from_local(local: torch.Tensor, shape: Sequence[int], layout: Layout, groups: ProcessGroups) -> DTensor:
+    """The DTensor of global `shape` whose block on this rank is `local`. Differentiable."""
+    return DTensor.from_local(
+        local,
+        groups.device_mesh,
+        to_torch(layout, groups.mesh),
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=_contiguous_strides(shape),
+    )
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def shard_tensor(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> DTensor:
+    """A DTensor that owns this rank's block of the full `tensor`, which every rank has."""
+    block = local_block(tensor.detach(), layout, groups.mesh, rank())
+    return from_local(block.clone(memory_format=torch.contiguous_format), tensor.shape, layout, groups)
+
+
+def check_parameter_layouts(
+    shapes: Mapping[str, Sequence[int]], plans: Mapping[str, ParameterPlan], mesh: Mesh
+) -> None:
+    """Raises PlanMismatchError naming each parameter without a plan, unknown, or stored as its shape cannot be."""
+    missing, unknown = sorted(shapes.keys() - plans.keys()), sorted(plans.keys() - shapes.keys())
+    if missing or unknown:
+        raise PlanMismatchError(
+            f"the plan is for another model: {_some(missing)} of the model are not in the plan, "
+            f"{_some(unknown)} of the plan are not in the model; plan this model again"
+        )
+    for name, shape in shapes.items():
+        stored = plans[name].stored
+        if len(stored) != len(mesh.shape) or not is_legal(shape, stored, mesh):
+            raise PlanMismatchError(
+                f"parameter {name} of shape {tuple(shape)} cannot be stored as {format_layout(stored)} on mesh "
+                f"{mesh.shape}: a sharded dim needs an element per rank, a strided one must divide evenly"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) or "none"
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def unique_parameters(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:
+    """First name -> (parameter, all its names): a tied parameter appears once."""
+    names: dict[int, list[str]] = {}
+    found: dict[int, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        found[id(parameter)] = parameter
+    return {aliases[0]: (found[key], tuple(aliases)) for key, aliases in names.items()}
+
+
+def shard_parameters(
+    model: nn.Module, plans: Mapping[str, ParameterPlan], groups: ProcessGroups
+) -> dict[int, nn.Parameter]:
+    """Replace every parameter of `model` by a DTensor parameter; returns id(old parameter) -> new parameter.
+
+    Tied parameters stay one. A parameter without a plan (the graph does not use it) is replicated.
+    """
+    replaced: dict[int, nn.Parameter] = {}
+    for parameter, names in unique_parameters(model).values():
+        layout = stored_layout(names, plans, groups.mesh)
+        new = nn.Parameter(shard_tensor(parameter, layout, groups), requires_grad=parameter.requires_grad)
+        for name in names:
+            set_parameter(model, name, new)
+        replaced[id(parameter)] = new
+    return replaced
+
+
+def stored_layout(names: Sequence[str], plans: Mapping[str, ParameterPlan], mesh: Mesh) -> Layout:
+    """Layout in which the parameter of these names is stored; replicated where no plan names it."""
+    return next((plans[name].stored for name in names if name in plans), replicated(len(mesh.shape)))
+
+
+def set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Put `parameter` at the dotted `name`."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path) if path else model
+    owner._parameters[leaf] = parameter
+
+
+def rewrite_optimizer(
+    optimizer: torch.optim.Optimizer,
+    replaced: Mapping[int, nn.Parameter],
+    layouts: Mapping[int, Layout],
+    groups: ProcessGroups,
+) -> None:
+    """Point param_groups and state of `optimizer` to the new parameters; state of a parameter's shape is sharded.
+
+    `replaced` maps id(old parameter) -> new parameter, `layouts` its stored layout. Parameters of other modules stay.
+    """
+    for group in optimizer.param_groups:
+        group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
+    state = dict(optimizer.state)
+    optimizer.state.clear()
+    for old, values in state.items():
+        new = replaced.get(id(old), old)
+        layout = layouts.get(id(old))
+        optimizer.state[new] = {
+            key: value if layout is None else _sharded_state(value, old, layout, groups) for key, value in values.items()
+        }
+
+
+def _sharded_state(value: Any, parameter: torch.Tensor, layout: Layout, groups: ProcessGroups) -> Any:
+    if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
+        return shard_tensor(value, layout, groups)
+    return value
+
+
+def local_shape_of(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    """Shape of this rank's block."""
+    return local_shape(shape, layout, mesh, mesh.coordinate(rank()))

@@ -1,0 +1,86 @@
+"""Process groups: the mesh of a plan on the running processes, and one group per set of axes.
+
+    groups = ProcessGroups(Mesh(("dp_shard", "tp"), (2, 2)), "cpu")
+    groups.device_mesh                   # the DeviceMesh of every DTensor of the module
+    groups.name("dp_shard+tp")           # name of the group that spans both axes
+
+Lowered graphs name groups by their axes, joined by "+" in mesh order. A set of axes becomes one real group, created
+once; all ranks create all groups in the same order. A world of one needs no process group at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from autopar._compat import lone_device_mesh
+from autopar.errors import PlanMismatchError
+from autopar.layout import Mesh
+
+
+def world_size() -> int:
+    """Processes of the running process group; one where there is none."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Rank in the running process group; 0 where there is none."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def subgroups(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
+    """Ranks of every group that spans `axes`, ascending; inside a group the last axis runs fastest."""
+    others = [axis for axis in range(len(mesh.shape)) if axis not in axes]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for member, coordinate in enumerate(itertools.product(*map(range, mesh.shape))):
+        groups.setdefault(tuple(coordinate[axis] for axis in others), []).append(member)
+    return list(groups.values())
+
+
+class ProcessGroups:
+    """The DeviceMesh of a plan's mesh and the names of the groups over sets of its axes."""
+
+    def __init__(self, mesh: Mesh, device_type: str) -> None:
+        """Raises PlanMismatchError where the mesh does not have one device per running process."""
+        if mesh.size != world_size():
+            raise PlanMismatchError(
+                f"the plan is for a mesh of {mesh.size} devices {dict(zip(mesh.axis_names, mesh.shape, strict=True))}, "
+                f"{world_size()} processes are running: start {mesh.size} (torchrun --nproc-per-node), or plan again"
+            )
+        self.mesh = mesh
+        self.device_mesh = _device_mesh(mesh, device_type)
+        self._names: dict[str, str] = {}
+
+    def name(self, symbol: str) -> str:
+        """Name of the process group over the axes of `symbol` ("a" or "a+b"); the first call creates it."""
+        if symbol not in self._names:
+            self._names[symbol] = self._create(symbol)
+        return self._names[symbol]
+
+    def create(self, symbols: Iterable[str]) -> None:
+        """Create the groups of all `symbols` in sorted order, the same on every rank."""
+        for symbol in sorted(set(symbols)):
+            self.name(symbol)
+
+    def _create(self, symbol: str) -> str:
+        names = symbol.split("+")
+        assert set(names) <= set(self.mesh.axis_names), f"{symbol!r} names no axes of {self.mesh}"
+        if len(names) == 1:
+            return self.device_mesh.get_group(names[0]).group_name
+        axes = tuple(self.mesh.axis_names.index(name) for name in names)
+        mine = None
+        for ranks in subgroups(self.mesh, axes):
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                mine = group
+        assert mine is not None
+        return mine.group_name
+
+
+def _device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
+    if not dist.is_initialized():
+        return lone_device_mesh(device_type, mesh.axis_names)
+    return init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axis_names)
