@@ -21,7 +21,7 @@ from torch import fx
 from autopar.cost_models.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.layout import Layout, Mesh, Replicate, replicated
 from autopar.parallel_plan import ParameterPlan
-from autopar.passes.view_layouts import canonical, is_view, layout_before_view, viewed
+from autopar.passes.view_layouts import canonical, layout_before_view, viewed
 from autopar.planner.constraints import (
     Constraints,
     allowed_choices,
@@ -42,7 +42,7 @@ from autopar.planner.strategies import (
     shard_choices,
 )
 from autopar.program import Program
-from autopar.rules.engine import rule_for, tensor_operands
+from autopar.rules.engine import is_view, rule_for, tensor_operands
 from autopar.rules.rule import Rule
 
 VariableKind = Literal["operator", "parameter", "data", "copy"]
@@ -414,7 +414,7 @@ class Builder:
                 self.state.edges.append((source.variable, parameter, table))
             elif position in self.outputs:
                 self._connect(source, node, self.outputs[position], self.state.variables[self.outputs[position]].layouts[0])  # type: ignore[arg-type]
-            elif output.role == "output" and not self._has_tangents():
+            elif output.role == "output":
                 self._free_output(position, node, source)
             else:
                 whole = replicated(len(self.mesh.shape))
@@ -422,11 +422,8 @@ class Builder:
                 variable = self.state.variables[source.variable]
                 variable.costs = self._intern(variable.costs + table[:, 0])
 
-    def _has_tangents(self) -> bool:
-        return any(entry.role == "tangent" for entry in self.program.inputs)
-
     def _free_output(self, position: int, node: fx.Node, source: _Source) -> None:
-        """An output of a forward-only program takes any layout that is no Partial."""
+        """An output without a tangent takes any layout that is no Partial."""
         layouts = LayoutSet.of(self._shard_layouts(node), shape_of(node), self.mesh)
         variable = Variable("data", self.program.outputs[position].name, node, (layouts,), self._intern(np.zeros(len(layouts.index))))
         self.outputs[position] = self._add(variable)

@@ -19,9 +19,9 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from autopar.passes.view_layouts import dimension_groups, is_view, permutation
+from autopar.passes.view_layouts import dimension_groups, permutation
 from autopar.program import Program
-from autopar.rules.engine import rule_for, tensor_operands
+from autopar.rules.engine import is_view, rule_for, tensor_operands
 from autopar.rules.rule import Dim, Rule
 
 Value: TypeAlias = tuple[fx.Node, int]  # a tensor: node and index of its output
