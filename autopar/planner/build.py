@@ -149,7 +149,7 @@ class Builder:
     def build(self) -> Built:
         """The whole problem, in schedule order (which the dual ascent likes)."""
         self.consumers = self._consumers()
-        for node, entry in zip(self.program.placeholders, self.program.inputs):
+        for node, entry in zip(self.program.placeholders, self.program.inputs, strict=True):
             if entry.role == "parameter":
                 self._add_parameter(node, entry.name)
             elif entry.role == "input":
@@ -198,7 +198,7 @@ class Builder:
         """The tangent of the loss is replicated; the tangent of an output has that output's layout (one variable)."""
         by_name = {
             entry.name: node
-            for node, entry in zip(self.program.placeholders, self.program.inputs)
+            for node, entry in zip(self.program.placeholders, self.program.inputs, strict=True)
             if entry.role == "tangent"
         }
         for position, output in enumerate(self.program.outputs):
@@ -234,7 +234,7 @@ class Builder:
             for combination in itertools.product(axis_options, repeat=len(self.mesh.shape)):
                 if self._fits([option for option, _ in combination]):
                     stored = canonical(shape, tuple(option[0] for option, _ in combination), self.mesh.shape)
-                    used = tuple(Replicate() if kept else p for p, (_, kept) in zip(stored, combination))
+                    used = tuple(Replicate() if kept else p for p, (_, kept) in zip(stored, combination, strict=True))
                     kept_any = any(kept for _, kept in combination)
                     labels.append(ParameterPlan(stored=stored, used=used, gradient=stored, keep_gathered=kept_any))
             self._leaf_sets[key] = (
@@ -286,7 +286,7 @@ class Builder:
             Variable("operator", node.meta["operator"], node, strategies.outputs, costs, strategies=strategies)
         )
         self.operators[node] = index
-        for operand, source, wanted in zip(operands, sources, strategies.inputs):
+        for operand, source, wanted in zip(operands, sources, strategies.inputs, strict=True):
             self._connect(source, operand, index, wanted)
         self._offer(node, index, strategies.outputs)
 
@@ -306,7 +306,7 @@ class Builder:
                     heavy=heavy,
                     spread=self.constraints.no_replicated_compute,
                 )
-                for name, size in zip(self.mesh.axis_names, self.mesh.shape)
+                for name, size in zip(self.mesh.axis_names, self.mesh.shape, strict=True)
             ]
             strategies = enumerate_strategies(node, allowed, self.mesh)
             if strategies is None:
@@ -351,7 +351,9 @@ class Builder:
         node, _ = value
         index = self._add(Variable("copy", node.name, node, (layouts,), costs, phase=phase))
         self.state.copies[key] = index
-        self.state.edges.append((source.variable, index, self._table(value, source.layouts, layouts.distinct, layouts.index)))
+        self.state.edges.append(
+            (source.variable, index, self._table(value, source.layouts, layouts.distinct, layouts.index))
+        )
         self.state.sources[key] = _Source(index, layouts)
 
     def _connect(self, source: _Source, operand: fx.Node, consumer: int, wanted: LayoutSet) -> None:
@@ -397,9 +399,12 @@ class Builder:
 
     def _tie_outputs(self) -> None:
         """Gradients meet the stored layout of their parameter; mutations and the loss are replicated."""
-        by_name = {entry.name: node for node, entry in zip(self.program.placeholders, self.program.inputs)
-                   if entry.role in ("parameter", "buffer", "input")}
-        for position, (node, output) in enumerate(zip(self.program.returned, self.program.outputs)):
+        by_name = {
+            entry.name: node
+            for node, entry in zip(self.program.placeholders, self.program.inputs, strict=True)
+            if entry.role in ("parameter", "buffer", "input")
+        }
+        for position, (node, output) in enumerate(zip(self.program.returned, self.program.outputs, strict=True)):
             if not isinstance(node, fx.Node):
                 continue
             phase = "backward" if output.role == "gradient" else "forward"
@@ -413,7 +418,9 @@ class Builder:
                 table = self._table(value, source.layouts, before, stored.index)
                 self.state.edges.append((source.variable, parameter, table))
             elif position in self.outputs:
-                self._connect(source, node, self.outputs[position], self.state.variables[self.outputs[position]].layouts[0])  # type: ignore[arg-type]
+                self._connect(
+                    source, node, self.outputs[position], self.state.variables[self.outputs[position]].layouts[0]
+                )  # type: ignore[arg-type]
             elif output.role == "output":
                 self._free_output(position, node, source)
             else:
@@ -425,7 +432,9 @@ class Builder:
     def _free_output(self, position: int, node: fx.Node, source: _Source) -> None:
         """An output without a tangent takes any layout that is no Partial."""
         layouts = LayoutSet.of(self._shard_layouts(node), shape_of(node), self.mesh)
-        variable = Variable("data", self.program.outputs[position].name, node, (layouts,), self._intern(np.zeros(len(layouts.index))))
+        variable = Variable(
+            "data", self.program.outputs[position].name, node, (layouts,), self._intern(np.zeros(len(layouts.index)))
+        )
         self.outputs[position] = self._add(variable)
         self._connect(source, node, self.outputs[position], layouts)
 
@@ -455,7 +464,7 @@ class Builder:
         return self._interned.setdefault((array.shape, array.tobytes()), array)
 
     def _batch_class(self) -> Hashable:
-        for node, entry in zip(self.program.placeholders, self.program.inputs):
+        for node, entry in zip(self.program.placeholders, self.program.inputs, strict=True):
             if entry.role == "input" and entry.batch_dim is not None and shape_of(node)[entry.batch_dim] > 1:
                 return self.factorisation.atom_class((node, 0), entry.batch_dim)
         return None
@@ -522,7 +531,9 @@ def _leaders(groups: dict[fx.Node, int]) -> set[fx.Node]:
 def _weights(program: Program, heavy: set[fx.Node]) -> set[fx.Node]:
     """Parameters with at least two dims that a heavy operator or a lookup reads, through casts and views."""
     parameters = {
-        node for node, e in zip(program.placeholders, program.inputs) if e.role == "parameter" and len(e.shape) > 1
+        node
+        for node, e in zip(program.placeholders, program.inputs, strict=True)
+        if e.role == "parameter" and len(e.shape) > 1
     }
     found = set()
     for node in _operators(program):

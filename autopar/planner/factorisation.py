@@ -11,6 +11,7 @@ sequence sharding of a flattened matmul and grouped-query heads come for free. (
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Hashable, Iterable, Sequence
@@ -121,7 +122,9 @@ class Factorisation:
             )
 
     def _read_rule(self, node: fx.Node, rule: Rule) -> None:
-        operands = [(value_of(operand), tensor) for operand, tensor in zip(tensor_operands(node), rule.inputs)]
+        operands = [
+            (value_of(operand), tensor) for operand, tensor in zip(tensor_operands(node), rule.inputs, strict=True)
+        ]
         outputs = [((node, index), tensor) for index, tensor in enumerate(rule.outputs) if tensor is not None]
         for value, tensor in operands + outputs:
             shape = shape_of(*value)
@@ -129,13 +132,11 @@ class Factorisation:
                 if shape[dim] != 1 and any(factor is not None for factor in factors):
                     self._relate([((value, dim), shape[dim])], self._factor_keys(node, rule, value, dim, factors))
 
-    def _factor_keys(
-        self, node: fx.Node, rule: Rule, value: Value, dim: int, factors: Dim
-    ) -> list[tuple[_Key, int]]:
+    def _factor_keys(self, node: fx.Node, rule: Rule, value: Value, dim: int, factors: Dim) -> list[tuple[_Key, int]]:
         sizes = factor_sizes(rule, factors, shape_of(*value)[dim])
         return [
             ((node, factor) if factor is not None else ("whole", value, dim, position), size)
-            for position, (factor, size) in enumerate(zip(factors, sizes))
+            for position, (factor, size) in enumerate(zip(factors, sizes, strict=True))
             if size != 1
         ]
 
@@ -148,9 +149,11 @@ class Factorisation:
 
     def _tie_outputs(self, program: Program) -> None:
         """A gradient has the dims of its parameter, a mutation those of its buffer, a tangent those of its output."""
-        by_name = {(entry.role, entry.name): node for node, entry in zip(program.placeholders, program.inputs)}
+        by_name = {
+            (entry.role, entry.name): node for node, entry in zip(program.placeholders, program.inputs, strict=True)
+        }
         partner = {"gradient": "parameter", "mutation": "buffer", "output": "tangent"}
-        for node, output in zip(program.returned, program.outputs):
+        for node, output in zip(program.returned, program.outputs, strict=True):
             other = by_name.get((partner.get(output.role, ""), output.name))  # type: ignore[arg-type]
             if other is not None and isinstance(node, fx.Node) and shape_of(*value_of(node)) == shape_of(other):
                 for dim in range(len(shape_of(other))):
@@ -206,15 +209,15 @@ class Factorisation:
         if size == 1:
             return ()
         edges = [size, *sorted((cut for cut in self._cuts.get(key, ()) if cut < size), reverse=True), 1]
-        if any(outer % inner for outer, inner in zip(edges, edges[1:])):
+        if any(outer % inner for outer, inner in itertools.pairwise(edges)):
             return (size,)
-        return tuple(outer // inner for outer, inner in zip(edges, edges[1:]))
+        return tuple(outer // inner for outer, inner in itertools.pairwise(edges))
 
     def _match_atoms(self, groups: list[tuple[_Side, _Side]]) -> None:
         for left, right in groups:
             first, second = self._atom_keys(left), self._atom_keys(right)
             if [size for _, size in first] == [size for _, size in second]:
-                for (one, _), (other, _) in zip(first, second):
+                for (one, _), (other, _) in zip(first, second, strict=True):
                     self._atoms.join(one, other)
 
     def _atom_keys(self, side: _Side) -> list[tuple[_Key, int]]:
@@ -234,4 +237,4 @@ def _has_tensor(node: fx.Node) -> bool:
 
 
 def _is_chain(boundaries: Sequence[int]) -> bool:
-    return all(larger % smaller == 0 for smaller, larger in zip(boundaries, boundaries[1:]))
+    return all(larger % smaller == 0 for smaller, larger in itertools.pairwise(boundaries))

@@ -54,7 +54,9 @@ def saved_bytes(built: Built, mesh: Mesh) -> dict[int, Floats]:
         total = np.zeros(len(variable.costs))
         for output, layouts in enumerate(variable.layouts):
             if layouts is not None and (node, output) in read_in_backward:
-                fractions = np.array([local_fraction(layout, shape_of(node, output), mesh) for layout in layouts.distinct])
+                fractions = np.array(
+                    [local_fraction(layout, shape_of(node, output), mesh) for layout in layouts.distinct]
+                )
                 total += tensor_bytes(node, output) * fractions[layouts.index]
         if total.any():
             found[index] = total

@@ -32,9 +32,11 @@ def resolve_optimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         if not callable(optimizer):
             raise ConfigurationError(f"optimizer={optimizer!r} is no torch.optim class, instance, factory or name")
-        optimizer = optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigurationError(f"the optimizer factory returned {type(optimizer).__name__}")
+        factory: Callable[..., Any] = optimizer
+        made = factory([torch.nn.Parameter(torch.zeros(2, 2))])
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ConfigurationError(f"the optimizer factory returned {type(made).__name__}")
+        optimizer = made
     known = {"momentum", "amsgrad", "centered"}
     return type(optimizer), {key: value for key, value in optimizer.defaults.items() if key in known and value}
 

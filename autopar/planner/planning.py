@@ -180,7 +180,13 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
     prices = Prices(query.cluster, mesh)
     with phase("price"):
         built = Builder(
-            query.program, mesh, prices, query.constraints, dict(query.state_bytes), query.kernel_backend, query.factorisation
+            query.program,
+            mesh,
+            prices,
+            query.constraints,
+            dict(query.state_bytes),
+            query.kernel_backend,
+            query.factorisation,
         ).build()
     limit = query.budget_bytes
     for _ in range(MEMORY_ROUNDS):
@@ -195,7 +201,7 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
     else:
         raise InfeasibleError(_short_of_memory(plan.predicted.peak_bytes, query, mesh, plan.predicted.bytes_by_kind))
     log(
-        f"mesh {dict(zip(mesh.axis_names, mesh.shape))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
+        f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
         f"bound {plan.bound_seconds * 1e3:.2f} ms, gap {plan.gap:.1e}, predicted {plan.predicted.step_seconds * 1e3:.1f} ms"
     )
     return Candidate(mesh=mesh, plan=plan, built=built, solution=solution)
@@ -290,9 +296,7 @@ def _prediction(query: Query, plan: Plan, timeline: Timeline) -> Prediction:
     )
 
 
-def _try_meshes(
-    query: Query, meshes: Sequence[Mesh], log: Progress
-) -> tuple[list[Candidate], list[InfeasibleError]]:
+def _try_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> tuple[list[Candidate], list[InfeasibleError]]:
     candidates: list[Candidate] = []
     failures: list[InfeasibleError] = []
     for mesh in meshes:
@@ -305,7 +309,7 @@ def _try_meshes(
 
 
 def _as_baseline(candidate: Candidate) -> Baseline:
-    dims = dict(zip(candidate.mesh.axis_names, candidate.mesh.shape))
+    dims = dict(zip(candidate.mesh.axis_names, candidate.mesh.shape, strict=True))
     return Baseline(
         name=f"mesh {'x'.join(map(str, candidate.mesh.shape))}",
         dims=dims,

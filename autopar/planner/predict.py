@@ -23,24 +23,30 @@ def predict_timeline(program: Program, built: Built, assignment: NDArray[np.int6
     incoming: dict[int, list[tuple[int, float, int]]] = {}
     for edge in built.problem.edges:
         seconds = float(edge.costs[assignment[edge.source], assignment[edge.target]])
-        incoming.setdefault(edge.target, []).append((edge.source, seconds, int(round(seconds * 1e12))))
+        incoming.setdefault(edge.target, []).append((edge.source, seconds, round(seconds * 1e12)))
     stream = COMPUTE_STREAM if prices.cluster.collective_backend == "gloo" else "communication"
     order = _schedule(built)
     for index in order:
         variable = built.variables[index]
-        depends = []
+        depends: list[int] = []
         for source, seconds, signature in incoming.get(index, ()):
             ready = (producer[source],) if source in producer else ()
             if seconds < 1e-7:
                 depends.extend(ready)
                 continue
-            key = (source, signature, str(variable.phase if variable.kind == "copy" else variable.node.meta.get("phase")))
+            key = (
+                source,
+                signature,
+                str(variable.phase if variable.kind == "copy" else variable.node.meta.get("phase")),
+            )
             if key not in arrived or variable.kind == "parameter":
                 name = f"{built.variables[source].name} -> {variable.name}"
                 actions.append(Action(name, stream, seconds, ready, communication=True))
                 arrived[key] = len(actions) - 1
             depends.append(arrived[key])
-        actions.append(Action(variable.name, COMPUTE_STREAM, _seconds(built, index, assignment), tuple(sorted(set(depends)))))
+        actions.append(
+            Action(variable.name, COMPUTE_STREAM, _seconds(built, index, assignment), tuple(sorted(set(depends))))
+        )
         producer[index] = len(actions) - 1
     views = sum(1 for node in program.graph.nodes if node.op == "call_function" and base_of(node)[1])
     if prices.cluster.device.kind == "cpu":  # eager dispatch of views costs what any small operator costs

@@ -53,7 +53,7 @@ def tensor_bytes(node: fx.Node, output: int = 0) -> int:
     """Global bytes of one output."""
     value = node.meta["val"]
     tensor = value[output] if isinstance(value, tuple | list) else value
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
+    return int(math.prod(tensor.shape) * tensor.dtype.itemsize)
 
 
 class Prices:
@@ -69,7 +69,9 @@ class Prices:
     def step_seconds(self, step: Step, nbytes: float) -> float:
         """One step of a redistribution of a tensor of global `nbytes`, with its local copies."""
         local = step.local_fraction * nbytes
-        moved = [p for a, b in zip(step.before, step.after) for p in (a, b) if a != b and isinstance(p, Shard)]
+        moved = [
+            p for a, b in zip(step.before, step.after, strict=True) for p in (a, b) if a != b and isinstance(p, Shard)
+        ]
         transposing = any(p.dim > 0 or p.split > 1 for p in moved)
         if step.kind == "slice":
             return float(copy_seconds(self.cluster.device, local / self._ranks(step.axes)))
@@ -98,7 +100,7 @@ class Prices:
         if key not in self._pair:
             if is_reachable(source, target):
                 steps = redistribution(source, target, self.mesh.shape, uneven)
-                changes = sum(a != b for a, b in zip(source, target))
+                changes = sum(a != b for a, b in zip(source, target, strict=True))
                 seconds = sum(self.step_seconds(step, nbytes) for step in steps) + TIE_BREAK_SECONDS * changes
             else:
                 seconds = FORBIDDEN

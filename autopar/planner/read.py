@@ -84,7 +84,7 @@ def read_data(
 ) -> tuple[dict[str, Layout], dict[str, Layout], dict[str, Layout]]:
     """(inputs, buffers, outputs): name -> layout."""
     inputs, buffers = {}, {}
-    for node, entry in zip(program.placeholders, program.inputs):
+    for node, entry in zip(program.placeholders, program.inputs, strict=True):
         if entry.role == "input":
             inputs[entry.name] = _data_layout(built, assignment, built.placeholders[node])
         elif entry.role == "buffer":
@@ -108,7 +108,7 @@ def replicated_flops_share(built: Built, assignment: Assignment, mesh: Mesh) -> 
             continue
         total += rule.flops
         axes = strategies.axes[int(assignment[index])]
-        if any(name in (None, "partial") and size > 1 for name, size in zip(axes, mesh.shape)):
+        if any(name in (None, "partial") and size > 1 for name, size in zip(axes, mesh.shape, strict=True)):
             replicated_flops += rule.flops
     return replicated_flops / total if total else 0.0
 

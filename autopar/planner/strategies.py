@@ -81,9 +81,7 @@ def choices_of(node: fx.Node, rule: Rule, factorisation: Factorisation) -> list[
             choice = _split_choice(node, rule, name, atoms, position)
             if choice is not None:
                 found.append(
-                    Choice(
-                        name, (name, position), atom, *choice, factorisation.name_atom_class(node, name, position)
-                    )
+                    Choice(name, (name, position), atom, *choice, factorisation.name_atom_class(node, name, position))
                 )
     for pattern in rule.linear:
         inputs = tuple(Partial() if marked else Replicate() for marked in pattern)
@@ -155,7 +153,7 @@ def _split_choice(
         return None  # implementations address one contiguous range of indices
     inner = math.prod(atoms[:position])
     shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
-    found = [_placement(rule, tensor, name, inner, shape) for tensor, shape in zip(rule.inputs, shapes)]
+    found = [_placement(rule, tensor, name, inner, shape) for tensor, shape in zip(rule.inputs, shapes, strict=True)]
     outputs: list[Placement | None] = []
     for index, tensor in enumerate(rule.outputs):
         if tensor is None:
@@ -199,9 +197,7 @@ def _fits(combination: Sequence[Choice], mesh: Mesh) -> bool:
     return all(divides(choice.atom, cut, choice.may_be_uneven) for choice, cut in cuts.values())
 
 
-def _output_layouts(
-    node: fx.Node, combinations: Sequence[Sequence[Choice]], output: int, mesh: Mesh
-) -> LayoutSet:
+def _output_layouts(node: fx.Node, combinations: Sequence[Sequence[Choice]], output: int, mesh: Mesh) -> LayoutSet:
     layouts = [tuple(choice.outputs[output] for choice in c) for c in combinations]
     return LayoutSet.of(layouts, shape_of(node, output), mesh)  # type: ignore[arg-type]
 
