@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import torch
 from torch.fx import GraphModule, Node
 
+from autopar.passes.arguments import argument, arguments
 from autopar.passes.insert import insert_before
 
 aten = torch.ops.aten
@@ -27,8 +28,8 @@ def equal_splits_to_views(graph_module: GraphModule, ctx: object) -> GraphModule
     for node in list(graph_module.graph.nodes):
         if node.target in (aten.split.Tensor, aten.split_with_sizes.default):
             _rewrite_split(node)
-        elif node.target is aten.slice.Tensor and _step(node) == 1:
-            slices[node.args[0], _dim(node)].append(node)
+        elif node.target is aten.slice.Tensor and argument(node, 4, "step", 1) == 1:
+            slices[arguments(node)[0], _dim(node)].append(node)
         elif node.target is aten.cat.default:
             _rewrite_cat(node)
     for (source, dim), family in slices.items():
@@ -37,7 +38,7 @@ def equal_splits_to_views(graph_module: GraphModule, ctx: object) -> GraphModule
 
 
 def _rewrite_split(node: Node) -> None:
-    parts, source, dim = node.meta["val"], node.args[0], _dim(node)
+    parts, source, dim = node.meta["val"], arguments(node)[0], _dim(node)
     getters = list(node.users)
     if len(parts) < 2 or not _all_equal(part.shape for part in parts):
         return
@@ -45,7 +46,7 @@ def _rewrite_split(node: Node) -> None:
         return
     folded = _fold_dim(source, dim, len(parts), before=node, like=node)
     for getter in getters:
-        _replace(getter, insert_before(getter, aten.select.int, (folded, dim, getter.args[1]), like=node))
+        _replace(getter, insert_before(getter, aten.select.int, (folded, dim, arguments(getter)[1]), like=node))
     node.graph.erase_node(node)
 
 
@@ -63,11 +64,11 @@ def _rewrite_slices(source: Node, dim: int, family: list[Node]) -> None:
 
 
 def _rewrite_cat(node: Node) -> None:
-    parts = node.args[0]
+    parts = arguments(node)[0]
     if len(parts) < 2 or not _all_equal(part.meta["val"].shape for part in parts):
         return
     rank = parts[0].meta["val"].dim()
-    dim = (node.args[1] if len(node.args) > 1 else 0) % rank
+    dim = (arguments(node)[1] if len(arguments(node)) > 1 else 0) % rank
     shape = list(parts[0].meta["val"].shape)
     unfolded = [*shape[:dim], 1, *shape[dim:]]
     views = [insert_before(node, aten.reshape.default, (part, unfolded), like=node) for part in parts]
@@ -91,20 +92,14 @@ def _replace(node: Node, replacement: Node) -> None:
 
 
 def _dim(node: Node) -> int:
-    source: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
-    position = 1 if node.target is aten.slice.Tensor else 2
-    dim = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
-    return int(dim) % source.dim()  # type: ignore[arg-type]
+    rank: int = arguments(node)[0].meta["val"].dim()
+    dim: int = argument(node, 1 if node.target is aten.slice.Tensor else 2, "dim", 0)
+    return dim % rank
 
 
 def _start(node: Node, size: int) -> int:
-    start = node.args[2] if len(node.args) > 2 else None
-    value = 0 if start is None else int(start)  # type: ignore[arg-type]
-    return value + size if value < 0 else value
-
-
-def _step(node: Node) -> object:
-    return node.args[4] if len(node.args) > 4 else node.kwargs.get("step", 1)
+    start: int = argument(node, 2, "start", None) or 0
+    return start + size if start < 0 else start
 
 
 def _all_equal(shapes: Iterable[torch.Size]) -> bool:

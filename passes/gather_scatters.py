@@ -1,8 +1,8 @@
 """Gradients of slices that cover a dim are put together once, instead of scattered into zeros and added.
 
-    z = full([4, 6], 0)
-    g = add(add(x, slice_scatter(z, a, 1, 0, 3)), slice_scatter(z, b, 1, 3, 6))   -->   g = add(x, cat([a, b], 1))
-    g = add(select_scatter(z, a, 0, 0), select_scatter(z, b, 0, 1))               -->   g = cat([a[None], b[None]])
+z = full([4, 6], 0)
+g = add(add(x, slice_scatter(z, a, 1, 0, 3)), slice_scatter(z, b, 1, 3, 6))   -->   g = add(x, cat([a, b], 1))
+g = add(select_scatter(z, a, 0, 0), select_scatter(z, b, 0, 1))               -->   g = cat([a[None], b[None]])
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from autopar.passes.arguments import argument, arguments
 from autopar.passes.insert import insert_before
 
 aten = torch.ops.aten
+BOUNDS = ("start", "end", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ def gather_scatters(graph_module: GraphModule, ctx: object) -> GraphModule:
 def _is_sum(node: Node) -> bool:
     if node.target is not aten.add.Tensor or node.kwargs:
         return False
-    return all(isinstance(a, Node) and a.meta["val"].shape == node.meta["val"].shape for a in node.args)
+    return all(isinstance(a, Node) and a.meta["val"].shape == node.meta["val"].shape for a in arguments(node))
 
 
 def _feeds_one_sum(node: Node) -> bool:
@@ -56,7 +58,7 @@ def _terms(root: Node) -> list[Node]:
     while pending:
         node = pending.pop()
         if node is root or (_is_sum(node) and len(node.users) == 1):
-            pending.extend(reversed(node.all_input_nodes if len(node.all_input_nodes) == 2 else list(node.args)))
+            pending.extend(reversed(node.all_input_nodes if len(node.all_input_nodes) == 2 else list(arguments(node))))
         else:
             terms.append(node)
     return terms
@@ -97,23 +99,20 @@ def _covers(pieces: list[_Piece], size: int) -> bool:
 
 
 def _piece(node: Node) -> _Piece | None:
-    if node.target not in (aten.slice_scatter.default, aten.select_scatter.default) or not _is_zeros(node.args[0]):
+    if node.target not in (aten.slice_scatter.default, aten.select_scatter.default) or not _is_zeros(
+        arguments(node)[0]
+    ):
         return None
-    value: torch.Tensor = node.meta["val"]
-    source = node.args[1]
-    assert isinstance(source, Node)
+    _, source, dim, *_ = arguments(node)
+    dim %= node.meta["val"].dim()
+    size = node.meta["val"].shape[dim]
     if node.target is aten.select_scatter.default:
-        dim, index = int(node.args[2]) % value.dim(), int(node.args[3])  # type: ignore[arg-type]
-        start = index % value.shape[dim]
+        start: int = argument(node, 3, "index", 0) % size
         return _Piece(node=node, source=source, dim=dim, start=start, stop=start + 1)
-    dim, start, stop, step = (*node.args[2:], *(0, None, None, 1)[len(node.args) - 2 :])
-    if step != 1:
-        return None
-    dim = int(dim) % value.dim()  # type: ignore[arg-type]
-    size = value.shape[dim]
-    first, last, _ = slice(start, stop).indices(size)
-    return _Piece(node=node, source=source, dim=dim, start=first, stop=last)
+    window = slice(*(argument(node, position, name, None) for position, name in enumerate(BOUNDS, start=3)))
+    first, last, step = window.indices(size)
+    return _Piece(node=node, source=source, dim=dim, start=first, stop=last) if step == 1 else None
 
 
 def _is_zeros(node: object) -> bool:
-    return isinstance(node, Node) and node.target is aten.full.default and node.args[1] == 0
+    return isinstance(node, Node) and node.target is aten.full.default and arguments(node)[1] == 0

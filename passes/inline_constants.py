@@ -1,10 +1,12 @@
 """Constants of the model's code are written out in the graph, so that a program has placeholders and operators only.
 
-    get_attr _tensor_constant0          -->   full([], 3.0)                  one value throughout
-                                        -->   constant([0.1, 0.2], [2])      a few values
+get_attr _tensor_constant0          -->   full([], 3.0)                  one value throughout
+                                    -->   constant([0.1, 0.2], [2])      a few values
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +34,8 @@ def _inline(node: Node, value: Tensor) -> None:
             f"the model uses a tensor of shape {tuple(value.shape)} that is neither parameter nor buffer; register "
             "it with register_buffer, so that it moves with the model"
         )
-    flat, options = value.flatten().tolist(), {"dtype": value.dtype, "device": torch.device("cpu")}
+    flat: list[Any] = value.flatten().tolist()
+    options: dict[str, Any] = {"dtype": value.dtype, "device": torch.device("cpu")}
     with node.graph.inserting_before(node):
         if len(set(flat)) == 1:
             factory = node.graph.call_function(torch.ops.aten.full.default, (list(value.shape), flat[0]), options)

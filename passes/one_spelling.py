@@ -5,7 +5,7 @@
     view(view(x, a), b)                -->   view(x, b)
     permute(permute(x, p), q)          -->   permute(x, p o q)
     copy(destination, source)          -->   expand(source, destination.shape)
-    view(x, x.shape), x + 0, x * 1, _to_copy to the dtype it has, expand to the shape it has, slice of everything   -->   x
+    x + 0, x * 1, view or expand to the shape it has, cast to the dtype it has, slice of everything   -->   x
 
 `unsqueeze` and `squeeze` become views too.
 """
@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+
+from autopar.passes.arguments import arguments
 
 aten = torch.ops.aten
 
@@ -31,7 +33,7 @@ def one_spelling(graph_module: GraphModule, ctx: object) -> GraphModule:
         if respell is not None:
             respell(node)
         if _changes_nothing(node):
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(arguments(node)[0])
             graph.erase_node(node)
     return _drop_unused_views(graph_module, graph)
 
@@ -44,18 +46,18 @@ def _drop_unused_views(graph_module: GraphModule, graph: Graph) -> GraphModule:
 
 
 def _as_view(node: Node) -> None:
-    source = node.args[0]
+    source = arguments(node)[0]
     while source.target is aten.view.default:
-        source = source.args[0]
+        source = arguments(source)[0]
     node.target = aten.view.default
     node.args, node.kwargs = (source, list(node.meta["val"].shape)), {}
 
 
 def _as_permute(node: Node) -> None:
-    source, order = node.args[0], _order(node)
+    source, order = arguments(node)[0], _order(node)
     while source.target is aten.permute.default:
         inner = _order(source)
-        source, order = source.args[0], [inner[dim] for dim in order]
+        source, order = arguments(source)[0], [inner[dim] for dim in order]
     node.target = aten.permute.default
     node.args, node.kwargs = (source, order), {}
 
@@ -63,21 +65,21 @@ def _as_permute(node: Node) -> None:
 def _order(node: Node) -> list[int]:
     rank = node.meta["val"].dim()
     if node.target is aten.permute.default:
-        return [dim % rank for dim in node.args[1]]
+        return [dim % rank for dim in arguments(node)[1]]
     order = list(range(rank))
     if node.target is aten.t.default:
         return order[::-1]
-    first, second = node.args[1] % rank, node.args[2] % rank
+    first, second = arguments(node)[1] % rank, arguments(node)[2] % rank
     order[first], order[second] = order[second], order[first]
     return order
 
 
 def _as_expand(node: Node) -> None:
     """copy(destination, source) in a functional graph is the source, broadcast."""
-    destination, source = node.args[0].meta["val"], node.args[1].meta["val"]
+    destination, source = arguments(node)[0].meta["val"], arguments(node)[1].meta["val"]
     if destination.dtype == source.dtype:
         node.target = aten.expand.default
-        node.args, node.kwargs = (node.args[1], list(destination.shape)), {}
+        node.args, node.kwargs = (arguments(node)[1], list(destination.shape)), {}
 
 
 def _as_plain_factory(node: Node) -> None:
@@ -117,14 +119,14 @@ NEUTRAL: dict[Any, int] = {
 
 def _changes_nothing(node: Node) -> bool:
     if node.target is aten.permute.default:
-        return bool(node.args[1] == sorted(node.args[1]))
+        return bool(arguments(node)[1] == sorted(arguments(node)[1]))
     if node.target in (aten.view.default, aten.expand.default, aten.slice.Tensor):
-        return bool(node.args[0].meta["val"].shape == node.meta["val"].shape)
+        return bool(arguments(node)[0].meta["val"].shape == node.meta["val"].shape)
     if node.target is aten._to_copy.default:
-        source, result = node.args[0].meta["val"], node.meta["val"]
+        source, result = arguments(node)[0].meta["val"], node.meta["val"]
         return bool(source.dtype == result.dtype and source.device == result.device)
     neutral = NEUTRAL.get(node.target)
-    if neutral is not None and not node.kwargs and node.args[1] == neutral:
-        source, result = node.args[0].meta["val"], node.meta["val"]
+    if neutral is not None and not node.kwargs and arguments(node)[1] == neutral:
+        source, result = arguments(node)[0].meta["val"], node.meta["val"]
         return bool(source.dtype == result.dtype and source.shape == result.shape)
     return False

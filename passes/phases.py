@@ -14,6 +14,8 @@ from typing import Literal, Protocol, TypeAlias
 
 from torch.fx import Graph, GraphModule, Node
 
+from autopar.passes.arguments import arguments
+
 Phase: TypeAlias = Literal["forward", "backward"]
 
 
@@ -47,7 +49,7 @@ def _mark_dependents(graph: Graph, tangents: frozenset[str]) -> None:
 
 def _mark_needed_in_forward(graph: Graph, num_forward_outputs: int) -> None:
     output = graph.output_node()
-    needed = {node for node in output.args[0][:num_forward_outputs] if isinstance(node, Node)}
+    needed = {node for node in arguments(output)[0][:num_forward_outputs] if isinstance(node, Node)}
     takers: list[Node] = []
     for node in reversed(graph.nodes):
         if node in needed:

@@ -1,12 +1,14 @@
 """Remove what tracing leaves behind and what computes nothing: aliases, detaches, asserts, dead code.
 
-    a = mm(x, y); b = alias(a); _assert_tensor_metadata(b); c = relu(b)   -->   a = mm(x, y); c = relu(a)
+a = mm(x, y); b = alias(a); _assert_tensor_metadata(b); c = relu(b)   -->   a = mm(x, y); c = relu(a)
 """
 
 from __future__ import annotations
 
 import torch
 from torch.fx import GraphModule, Node
+
+from autopar.passes.arguments import arguments
 
 aten = torch.ops.aten
 
@@ -38,7 +40,7 @@ def remove_noise(graph_module: GraphModule, ctx: object) -> GraphModule:
         if node.op != "call_function":
             continue
         if node.target in ALIASES:
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(arguments(node)[0])
             graph.erase_node(node)
         elif node.target in ASSERTS:
             graph.erase_node(node)

@@ -2,6 +2,7 @@
 
 from autopar.capture.fingerprint import fingerprint
 from autopar.capture.inputs import normalize_example_inputs
+from autopar.capture.models import load_model
 from autopar.capture.trace import capture
 
-__all__ = ["capture", "fingerprint", "normalize_example_inputs"]
+__all__ = ["capture", "fingerprint", "load_model", "normalize_example_inputs"]

@@ -74,9 +74,7 @@ FACTORIES = (
 @lru_cache(maxsize=1)
 def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     """Operator -> the function that spells it out."""
-    table: dict[OpOverload, Callable[..., Any]] = dict(
-        get_decompositions([*LOSSES, *VIEWS, *POINTWISE, *FACTORIES])
-    )
+    table: dict[Any, Callable[..., Any]] = dict(get_decompositions([*LOSSES, *VIEWS, *POINTWISE, *FACTORIES]))
     table[aten.addmm.default] = _addmm
     table[aten.baddbmm.default] = _baddbmm
     return table

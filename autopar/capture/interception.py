@@ -63,9 +63,7 @@ class Interception(TorchFunctionMode):
         """`torch.nn.functional.scaled_dot_product_attention` as our operator, where it fits."""
         if _fits(query, key, value, attn_mask, is_causal, enable_gqa):
             salt = next(self._salts)
-            out, _ = torch.ops.autopar.attention(
-                query, key, value, attn_mask, float(dropout_p), is_causal, scale, salt
-            )
+            out, _ = torch.ops.autopar.attention(query, key, value, attn_mask, float(dropout_p), is_causal, scale, salt)
             result: Tensor = out
             return result
         if enable_gqa and key.shape[1] != query.shape[1]:
@@ -109,9 +107,7 @@ class Interception(TorchFunctionMode):
             yield
 
 
-def _fits(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool
-) -> bool:
+def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool) -> bool:
     if mask is not None and (mask.requires_grad or is_causal):
         return False
     if not query.dim() == key.dim() == value.dim() == 4:

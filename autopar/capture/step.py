@@ -121,4 +121,4 @@ def _constant(path: Any, leaf: Any) -> Constant:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

@@ -20,8 +20,8 @@ from torch.fx import GraphModule
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
 from autopar._compat import FakeTensorMode, aot_export_joint_with_descriptors
 from autopar.capture.decompositions import decomposition_table
-from autopar.capture.fake import fake_parameters, fake_twin
 from autopar.capture.failures import explained
+from autopar.capture.fake import fake_parameters, fake_twin
 from autopar.capture.huggingface import adapted_huggingface
 from autopar.capture.inputs import FlatInputs, check_signature, find_batch_dims, flatten_inputs
 from autopar.capture.interception import Interception
@@ -122,9 +122,7 @@ def _plain_transformer_layers() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _names(
-    model: nn.Module, step: Step, inputs: FlatInputs, dims: Sequence[int | None], training: bool
-) -> Names:
+def _names(model: nn.Module, step: Step, inputs: FlatInputs, dims: Sequence[int | None], training: bool) -> Names:
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     trained |= {n for n, t in zip(inputs.tensor_names, inputs.tensors, strict=True) if t.requires_grad}
     return Names(
@@ -140,7 +138,10 @@ def _names(
 def _canonical_names(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     names = {}
-    for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+    for named in (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+    ):
         for name, tensor in named:
             names[name] = first.setdefault(id(tensor), name)
     return names

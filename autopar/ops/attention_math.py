@@ -83,7 +83,13 @@ def store_by_sequence(x: Tensor) -> Tensor:
 
 
 def _backward_formulas(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, options: Options
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
     weights = _weights(_scores(query, key, options), logsumexp)
     wide = weights.dtype
@@ -153,4 +159,5 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _sum_heads(grad: Tensor, groups: int) -> Tensor:
-    return grad if grad.shape[1] == groups else grad.unflatten(1, (groups, -1)).sum(2)
+    batch, heads, *rest = grad.shape
+    return grad if heads == groups else grad.reshape(batch, groups, heads // groups, *rest).sum(2)

@@ -52,7 +52,7 @@ def hash_bits(index: Tensor, seed: Tensor, salt: int) -> Tensor:
 def keep_mask(shape: Sequence[int], p: float, seed: Tensor, salt: int, runs: Runs) -> Tensor:
     """Bool mask of the local block, True with probability 1 - p (to 2**-24); `shape` is the global one."""
     bits = hash_bits(global_index(shape, runs, seed.device), seed, salt)
-    return _shift_right(bits, 64 - _DRAW_BITS) >= round(p * 2**_DRAW_BITS)
+    return torch.ge(_shift_right(bits, 64 - _DRAW_BITS), round(p * 2**_DRAW_BITS))
 
 
 def reference_seed(device: torch.device) -> Tensor:
