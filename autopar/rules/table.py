@@ -36,7 +36,10 @@ _CONTRACTIONS: Mapping[str, str] = {
     "aten.mv": "m k, k -> m ; flops: 2*m*k",
     "aten.dot": "k, k -> ; flops: 2*k",
     "aten.vdot": "k, k -> ; flops: 2*k",
-    "aten.outer": "m, n -> m n",
+    "transformers.grouped_mm_fallback": "[t] k, [e] k n, [e] -> [t] n ; flops: 2*t*k*n",
+    "transformers.grouped_mm_fallback_backward": (
+        "[t] k, [e] k n, [e], [t] n -> [t] k, [e] k n ; flops: 4*t*k*n"
+    ),
 }
 
 _REDUCTIONS: Mapping[str, str] = {
@@ -99,6 +102,13 @@ _LOOKUPS: Mapping[str, str] = {
     "aten.embedding": "v d, ... -> ... d ; v: sum by masked_embedding ; linear: x -",
 }
 
+_NORMS: Mapping[str, str] = {
+    "aten.native_group_norm": "b (g [c]) [...], (g [c])?, (g [c])? -> b (g [c]) [...], b g, b g",
+    "aten.native_group_norm_backward": (
+        "b (g [c]) [...], b (g [c]) [...], b g, b g, (g [c])? -> b (g [c]) [...], (g [c]), (g [c])"
+    ),
+}
+
 _POOLING: Mapping[str, str] = {
     "aten.max_pool2d_with_indices": "... _ _ -> ... _ _, ... _ _",
     "aten.max_pool2d_with_indices_backward": "... _ _, ... _ _, ... _ _ -> ... _ _",
@@ -143,6 +153,7 @@ RULES: Mapping[str, str] = {
     **_REDUCTIONS,
     **_ALONG_A_DIM,
     **_LOOKUPS,
+    **_NORMS,
     **_POOLING,
     **_FACTORIES,
 }

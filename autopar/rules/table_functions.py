@@ -7,9 +7,7 @@ A function returns None when no split is known for this call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-import torch
+from collections.abc import Callable, Mapping
 
 from autopar.rules.call import Call
 
@@ -105,58 +103,6 @@ def _rms_norm_backward(call: Call) -> str:
     return f"... {n}, ... {n}, ... {_ones(count)}, {n}? -> ... {n}, {n}"
 
 
-def _embedding_backward(call: Call) -> str:
-    """Scaling by frequency counts all ids, so these stay whole."""
-    ids = "[...]" if call.argument("scale_grad_by_freq") else "..."
-    return f"{ids} d, {ids} -> v d ; v: by masked_embedding_backward ; linear: x -"
-
-
-def _along(call: Call, rank: int) -> int:
-    return _attribute(call, "dim") % rank if rank else 0
-
-
-def _elementwise_dims(shapes: Sequence[tuple[int, ...]], dim: int) -> list[str]:
-    """Names of the dims in which all shapes agree, "_" for the others and for `dim`."""
-    rank = len(shapes[0])
-    agree = [len({shape[i] for shape in shapes}) == 1 for i in range(rank)]
-    return [f"a{i}" if agree[i] and i != dim else "_" for i in range(rank)]
-
-
-def _replaced(dims: Sequence[str], at: int, name: str) -> str:
-    return " ".join([*dims[:at], name, *dims[at + 1 :]])
-
-
-def _gather(call: Call) -> str:
-    """The index may be split along `dim` as well (i); a split of the source (v) is masked."""
-    source, index = (operand.shape for operand in call.operands)
-    if not source:
-        return "[...], [...] -> [...]"
-    dim = _along(call, len(source))
-    dims = _elementwise_dims([source, index], dim)
-    left = _replaced(dims, dim, "_" if call.operands[0].dtype == torch.bool else "v")
-    right = _replaced(dims, dim, "i")
-    return f"{left}, {right} -> {right} ; v: sum by masked_gather ; linear: x -"
-
-
-def _scatter(call: Call) -> str:
-    """scatter.value, scatter.src, scatter_add: the written dim is split by masking the positions of other blocks."""
-    shapes = [operand.shape for operand in call.operands]
-    if not shapes[0]:
-        return "[...]* -> [...]"
-    dim = _along(call, len(shapes[0]))
-    dims = _elementwise_dims(shapes, dim)
-    written, index = _replaced(dims, dim, "v"), " ".join(dims)
-    sources = f", {index}" if len(shapes) > 2 else ""
-    return f"{written}, {index}{sources} -> {written} ; v: by masked_scatter ; linear: x - x"
-
-
-def _index_select(call: Call) -> str:
-    rank = len(call.operands[0].shape)
-    dims = [f"a{i}" for i in range(rank)]
-    dim = _along(call, rank)
-    return f"{_replaced(dims, dim, '_')}, i -> {_replaced(dims, dim, 'i')} ; linear: x -"
-
-
 RULE_FUNCTIONS: Mapping[str, Callable[[Call], str | None]] = {
     "aten._to_copy": _to_copy,
     "aten.expand": _expand,
@@ -168,10 +114,4 @@ RULE_FUNCTIONS: Mapping[str, Callable[[Call], str | None]] = {
     "aten.native_layer_norm_backward": _layer_norm_backward,
     "aten._fused_rms_norm": _rms_norm,
     "aten._fused_rms_norm_backward": _rms_norm_backward,
-    "aten.embedding_dense_backward": _embedding_backward,
-    "aten.gather": _gather,
-    "aten.scatter.value": _scatter,
-    "aten.scatter.src": _scatter,
-    "aten.scatter_add": _scatter,
-    "aten.index_select": _index_select,
 }
