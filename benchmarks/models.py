@@ -39,9 +39,7 @@ class EncoderClassifier(nn.Module):
 
     def __init__(self, vocabulary: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, dropout=0.0, batch_first=True, activation="gelu"
-        )
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, activation="gelu")
         self.embedding = nn.Embedding(vocabulary, width)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary)
@@ -51,9 +49,7 @@ class EncoderClassifier(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def token_inputs(
-    vocabulary: int, label: str = "labels", tokens: str = "input_ids"
-) -> Callable[[int, int], Inputs]:
+def token_inputs(vocabulary: int, label: str = "labels", tokens: str = "input_ids") -> Callable[[int, int], Inputs]:
     """Inputs of a language model: random tokens and labels of shape (batch, seq)."""
 
     def make(batch: int, seq: int) -> Inputs:

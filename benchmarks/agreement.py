@@ -1,0 +1,86 @@
+"""Agreement: does a compiled model compute the loss and the gradients of the plain one?
+
+The plain model runs twice, in its own precision and in fp64: how far these two lie apart says how exact fp32 can be
+asked to be. A gradient agrees when |dg| / |g| is at most the larger of 1e-5 and ten times that distance; a gradient
+below 1e-6 of the largest one (a key bias of attention: its true gradient is 0) is measured against the largest.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+TOLERANCE, ROUNDING_FACTOR, NEGLIGIBLE = 1e-5, 10.0, 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Loss and gradients of the plain model; `allowed`: relative error permitted per parameter ("": the loss)."""
+
+    loss: Tensor
+    gradients: Mapping[str, Tensor]
+    allowed: Mapping[str, float]
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Relative error of the loss, the parameter whose gradient is worst, and its error beside what is allowed."""
+
+    loss_error: float
+    worst_parameter: str
+    gradient_error: float
+    allowed: float
+    agrees: bool
+
+
+def loss_of(output: object) -> Tensor:
+    """The output itself, or its `.loss`."""
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    assert isinstance(loss, Tensor), "the models of the zoo return a loss"
+    return loss
+
+
+def reference(model: nn.Module, inputs: Mapping[str, Tensor]) -> Reference:
+    """Run copies of the plain model; the model itself is left as it was."""
+    loss, gradients = _loss_and_gradients(copy.deepcopy(model), inputs)
+    doubled = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    exact_loss, exact = _loss_and_gradients(copy.deepcopy(model).double(), doubled)
+    largest = max(gradient.double().norm().item() for gradient in gradients.values())
+    allowed = {"": max(TOLERANCE, ROUNDING_FACTOR * _relative(loss, exact_loss, 0.0))}
+    for name, gradient in gradients.items():
+        allowed[name] = max(TOLERANCE, ROUNDING_FACTOR * _relative(gradient, exact[name], largest))
+    return Reference(loss, gradients, allowed, largest)
+
+
+def compare(compiled: nn.Module, inputs: Mapping[str, Tensor], expected: Reference) -> Agreement:
+    """One forward and backward of the compiled model (its gradients are gathered) against the plain one."""
+    loss, gradients = _loss_and_gradients(compiled, inputs)
+    assert set(gradients) == set(expected.gradients), "other parameters have gradients"
+    errors = {name: _relative(g, expected.gradients[name], expected.largest) for name, g in gradients.items()}
+    worst = max(errors, key=lambda name: errors[name] / expected.allowed[name])
+    loss_error = _relative(loss, expected.loss, 0.0)
+    agrees = loss_error <= expected.allowed[""] and errors[worst] <= expected.allowed[worst]
+    return Agreement(loss_error, worst, errors[worst], expected.allowed[worst], agrees)
+
+
+def _loss_and_gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    loss = loss_of(model(**inputs))
+    loss.backward()
+    gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), gradients
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _relative(value: Tensor, expected: Tensor, largest: float) -> float:
+    """|value - expected| / |expected|; against `largest` where the expected norm is negligible beside it."""
+    norm = expected.double().norm().item()
+    difference = (value.double() - expected.double()).norm().item()
+    return difference / (largest if norm < NEGLIGIBLE * largest else max(norm, 1e-30))
