@@ -8,20 +8,18 @@ away. Equal operators share their arrays by identity, which the solver's memo re
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import fx
 
 from autopar.cost_models.kernel_groups import Traffic, group_reads_writes, kernel_groups
-from autopar.layout import Layout, Mesh, Replicate, replicated
+from autopar.layout import Layout, Mesh, replicated
 from autopar.parallel_plan import ParameterPlan
-from autopar.passes.view_layouts import canonical, layout_before_view, viewed
+from autopar.passes.view_layouts import layout_before_view, viewed
 from autopar.planner.constraints import (
     Constraints,
     allowed_choices,
@@ -29,35 +27,35 @@ from autopar.planner.constraints import (
     gathers,
     weights_stay_split,
 )
-from autopar.planner.factorisation import Factorisation, Value, shape_of, value_of
+from autopar.planner.factorisation import Factorisation, Value, shape_of
+from autopar.planner.leaves import Leaves, StateBytes
+from autopar.planner.operators import (
+    base_of,
+    is_operator,
+    kernel_leaders,
+    operators,
+    rule_key,
+    weight_matrices,
+    whole_rule,
+)
 from autopar.planner.prices import TIE_BREAK_SECONDS, Floats, Prices, tensor_bytes
 from autopar.planner.solver import FORBIDDEN, Edge, Problem
 from autopar.planner.strategies import (
     LayoutSet,
     Strategies,
     choices_of,
-    divides,
     enumerate_strategies,
-    local_fraction,
-    shard_choices,
 )
 from autopar.program import Program
-from autopar.rules.engine import is_view, rule_for, tensor_operands
+from autopar.rules.engine import rule_for, tensor_operands
 from autopar.rules.rule import Rule
 
 VariableKind = Literal["operator", "parameter", "data", "copy"]
 HEAVY_FLOPS_SHARE = 1e-5
 """Operators with at least this share of the program's FLOPs count as heavy."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Bytes per parameter element beside the parameter: gradient and optimizer state; and what a step reads and
-    writes per element (bytes)."""
-
-    gradient: float
-    optimizer: float
-    step_traffic: float
+LABEL_LOOKUPS = ("masked_gather", "masked_scatter")
+"""Implementations by which a loss finds the logit of a label."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,14 +123,15 @@ class Builder:
         self.program, self.mesh, self.prices, self.constraints = program, mesh, prices, constraints
         self.state_bytes = state_bytes
         self.factorisation = factorisation
+        self.leaves = Leaves(mesh, prices, factorisation)
         groups = kernel_groups(program.graph, kernel_backend)
         self.traffic = group_reads_writes(program.graph, groups)
-        self.leaders = _leaders(groups)
-        self.rules = {node: rule for node in _operators(program) if (rule := rule_for(node)) is not None}
+        self.leaders = kernel_leaders(groups)
+        self.rules = {node: rule for node in operators(program) if (rule := rule_for(node)) is not None}
         total = sum(rule.flops for rule in self.rules.values())
         self.heavy = {node for node, rule in self.rules.items() if rule.flops > HEAVY_FLOPS_SHARE * total}
-        self.matrices = _weights(program, self.heavy)
-        self.uncovered = [node for node in _operators(program) if node not in self.rules]
+        self.matrices = weight_matrices(program, self.heavy)
+        self.uncovered = [node for node in operators(program) if node not in self.rules]
         self.batch = self._batch_class()
         self.notes: list[str] = []
         self.state = _State()
@@ -143,7 +142,6 @@ class Builder:
         self._costs: dict[Hashable, Floats] = {}
         self._tables: dict[Hashable, Floats] = {}
         self._before: dict[Hashable, tuple[Layout | None, ...]] = {}
-        self._leaf_sets: dict[Hashable, tuple[tuple[ParameterPlan, ...], LayoutSet, LayoutSet]] = {}
         self._interned: dict[tuple[tuple[int, ...], bytes], Floats] = {}
 
     def build(self) -> Built:
@@ -160,7 +158,7 @@ class Builder:
         for node in self.program.graph.nodes:
             if node.op == "get_attr":
                 self._add_constant(node)
-            elif node.op == "call_function" and _is_operator(node):
+            elif node.op == "call_function" and is_operator(node):
                 self._add_operator(node)
         self._tie_outputs()
         return self._finish()
@@ -187,7 +185,7 @@ class Builder:
 
     def _add_data(self, node: fx.Node, name: str) -> None:
         """A batch input: every rank can take its part for free."""
-        layouts = self._shard_layouts(node)
+        layouts = self.leaves.shard_layouts(node)
         costs = self._intern(np.array([TIE_BREAK_SECONDS * (layout != layouts[0]) for layout in layouts]))
         layout_set = LayoutSet.of(layouts, shape_of(node), self.mesh)
         index = self._add(Variable("data", name, node, (layout_set,), costs))
@@ -212,70 +210,20 @@ class Builder:
                 self.outputs[position] = self.placeholders[node]
 
     def _add_parameter(self, node: fx.Node, name: str) -> None:
-        labels, stored, used = self._parameter_labels(node)
+        labels, stored, used = self.leaves.parameter_labels(node)
         allowed = allowed_labels(labels, name, self.mesh, self.constraints, node in self.matrices)
         pick = np.array(allowed, dtype=np.int64)
         labels = tuple(labels[i] for i in allowed)
         stored = LayoutSet(stored.distinct, stored.index[pick])
         used = LayoutSet(used.distinct, used.index[pick])
-        costs = self._intern(self._parameter_costs(node, name, labels))
+        costs = self._intern(self.leaves.parameter_costs(node, labels, self.state_bytes[name]))
         variable = Variable("parameter", name, node, (used,), costs, labels=labels, stored=stored)
         index = self._add(variable)
         self.placeholders[node] = index
         self._offer(node, index, (used,))
 
-    def _parameter_labels(self, node: fx.Node) -> tuple[tuple[ParameterPlan, ...], LayoutSet, LayoutSet]:
-        options = shard_choices(node, 0, self.factorisation)
-        key = (tuple(options), shape_of(node))
-        if key not in self._leaf_sets:
-            shape = shape_of(node)
-            labels = []
-            axis_options = [(o, kept) for o in options for kept in ((False, True) if o[1] else (False,))]
-            for combination in itertools.product(axis_options, repeat=len(self.mesh.shape)):
-                if self._fits([option for option, _ in combination]):
-                    stored = canonical(shape, tuple(option[0] for option, _ in combination), self.mesh.shape)
-                    used = tuple(Replicate() if kept else p for p, (_, kept) in zip(stored, combination, strict=True))
-                    kept_any = any(kept for _, kept in combination)
-                    labels.append(ParameterPlan(stored=stored, used=used, gradient=stored, keep_gathered=kept_any))
-            self._leaf_sets[key] = (
-                tuple(labels),
-                LayoutSet.of([label.stored for label in labels], shape, self.mesh),
-                LayoutSet.of([label.used for label in labels], shape, self.mesh),
-            )
-        return self._leaf_sets[key]
-
-    def _fits(self, options: Sequence[tuple[object, int, bool]]) -> bool:
-        cuts: dict[object, tuple[int, bool, int]] = {}
-        for axis, (placement, atom, uneven) in enumerate(options):
-            if atom:
-                cuts[placement] = (atom, uneven, cuts.get(placement, (0, False, 1))[2] * self.mesh.shape[axis])
-        return all(divides(atom, cut, uneven) for atom, uneven, cut in cuts.values())
-
-    def _parameter_costs(self, node: fx.Node, name: str, labels: Sequence[ParameterPlan]) -> Floats:
-        shape, nbytes = shape_of(node), tensor_bytes(node)
-        elements = nbytes / node.meta["val"].dtype.itemsize
-        device = self.prices.cluster.device
-        state = self.state_bytes[name]
-        costs = []
-        for label in labels:
-            seconds = self.prices.redistribution_seconds(shape, nbytes, label.stored, label.used)
-            traffic = state.step_traffic * elements * local_fraction(label.stored, shape, self.mesh)
-            seconds += traffic / device.memory_bytes_per_second
-            costs.append(seconds + TIE_BREAK_SECONDS * sum(p != Replicate() for p in label.stored))
-        return np.array(costs)
-
-    def _shard_layouts(self, node: fx.Node) -> list[Layout]:
-        options = shard_choices(node, 0, self.factorisation)
-        shape = shape_of(node)
-        found = {
-            canonical(shape, tuple(option[0] for option in combination), self.mesh.shape): None
-            for combination in itertools.product(options, repeat=len(self.mesh.shape))
-            if self._fits(combination)
-        }
-        return list(found)
-
     def _add_operator(self, node: fx.Node) -> None:
-        rule = self.rules.get(node) or _whole(node)
+        rule = self.rules.get(node) or whole_rule(node)
         strategies = self._strategies_of(node, rule)
         traffic = self.traffic.get(node, Traffic((), ()))
         costs = self._operator_costs(node, rule, strategies, traffic)
@@ -305,6 +253,7 @@ class Builder:
                     batch=self.batch,
                     heavy=heavy,
                     spread=self.constraints.no_replicated_compute,
+                    lookups=frozenset(n for n, how in rule.implementations.items() if how in LABEL_LOOKUPS),
                 )
                 for name, size in zip(self.mesh.axis_names, self.mesh.shape, strict=True)
             ]
@@ -342,7 +291,7 @@ class Builder:
         source = self.state.sources[key]
         wanted: dict[Layout, None] = dict.fromkeys(source.layouts.distinct)
         for consumer, operand_index in consumers:
-            strategies = self._strategies_of(consumer, self.rules.get(consumer) or _whole(consumer))
+            strategies = self._strategies_of(consumer, self.rules.get(consumer) or whole_rule(consumer))
             operand = tensor_operands(consumer)[operand_index]
             before = self._before_views(operand, strategies.inputs[operand_index].distinct)
             wanted.update(dict.fromkeys(layout for layout in before if layout is not None))
@@ -391,7 +340,7 @@ class Builder:
 
     def _consumers(self) -> dict[tuple[Value, str], list[tuple[fx.Node, int]]]:
         found: dict[tuple[Value, str], list[tuple[fx.Node, int]]] = {}
-        for node in _operators(self.program):
+        for node in operators(self.program):
             for index, operand in enumerate(tensor_operands(node)):
                 value, _ = base_of(operand)
                 found.setdefault((value, str(node.meta["phase"])), []).append((node, index))
@@ -418,9 +367,9 @@ class Builder:
                 table = self._table(value, source.layouts, before, stored.index)
                 self.state.edges.append((source.variable, parameter, table))
             elif position in self.outputs:
-                self._connect(
-                    source, node, self.outputs[position], self.state.variables[self.outputs[position]].layouts[0]
-                )  # type: ignore[arg-type]
+                wanted = self.state.variables[self.outputs[position]].layouts[0]
+                assert wanted is not None
+                self._connect(source, node, self.outputs[position], wanted)
             elif output.role == "output":
                 self._free_output(position, node, source)
             else:
@@ -431,7 +380,7 @@ class Builder:
 
     def _free_output(self, position: int, node: fx.Node, source: _Source) -> None:
         """An output without a tangent takes any layout that is no Partial."""
-        layouts = LayoutSet.of(self._shard_layouts(node), shape_of(node), self.mesh)
+        layouts = LayoutSet.of(self.leaves.shard_layouts(node), shape_of(node), self.mesh)
         variable = Variable(
             "data", self.program.outputs[position].name, node, (layouts,), self._intern(np.zeros(len(layouts.index)))
         )
@@ -468,75 +417,3 @@ class Builder:
             if entry.role == "input" and entry.batch_dim is not None and shape_of(node)[entry.batch_dim] > 1:
                 return self.factorisation.atom_class((node, 0), entry.batch_dim)
         return None
-
-
-def base_of(node: fx.Node) -> tuple[Value, tuple[fx.Node, ...]]:
-    """The tensor behind a chain of views, and the views from the last to the first."""
-    views = []
-    while is_view(node):
-        views.append(node)
-        node = viewed(node)
-    return value_of(node), tuple(views)
-
-
-def rule_key(node: fx.Node, rule: Rule) -> Hashable:
-    """Equal for nodes whose rule, shapes and dtypes are equal."""
-    value = node.meta["val"]
-    values = value if isinstance(value, tuple | list) else (value,)
-    outputs = tuple((tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in values)
-    operands = tuple((shape_of(*value_of(o)), tensor_dtype(o)) for o in tensor_operands(node))
-    return node.target, rule.inputs, rule.outputs, rule.linear, tuple(rule.reductions.items()), outputs, operands
-
-
-def tensor_dtype(node: fx.Node) -> torch.dtype:
-    """Dtype of the tensor that a node stands for."""
-    source, output = value_of(node)
-    value = source.meta["val"]
-    found: torch.dtype = (value[output] if isinstance(value, tuple | list) else value).dtype
-    return found
-
-
-def _operators(program: Program) -> list[fx.Node]:
-    return [node for node in program.graph.nodes if node.op == "call_function" and _is_operator(node)]
-
-
-def _is_operator(node: fx.Node) -> bool:
-    """Whether a node is a decision: it computes a tensor and is neither a view nor getitem."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else (value,)
-    return not is_view(node) and value_of(node)[0] is node and any(isinstance(v, torch.Tensor) for v in values)
-
-
-def _whole(node: fx.Node) -> Rule:
-    """The rule of an operator without one: replicated."""
-    value = node.meta["val"]
-    values = value if isinstance(value, tuple | list) else (value,)
-    return Rule(
-        inputs=tuple(((None,),) * len(shape_of(*value_of(o))) for o in tensor_operands(node)),
-        outputs=tuple(((None,),) * v.dim() if isinstance(v, torch.Tensor) else None for v in values),
-        sizes={},
-    )
-
-
-def _leaders(groups: dict[fx.Node, int]) -> set[fx.Node]:
-    seen: set[int] = set()
-    leaders = set()
-    for node, group in groups.items():
-        if group not in seen:
-            seen.add(group)
-            leaders.add(node)
-    return leaders
-
-
-def _weights(program: Program, heavy: set[fx.Node]) -> set[fx.Node]:
-    """Parameters with at least two dims that a heavy operator or a lookup reads, through casts and views."""
-    parameters = {
-        node
-        for node, e in zip(program.placeholders, program.inputs, strict=True)
-        if e.role == "parameter" and len(e.shape) > 1
-    }
-    found = set()
-    for node in _operators(program):
-        if node in heavy or "embedding" in str(node.target):
-            found |= {base_of(operand)[0][0] for operand in tensor_operands(node)} & parameters
-    return found

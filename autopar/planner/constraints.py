@@ -33,7 +33,7 @@ PlacementRules = Mapping[str, Mapping[str, Placement]]  # parameter pattern -> a
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
     """What the search may not choose. `placements`: parameter pattern -> axis -> stored placement; `pinned`: whole
-    decisions for parameters; `keep_off`: heavy operators may not be replicated on any axis."""
+    decisions for parameters; `no_replicated_compute`: heavy operators may not be replicated on any axis."""
 
     placements: PlacementRules = field(default_factory=dict)
     pinned: Mapping[str, ParameterPlan] = field(default_factory=dict)
@@ -60,8 +60,8 @@ def parse_constraints(constraints: object, pinned: Mapping[str, ParameterPlan] |
         if not isinstance(by_axis, Mapping):
             raise ConfigurationError(f"constraint {pattern!r} must map axis names to placements, not {by_axis!r}")
         rules[pattern] = {axis: parse_placement(str(p)) for axis, p in by_axis.items()}
-    keep_off = bool(constraints.get(NO_REPLICATED_COMPUTE, False))
-    return Constraints(placements=rules, no_replicated_compute=keep_off, pinned=pinned or {})
+    spread = bool(constraints.get(NO_REPLICATED_COMPUTE, False))
+    return Constraints(placements=rules, no_replicated_compute=spread, pinned=pinned or {})
 
 
 def check_axes(constraints: Constraints, mesh: Mesh, parameters: Sequence[str]) -> None:
@@ -77,12 +77,20 @@ def check_axes(constraints: Constraints, mesh: Mesh, parameters: Sequence[str]) 
 
 
 def allowed_choices(
-    choices: Sequence[Choice], axis_name: str, axis_size: int, *, batch: Hashable, heavy: bool, spread: bool
+    choices: Sequence[Choice],
+    axis_name: str,
+    axis_size: int,
+    *,
+    batch: Hashable,
+    heavy: bool,
+    spread: bool,
+    lookups: frozenset[str] = frozenset(),
 ) -> list[Choice]:
     """The choices of one operator that an axis of this name may pick.
 
     batch: the class of the batch atom; heavy: the operator has FLOPs worth splitting; spread: heavy operators may
-    not be replicated on any axis.
+    not be replicated on any axis; lookups: names along which the operator looks labels up (the vocabulary of a loss),
+    which tensor parallelism splits as Megatron does.
     """
     if axis_name in BATCH_AXES:
         split = [c for c in choices if c.name is not None and c.atom_class == batch and _divides(c, axis_size)]
@@ -90,6 +98,7 @@ def allowed_choices(
     found = list(choices)
     if axis_name == "tp":
         found = [c for c in found if c.part is None or c.atom_class != batch]
+        found = [c for c in found if c.name in lookups and _divides(c, axis_size)] or found
     if heavy and (spread or axis_name == "tp"):
         found = [c for c in found if c.part is not None and _divides(c, axis_size)] or found
     return found
@@ -115,7 +124,7 @@ def allowed_labels(
                 wanted_labels = [i for i in kept if labels[i].stored[axis] == placement]
                 if not wanted_labels:
                     raise ConfigurationError(
-                        f"constraint {pattern!r}: {name} cannot be stored {placement} on axis {axis_name}={mesh.shape[axis]}"
+                        f"constraint {pattern!r}: {name} cannot be stored {placement} on {axis_name}={mesh.shape[axis]}"
                     )
                 kept = wanted_labels
     return kept

@@ -16,8 +16,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from autopar.layout import Mesh
-from autopar.planner.build import Built, StateBytes, base_of
+from autopar.planner.build import Built
 from autopar.planner.factorisation import shape_of
+from autopar.planner.leaves import StateBytes
+from autopar.planner.operators import base_of
 from autopar.planner.prices import Floats, tensor_bytes
 from autopar.planner.solver import MemoryRow
 from autopar.planner.strategies import local_fraction

@@ -10,7 +10,7 @@ import torch
 
 from autopar.cost_models.memory import optimizer_state_bytes
 from autopar.errors import ConfigurationError
-from autopar.planner.build import StateBytes
+from autopar.planner.leaves import StateBytes
 from autopar.program import Program
 
 ASSUMED_OPTIMIZER = "AdamW"

@@ -24,9 +24,10 @@ from autopar.parallel_plan import Baseline, ParameterPlan, Plan, Prediction
 from autopar.passes.lower import lower
 from autopar.passes.partition import memory_events, split_forward_backward
 from autopar.phases import phase
-from autopar.planner.build import Builder, Built, StateBytes
+from autopar.planner.build import Builder, Built
 from autopar.planner.constraints import Constraints, check_axes, parse_constraints, resolve_meshes
 from autopar.planner.factorisation import Factorisation
+from autopar.planner.leaves import StateBytes
 from autopar.planner.memory_rows import memory_rows
 from autopar.planner.optimizers import resolve_optimizer, state_bytes
 from autopar.planner.predict import predict_timeline
@@ -202,7 +203,8 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
         raise InfeasibleError(_short_of_memory(plan.predicted.peak_bytes, query, mesh, plan.predicted.bytes_by_kind))
     log(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
-        f"bound {plan.bound_seconds * 1e3:.2f} ms, gap {plan.gap:.1e}, predicted {plan.predicted.step_seconds * 1e3:.1f} ms"
+        f"bound {plan.bound_seconds * 1e3:.2f} ms, gap {plan.gap:.1e}, "
+        f"predicted {plan.predicted.step_seconds * 1e3:.1f} ms"
     )
     return Candidate(mesh=mesh, plan=plan, built=built, solution=solution)
 
@@ -233,8 +235,8 @@ def _short_of_memory(needed: float, query: Query, mesh: Mesh, by_kind: Mapping[s
     factor = max(2, 2 ** math.ceil(math.log2(max(needed / query.budget_bytes, 1.001))))
     return (
         f"no plan fits {query.budget_bytes / gib:.3g} GiB per device on mesh {mesh.shape}: the smallest needs "
-        f"{needed / gib:.3g} GiB ({parts}). It could fit with {factor * mesh.size} devices, a batch {factor} times smaller, "
-        f"an optimizer with less state (SGD), or memory_limit={needed / gib:.3g} GiB"
+        f"{needed / gib:.3g} GiB ({parts}). It could fit with {factor * mesh.size} devices, "
+        f"a batch {factor} times smaller, an optimizer with less state (SGD), or memory_limit={needed / gib:.3g} GiB"
     )
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost_models.simulator import COMPUTE_STREAM, Action, Timeline, simulate
-from autopar.planner.build import Built, base_of
+from autopar.planner.build import Built
+from autopar.planner.operators import base_of
 from autopar.planner.prices import Prices
 from autopar.program import Program
 

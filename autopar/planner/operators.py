@@ -1,0 +1,86 @@
+"""What the planner reads off a program: its operators, the tensors behind views, and keys for equal operators."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import fx
+
+from autopar.passes.view_layouts import viewed
+from autopar.planner.factorisation import Value, shape_of, value_of
+from autopar.program import Program
+from autopar.rules.engine import is_view, tensor_operands
+from autopar.rules.rule import Rule
+
+
+def base_of(node: fx.Node) -> tuple[Value, tuple[fx.Node, ...]]:
+    """The tensor behind a chain of views, and the views from the last to the first."""
+    views = []
+    while is_view(node):
+        views.append(node)
+        node = viewed(node)
+    return value_of(node), tuple(views)
+
+
+def rule_key(node: fx.Node, rule: Rule) -> Hashable:
+    """Equal for nodes whose rule, shapes and dtypes are equal."""
+    value = node.meta["val"]
+    values = value if isinstance(value, tuple | list) else (value,)
+    outputs = tuple((tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in values)
+    operands = tuple((shape_of(*value_of(o)), tensor_dtype(o)) for o in tensor_operands(node))
+    return node.target, rule.inputs, rule.outputs, rule.linear, tuple(rule.reductions.items()), outputs, operands
+
+
+def tensor_dtype(node: fx.Node) -> torch.dtype:
+    """Dtype of the tensor that a node stands for."""
+    source, output = value_of(node)
+    value = source.meta["val"]
+    found: torch.dtype = (value[output] if isinstance(value, tuple | list) else value).dtype
+    return found
+
+
+def operators(program: Program) -> list[fx.Node]:
+    return [node for node in program.graph.nodes if node.op == "call_function" and is_operator(node)]
+
+
+def is_operator(node: fx.Node) -> bool:
+    """Whether a node is a decision: it computes a tensor and is neither a view nor getitem."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    return not is_view(node) and value_of(node)[0] is node and any(isinstance(v, torch.Tensor) for v in values)
+
+
+def whole_rule(node: fx.Node) -> Rule:
+    """The rule of an operator without one: replicated."""
+    value = node.meta["val"]
+    values = value if isinstance(value, tuple | list) else (value,)
+    return Rule(
+        inputs=tuple(((None,),) * len(shape_of(*value_of(o))) for o in tensor_operands(node)),
+        outputs=tuple(((None,),) * v.dim() if isinstance(v, torch.Tensor) else None for v in values),
+        sizes={},
+    )
+
+
+def kernel_leaders(groups: dict[fx.Node, int]) -> set[fx.Node]:
+    seen: set[int] = set()
+    leaders = set()
+    for node, group in groups.items():
+        if group not in seen:
+            seen.add(group)
+            leaders.add(node)
+    return leaders
+
+
+def weight_matrices(program: Program, heavy: set[fx.Node]) -> set[fx.Node]:
+    """Parameters with at least two dims that a heavy operator or a lookup reads, through casts and views."""
+    parameters = {
+        node
+        for node, e in zip(program.placeholders, program.inputs, strict=True)
+        if e.role == "parameter" and len(e.shape) > 1
+    }
+    found = set()
+    for node in operators(program):
+        if node in heavy or "embedding" in str(node.target):
+            found |= {base_of(operand)[0][0] for operand in tensor_operands(node)} & parameters
+    return found
