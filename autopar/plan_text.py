@@ -196,9 +196,12 @@ def _explain_parameter(parameter: ParameterPlan, mesh: Mesh) -> list[str]:
         f"{_steps(parameter.gradient, parameter.stored, mesh)}",
     ]
     if parameter.stored != parameter.used:
-        lines.append(
-            "  the gathered weight is " + ("kept" if parameter.keep_gathered else "gathered again in backward")
-        )
+        again = "kept" if parameter.keep_gathered else "gathered again in backward"
+        lines.append(f"  the gathered weight is {again}")
+    for phase, shared in (("forward", parameter.shared_forward), ("backward", parameter.shared_backward)):
+        if shared is not None:
+            steps = _steps(parameter.used, shared, mesh)
+            lines.append(f"  shared by the consumers in {phase} as {format_placements(shared, mesh)}{steps}")
     return lines
 
 

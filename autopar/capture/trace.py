@@ -89,7 +89,6 @@ def _check_module(model: object) -> None:
         raise CaptureError("a TorchScript module cannot be captured; pass the module it was made from")
 
 
-@phase("capture", logging.INFO)
 def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
     """The joint graph (forward-only when not `training`) as AOT autograd returns it."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)

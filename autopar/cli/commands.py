@@ -19,6 +19,7 @@ from autopar.api import plan as make_plan
 from autopar.capture.models import load_model
 from autopar.cli.options import (
     OPTIMIZERS,
+    PRECISIONS,
     parse_constraints,
     parse_dims,
     parse_mesh,
@@ -49,8 +50,8 @@ def model_options(command: Command) -> Command:
             help="Whose state is planned.",
         ),
         click.option(
-            "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
-            help="bf16: parameters in bf16 with an fp32 master.",
+            "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True,
+            help="In which the model is built.",
         ),
         click.option("--seq", type=click.IntRange(min=1), default=128, show_default=True, help="Sequence length."),
         click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Global batch."),
@@ -83,13 +84,12 @@ def plan(model: str, cluster: str, output: Path | None, as_json: bool, **options
     """Plan MODEL (pkg.module:factory or hf:CONFIG.json) and print the plan beside its baselines."""
     question = {"model": model, "cluster_text": cluster, **options, "constraints": list(options["constraints"])}
     print_question(question)
-    module, inputs = load_model(model, options["batch"], options["seq"], options["precision"])
+    module, inputs = load_model(model, options["batch"], options["seq"], PRECISIONS[options["precision"]])
     found = make_plan(
         module,
         inputs,
         cluster=read_cluster(cluster),
         optimizer=OPTIMIZERS[options["optimizer"]],
-        precision=options["precision"],
         mesh=parse_mesh(options["mesh"]),
         dims=parse_dims(options["dims"]),
         memory_limit=options["memory_limit"],

@@ -1,8 +1,9 @@
 """What a user may write after an option, turned into what `autopar.plan` takes.
 
---dims tp=4,dp_shard=-1     --mesh 2,4
---optimizer adamw           --constraint no_replicated_compute
---precision bf16            --constraint 'layers.*.up.weight:tp=S(0)'
+    --dims tp=4,dp_shard=-1    --constraint no_replicated_compute
+    --mesh 2,4                 --constraint 'layers.*.up.weight:tp=S(0)'
+
+Texts that mean nothing are `click.BadParameter`s that show how to write them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
     "sgd": torch.optim.SGD,
     "none": None,
 }
+PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NO_REPLICATED_COMPUTE = "no_replicated_compute"
+
 Constraints = dict[str, dict[str, str] | bool]
 
 

@@ -16,7 +16,7 @@ LARGE_BATCH = 64
 def plan_large_gpt() -> Plan:
     """The plan of `LARGE` in bf16 with AdamW at a global batch of 64 sequences. Allocates no weights."""
     with torch.device("meta"):
-        model = GPT(LARGE)
+        model = GPT(LARGE).to(torch.bfloat16)
         tokens = torch.empty(LARGE_BATCH, LARGE.positions, dtype=torch.int64)
     inputs = {"tokens": tokens, "labels": tokens}
-    return plan(model, inputs, cluster=CLUSTER, optimizer=torch.optim.AdamW, precision="bf16")
+    return plan(model, inputs, cluster=CLUSTER, optimizer=torch.optim.AdamW)
