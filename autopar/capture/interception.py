@@ -25,7 +25,7 @@ class Interception(TorchFunctionMode):
     """Calls `autopar::attention` and `autopar::dropout` in place of torch's functions.
 
     Attention keeps torch's own formulas where ours would not fit: a mask that needs a gradient (T5's relative
-    bias), operands that are not 4-dimensional, heads that are not grouped by an explicit `enable_gqa`.
+    bias), more than one batch dim, heads that are not grouped by an explicit `enable_gqa`.
     """
 
     def __init__(self) -> None:
@@ -44,6 +44,8 @@ class Interception(TorchFunctionMode):
             return self.attention(*args, **kwargs)
         if func is _original_dropout:
             return self.dropout(*args, **kwargs)
+        if func is torch.dropout:
+            return self.dropout(*args, **{"training" if key == "train" else key: v for key, v in kwargs.items()})
         if func is functional.multi_head_attention_forward:
             with self._inside_functional():
                 return func(*args, **kwargs)
@@ -61,6 +63,10 @@ class Interception(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         """`torch.nn.functional.scaled_dot_product_attention` as our operator, where it fits."""
+        if query.dim() == key.dim() == value.dim() == 3:
+            mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+            heads = (x.unsqueeze(1) for x in (query, key, value))
+            return self.attention(*heads, mask, dropout_p, is_causal, scale).squeeze(1)
         if _fits(query, key, value, attn_mask, is_causal, enable_gqa):
             salt = next(self._salts)
             out, _ = torch.ops.autopar.attention(query, key, value, attn_mask, float(dropout_p), is_causal, scale, salt)
@@ -95,8 +101,7 @@ class Interception(TorchFunctionMode):
             scores = scores.masked_fill(~mask, float("-inf"))
         elif mask is not None:
             scores = scores + mask
-        weights = torch.softmax(scores, dim=-1)
-        return self.dropout(weights, dropout_p) @ value
+        return self.dropout(_softmax(scores, mask), dropout_p) @ value
 
     @contextlib.contextmanager
     def _inside_functional(self) -> Iterator[None]:
@@ -105,6 +110,16 @@ class Interception(TorchFunctionMode):
             mock.patch.object(functional, "dropout", self.dropout),
         ):
             yield
+
+
+def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """In fp32 for half precision; a row that a bool mask empties gives zeros."""
+    wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
+    if mask is not None and mask.dtype == torch.bool:
+        weights: Tensor = torch.ops.aten._safe_softmax(scores, -1, dtype=wide)
+    else:
+        weights = torch.softmax(scores, dim=-1, dtype=wide)
+    return weights.to(scores.dtype)
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool) -> bool:

@@ -10,9 +10,11 @@ sequence, image classification. No weight is allocated and nothing is downloaded
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,10 +80,21 @@ def _load_huggingface(path: Path, batch: int, seq: int, dtype: torch.dtype) -> t
     if model_class is None:
         raise ConfigurationError(f"{path}: transformers {transformers.__version__} has no class {architecture}")
     configuration = model_class.config_class.from_dict(config)
-    with torch.device("meta"):
-        model: nn.Module = model_class(configuration).to(dtype)
+    with torch.device("meta"), _default_dtype(dtype):
+        model: nn.Module = model_class(configuration)
         inputs = _example_inputs(architecture, configuration, batch, seq, dtype)
     return model.train(), inputs
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters are made in `dtype`; what a model computes in fp32 on purpose (rotary frequencies) stays so."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""Every private symbol of torch that autopar relies on exists and does what its users assume."""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from autopar import _compat
+
+
+@pytest.mark.parametrize("name", _compat.__all__)
+def test_symbol_exists(name: str) -> None:
+    assert getattr(_compat, name) is not None
+
+
+def test_versions_are_parsed() -> None:
+    assert _compat.torch_version("2.11.0+cu128") == (2, 11)
+    assert _compat.torch_version("2.14.0a0+git123") == (2, 14)
+
+
+def test_newer_torch_warns() -> None:
+    with pytest.warns(UserWarning, match=r"tested with torch up to 2\.13, this is 9\.9"):
+        _compat.warn_about_untested_torch("9.9.0")
+
+
+def test_tested_torch_is_silent() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _compat.warn_about_untested_torch("2.11.0")
+
+
+def test_joint_export_has_descriptors() -> None:
+    x = torch.randn(3, 2, requires_grad=True)
+    with contextlib.ExitStack() as stack:
+        joint = _compat.aot_export_joint_with_descriptors(stack, nn.Linear(2, 2), (x,), decompositions={})
+    graph = joint.graph_module.graph
+    inputs = [type(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"]
+    outputs = [type(desc) for desc in graph.output_node().meta["desc"]]
+    assert inputs == [_compat.ParamAOTInput] * 2 + [_compat.PlainAOTInput, _compat.TangentAOTInput]
+    assert outputs == [_compat.PlainAOTOutput] + [_compat.GradAOTOutput] * 3
+
+
+def test_strided_shard_prints_its_split() -> None:
+    assert _compat.StridedShard(1, split_factor=3).split_factor == 3
