@@ -1,1 +1,47 @@
-"""autopar: an auto-parallelization compiler for PyTorch."""
+"""autopar: an auto-parallelization compiler for PyTorch.
+
+    module = autopar.compile(model, example_inputs, optimizer=torch.optim.AdamW)
+    plan = autopar.plan(model, example_inputs, cluster="2x8 H100-SXM")
+"""
+
+from autopar.api import compile, plan  # noqa: A004 - the name users know from torch.compile
+from autopar.cluster import Cluster
+from autopar.errors import (
+    AutoparError,
+    CaptureError,
+    ConfigurationError,
+    InfeasibleError,
+    PlanMismatchError,
+    RankMismatchError,
+    UnsupportedOperatorError,
+    VerificationError,
+)
+from autopar.layout import Partial, Replicate, Shard
+from autopar.parallel_plan import Plan
+from autopar.runtime.checkpoint import load, save
+from autopar.runtime.clip_grad import clip_grad_norm_
+from autopar.runtime.parallel_module import ParallelModule
+from autopar.verify import verify
+
+__all__ = [
+    "AutoparError",
+    "CaptureError",
+    "Cluster",
+    "ConfigurationError",
+    "InfeasibleError",
+    "ParallelModule",
+    "Partial",
+    "Plan",
+    "PlanMismatchError",
+    "RankMismatchError",
+    "Replicate",
+    "Shard",
+    "UnsupportedOperatorError",
+    "VerificationError",
+    "clip_grad_norm_",
+    "compile",
+    "load",
+    "plan",
+    "save",
+    "verify",
+]

@@ -9,15 +9,17 @@ wants an input in another layout than that, the parts are gathered over the data
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import nn
 
 from autopar._compat import TreeSpec, tree_flatten
 from autopar.errors import ConfigurationError
-from autopar.layout import Layout, Mesh, Replicate, Shard, local_shape
+from autopar.layout import Layout, Mesh, Replicate, Shard, local_shape, replicated
 from autopar.parallel_plan import Plan
 from autopar.program import Input, Program
 from autopar.runtime.parameters import from_local, local_block, to_torch
@@ -27,13 +29,18 @@ BatchMode: TypeAlias = Literal["global", "local"]
 Signature: TypeAlias = tuple[Any, ...]
 
 
+def input_layout(plan: Plan, name: str) -> Layout:
+    """Layout of the input `name`; replicated where the plan says nothing."""
+    return plan.inputs.get(name, replicated(len(plan.mesh.shape)))
+
+
 def data_axes(plan: Plan, program: Program) -> tuple[int, ...]:
     """Mesh axes that split the batch dim of an input."""
     found = {
         axis
         for value in program.inputs
         if value.role == "input" and value.batch_dim is not None
-        for axis, placement in enumerate(plan.inputs[value.name])
+        for axis, placement in enumerate(input_layout(plan, value.name))
         if placement == Shard(value.batch_dim)
     }
     return tuple(sorted(found))
@@ -51,7 +58,7 @@ def data_shard(mesh: Mesh, axes: Sequence[int]) -> tuple[int, int]:
 def data_layout(batch_dim: int | None, axes: Sequence[int], num_axes: int) -> Layout:
     """Layout of what the ranks pass with batch="local"."""
     if batch_dim is None:
-        return (Replicate(),) * num_axes
+        return replicated(num_axes)
     return tuple(Shard(batch_dim) if axis in axes else Replicate() for axis in range(num_axes))
 
 
@@ -81,7 +88,7 @@ def ordered(args: tuple[Any, ...], kwargs: dict[str, Any], program: Program | No
 def keep_block(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> torch.Tensor:
     """This rank's block of a tensor that every rank has; its gradient is gathered."""
     if tensor.requires_grad and torch.is_grad_enabled() and groups.mesh.size > 1:
-        whole = from_local(tensor, tensor.shape, (Replicate(),) * len(layout), groups)
+        whole = from_local(tensor, tensor.shape, replicated(len(layout)), groups)
         return whole.redistribute(placements=to_torch(layout, groups.mesh)).to_local()
     return local_block(tensor, layout, groups.mesh, rank()).contiguous()
 
@@ -119,3 +126,22 @@ def global_sizes(sizes: list[list[int]], axes: Sequence[int], mesh: Mesh) -> lis
                 f"ceil({total} / {len(shards)}) in the order of data_shard()), the ranks passed {given}"
             )
     return totals
+
+
+def route(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], routes_batch: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """With a loss function, a batch may hold more than `forward` takes; the whole of it becomes the keyword `batch`.
+
+    (input_ids, labels) -> (input_ids, batch={input_ids, labels})        where forward takes input_ids only
+    """
+    if not routes_batch or not kwargs:
+        return args, kwargs
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return args, kwargs
+    taken = {parameter.name for parameter in parameters}
+    extra = kwargs.keys() - taken
+    if not extra or extra == {"batch"}:
+        return args, kwargs
+    return args, {**{name: value for name, value in kwargs.items() if name in taken}, "batch": dict(kwargs)}

@@ -120,12 +120,12 @@ class _StepFunction(torch.autograd.Function):
         assert step.backward is not None
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if constant is None else constant for constant in ctx.constants]
-        names = {name for name in tangent_names(step.lowered)}
-        given = [
-            tangent.contiguous()
+        by_name = {
+            output.name: tangent
             for tangent, output in zip(tangents, step.forward_outputs, strict=True)
-            if output.role != "mutation" and output.name in names
-        ]
+            if output.role != "mutation"
+        }
+        given = [by_name[name].contiguous() for name in tangent_names(step.lowered)]
         held: HeldGradients = ctx.held
         if step.cut is not None and (held.holding or held.cut is not None):
             return (None, None, *_by_input(step, held.backward(step.cut, [*saved, *given])))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +46,9 @@ _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many 
 _SEED_BITS = 63
 
 
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
 class Build(Protocol):
     """Capture, plan, lower and emit one graph for arguments of global shapes.
 
@@ -74,12 +77,14 @@ class ParallelModule(nn.Module):
         *,
         batch: BatchMode = "global",
         optimizer: torch.optim.Optimizer | None = None,
+        loss_fn: LossFunction | None = None,
     ) -> None:
         super().__init__()
         self._model = (model,)  # a tuple, so that the original is not a submodule of its own tree
         self._build = build
         self._batch = batch
         self._optimizer = optimizer
+        self.loss_fn = loss_fn
         self._steps: dict[Signature, Step] = {}
         self._first: Step | None = None
         self._data_axes: tuple[int, ...] = ()
@@ -90,6 +95,19 @@ class ParallelModule(nn.Module):
         self.training = model.training
 
     # what was planned
+
+    @property
+    def original(self) -> nn.Module:
+        """The module that was compiled; it shares its tree, so its parameters are this module's."""
+        return self._model[0]
+
+    def split_batch(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        """(args, kwargs, batch): what forward of the original takes and what the loss function gets."""
+        args, kwargs = batches.route(self.original, args, dict(kwargs), self.loss_fn is not None)
+        batch = kwargs.pop("batch", None) if self.loss_fn is not None else None
+        return args, kwargs, (kwargs or args) if batch is None else batch
 
     @property
     def plan(self) -> Plan:
@@ -116,6 +134,7 @@ class ParallelModule(nn.Module):
         )
         self._data_axes = batches.data_axes(step.plan, step.program)
         self._adopt(step)
+        args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, step.program)
         self._steps[self._key(leaves, spec)] = step
         self.base_seed = shared_seed()
@@ -157,9 +176,17 @@ class ParallelModule(nn.Module):
         """Run the compiled model; see `autopar.compile` for what comes back."""
         if self._first is None:
             self._plan_at_first_call(args, kwargs)
+        return self._run(args, kwargs, self._batch)
+
+    def run_global(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As a call in which every rank passes the whole batch, whatever the module's batch mode is."""
+        return self._run(args, kwargs, "global")
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: BatchMode) -> Any:
+        args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, self._planned().program)
-        step = self._step_for(leaves, spec)
-        results = step(self._bind(step, leaves), self._held)
+        step = self._step_for(leaves, spec, mode)
+        results = step(self._bind(step, leaves, mode), self._held)
         self.calls += 1
         self._write_mutations(step, results)
         return self._output(step, results)
@@ -177,9 +204,9 @@ class ParallelModule(nn.Module):
         frozen = tuple(parameter.requires_grad for parameter in nn.Module.parameters(self))
         return (batches.signature(leaves, spec), modes, frozen)
 
-    def _step_for(self, leaves: list[Any], spec: TreeSpec) -> Step:
+    def _step_for(self, leaves: list[Any], spec: TreeSpec, mode: BatchMode) -> Step:
         """The emitted graph for arguments like these; built now where they are new."""
-        if self._batch == "local" and self._data_axes:
+        if mode == "local" and self._data_axes:
             leaves = self._global_leaves(leaves)
         key = self._key(leaves, spec)
         if key not in self._steps:
@@ -207,31 +234,33 @@ class ParallelModule(nn.Module):
             grown[leaf] = torch.empty(shape, dtype=leaves[leaf].dtype, device="meta")
         return grown
 
-    def _bind(self, step: Step, leaves: list[Any]) -> list[torch.Tensor]:
+    def _bind(self, step: Step, leaves: list[Any], mode: BatchMode) -> list[torch.Tensor]:
         """The value of every non-tangent input of the lowered graph, in order."""
         by_name = {value.name: leaf for value, leaf in batches.input_leaves(step.program)}
         values = [value for value in step.lowered.inputs if value.role != "tangent"]
-        return [self._value(step, value, by_name, leaves) for value in values]
+        return [
+            self._argument(step, value, leaves[by_name[value.name]], mode)
+            if value.role == "input"
+            else self._state(value)
+            for value in values
+        ]
 
-    def _value(self, step: Step, value: Input, by_name: Mapping[str, int], leaves: list[Any]) -> torch.Tensor:
+    def _state(self, value: Input) -> torch.Tensor:
         if value.role == "parameter":
             return self.get_parameter(value.name)
         if value.role == "buffer":
             return local_tensor(self.get_buffer(value.name)).detach()
-        if value.role == "seed":
-            seed = (self.base_seed + self.calls * _STEP_STRIDE) % (1 << _SEED_BITS)
-            return torch.full(value.shape, seed, dtype=value.dtype, device=self._device())
-        layout = step.plan.inputs[value.name]
-        tensor = leaves[by_name[value.name]].to(self._device())
-        if self._batch == "global" or not self._data_axes:
+        seed = (self.base_seed + self.calls * _STEP_STRIDE) % (1 << _SEED_BITS)
+        return torch.full(value.shape, seed, dtype=value.dtype, device=self._planned().groups.device)
+
+    def _argument(self, step: Step, value: Input, argument: torch.Tensor, mode: BatchMode) -> torch.Tensor:
+        layout = batches.input_layout(step.plan, value.name)
+        tensor = argument.to(step.groups.device)
+        if mode == "global" or not self._data_axes:
             return batches.keep_block(tensor, layout, step.groups)
         whole = next(entry for entry in step.program.inputs if entry.role == "input" and entry.name == value.name)
         passed = batches.data_layout(whole.batch_dim, self._data_axes, len(layout))
         return batches.exchange_block(tensor, whole.shape, passed, layout, step.groups)
-
-    def _device(self) -> torch.device:
-        kind = self.mesh.device_type
-        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
     def _write_mutations(self, step: Step, results: tuple[torch.Tensor, ...]) -> None:
         """Buffers take their new values; the old ones stay alive for backward, so nothing is copied in place."""

@@ -84,7 +84,8 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 def shard_tensor(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> DTensor:
     """A DTensor that owns this rank's block of the full `tensor`, which every rank has."""
     block = local_block(tensor.detach(), layout, groups.mesh, rank())
-    return from_local(block.clone(memory_format=torch.contiguous_format), tensor.shape, layout, groups)
+    own = block.clone(memory_format=torch.contiguous_format).to(groups.device)
+    return from_local(own, tensor.shape, layout, groups)
 
 
 def check_parameter_layouts(

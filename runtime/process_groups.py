@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -52,6 +53,8 @@ class ProcessGroups:
             )
         self.mesh = mesh
         self.device_mesh = _device_mesh(mesh, device_type)
+        index = torch.cuda.current_device() if device_type == "cuda" else None
+        self.device = torch.device(device_type, index)
         self._names: dict[str, str] = {}
 
     def name(self, symbol: str) -> str:

@@ -1,0 +1,185 @@
+"""Verify: does the compiled module compute what the plain model computes?
+
+    autopar.verify(module, batch)        # Verification with the errors, or VerificationError naming the worst
+
+Loss and every gradient are compared with the plain model on one device, with the same weights and the same global
+batch. A parameter passes when |dg| / |g| <= max(1e-5, 10 x the plain model's own error of fp32 against fp64); a gradient
+below 1e-6 of the largest is compared with the largest. A model that draws random numbers (dropout) is compared with its
+own program on one device and the same seed, since only that draws the same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from autopar._compat import tree_map_only
+from autopar.capture import normalize_example_inputs
+from autopar.capture.step import find_loss
+from autopar.errors import ConfigurationError, VerificationError
+from autopar.runtime.parallel_module import ParallelModule
+
+RELATIVE_ERROR = 1e-5
+OWN_ERROR_FACTOR = 10.0
+TINY_FRACTION = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Errors of a compiled module. gradients: parameter name -> |dg| / |g|; limits: what each may be."""
+
+    loss: float
+    reference_loss: float
+    loss_limit: float
+    gradients: Mapping[str, float]
+    limits: Mapping[str, float]
+
+    @property
+    def loss_error(self) -> float:
+        """|dl| / |l|."""
+        return abs(self.loss - self.reference_loss) / max(abs(self.reference_loss), torch.finfo(torch.float32).tiny)
+
+    @property
+    def worst(self) -> str:
+        """The parameter that is furthest from (or beyond) its limit; "" where there is none."""
+        return max(self.gradients, key=lambda name: _excess(self.gradients[name], self.limits[name]), default="")
+
+
+def _excess(error: float, limit: float) -> float:
+    return float("inf") if error != error else error / limit
+
+
+def verify(module: ParallelModule, example_inputs: Any) -> Verification:
+    """Compare `module` with the plain model; all ranks call it with the same global batch of real tensors.
+
+    Gradients of the module are left as they were. Raises VerificationError naming the worst parameter, with numbers,
+    and ConfigurationError for inputs without data or a module that returns no loss.
+    """
+    args, kwargs = normalize_example_inputs(example_inputs)
+    _check_real((args, kwargs))
+    loss, gradients = _compiled(module, args, kwargs)
+    plain = plain_model(module)
+    reference_loss, reference = _plain(plain, module, args, kwargs, None)
+    exact_loss, exact = _plain(plain, module, args, kwargs, torch.float64)
+    result = Verification(
+        loss=loss,
+        reference_loss=reference_loss,
+        loss_limit=max(RELATIVE_ERROR, OWN_ERROR_FACTOR * _relative(reference_loss, exact_loss)),
+        gradients=_errors(gradients, reference, reference),
+        limits=_limits(_errors(reference, exact, reference)),
+    )
+    _check(result)
+    return result
+
+
+def _check(result: Verification) -> None:
+    if not result.loss_error <= result.loss_limit:
+        raise VerificationError(
+            f"the loss is {result.loss:.9g}, the plain model has {result.reference_loss:.9g}: relative error "
+            f"{result.loss_error:.2e}, allowed {result.loss_limit:.2e} (worst gradient: {_worst(result)})"
+        )
+    name = result.worst
+    if name and not result.gradients[name] <= result.limits[name]:
+        raise VerificationError(
+            f"the gradient of {_worst(result)}; the loss agrees to {result.loss_error:.2e}, "
+            f"{sum(not result.gradients[n] <= result.limits[n] for n in result.gradients)} of {len(result.gradients)} "
+            "gradients are beyond their limit"
+        )
+
+
+def _worst(result: Verification) -> str:
+    name = result.worst
+    return f"{name} has relative error {result.gradients[name]:.2e}, allowed {result.limits[name]:.2e}" if name else "none"
+
+
+def _check_real(inputs: Any) -> None:
+    def check(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_meta or type(tensor) is not torch.Tensor:
+            raise ConfigurationError("verify needs real input tensors; these are fake or on the meta device")
+        return tensor
+
+    tree_map_only(torch.Tensor, check, inputs)
+
+
+def _compiled(module: ParallelModule, args: Any, kwargs: Any) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and full gradients of one step of the module; its `.grad`s and buffers are put back."""
+    kept = {name: parameter.grad for name, parameter in module.named_parameters()}
+    buffers = {name: copy.deepcopy(buffer) for name, buffer in module.named_buffers()}
+    for parameter in module.parameters():
+        parameter.grad = None
+    loss = find_loss(module.run_global(args, kwargs))
+    if loss is None:
+        raise ConfigurationError("verify needs a module that returns a loss; pass loss_fn to autopar.compile")
+    if loss.requires_grad:
+        loss.backward()
+    gradients = {n: _full(p.grad) for n, p in module.named_parameters() if p.grad is not None}
+    for name, parameter in module.named_parameters():
+        parameter.grad = kept[name]
+    for name, buffer in module.named_buffers():
+        buffer.data = buffers[name]
+    return float(loss.detach()), gradients
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def plain_model(module: ParallelModule) -> nn.Module:
+    """The original model on one device with the module's current weights; every rank gathers them."""
+    original = module.original
+    memo: dict[int, Any] = {}
+    for parameter in original.parameters():
+        full = nn.Parameter(_full(parameter.detach()).clone(), requires_grad=parameter.requires_grad)
+        memo[id(parameter)] = full
+    for buffer in original.buffers():
+        memo[id(buffer)] = _full(buffer).clone()
+    model = copy.deepcopy(original, memo)
+    model.train(module.training)
+    return model
+
+
+def _plain(
+    model: nn.Module, module: ParallelModule, args: Any, kwargs: Any, dtype: torch.dtype | None
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of the plain model, in its own precision or in `dtype`."""
+    model = copy.deepcopy(model)
+    if dtype is not None:
+        model = model.to(dtype)
+        args, kwargs = tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, (args, kwargs)
+        )
+    forward_args, forward_kwargs, batch = module.split_batch(args, kwargs)
+    output = model(*forward_args, **forward_kwargs)
+    loss = find_loss(output if module.loss_fn is None else module.loss_fn(output, batch))
+    assert loss is not None
+    if loss.requires_grad:
+        loss.backward()
+    return float(loss.detach()), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def _relative(value: float, reference: float) -> float:
+    return abs(value - reference) / max(abs(reference), torch.finfo(torch.float32).tiny)
+
+
+def _errors(
+    gradients: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], scale: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """|dg| / |g| per parameter of `reference`; tiny gradients against the largest norm. A missing one is infinite."""
+    norms = {name: float(gradient.double().norm()) for name, gradient in scale.items()}
+    largest = max(norms.values(), default=0.0)
+    errors = {name: float("inf") for name in reference.keys() ^ gradients.keys()}
+    for name in reference.keys() & gradients.keys():
+        distance = float((gradients[name].double() - reference[name].double()).norm())
+        norm = norms[name] if norms.get(name, 0.0) > TINY_FRACTION * largest else largest
+        errors[name] = distance / norm if norm else distance
+    return errors
+
+
+def _limits(own: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(RELATIVE_ERROR, OWN_ERROR_FACTOR * error) for name, error in own.items()}

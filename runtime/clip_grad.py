@@ -1,0 +1,65 @@
+"""Clip gradients by their global norm, whatever layouts they have.
+
+    autopar.clip_grad_norm_(module.parameters(), 1.0)      # one all-reduce for all parameters together
+
+Each rank adds up the squares of its blocks, weighted so that a block that several ranks hold counts once. The stock
+`torch.nn.utils.clip_grad_norm_` gives the same number with one collective per parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import ConfigurationError
+from autopar.runtime.emit import local_tensor
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
+) -> torch.Tensor:
+    """Scale all gradients in place so that their joint norm is at most `max_norm`; returns the norm before (0-dim).
+
+    norm_type: any p > 0 or infinity. Raises ConfigurationError for other values.
+    """
+    if not norm_type > 0:
+        raise ConfigurationError(f"norm_type={norm_type} must be positive or infinity")
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    gradients = [parameter.grad for parameter in given if parameter.grad is not None]
+    if not gradients:
+        return torch.tensor(0.0)
+    norm = _total_norm(gradients, norm_type)
+    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], scale)
+    return norm
+
+
+def _total_norm(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    blocks = [local_tensor(gradient).detach() for gradient in gradients]
+    distributed = dist.is_initialized() and any(isinstance(gradient, DTensor) for gradient in gradients)
+    if math.isinf(norm_type):
+        peaks = [block.abs().max().float() for block in blocks if block.numel()]
+        norm = torch.stack(peaks).max() if peaks else torch.zeros((), device=blocks[0].device)
+        if distributed:
+            dist.all_reduce(norm, dist.ReduceOp.MAX)
+        return norm
+    powers = [
+        torch.linalg.vector_norm(block, norm_type, dtype=torch.float32) ** norm_type / holders(gradient)
+        for block, gradient in zip(blocks, gradients, strict=True)
+    ]
+    total = torch.stack(powers).sum()
+    if distributed:
+        dist.all_reduce(total)
+    return total ** (1.0 / norm_type)
+
+
+def holders(gradient: torch.Tensor) -> int:
+    """How many ranks hold a copy of each element: the sizes of the axes that replicate it."""
+    if not isinstance(gradient, DTensor):
+        return dist.get_world_size() if dist.is_initialized() else 1
+    mesh = gradient.device_mesh
+    return math.prod(mesh.size(axis) for axis, placement in enumerate(gradient.placements) if placement.is_replicate())
