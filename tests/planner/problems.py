@@ -1,0 +1,46 @@
+"""Problems built from captured models, for the tests of the planner."""
+
+import torch
+
+from autopar.capture import capture
+from autopar.cluster import Cluster
+from autopar.layout import Mesh
+from autopar.planner.build import Builder, Built
+from autopar.planner.constraints import Constraints
+from autopar.planner.factorisation import Factorisation
+from autopar.planner.optimizers import state_bytes
+from autopar.planner.prices import Prices
+from autopar.program import Program
+
+
+class Mlp(torch.nn.Module):
+    """forward(x (B, 64), y (B,)) -> cross entropy over 48 classes."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, 48)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logits = self.down(torch.nn.functional.gelu(self.up(x)))
+        return torch.nn.functional.cross_entropy(logits, y)
+
+
+def captured_mlp(batch: int = 16, width: int = 64) -> Program:
+    """The joint program of the MLP."""
+    with torch.device("meta"):
+        inputs = torch.empty(batch, width), torch.empty(batch, dtype=torch.long)
+        return capture(Mlp(width), inputs, {})
+
+
+def build(program: Program, cluster: Cluster, mesh: Mesh, constraints: Constraints | None = None) -> Built:
+    """The problem of a program on a mesh, for AdamW and eager kernels."""
+    return Builder(
+        program,
+        mesh,
+        Prices(cluster, mesh),
+        constraints or Constraints(),
+        state_bytes(program, "AdamW"),
+        "eager",
+        Factorisation(program),
+    ).build()
