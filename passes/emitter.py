@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,21 @@ from autopar.layout import Layout, Mesh, local_shape
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A value in another layout. grows: the copy is larger than the value (a gather), on every rank alike."""
+
+    value: str
+    layout: Layout
+    grows: bool
+
+
 class Emitter:
-    """A graph under construction for one rank of a mesh."""
+    """A graph under construction for one rank of a mesh.
+
+    `redistributes`: what copy is made while a redistribution is emitted; it goes into the meta of its nodes, so that
+    the partition recognises copies of one value.
+    """
 
     def __init__(self, graph: fx.Graph, mesh: Mesh, rank: int) -> None:
         self.graph = graph
@@ -30,6 +44,7 @@ class Emitter:
         self.coordinate = mesh.coordinate(rank)
         self.phase = "forward"
         self.operator = ""
+        self.redistributes: Copy | None = None
         self._shapes: dict[tuple[Shape, Layout], Shape] = {}
 
     def at(self, phase: str, operator: str) -> None:
@@ -43,6 +58,10 @@ class Emitter:
         if key not in self._shapes:
             self._shapes[key] = local_shape(shape, layout, self.mesh, self.coordinate)
         return self._shapes[key]
+
+    def largest_block(self, shape: Shape, layout: Layout) -> int:
+        """Elements of the block of the first rank: the largest one, and the same number on every rank."""
+        return math.prod(local_shape(shape, layout, self.mesh, (0,) * len(self.mesh.shape)))
 
     def call(
         self,
@@ -59,6 +78,8 @@ class Emitter:
     def describe(self, node: fx.Node, shape: Any, dtype: Any) -> fx.Node:
         """Write the meta of a node; `shape` and `dtype` are tuples of such for several outputs."""
         node.meta = {"local_shape": shape, "dtype": dtype, "phase": self.phase, "operator": self.operator}
+        if self.redistributes is not None:
+            node.meta["redistributes"] = self.redistributes
         return node
 
     def collective(

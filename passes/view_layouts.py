@@ -82,8 +82,7 @@ def canonical(shape: Shape, layout: Layout, mesh_shape: tuple[int, ...]) -> Layo
     for dim in {p.dim for p in layout if isinstance(p, Shard)}:
         axes = sharded_axes(layout, dim)
         if any(split > 1 for split, _ in axes):
-            found_positions = _positions(layout, [dim], shape, mesh_shape)
-            for axis, split in _splits(found_positions, mesh_shape).items():
+            for axis, split in _splits(cut_positions(layout, dim, mesh_shape), mesh_shape).items():
                 found[axis] = Shard(dim, split)
     return tuple(found)
 
@@ -108,6 +107,17 @@ def dimension_groups(source: Shape, target: Shape) -> tuple[tuple[tuple[int, ...
         i, j = i + 1, j + 1
         groups.append((tuple(left[first_i:i]), tuple(right[first_j:j])))
     return tuple(groups)
+
+
+def cut_positions(layout: Layout, dim: int, mesh_shape: Shape) -> dict[int, int]:
+    """Axis -> product of everything in front of the factor of `dim` that it cuts, for the axes that shard `dim`."""
+    positions = {}
+    previous, nested = 0, 1
+    for split, axis in sharded_axes(layout, dim):
+        nested = nested if split == previous else 1
+        positions[axis] = split * nested
+        previous, nested = split, nested * mesh_shape[axis]
+    return positions
 
 
 def _shape(node: torch.fx.Node) -> Shape:
@@ -146,11 +156,8 @@ def _positions(layout: Layout, dims: Sequence[int], shape: Shape, mesh_shape: Sh
     positions = {}
     start = 1
     for dim in dims:
-        previous, nested = 0, 1
-        for split, axis in sharded_axes(layout, dim):
-            nested = nested if split == previous else 1
-            positions[axis] = start * split * nested
-            previous, nested = split, nested * mesh_shape[axis]
+        for axis, position in cut_positions(layout, dim, mesh_shape).items():
+            positions[axis] = start * position
         start *= shape[dim]
     return positions
 

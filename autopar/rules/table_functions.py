@@ -41,7 +41,7 @@ def _expand(call: Call) -> str:
     inner = ["1" if size == 1 else f"a{i}" for i, size in enumerate(shape)]
     outer = [f"x{i}" for i in range(new)]
     outer += [f"x{new + i}" if size == 1 else inner[i] for i, size in enumerate(shape)]
-    return f"{' '.join(inner)} -> {' '.join(outer)} ; linear: x"
+    return f"{' '.join(inner) or '[...]'} -> {' '.join(outer)} ; linear: x"
 
 
 def _repeat(call: Call) -> str:
@@ -53,7 +53,7 @@ def _repeat(call: Call) -> str:
     outer = [f"r{i}" for i in range(new)]
     outer += [f"(r{new + i} a{i})" for i in range(len(shape))]
     sizes = "".join(f" ; r{i} = {count}" for i, count in enumerate(repeats))
-    return f"{' '.join(inner)} -> {' '.join(outer)} ; linear: x{sizes}"
+    return f"{' '.join(inner) or '[...]'} -> {' '.join(outer)} ; linear: x{sizes}"
 
 
 def _constant_pad_nd(call: Call) -> str:
