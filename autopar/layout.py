@@ -135,14 +135,17 @@ def local_start(size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: Seq
 
 
 def is_legal(shape: Sequence[int], layout: Layout, mesh: Mesh) -> bool:
-    """Whether `layout` can hold a tensor of `shape`: dims exist, and dims with a strided shard divide evenly."""
+    """Whether `layout` can hold a tensor of `shape`: dims exist, no rank's block is empty (many kernels fail on empty
+    blocks), and dims with a strided shard divide evenly."""
     sharded_dims = {p.dim for p in layout if isinstance(p, Shard)}
     return all(dim < len(shape) and _dim_is_legal(shape[dim], sharded_axes(layout, dim), mesh) for dim in sharded_dims)
 
 
 def _dim_is_legal(size: int, axes: list[tuple[int, int]], mesh: Mesh) -> bool:
     if all(split == 1 for split, _ in axes):
-        return size >= math.prod(mesh.shape[axis] for _, axis in axes)
+        for _, axis in axes:
+            size -= -(-size // mesh.shape[axis]) * (mesh.shape[axis] - 1)  # the last block, the smallest one
+        return size > 0
     boundary = 1  # number of equal parts into which the dim is cut so far
     previous = 1
     for split, axis in axes:
