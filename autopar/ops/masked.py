@@ -3,7 +3,7 @@
     ids [0, 5, 9], vocabulary block [4, 8)   -->   rows [-, 1, -]; the masked rows are zeros, so the sum over the ranks
                                                    is the lookup in the whole table
 
-`start` is the first global position that the block holds. A block may be empty.
+`start` is the first global position that the block holds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ def _local_positions(positions: Tensor, start: int, length: int) -> tuple[Tensor
 
 def masked_embedding(weight: Tensor, ids: Tensor, start: int) -> Tensor:
     """Rows of a block of the table, zeros for ids outside; (V, D), (*) -> (*, D)."""
-    if weight.shape[0] == 0:
-        return weight.new_zeros((*ids.shape, weight.shape[1]))
     local, inside = _local_positions(ids, start, weight.shape[0])
     return _aten.embedding.default(weight, local).masked_fill(~inside.unsqueeze(-1), 0)
 
@@ -43,8 +41,6 @@ def masked_embedding_backward(
 
 def masked_gather(source: Tensor, dim: int, index: Tensor, start: int) -> Tensor:
     """gather from a block of `dim`, zeros for positions outside."""
-    if source.shape[dim] == 0:
-        return source.new_zeros(index.shape)
     local, inside = _local_positions(index, start, source.shape[dim])
     return _aten.gather.default(source, dim, local).masked_fill(~inside, 0)
 
@@ -53,8 +49,6 @@ def masked_index(source: Tensor, dim: int, index: Tensor, start: int, size: int)
     """`source[..., index, ...]` from a block of `dim`, zeros for positions outside. Negative positions count from the
     end of the global `size`."""
     shape = (*source.shape[:dim], *index.shape, *source.shape[dim + 1 :])
-    if source.shape[dim] == 0:
-        return source.new_zeros(shape)
     local, inside = _local_positions(index.remainder(size), start, source.shape[dim])
     rows = source.index_select(dim, local.flatten()).reshape(shape)
     following = (1,) * (source.dim() - dim - 1)
@@ -77,7 +71,7 @@ def masked_scatter(target: Tensor, dim: int, index: Tensor, source: Tensor | flo
     length = target.shape[dim]
     local, inside = _local_positions(index, start, length)
     scatter = _aten.scatter.src if isinstance(source, Tensor) else _aten.scatter.value
-    if index.shape[dim] != 1 or length == 0:
+    if index.shape[dim] != 1:
         written = scatter(_with_spare_row(target, dim), dim, local.masked_fill(~inside, length), source)
         return written.narrow(dim, 0, length).contiguous()
     kept = _aten.gather.default(target, dim, local)  # one position per row: write back what stands there
@@ -86,8 +80,6 @@ def masked_scatter(target: Tensor, dim: int, index: Tensor, source: Tensor | flo
 
 def masked_scatter_add(target: Tensor, dim: int, index: Tensor, source: Tensor, start: int) -> Tensor:
     """scatter_add into a block of `dim`; positions outside are dropped."""
-    if target.shape[dim] == 0:
-        return target.clone()
     local, inside = _local_positions(index, start, target.shape[dim])
     added = source[tuple(slice(size) for size in index.shape)].masked_fill(~inside, 0)
     return _aten.scatter_add.default(target, dim, local, added)

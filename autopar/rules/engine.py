@@ -81,15 +81,20 @@ def rule_text(call: Call) -> str | None:
 
 
 def table_entry(target: Any) -> str | Callable[[Call], str | None] | None:
-    """The entry of an operator: by its full name, else by its name without overload, else as pointwise."""
-    name = str(target)
-    for key in (name, name.rpartition(".")[0]):
-        if key in TABLE:
-            return TABLE[key]
+    """The entry of an operator in the table; `POINTWISE` for those that torch tags so."""
+    key = table_key(target)
+    if key is not None:
+        return TABLE[key]
     tags = getattr(target, "tags", ())
     if torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags:
         return POINTWISE
     return None
+
+
+def table_key(target: Any) -> str | None:
+    """The key of an operator in the table: its full name, or its name without overload; None if it has no entry."""
+    name = str(target)
+    return next((key for key in (name, name.rpartition(".")[0]) if key in TABLE), None)
 
 
 def uncovered(program: Program) -> dict[str, fx.Node]:

@@ -5,6 +5,7 @@
     ... -> ... ; whole: dim                      softmax: every dim but the one that argument `dim` names
 
 Tensors are separated by commas, operands before the arrow (in the order of `tensor_operands`), outputs after it.
+Nothing before the arrow: no operand (a lone operand without dims is `[...]`); nothing after it: an output without dims.
 
 Dims of a tensor, separated by blanks:
     name      may be split over a mesh axis; equal names have equal sizes

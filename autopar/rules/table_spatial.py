@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from autopar.rules.call import Call
+from autopar.rules.call import Call, TensorSpec
 
 
 def _spatial(prefix: str, shape: Sequence[int]) -> str:
@@ -52,16 +52,20 @@ def _convolution_backward(call: Call) -> str:
 
 
 def _batch_norm(call: Call) -> str:
-    """Training statistics are those of the global batch; outputs that evaluation leaves empty stay whole."""
-    channels = call.operands[0].shape[1]
-    results = ", ".join("c" if spec and spec.shape == (channels,) else "_" for spec in call.outputs[1:])
-    vectors = "".join(", c" for _ in call.operands[1:])
+    """Training statistics are those of the global batch."""
+    vectors, results = (_vectors(specs[1:], call) for specs in (call.operands, call.outputs))
     b = "by synchronised_batch_norm bytes 8*c" if call.argument("training") else "-"
-    return f"b c [...]{vectors} -> b c [...], {results} ; b: {b}"
+    return f"b c [...]{vectors} -> b c [...]{results} ; b: {b}"
+
+
+def _vectors(specs: Sequence[TensorSpec | None], call: Call) -> str:
+    """One number per channel each, or nothing: statistics that evaluation does not save are empty."""
+    channels = call.operands[0].shape[1]
+    return "".join(", c" if spec and spec.shape == (channels,) else ", _" for spec in specs)
 
 
 def _batch_norm_backward(call: Call) -> str:
-    vectors = "".join(", c" if spec.shape else ", _" for spec in call.operands[2:])
+    vectors = _vectors(call.operands[2:], call)
     b = " ; b: by synchronised_batch_norm_backward bytes 8*c" if call.argument("train") else ""
     return f"b c [...], b c [...]{vectors} -> b c [...], c, c{b}"
 

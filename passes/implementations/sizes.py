@@ -29,10 +29,10 @@ def _call(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _repeat(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     """Local repetitions: local output size over local input size."""
     global_input = tuple(tensor_operands(context.node)[0].meta["val"].shape)
-    repeats, output = context.global_argument("repeats"), context.output_shape()
+    output = context.output_shape()
     new = len(output) - len(global_input)
     inputs = (1,) * new + context.input_shape(0, global_input)
-    local = [out // size if size else count for out, size, count in zip(output, inputs, repeats, strict=True)]
+    local = [out // size for out, size in zip(output, inputs, strict=True)]
     return _call(context, *replace_argument(context.node.target, args, kwargs, "repeats", local))
 
 
@@ -51,7 +51,7 @@ def _arange(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]
             step,
             **options,
         )
-        for start, length in context.output_runs()[0] or ((0, 0),)
+        for start, length in context.output_runs()[0]
     ]
     if len(pieces) == 1:
         return pieces[0]

@@ -1,0 +1,115 @@
+"""Every rule of the table is executed: shard, run on every rank, reassemble, compare with the plain operator."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from autopar.layout import Mesh
+from autopar.rules import engine
+from autopar.rules.engine import TABLE, rule_for
+from autopar.rules.rule import Rule
+from tests.rules.execution import Captured, capture_call, check_linear, check_split, is_possible, name_pairs
+from tests.rules.operator_cases import CASES, Case
+
+EVEN, UNEVEN = 12, (7, 5)
+CASE_BY_NAME = {case.name: case for case in CASES}
+
+
+def captured_with_rule(case: Case, size: int) -> tuple[Captured, Rule]:
+    torch.manual_seed(size)
+    captured = capture_call(case.target, case.build(size), case.kwargs)
+    rule = rule_for(captured.node)
+    assert rule is not None, f"{case.target} has no rule"
+    return captured, rule
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("size", [EVEN, *UNEVEN])
+def test_splitting_one_axis_equals_the_plain_operator(case: Case, size: int) -> None:
+    captured, rule = captured_with_rule(case, size)
+    for name, extent in itertools.product(rule.names, (2, 3, 4)):
+        mesh = Mesh(("tp",), (extent,))
+        if is_possible(captured, rule, (name,), mesh):
+            check_split(captured, rule, (name,), mesh)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_name_is_split_in_some_case(case: Case) -> None:
+    captured, rule = captured_with_rule(case, EVEN)
+    for name in rule.names:
+        extents = [n for n in (2, 3, 4) if is_possible(captured, rule, (name,), Mesh(("tp",), (n,)))]
+        assert extents, f"{name} of {case.name} is never split"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_splitting_two_axes_equals_the_plain_operator(case: Case) -> None:
+    captured, rule = captured_with_rule(case, EVEN)
+    mesh = Mesh(("dp", "tp"), (2, 2))
+    for names in name_pairs(rule):
+        if is_possible(captured, rule, names, mesh):
+            check_split(captured, rule, names, mesh)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_nothing_split_equals_the_plain_operator(case: Case) -> None:
+    captured, rule = captured_with_rule(case, EVEN)
+    check_split(captured, rule, (None,), Mesh(("tp",), (2,)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_linear_operators_pass_summands_on(case: Case) -> None:
+    captured, rule = captured_with_rule(case, EVEN)
+    for marks in rule.linear:
+        check_linear(captured, marks, 3)
+
+
+def test_every_rule_has_a_case() -> None:
+    tested = {engine.table_key(case.target) for case in CASES}
+    assert set(TABLE) - tested == set()
+
+
+def fails(captured: Captured, rule: Rule, name: str) -> bool:
+    try:
+        check_split(captured, rule, (name,), Mesh(("tp",), (3,)))
+    except (AssertionError, RuntimeError, IndexError):
+        return True
+    return False
+
+
+REDUCED = [
+    (case, name)
+    for case in CASES
+    for name, ops in captured_with_rule(case, EVEN)[1].reductions.items()
+    if any(ops) and "empty" not in case.name
+]
+
+
+@pytest.mark.parametrize(("case", "name"), REDUCED, ids=lambda part: getattr(part, "name", part))
+def test_wrong_reductions_are_caught(case: Case, name: str) -> None:
+    captured, rule = captured_with_rule(case, EVEN)
+    if not is_possible(captured, rule, (name,), Mesh(("tp",), (3,))):
+        return
+    for wrong in ("sum", "max", "min", None):
+        swapped = tuple(wrong if op else None for op in rule.reductions[name])
+        if swapped != rule.reductions[name]:
+            mutated = dataclasses.replace(rule, reductions={**rule.reductions, name: swapped})
+            assert fails(captured, mutated, name), f"{wrong} instead of {rule.reductions[name]} is not seen"
+
+
+IMPLEMENTED = [
+    (case, name) for case in CASES for name in captured_with_rule(case, EVEN)[1].implementations
+]
+
+
+@pytest.mark.parametrize(("case", "name"), IMPLEMENTED, ids=lambda part: getattr(part, "name", part))
+def test_missing_implementations_are_caught(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, rule = captured_with_rule(case, EVEN)
+    if "dropout" in case.name:
+        return  # operators that draw always use their local form
+    without = dataclasses.replace(rule, implementations={})
+    monkeypatch.setattr("autopar.passes.local_call.rule_for", lambda node: without)
+    assert fails(captured, without, name)
