@@ -135,6 +135,8 @@ def _map_group(
     if len(inner) == 1 and len(outer) == 1:
         return {a: Shard(outer[0], p.split) for a, p in enumerate(layout) if isinstance(p, Shard) and p.dim == inner[0]}
     positions = _positions(layout, inner, source, mesh_shape)
+    if positions is None:
+        return None
     per_dim: dict[int, dict[int, int]] = {}
     for axis, position in positions.items():
         start = 1
@@ -151,12 +153,15 @@ def _map_group(
     return {axis: Shard(dim, s) for dim, cuts in per_dim.items() for axis, s in _splits(cuts, mesh_shape).items()}
 
 
-def _positions(layout: Layout, dims: Sequence[int], shape: Shape, mesh_shape: Shape) -> dict[int, int]:
-    """Axis -> product of everything in front of the factor that it cuts, in the flat index space of `dims`."""
+def _positions(layout: Layout, dims: Sequence[int], shape: Shape, mesh_shape: Shape) -> dict[int, int] | None:
+    """Axis -> product of everything in front of the factor that it cuts, in the flat index space of `dims`; None if a
+    dim is cut unevenly."""
     positions = {}
     start = 1
     for dim in dims:
         for axis, position in cut_positions(layout, dim, mesh_shape).items():
+            if shape[dim] % (position * mesh_shape[axis]):
+                return None
             positions[axis] = start * position
         start *= shape[dim]
     return positions
