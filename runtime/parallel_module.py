@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +32,9 @@ from autopar.runtime.accumulation import HeldGradients
 from autopar.runtime.batches import BatchMode, Signature
 from autopar.runtime.consensus import agree_on_sizes, shared_seed
 from autopar.runtime.emit import Step, local_tensor, output_layout
+from autopar.runtime.initialise import initialise, is_on_meta
 from autopar.runtime.parameters import (
+    check_parameter_layouts,
     from_local,
     rewrite_optimizer,
     shard_parameters,
@@ -137,7 +139,6 @@ class ParallelModule(nn.Module):
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, step.program)
         self._steps[self._key(leaves, spec)] = step
-        self.base_seed = shared_seed()
         if self._batch == "local" and world_size() > 1:
             self._control_group = dist.new_group(backend="gloo")
 
@@ -148,7 +149,10 @@ class ParallelModule(nn.Module):
             id(parameter): stored_layout(names, plan.parameters, plan.mesh)
             for parameter, names in unique_parameters(model).values()
         }
-        replaced = shard_parameters(model, plan.parameters, groups)
+        check_parameter_layouts(model, plan.parameters, plan.mesh)
+        self.base_seed = shared_seed()
+        replaced = _initialised(model, plan, groups, self.base_seed) if is_on_meta(model) else {}
+        replaced.update(shard_parameters(model, plan.parameters, groups))
         if self._optimizer is not None:
             rewrite_optimizer(self._optimizer, replaced, layouts, groups)
         for name, layout in plan.buffers.items():
@@ -332,6 +336,16 @@ def _shard_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
             value = state.get(prefix + name)
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
                 state[prefix + name] = shard_tensor(value, layout, step.groups)
+
+
+def _initialised(model: nn.Module, plan: Plan, groups: ProcessGroups, seed: int) -> dict[int, nn.Parameter]:
+    """Initial weights for a model on meta, each unit sharded as soon as it is drawn."""
+
+    def shard(parameter: nn.Parameter, names: Sequence[str]) -> nn.Parameter:
+        sharded = shard_tensor(parameter, stored_layout(names, plan.parameters, plan.mesh), groups)
+        return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
+
+    return initialise(model, shard, groups.device, seed)
 
 
 def without_weights(model: nn.Module, training: bool) -> nn.Module:

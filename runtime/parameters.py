@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from autopar._compat import StridedShard
 from autopar.errors import PlanMismatchError
-from autopar.layout import Layout, Mesh, Partial, Shard, format_layout, is_legal, local_runs, local_shape, replicated
+from autopar.layout import Layout, Mesh, Partial, Shard, format_layout, is_legal, local_runs, replicated
 from autopar.parallel_plan import ParameterPlan
 from autopar.runtime.process_groups import ProcessGroups, rank
 
@@ -88,22 +88,19 @@ def shard_tensor(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) ->
     return from_local(own, tensor.shape, layout, groups)
 
 
-def check_parameter_layouts(
-    shapes: Mapping[str, Sequence[int]], plans: Mapping[str, ParameterPlan], mesh: Mesh
-) -> None:
-    """Raises PlanMismatchError naming each parameter without a plan, unknown, or stored as its shape cannot be."""
-    missing, unknown = sorted(shapes.keys() - plans.keys()), sorted(plans.keys() - shapes.keys())
-    if missing or unknown:
+def check_parameter_layouts(model: nn.Module, plans: Mapping[str, ParameterPlan], mesh: Mesh) -> None:
+    """Raises PlanMismatchError for parameters of the plan that the model lacks, and for layouts that cannot be."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+    unknown = sorted(plans.keys() - shapes.keys())
+    if unknown:
         raise PlanMismatchError(
-            f"the plan is for another model: {_some(missing)} of the model are not in the plan, "
-            f"{_some(unknown)} of the plan are not in the model; plan this model again"
+            f"the plan is for another model: {_some(unknown)} of the plan are not in the model; plan this model again"
         )
-    for name, shape in shapes.items():
-        stored = plans[name].stored
-        if len(stored) != len(mesh.shape) or not is_legal(shape, stored, mesh):
+    for name, plan in plans.items():
+        if len(plan.stored) != len(mesh.shape) or not is_legal(shapes[name], plan.stored, mesh):
             raise PlanMismatchError(
-                f"parameter {name} of shape {tuple(shape)} cannot be stored as {format_layout(stored)} on mesh "
-                f"{mesh.shape}: a sharded dim needs an element per rank, a strided one must divide evenly"
+                f"parameter {name} of shape {tuple(shapes[name])} cannot be stored as {format_layout(plan.stored)} on "
+                f"mesh {mesh.shape}: a sharded dim needs an element per rank, a strided one must divide evenly"
             )
 
 
@@ -131,6 +128,8 @@ def shard_parameters(
     """
     replaced: dict[int, nn.Parameter] = {}
     for parameter, names in unique_parameters(model).values():
+        if isinstance(parameter.data, DTensor):
+            continue  # initialised in shards
         layout = stored_layout(names, plans, groups.mesh)
         new = nn.Parameter(shard_tensor(parameter, layout, groups), requires_grad=parameter.requires_grad)
         for name in names:
@@ -169,16 +168,12 @@ def rewrite_optimizer(
         new = replaced.get(id(old), old)
         layout = layouts.get(id(old))
         optimizer.state[new] = {
-            key: value if layout is None else _sharded_state(value, old, layout, groups) for key, value in values.items()
+            key: value if layout is None or key == "step" else _sharded_state(value, old, layout, groups)
+            for key, value in values.items()
         }
 
 
 def _sharded_state(value: Any, parameter: torch.Tensor, layout: Layout, groups: ProcessGroups) -> Any:
-    if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
+    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
         return shard_tensor(value, layout, groups)
     return value
-
-
-def local_shape_of(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
-    """Shape of this rank's block."""
-    return local_shape(shape, layout, mesh, mesh.coordinate(rank()))

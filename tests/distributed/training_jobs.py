@@ -1,0 +1,229 @@
+"""Jobs of the workers: each compares a compiled module with the plain model, and returns what the test asserts."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import autopar
+from tests.distributed.models import NormalisedModel, TiedModel, tied_model, tokens
+
+
+def full_gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every gradient as a plain tensor."""
+    return {
+        name: parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def largest_error(module: nn.Module, reference: nn.Module) -> float:
+    """max |dg| / max(|g|, 1e-3) over all parameters; both must have the same gradients."""
+    mine, plain = full_gradients(module), full_gradients(reference)
+    assert mine.keys() == plain.keys(), mine.keys() ^ plain.keys()
+    return max(float((mine[n] - plain[n]).norm() / plain[n].norm().clamp(min=1e-3)) for n in plain)
+
+
+def train(dims: dict[str, int] | None, steps: int = 2) -> dict[str, Any]:
+    """Losses, gradient error and structure of a few SGD steps beside the plain model."""
+    model = tied_model()
+    reference = copy.deepcopy(model)
+    names = [name for name, _ in model.named_parameters()]
+    keys = list(model.state_dict())
+    module = autopar.compile(model, tokens(0), dims=dims, optimizer=torch.optim.SGD)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, reference)]
+    loss_errors, gradient_errors = [], []
+    for step in range(steps):
+        loss, plain = module(**tokens(step))["loss"], reference(**tokens(step))["loss"]
+        loss.backward()
+        plain.backward()
+        loss_errors.append(abs(float(loss.detach()) - float(plain.detach())))
+        gradient_errors.append(largest_error(module, reference))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {
+        "loss_errors": loss_errors,
+        "gradient_errors": gradient_errors,
+        "names": [name for name, _ in module.named_parameters()] == names,
+        "keys": list(module.state_dict()) == keys,
+        "dtensors": all(isinstance(parameter, DTensor) for parameter in module.parameters()),
+        "tied": module.get_parameter("head.weight") is module.get_parameter("embedding.weight"),
+        "meshes": len({id(parameter.device_mesh) for parameter in module.parameters()}),
+        "plain_loss": type(loss) is torch.Tensor and loss.dim() == 0,
+        "loss": float(loss.detach()),
+        "placements": {name: list(map(str, layout)) for name, layout in module.plan.placements.items()},
+    }
+
+
+def accumulate(dims: dict[str, int], quiet: bool) -> float:
+    """Gradient error of three accumulated batches, the first two inside no_sync() when `quiet`."""
+    model = tied_model()
+    reference = copy.deepcopy(model)
+    module = autopar.compile(model, tokens(0), dims=dims)
+    for step in range(3):
+        context = module.no_sync() if quiet and step < 2 else contextlib.nullcontext()
+        with context:
+            module(**tokens(step))["loss"].backward()
+        reference(**tokens(step))["loss"].backward()
+        if quiet and step < 2:
+            assert len(full_gradients(module)) < len(full_gradients(reference)), "nothing was held"
+    return largest_error(module, reference)
+
+
+def clip(dims: dict[str, int]) -> list[float]:
+    """Norms by the plain model, by stock clipping and by ours, and the largest gradient error after ours."""
+    model = tied_model()
+    reference = copy.deepcopy(model)
+    module = autopar.compile(model, tokens(0), dims=dims)
+    module(**tokens(0))["loss"].backward()
+    reference(**tokens(0))["loss"].backward()
+    stock = torch.nn.utils.clip_grad_norm_(module.parameters(), 1e9).full_tensor()
+    ours = autopar.clip_grad_norm_(module.parameters(), 0.1)
+    plain = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+    return [float(plain), float(stock), float(ours), largest_error(module, reference)]
+
+
+def other_inputs(dims: dict[str, int]) -> dict[str, float]:
+    """Differences from the plain model for a smaller and an uneven batch, eval mode and full tensors loaded."""
+    model = tied_model()
+    reference = copy.deepcopy(model)
+    module = autopar.compile(model, tokens(0), dims=dims)
+    differences = {}
+    for batch in (4, 6):
+        loss, plain = module(**tokens(1, batch=batch))["loss"], reference(**tokens(1, batch=batch))["loss"]
+        loss.backward()
+        plain.backward()
+        differences[f"batch {batch}"] = abs(float(loss.detach()) - float(plain.detach()))
+        differences[f"gradients of batch {batch}"] = largest_error(module, reference)
+    module.eval()
+    reference.eval()
+    with torch.no_grad():
+        logits = module.gather(module(tokens(2)["tokens"])["logits"])
+        differences["eval"] = float((logits - reference(tokens(2)["tokens"])["logits"]).abs().max())
+        reference.scale.fill_(0.5)
+        module.load_state_dict(reference.state_dict())
+        logits = module.gather(module(tokens(2)["tokens"])["logits"])
+        differences["loaded"] = float((logits - reference(tokens(2)["tokens"])["logits"]).abs().max())
+    return differences
+
+
+def outside_criterion(dims: dict[str, int]) -> float:
+    """Gradient error of a model that returns logits, with the criterion outside on the gathered output."""
+    model = tied_model()
+    reference = copy.deepcopy(model)
+    module = autopar.compile(model, (tokens(0)["tokens"],), dims=dims)
+    for used in (module, reference):
+        output = used(tokens(0)["tokens"])["logits"]
+        logits = module.gather(output) if used is module else output
+        nn.functional.cross_entropy(logits.flatten(0, 1), tokens(0)["labels"].flatten()).backward()
+    return largest_error(module, reference)
+
+
+def local_batch(dims: dict[str, int]) -> float:
+    """Gradient error when each rank passes its own part of the batch."""
+    model = tied_model()
+    reference = copy.deepcopy(model)
+    module = autopar.compile(model, tokens(0), dims=dims, batch="local")
+    for batch in (8, 4):
+        index, count = module.data_shard()
+        part = {name: tensor.chunk(count)[index] for name, tensor in tokens(0, batch=batch).items()}
+        module(**part)["loss"].backward()
+        reference(**tokens(0, batch=batch))["loss"].backward()
+    return largest_error(module, reference)
+
+
+def batch_norm(dims: dict[str, int]) -> dict[str, float]:
+    """Loss, gradient and buffer differences of two training steps with a batch norm."""
+    torch.manual_seed(0)
+    model = NormalisedModel()
+    reference = copy.deepcopy(model)
+    x, y = torch.randn(8, 8), torch.randn(8, 4)
+    module = autopar.compile(model, (x, y), dims=dims)
+    for _ in range(2):
+        loss, plain = module(x, y), reference(x, y)
+        loss.backward()
+        plain.backward()
+    buffers = {name: buffer for name, buffer in module.named_buffers()}
+    return {
+        "loss": abs(float(loss.detach()) - float(plain.detach())),
+        "gradients": largest_error(module, reference),
+        "buffers": max(float((buffers[n] - b).abs().max()) for n, b in reference.named_buffers()),
+    }
+
+
+def dropout_losses(dims: dict[str, int] | None) -> list[float]:
+    """Losses of three steps with dropout and the seed 7."""
+    model = tied_model(dropout=0.5)
+    torch.manual_seed(7)
+    module = autopar.compile(model, tokens(0), dims=dims)
+    return [float(module(**tokens(0))["loss"].detach()) for _ in range(3)]
+
+
+def optimizer_instance(dims: dict[str, int]) -> float:
+    """Parameter difference after steps of an optimizer that stepped before compiling, state kept."""
+    model = tied_model()
+    reference = copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, reference)]
+    for m, optimizer in zip((model, reference), optimizers, strict=True):
+        m(**tokens(0))["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    module = autopar.compile(model, tokens(0), dims=dims, optimizer=optimizers[0])
+    for m, optimizer in zip((module, reference), optimizers, strict=True):
+        m(**tokens(1))["loss"].backward()
+        optimizer.step()
+    mine = dict(module.named_parameters())
+    return max(float((mine[n].full_tensor() - p).abs().max()) for n, p in reference.named_parameters())
+
+
+def meta_model(dims: dict[str, int]) -> tuple[float, list[float]]:
+    """Loss and norms of a model that was built on the meta device."""
+    with torch.device("meta"):
+        model = NormalisedModel()
+    torch.manual_seed(3)
+    module = autopar.compile(model, (torch.empty(8, 8), torch.empty(8, 4)), dims=dims)
+    torch.manual_seed(5)
+    loss = module(torch.randn(8, 8), torch.randn(8, 4))
+    loss.backward()
+    return float(loss.detach()), [float(p.full_tensor().detach().norm()) for p in module.parameters()]
+
+
+def verified(dims: dict[str, int] | None, dropout: float = 0.0) -> float:
+    """Worst gradient error that verify reports; it must leave the module as it was."""
+    module = autopar.compile(tied_model(dropout=dropout), tokens(0), dims=dims, verify=True)
+    module(**tokens(0))["loss"].backward()
+    before = full_gradients(module)
+    result = autopar.verify(module, tokens(1))
+    after = full_gradients(module)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    return result.gradients[result.worst]
+
+
+def different_models() -> str:
+    """The error of ranks that build different models."""
+    model = TiedModel(width=16 if dist.get_rank() == 2 else 8)
+    try:
+        autopar.compile(model, tokens(0))
+    except autopar.RankMismatchError as error:
+        return str(error)
+    return ""
+
+
+def failing_rank() -> str:
+    """The errors of all ranks when one cannot capture."""
+    batch = tokens(0)
+    if dist.get_rank() == 1:
+        batch["unknown"] = batch["labels"]
+    try:
+        autopar.compile(tied_model(), batch)
+    except autopar.AutoparError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
