@@ -198,7 +198,10 @@ def _reductions(
     """Per name that some output lacks: the reduction per output."""
     reductions = {}
     for name in names:
-        lacking = [t is not None and all(name not in dim for dim in t) for t in outputs]
+        lacking = [
+            t is not None and spec is not None and math.prod(spec.shape) > 0 and all(name not in dim for dim in t)
+            for t, spec in zip(outputs, call.outputs, strict=True)
+        ]
         if not any(lacking):
             continue
         stated = effects.get(name, Effect()).reductions

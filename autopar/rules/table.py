@@ -14,7 +14,6 @@ POINTWISE = "...* -> ...*"
 _ELEMENTWISE: Mapping[str, str] = {
     "aten.add.Tensor": "...* -> ... ; linear: x x",
     "aten.sub.Tensor": "...* -> ... ; linear: x x",
-    "aten.add_.Tensor": "...* -> ... ; linear: x x",
     "aten.neg": "... -> ... ; linear: x",
     "aten.clone": "... -> ... ; linear: x",
     "aten.mul": "...* -> ... ; linear: x | x s | s x",

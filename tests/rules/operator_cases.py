@@ -15,7 +15,8 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 
 import autopar.ops.attention
-import autopar.ops.dropout  # noqa: F401
+import autopar.ops.dropout
+import transformers.integrations.moe  # noqa: F401 (registers grouped_mm_fallback)
 
 aten = torch.ops.aten
 autopar_ops = torch.ops.autopar
@@ -142,6 +143,15 @@ MATRICES = [
     case(aten.dot.default, lambda s: (x(s), x(s))),
     case(aten.vdot.default, lambda s: (x(s), x(s))),
     case(aten.mm.default, lambda s: (x(s, s), x(s, s)), "square"),
+]
+
+def _grouped(s: int) -> Arguments:
+    return x(6, s), x(3, s, 5), torch.tensor([1, 4, 6], dtype=torch.int32)
+
+
+EXPERTS = [
+    case(torch.ops.transformers.grouped_mm_fallback.default, _grouped),
+    case(torch.ops.transformers.grouped_mm_fallback_backward.default, lambda s: (*_grouped(s), x(6, 5))),
 ]
 
 ELEMENTWISE = [
@@ -382,6 +392,6 @@ ATTENTION = [case(autopar_ops.attention.default, build, label) for label, build 
 ]
 
 CASES: list[Case] = [
-    *(*MATRICES, *ELEMENTWISE, *REDUCTIONS, *ALONG_A_DIM, *RESHAPED, *LOOKUPS),
+    *(*MATRICES, *EXPERTS, *ELEMENTWISE, *REDUCTIONS, *ALONG_A_DIM, *RESHAPED, *LOOKUPS),
     *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES, *ATTENTION),
 ]

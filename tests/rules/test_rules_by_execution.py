@@ -16,7 +16,6 @@ from tests.rules.execution import Captured, capture_call, check_linear, check_sp
 from tests.rules.operator_cases import CASES, Case
 
 EVEN, UNEVEN = 12, (7, 5)
-CASE_BY_NAME = {case.name: case for case in CASES}
 
 
 def captured_with_rule(case: Case, size: int) -> tuple[Captured, Rule]:
@@ -52,6 +51,16 @@ def test_splitting_two_axes_equals_the_plain_operator(case: Case) -> None:
     for names in name_pairs(rule):
         if is_possible(captured, rule, names, mesh):
             check_split(captured, rule, names, mesh)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_splitting_an_inner_factor_of_a_dim_equals_the_plain_operator(case: Case) -> None:
+    captured, rule = captured_with_rule(case, EVEN)
+    mesh = Mesh(("tp",), (2,))
+    for name in rule.names:
+        needs_one_range = rule.implementations.get(name, "").startswith("masked")
+        if not needs_one_range and is_possible(captured, rule, (name,), mesh, stride=2):
+            check_split(captured, rule, (name,), mesh, stride=2)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
