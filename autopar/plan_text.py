@@ -19,7 +19,10 @@ from autopar.redistribute import redistribution
 if TYPE_CHECKING:
     from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, Plan
 
-PLAN_COLUMNS = ("plan", "mesh", "predicted step", "memory/device", "cost", "bound", "gap")
+PLAN_COLUMNS = ("plan", "mesh", "step", "memory", "cost", "bound", "gap")
+"""step: predicted seconds; memory: predicted peak per device; cost, bound and gap: as certified, see `facts`."""
+ROUNDING = 1e-9
+"""A relative gap below this is rounding of the sums: the plan is optimal at its prices."""
 LARGEST_GROUPS = 40
 """A summary lists at most this many groups of parameters; the file has them all."""
 
@@ -69,7 +72,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
         format_bytes(plan.predicted.peak_bytes),
         format_seconds(plan.objective_seconds),
         format_seconds(plan.bound_seconds),
-        f"{plan.gap:.1e}" if plan.gap else "0",
+        f"{plan.gap:.1e}" if plan.gap > ROUNDING else "0",
     )
     return [chosen, *(_baseline_row(baseline) for baseline in plan.baselines)]
 
@@ -116,7 +119,10 @@ def _parameter_layouts(parameter: ParameterPlan, mesh: Mesh) -> str:
 
 def facts(plan: Plan) -> list[str]:
     """Lines that belong under the table: cluster, parts of the step, largest memory, uncovered operators, notes."""
-    lines = [f"cluster {plan.cluster}, priced by {plan.profile}"]
+    lines = [
+        f"cluster {plan.cluster}, priced by {plan.profile}",
+        "step and memory (per device) are the simulator's; no plan costs less than the bound",
+    ]
     prediction = plan.predicted
     lines.append(
         f"step {format_seconds(prediction.step_seconds)} = compute {format_seconds(prediction.compute_seconds)}"

@@ -19,7 +19,7 @@ from autopar.demo.text import batch_at, library_text
 from autopar.parallel_plan import Plan
 from autopar.runtime.local_processes import Report, run_processes
 
-SMALL = GPTConfig(vocabulary=256, positions=64, width=128, heads=4, layers=4)
+SMALL = GPTConfig(vocabulary=256, positions=64, width=128, heads=4, layers=2)
 BATCH, STEPS, LEARNING_RATE, WEIGHT_SEED = 16, 60, 1e-3, 0
 
 

@@ -14,9 +14,7 @@ from autopar.plan_text import LARGEST_GROUPS, PLAN_COLUMNS, facts, parameter_row
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Rows of text under a title; the first row is the one that matters most."""
-    drawn = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
+    drawn = _plain_table(title, columns)
     for index, row in enumerate(rows):
         drawn.add_row(*row, style="bold green" if index == 0 else None)
     return drawn
@@ -31,12 +29,20 @@ def page(plan: Plan) -> Group:
     """Everything that `Plan.summary()` says."""
     rows = parameter_rows(plan)
     parts: list[RenderableType] = [comparison(plan), Text("\n".join(facts(plan)))]
-    layouts = Table(title="parameters", title_justify="left", header_style="bold")
-    for column in ("parameters", "count", "layout"):
-        layouts.add_column(column, overflow="fold")
+    layouts = _plain_table("parameters", ("parameters", "count", "layout"))
     for row in rows[:LARGEST_GROUPS]:
         layouts.add_row(*row)
     parts.append(layouts)
     if len(rows) > LARGEST_GROUPS:
         parts.append(Text(f"... and {len(rows) - LARGEST_GROUPS} more groups"))
     return Group(*parts)
+
+
+def _plain_table(title: str, columns: Sequence[str]) -> Table:
+    """Columns without lines, so that a page of plans fits 80 characters."""
+    drawn = Table(
+        title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False
+    )
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    return drawn
