@@ -70,6 +70,8 @@ def _rewrite_cat(node: Node) -> None:
     rank = parts[0].meta["val"].dim()
     dim = (arguments(node)[1] if len(arguments(node)) > 1 else 0) % rank
     shape = list(parts[0].meta["val"].shape)
+    if shape[dim] == 1:
+        return  # stacked already
     unfolded = [*shape[:dim], 1, *shape[dim:]]
     views = [insert_before(node, aten.reshape.default, (part, unfolded), like=node) for part in parts]
     for view in views:
