@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from autopar._compat import TreeSpec, keystr, tree_flatten, tree_flatten_with_path
+from autopar._compat import TreeSpec, keystr, tree_flatten_with_path
 from autopar.errors import CaptureError, ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -132,15 +132,3 @@ def unflatten_inputs(spec: TreeSpec, leaves: Sequence[Any]) -> tuple[tuple[Any, 
     """Inverse of `flatten_inputs`."""
     args, kwargs = spec.unflatten(list(leaves))
     return args, kwargs
-
-
-__all__ = [
-    "FlatInputs",
-    "check_signature",
-    "find_batch_dims",
-    "flatten_inputs",
-    "normalize_example_inputs",
-    "path_part",
-    "tree_flatten",
-    "unflatten_inputs",
-]

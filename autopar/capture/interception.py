@@ -65,8 +65,8 @@ class Interception(TorchFunctionMode):
         """`torch.nn.functional.scaled_dot_product_attention` as our operator, where it fits."""
         if query.dim() == key.dim() == value.dim() == 3:
             mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
-            heads = (x.unsqueeze(1) for x in (query, key, value))
-            return self.attention(*heads, mask, dropout_p, is_causal, scale).squeeze(1)
+            query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+            return self.attention(query, key, value, mask, dropout_p, is_causal, scale).squeeze(1)
         if _fits(query, key, value, attn_mask, is_causal, enable_gqa):
             salt = next(self._salts)
             out, _ = torch.ops.autopar.attention(query, key, value, attn_mask, float(dropout_p), is_causal, scale, salt)

@@ -237,3 +237,22 @@ def test_output_of_unknown_type_is_named() -> None:
 
     with pytest.raises(CaptureError, match="output odd is a object"):
         capture(Odd(), (X,))
+
+
+def test_attention_without_heads_is_our_operator_too() -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.project(x)
+            mask = torch.ones(5, 5, dtype=torch.bool).tril()
+            return functional.scaled_dot_product_attention(y, y, y, mask.expand(2, 5, 5)).pow(2).sum()
+
+    model, x = Single(), torch.randn(2, 5, 4)
+    program = capture(model, (x,))
+    assert targets(program).count("autopar.attention.default") == 1
+    model(x).backward()
+    values = run_program(program, model, (x,), {})
+    torch.testing.assert_close(outputs_of(program, values, "gradient")["project.weight"], model.project.weight.grad)
