@@ -47,8 +47,8 @@ class Leaves:
             labels = []
             axis_options = [(o, kept) for o in options for kept in ((False, True) if o[1] else (False,))]
             for combination in itertools.product(axis_options, repeat=len(self.mesh.shape)):
-                if self._fits([option for option, _ in combination]):
-                    stored = canonical(shape, tuple(option[0] for option, _ in combination), self.mesh.shape)
+                stored = canonical(shape, tuple(option[0] for option, _ in combination), self.mesh.shape)
+                if self._fits([option for option, _ in combination]) and is_dtensor_layout(stored):
                     used = tuple(Replicate() if kept else p for p, (_, kept) in zip(stored, combination, strict=True))
                     kept_any = any(kept for _, kept in combination)
                     labels.append(ParameterPlan(stored=stored, used=used, gradient=stored, keep_gathered=kept_any))
@@ -81,7 +81,7 @@ class Leaves:
             for combination in itertools.product(options, repeat=len(self.mesh.shape))
             if self._fits(combination)
         }
-        return list(found)
+        return [layout for layout in found if is_dtensor_layout(layout)]
 
     def _fits(self, options: Sequence[tuple[object, int, bool]]) -> bool:
         cuts: dict[object, tuple[int, bool, int]] = {}
