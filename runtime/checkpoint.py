@@ -28,7 +28,7 @@ State = dict[str, Any]
 
 def save(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Write parameters, buffers, optimizer state and the state of the random draws to the folder `path`."""
-    dcp.save(_in_plain_blocks(_state(module, optimizer)), checkpoint_id=str(path))
+    dcp.save(in_plain_blocks(_state(module, optimizer)), checkpoint_id=str(path))
 
 
 def load(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -39,7 +39,7 @@ def load(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimi
     if optimizer is not None and not optimizer.state:
         _materialise_state(optimizer)
     state = _state(module, optimizer)
-    blocks = _in_plain_blocks(state)
+    blocks = in_plain_blocks(state)
     try:
         dcp.load(blocks, checkpoint_id=str(path))
     except (OSError, dcp.api.CheckpointException, RuntimeError) as error:
@@ -85,7 +85,7 @@ def _materialise_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = rate
 
 
-def _in_plain_blocks(state: Any) -> Any:
+def in_plain_blocks(state: Any) -> Any:
     """The state with every strided DTensor as one of contiguous blocks of the same dim; others are shared."""
     return tree_map_only(DTensor, _plain_blocks, state)
 

@@ -1,0 +1,61 @@
+"""Jobs of the workers that write and read checkpoints."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+import autopar
+from autopar.layout import Mesh, Replicate, Shard
+from autopar.runtime.checkpoint import in_plain_blocks
+from autopar.runtime.parameters import shard_tensor
+from autopar.runtime.process_groups import ProcessGroups
+from tests.distributed.models import tied_model, tokens
+
+
+def _step(module: autopar.ParallelModule, optimizer: torch.optim.Optimizer, seed: int) -> float:
+    loss = module(**tokens(seed))["loss"]
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def save(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[float]:
+    """Train two steps, save, and return the losses of the next two."""
+    torch.manual_seed(11)
+    module = autopar.compile(tied_model(dropout=dropout), tokens(0), dims=dims)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
+    for step in range(2):
+        _step(module, optimizer, step)
+    autopar.save(path, module, optimizer)
+    return [_step(module, optimizer, step) for step in range(2, 4)]
+
+
+def load(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[float]:
+    """Load into a module with other weights and another plan, and return the losses of the next two steps."""
+    module = autopar.compile(tied_model(seed=99, dropout=dropout), tokens(0), dims=dims)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.5)
+    autopar.load(path, module, optimizer)
+    return [_step(module, optimizer, step) for step in range(2, 4)]
+
+
+def strided_round_trip(path: str) -> float:
+    """Save a tensor in a strided layout, load it into another layout; the largest difference of the full tensors."""
+    groups = ProcessGroups(Mesh(("dp_shard", "tp"), (2, 2)), "cpu")
+    full = torch.arange(4.0 * 12).reshape(4, 12)
+    worst = 0.0
+    for layout in (
+        (Shard(0), Shard(1, split=3)),
+        (Replicate(), Shard(1, split=3)),
+        (Shard(1, split=3), Shard(1, split=3)),
+        (Shard(1, split=2), Shard(1)),
+        (Shard(1), Shard(1, split=6)),
+    ):
+        strided = shard_tensor(full, layout, groups)
+        worst = max(worst, float((strided.full_tensor() - full).abs().max()))
+        dcp.save(in_plain_blocks({"w": strided}), checkpoint_id=path)
+        loaded = shard_tensor(torch.zeros_like(full), (Replicate(), Shard(0)), groups)
+        dcp.load({"w": loaded}, checkpoint_id=path)
+        worst = max(worst, float((loaded.full_tensor() - full).abs().max()))
+    return worst

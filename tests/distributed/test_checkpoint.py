@@ -1,0 +1,39 @@
+"""Save under one plan and world size, go on under another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.pool import Pool
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize(
+    ("before", "processes_before", "after", "processes_after"),
+    [
+        ({"dp_shard": 4}, 4, {"tp": 4}, 4),
+        ({"tp": 4}, 4, {"dp_shard": 2}, 2),
+        ({"dp_shard": 2, "tp": 2}, 4, None, 1),
+        (None, 1, {"dp_shard": 2, "tp": 2}, 4),
+    ],
+)
+def test_training_goes_on_under_another_plan(
+    pool: Pool,
+    tmp_path: Path,
+    before: dict[str, int] | None,
+    processes_before: int,
+    after: dict[str, int] | None,
+    processes_after: int,
+) -> None:
+    path = str(tmp_path / "checkpoint")
+    jobs = "tests.distributed.checkpoint_jobs:"
+    saved = pool.run(jobs + "save", world_size=processes_before, path=path, dims=before, dropout=0.2)
+    loaded = pool.run(jobs + "load", world_size=processes_after, path=path, dims=after, dropout=0.2)
+    assert loaded[0] == pytest.approx(saved[0], rel=1e-4)
+
+
+def test_strided_layouts_survive_full_tensor_and_files(pool: Pool, tmp_path: Path) -> None:
+    assert max(pool.run("tests.distributed.checkpoint_jobs:strided_round_trip", path=str(tmp_path / "w"))) == 0.0

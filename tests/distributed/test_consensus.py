@@ -1,0 +1,42 @@
+"""Ranks that disagree say so, all of them, and nobody waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.pool import Pool, WorkerError
+
+pytestmark = pytest.mark.distributed
+
+
+def test_a_rank_with_another_graph_is_named(pool: Pool) -> None:
+    for message in pool.run("tests.distributed.training_jobs:different_models"):
+        assert "ranks 2 captured another graph" in message
+
+
+def test_an_error_on_one_rank_is_raised_on_all(pool: Pool) -> None:
+    messages = pool.run("tests.distributed.training_jobs:failing_rank")
+    assert messages[1].startswith("CaptureError")
+    for rank in (0, 2, 3):
+        assert messages[rank].startswith("RankMismatchError: rank 1 failed")
+
+
+@pytest.mark.parametrize("dims", [None, {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_verify_passes_and_leaves_no_trace(pool: Pool, dims: dict[str, int] | None, dropout: float) -> None:
+    assert max(pool.run("tests.distributed.training_jobs:verified", dims=dims, dropout=dropout)) <= 1e-5
+
+
+def test_a_late_rank_is_killed_and_named() -> None:
+    own = Pool(2)
+    try:
+        with pytest.raises(WorkerError, match=r"ranks \[1\] did not answer"):
+            own.run("tests.distributed.pool_jobs:sleep_on_last_rank", world_size=2, timeout=20.0)
+        assert own.run("tests.distributed.pool_jobs:sum_of_ranks", world_size=2) == [1.0, 1.0]
+    finally:
+        own.close()
+
+
+def test_the_traceback_of_a_worker_comes_back(pool: Pool) -> None:
+    with pytest.raises(WorkerError, match="planted"):
+        pool.run("tests.distributed.pool_jobs:fail", world_size=1)
