@@ -126,7 +126,7 @@ def bert(*, layers: int, width: int, heads: int, vocabulary: int, positions: int
 def t5(*, layers: int, width: int, heads: int, vocabulary: int) -> nn.Module:
     """T5 encoder-decoder without dropout."""
     return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
+        transformers.T5Config(  # type: ignore[call-arg]  # every configuration takes the base class's keywords
             num_layers=layers,
             d_model=width,
             d_kv=width // heads,
@@ -143,7 +143,7 @@ def t5(*, layers: int, width: int, heads: int, vocabulary: int) -> nn.Module:
 def vit(*, layers: int, width: int, heads: int, size: int, patch: int, classes: int) -> nn.Module:
     """Vision transformer with a classifier, without dropout."""
     return transformers.ViTForImageClassification(
-        transformers.ViTConfig(
+        transformers.ViTConfig(  # type: ignore[call-arg]  # every configuration takes the base class's keywords
             num_hidden_layers=layers,
             hidden_size=width,
             num_attention_heads=heads,
@@ -255,7 +255,7 @@ def zoo_model(name: str, *, batch: int | None = None, seed: int = 0) -> tuple[nn
 
 
 def workload(name: str, *, batch: int | None = None, seq: int | None = None) -> tuple[nn.Module, Inputs]:
-    """A model of real size and its inputs, all on the meta device."""
+    """A model of real size in bf16 and its inputs, all on the meta device."""
     entry = WORKLOADS[name]
     with torch.device("meta"):
-        return entry.build().train(), entry.inputs(batch or entry.batch, seq or entry.seq)
+        return entry.build().to(torch.bfloat16).train(), entry.inputs(batch or entry.batch, seq or entry.seq)

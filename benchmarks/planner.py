@@ -27,8 +27,10 @@ import torch  # noqa: E402 - what importing costs is a phase of its own
 
 from autopar.capture import capture, normalize_example_inputs  # noqa: E402
 from autopar.cluster import Cluster  # noqa: E402
+from autopar.parallel_plan import Plan  # noqa: E402
 from autopar.phases import PhaseTime, PhaseTimes, cpu_seconds  # noqa: E402
 from autopar.planner.planning import make_plan  # noqa: E402
+from autopar.program import Program  # noqa: E402
 from benchmarks.models import WORKLOADS, workload  # noqa: E402
 from benchmarks.results import write_results  # noqa: E402
 
@@ -37,6 +39,7 @@ IMPORTS = PhaseTime(time.perf_counter() - STARTED[0], time.process_time() - STAR
 DEFAULT_MESHES = {"llama3-8b": ((8,), (32, 8)), "gpt2": ((8,), (2, 4))}
 BATCH_OF_DEVICES = {("llama3-8b", 8): 16, ("llama3-8b", 256): 64}
 """Global batches of the peers' table; other cases take the batch of the workload."""
+NO_LIMIT_BYTES = 2.0**50
 Result = TypeVar("Result")
 
 
@@ -47,7 +50,7 @@ def measure(name: str, mesh: tuple[int, ...]) -> dict[str, Any]:
     (model, inputs), building = timed(lambda: workload(name, batch=batch))
     with PhaseTimes() as times:
         program, capturing = timed(lambda: capture(model, *normalize_example_inputs(inputs)))
-        plan, planning = timed(lambda: make_plan(program, cluster_of(devices), mesh=mesh, with_baselines=False))
+        plan, planning = timed(lambda: plan_on(program, mesh))
     inside = times.phases
     phases = {
         "imports": IMPORTS,
@@ -73,9 +76,23 @@ def measure(name: str, mesh: tuple[int, ...]) -> dict[str, Any]:
         "objective_seconds": plan.objective_seconds,
         "bound_seconds": plan.bound_seconds,
         "gap": plan.gap,
+        "predicted_peak_bytes": plan.predicted.peak_bytes,
         "predicted_step_seconds": plan.predicted.step_seconds,
         "torch": torch.__version__,
     }
+
+
+def plan_on(program: Program, mesh: tuple[int, ...]) -> Plan:
+    """The optimum on one mesh with AdamW, without a memory limit: the peers' table has none either."""
+    cluster = cluster_of(math.prod(mesh))
+    return make_plan(
+        program,
+        cluster,
+        mesh=mesh,
+        optimizer=torch.optim.AdamW,
+        memory_limit=NO_LIMIT_BYTES,
+        with_baselines=False,
+    )
 
 
 def timed(work: Callable[[], Result]) -> tuple[Result, PhaseTime]:
