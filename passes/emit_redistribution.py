@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import fx
@@ -40,7 +40,7 @@ def emit_redistribution(emit: Emitter, value: fx.Node, shape: Shape, source: Lay
     return value
 
 
-@lru_cache(maxsize=None)
+@cache
 def redistribution_steps(shape: Shape, source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     """The steps that the lowering emits for a tensor of this shape; empty when both layouts place it equally."""
     source, target = canonical(shape, source, mesh.shape), canonical(shape, target, mesh.shape)
@@ -75,7 +75,8 @@ def _is_possible(shape: Shape, step: Step, mesh: Mesh) -> bool:
         return True
     (axis,) = step.axes
     before, after = step.before[axis], step.after[axis]
-    assert isinstance(before, Shard) and isinstance(after, Shard)
+    assert isinstance(before, Shard)
+    assert isinstance(after, Shard)
     both = Mesh((*mesh.axis_names, "again"), (*mesh.shape, mesh.shape[axis]))
     return before.dim != after.dim or is_legal(shape, (*step.before, after), both)
 

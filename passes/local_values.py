@@ -2,8 +2,8 @@
 
     values.get(node, (Shard(0), Replicate()), "forward")
 
-Operators define values in the layout that they produce. Any other layout is a redistribution, emitted once per (value,
-layout, phase). Views are folded: the wanted layout is mapped backwards to the tensor that the view looks at, the
+Operators define values in the layout that they produce. Any other layout is a redistribution, emitted once per
+(value, layout, phase). Views are folded: the wanted layout is mapped backwards to the tensor that the view looks at, the
 redistribution happens there, and the view is applied to the local block.
 """
 
@@ -51,11 +51,13 @@ class LocalValues:
 
     def define(self, node: fx.Node, value: LocalValue) -> None:
         """The tensor that `node` stands for: an input, an operator with one output, or a getitem."""
-        if not is_legal(value.shape, value.layout, self._emit.mesh):
-            raise PlanMismatchError(
-                f"{value.operator}: {format_layout(value.layout)} cannot hold its tensor of shape {list(value.shape)} on "
-                f"mesh {self._emit.mesh.shape}: a strided or repeated shard must divide the dim evenly; edit the plan"
-            )
+        mesh = self._emit.mesh
+        for layout in (layout for layouts in value.shared.values() for layout in layouts):
+            if len(layout) != len(mesh.shape) or not is_legal(value.shape, layout, mesh):
+                raise PlanMismatchError(
+                    f"{value.operator}: a shared copy of shape {list(value.shape)} cannot lie as "
+                    f"{format_layout(layout)} on mesh {mesh.shape}; edit the plan or plan again"
+                )
         self._values[node] = value
 
     def get(self, node: fx.Node, layout: Layout, phase: str, via: tuple[Layout, ...] = ()) -> fx.Node:

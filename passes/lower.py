@@ -74,7 +74,7 @@ class _Lowering:
         self._values = LocalValues(self._emit)
         self._several: dict[fx.Node, _Produced] = {}
         self._seed: fx.Node | None = None
-        self._inputs = {node: meaning for node, meaning in zip(program.placeholders, program.inputs, strict=True)}
+        self._inputs = dict(zip(program.placeholders, program.inputs, strict=True))
         self._parameters: dict[str, ParameterPlan] = {}
 
     def run(self) -> Program:
@@ -117,7 +117,7 @@ class _Lowering:
     def _input_layout(self, meaning: Input) -> Layout:
         plan, name = self._plan, meaning.name
         if meaning.role == "parameter":
-            self._parameters[name] = parameter = _entry(plan.parameters, name, "parameter")
+            self._parameters[name] = parameter = _parameter_entry(plan, name)
             return parameter.stored
         if meaning.role == "buffer":
             return plan.buffers.get(name, self._everywhere)
@@ -130,9 +130,7 @@ class _Lowering:
         if meaning.role != "parameter":
             return {}, False
         entry = self._parameters[meaning.name]
-        for layout in (entry.used, entry.gradient, entry.shared_forward, entry.shared_backward):
-            if layout is not None:
-                self._check_layout(meaning.name, meaning.shape, layout)
+        self._check_layout(meaning.name, meaning.shape, entry.gradient)
         shared = {"forward": entry.shared_forward, "backward": entry.shared_backward}
         used = (entry.used,) if entry.used != entry.stored else ()
         return {phase: used + ((copy,) if copy else ()) for phase, copy in shared.items()}, entry.keep_gathered
@@ -187,7 +185,8 @@ class _Lowering:
 
     def _output_of_several(self, node: fx.Node) -> None:
         source, index = node.args
-        assert isinstance(source, fx.Node) and isinstance(index, int)
+        assert isinstance(source, fx.Node)
+        assert isinstance(index, int)
         produced = self._several[source]
         self._emit.at(produced.phase, source.meta["operator"])
         shapes, dtypes = produced.node.meta["local_shape"], produced.node.meta["dtype"]
@@ -252,10 +251,12 @@ class _Lowering:
             )
 
 
-def _entry(entries: Any, name: str, kind: str) -> Any:
-    if name not in entries:
-        raise PlanMismatchError(f"the plan has no entry for the {kind} {name}; it was made for another model: plan again")
-    return entries[name]
+def _parameter_entry(plan: Plan, name: str) -> ParameterPlan:
+    if name not in plan.parameters:
+        raise PlanMismatchError(
+            f"the plan has no entry for the parameter {name}; it was made for another model: plan again"
+        )
+    return plan.parameters[name]
 
 
 def _at(layouts: tuple[Layout | None, ...], index: int) -> tuple[Layout, ...]:

@@ -5,8 +5,9 @@
 
 The phase of every node is known, so there is nothing to decide but how backward gets a value of forward: inputs are
 saved as themselves; views, factories and expansions are made again from what they look at; operators in `recompute`
-are copied into backward, right in front of their first use there; everything else is saved, once. A copied operator
-takes a gathered operand from backward's own gather if there is one, else gathers again: what grew is never saved for it.
+are copied into backward, right in front of their first use there; everything else is saved, once. A copied
+operator takes a gathered operand from backward's own gather if there is one, else gathers again: what grew is never
+saved for it.
 """
 
 from __future__ import annotations
@@ -169,9 +170,7 @@ def _reached_from(results: list[Any]) -> set[fx.Node]:
     return needed
 
 
-def _backward_graph(
-    program: Program, needs: _Needs, tangents: list[fx.Node], gradients: list[Any]
-) -> fx.GraphModule:
+def _backward_graph(program: Program, needs: _Needs, tangents: list[fx.Node], gradients: list[Any]) -> fx.GraphModule:
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     for node in needs.saved:
@@ -179,19 +178,20 @@ def _backward_graph(
         made[node].meta = dict(node.meta)
     for node in tangents:
         made[node] = graph.node_copy(node)
+
+    def made_operand(operand: fx.Node) -> fx.Node:
+        return made[needs.replaced.get(operand, operand)]
+
     wanted = [node for node in program.graph.nodes if _is_backward(node) and node.op == "call_function"]
     for node in [*wanted, *(g for g in gradients if isinstance(g, fx.Node))]:
         for missing in _in_order(node, made, needs.replaced):
-            source = needs.replaced
-            made[missing] = graph.node_copy(missing, lambda operand: made[source.get(operand, operand)])
+            made[missing] = graph.node_copy(missing, made_operand)
             made[missing].meta = {**missing.meta, "phase": "backward"}
-    graph.output(tuple(made[needs.replaced.get(g, g)] if isinstance(g, fx.Node) else g for g in gradients))
+    graph.output(tuple(made_operand(g) if isinstance(g, fx.Node) else g for g in gradients))
     return fx.GraphModule(program.graph_module, graph)
 
 
-def _in_order(
-    node: fx.Node, made: dict[fx.Node, fx.Node], replaced: dict[fx.Node, fx.Node]
-) -> Iterator[fx.Node]:
+def _in_order(node: fx.Node, made: dict[fx.Node, fx.Node], replaced: dict[fx.Node, fx.Node]) -> Iterator[fx.Node]:
     """What has to be made for `node`, operands first; depth first without recursion."""
     stack = [(replaced.get(node, node), False)]
     while stack:
@@ -209,10 +209,10 @@ def _in_order(
 def node_bytes(node: fx.Node) -> int:
     """Bytes of the local value of a node; 0 for helpers without a stated shape."""
     shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
-    if shapes is None:
+    if shapes is None or dtypes is None:
         return 0
     if isinstance(dtypes, torch.dtype):
-        return math.prod(shapes) * dtypes.itemsize
+        return int(math.prod(shapes) * dtypes.itemsize)
     return sum(math.prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True) if s is not None)
 
 
@@ -238,9 +238,7 @@ class _Timeline:
         self._last: dict[fx.Node, int] = {}
         self._buffer: dict[fx.Node, fx.Node] = {}
 
-    def add(
-        self, graph: fx.Graph, known: dict[fx.Node, fx.Node], excluded: frozenset[str]
-    ) -> dict[fx.Node, fx.Node]:
+    def add(self, graph: fx.Graph, known: dict[fx.Node, fx.Node], excluded: frozenset[str]) -> dict[fx.Node, fx.Node]:
         """Append a graph whose placeholders `known` live in earlier buffers; returns node -> its buffer."""
         buffers: dict[fx.Node, fx.Node] = {}
         for node in graph.nodes:

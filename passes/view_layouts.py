@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 import torch
 
 from autopar.layout import Layout, Mesh, Placement, Replicate, Shard, sharded_axes
 
 Shape = tuple[int, ...]
+
 
 def viewed(node: torch.fx.Node) -> torch.fx.Node:
     """The tensor that a view looks at."""
@@ -55,7 +56,7 @@ def layout_after_view(node: torch.fx.Node, layout: Layout, mesh: Mesh) -> Layout
     return reshape_layout(_shape(viewed(node)), _shape(node), layout, mesh.shape)
 
 
-@lru_cache(maxsize=None)
+@cache
 def reshape_layout(source: Shape, target: Shape, layout: Layout, mesh_shape: tuple[int, ...]) -> Layout | None:
     """Layout over shape `target` of the data that `layout` gives each rank of a tensor of shape `source`."""
     if source == target:
@@ -75,7 +76,7 @@ def reshape_layout(source: Shape, target: Shape, layout: Layout, mesh_shape: tup
     return tuple(found)
 
 
-@lru_cache(maxsize=None)
+@cache
 def canonical(shape: Shape, layout: Layout, mesh_shape: tuple[int, ...]) -> Layout:
     """The one spelling of `layout`: what nests is written as nested, so that equal layouts compare equal."""
     found: list[Placement] = list(layout)
@@ -87,7 +88,7 @@ def canonical(shape: Shape, layout: Layout, mesh_shape: tuple[int, ...]) -> Layo
     return tuple(found)
 
 
-@lru_cache(maxsize=None)
+@cache
 def dimension_groups(source: Shape, target: Shape) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     """Pairs (source dims, target dims) of equal product, smallest first; dims of size 1 belong to none."""
     left = [dim for dim, size in enumerate(source) if size != 1]

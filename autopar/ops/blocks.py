@@ -56,9 +56,7 @@ def pieces_first(x: Tensor, cuts: Sequence[Cut], padded_shape: Sequence[int]) ->
     return seen.permute(*places, *rest).reshape(ranks * block_shape[0], *block_shape[1:]).contiguous()
 
 
-def pieces_joined(
-    y: Tensor, cuts: Sequence[Cut], padded_shape: Sequence[int], shape: Sequence[int]
-) -> Tensor:
+def pieces_joined(y: Tensor, cuts: Sequence[Cut], padded_shape: Sequence[int], shape: Sequence[int]) -> Tensor:
     """Inverse of `pieces_first`: put every piece where it belongs and trim the padding, contiguous."""
     factors, places = _factored(padded_shape, cuts)
     rest = [place for place in range(len(factors)) if place not in places]

@@ -18,7 +18,8 @@ from autopar.passes.lower import lower
 from autopar.passes.partition import Partition, split_forward_backward
 from autopar.program import Program
 from autopar.rules.engine import is_view, rule_for, tensor_operands
-from autopar.rules.rule import Rule, Tensor
+from autopar.rules.rule import Rule
+from autopar.rules.rule import Tensor as Dims
 from tests.passes.local_blocks import assemble, distribute
 from tests.simulated_ranks import run_ranks
 
@@ -32,22 +33,24 @@ def operator_entry(node: fx.Node, axes: Sequence[str | None], mesh: Mesh) -> Ope
     outputs = output_shapes(node)
     if rule is None or all(name is None for name in axes):
         everywhere = replicated(len(mesh.shape))
-        return OperatorPlan(axes=(None,) * len(mesh.shape), inputs=(everywhere,) * len(shapes), outputs=(everywhere,) * len(outputs))
-    inputs = [tuple(_placement(rule, dims, name, None, True) for name in axes) for dims in rule.inputs]
+        return OperatorPlan(
+            axes=(None,) * len(mesh.shape), inputs=(everywhere,) * len(shapes), outputs=(everywhere,) * len(outputs)
+        )
+    inputs = [tuple(_placement(rule, dims, name, None) for name in axes) for dims in rule.inputs]
     results = []
     for index, dims in enumerate(rule.outputs):
         left = [rule.reductions.get(name or "", (None,) * len(outputs))[index] for name in axes]
         results.append(
             replicated(len(axes))
             if dims is None
-            else tuple(_placement(rule, dims, name, op, False) for name, op in zip(axes, left, strict=True))
+            else tuple(_placement(rule, dims, name, op) for name, op in zip(axes, left, strict=True))
         )
-    legal = all(is_legal(s, l, mesh) for s, l in zip(shapes, inputs, strict=True))
-    legal = legal and all(s is None or is_legal(s, l, mesh) for s, l in zip(outputs, results, strict=True))
+    legal = all(is_legal(s, layout, mesh) for s, layout in zip(shapes, inputs, strict=True))
+    legal = legal and all(s is None or is_legal(s, layout, mesh) for s, layout in zip(outputs, results, strict=True))
     return OperatorPlan(axes=tuple(axes), inputs=tuple(inputs), outputs=tuple(results)) if legal else None
 
 
-def _placement(rule: Rule, dims: Tensor, name: str | None, reduction: str | None, is_input: bool) -> Placement:
+def _placement(rule: Rule, dims: Dims, name: str | None, reduction: str | None) -> Placement:
     for dim, names in enumerate(dims):
         if name is not None and name in names:
             before = names[: names.index(name)]
@@ -70,7 +73,11 @@ def hand_plan(
     """A plan with these operators; everything not named is replicated."""
     everywhere = replicated(len(mesh.shape))
     entries = {node.meta["operator"]: operator_entry(node, (None,) * len(mesh.shape), mesh) for node in calls(program)}
-    known = {i.name: ParameterPlan(stored=everywhere, used=everywhere, gradient=everywhere) for i in program.inputs if i.role == "parameter"}
+    known = {
+        i.name: ParameterPlan(stored=everywhere, used=everywhere, gradient=everywhere)
+        for i in program.inputs
+        if i.role == "parameter"
+    }
     return Plan(
         mesh=mesh,
         parameters={**known, **(parameters or {})},
@@ -128,7 +135,9 @@ def run_plan(
     for meaning in lowered[0].inputs:
         if meaning.role == "tangent":
             continue
-        for rank, block in enumerate(distribute(tensors[meaning.name], _stored(plan, meaning.role, meaning.name), mesh)):
+        for rank, block in enumerate(
+            distribute(tensors[meaning.name], _stored(plan, meaning.role, meaning.name), mesh)
+        ):
             blocks[rank].append(block)
     returned = run_ranks([p.forward for p in partitions], blocks, mesh)
     count = sum(o.role != "gradient" for o in program.outputs)
@@ -165,7 +174,12 @@ def _assembled(program: Program, plan: Plan, returned: Any, gradients: Any, part
 
 def tensors_of(program: Program, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Global value of every input of the program by name."""
-    state = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
-    return {i.name: state[i.name].detach() if i.name in state else inputs[i.name] for i in program.inputs if i.role not in ("tangent", "seed")} | {
-        "seed": torch.tensor(7)
+    state = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
     }
+    return {
+        i.name: state[i.name].detach() if i.name in state else inputs[i.name]
+        for i in program.inputs
+        if i.role not in ("tangent", "seed")
+    } | {"seed": torch.tensor(7)}

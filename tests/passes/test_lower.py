@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from autopar.capture import capture
 from autopar.errors import PlanMismatchError
@@ -155,7 +156,9 @@ def random_plan(case, mesh, seed, density=0.8):
     generator = random.Random(seed)
 
     def pick(node, rule):
-        return [generator.choice(rule.names) if rule.names and generator.random() < density else None for _ in mesh.shape]
+        return [
+            generator.choice(rule.names) if rule.names and generator.random() < density else None for _ in mesh.shape
+        ]
 
     def layout(shape):
         while True:
@@ -294,3 +297,93 @@ def test_nothing_can_be_made_a_partial(mlp):
     )
     with pytest.raises(PlanMismatchError, match="nothing turns into a Partial"):
         lower(mlp.program, plan, 0)
+
+
+# transformers
+
+
+def gpt2(dropout=0.0):
+    sizes = GPT2Config(n_layer=1, n_embd=16, n_head=4, vocab_size=30, n_positions=16)
+    sizes.attn_pdrop = sizes.resid_pdrop = sizes.embd_pdrop = dropout
+    return GPT2LMHeadModel(sizes).double().train()
+
+
+def llama():
+    sizes = LlamaConfig(
+        num_hidden_layers=1,
+        hidden_size=16,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=30,
+    )
+    return LlamaForCausalLM(sizes).double().train()
+
+
+@pytest.mark.parametrize("model", [gpt2, llama])
+def test_random_plans_of_transformers(model):
+    torch.manual_seed(0)
+    ids = torch.randint(0, 30, (4, 8))
+    case = Case(model(), {"input_ids": ids, "labels": ids})
+    forward = [node.meta["operator"] for node in calls(case.program) if node.meta["phase"] == "forward"]
+    for mesh, seed in ((FLAT, 1), (SQUARE, 2), (Mesh(("dp", "tp"), (2, 3)), 3)):
+        recompute = random.Random(seed).sample(forward, k=len(forward) // 2)
+        errors, _ = case.errors(random_plan(case, mesh, seed), recompute=recompute)
+        assert max(errors.values()) < 1e-6, errors  # both models compute their loss in float32
+
+
+def test_dropout_draws_the_same_numbers_however_it_is_split():
+    torch.manual_seed(0)
+    ids = torch.randint(0, 30, (4, 8))
+    case = Case(gpt2(dropout=0.2), {"input_ids": ids, "labels": ids})
+    assert lower(case.program, hand_plan(case.program, FLAT, {}), 0).inputs[-1].role == "seed"
+    alone = run_plan(case.program, hand_plan(case.program, FLAT, {}), case.tensors)
+    for mesh, seed in ((FLAT, 1), (SQUARE, 2)):
+        split = run_plan(case.program, random_plan(case, mesh, seed), case.tensors)
+        assert torch.allclose(split.outputs["loss"], alone.outputs["loss"], rtol=1e-6)
+        for name, gradient in alone.gradients.items():
+            assert torch.allclose(split.gradients[name], gradient, rtol=1e-5, atol=1e-7), name
+
+
+class Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)).relu().pow(2).mean()
+
+
+def test_running_statistics_return_to_the_layout_of_their_buffer():
+    torch.manual_seed(0)
+    module = Normalised().double()
+    inputs = {"x": torch.randn(8, 3, 4, 4, dtype=torch.double)}
+    program_input = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    case = Case(module, inputs)
+    case.tensors.update(program_input)
+    for mesh, seed in ((FLAT, 1), (SQUARE, 2), (SQUARE, 3)):
+        results = case.check(random_plan(case, mesh, seed))
+        for name in ("norm.running_mean", "norm.running_var"):
+            assert torch.allclose(results.outputs[name], module.get_buffer(name)), name
+
+
+def test_a_shared_copy_that_cannot_lie_so_is_named(mlp):
+    with pytest.raises(PlanMismatchError, match=r"fc/mm#0: a shared copy of shape \[8, 8\] cannot lie as \['S\(2\)'\]"):
+        lower(mlp.program, edited(mlp, "fc/mm#0", shared_backward=((Shard(2),),)), 0)
+
+
+def test_a_layout_that_no_view_carries_is_redistributed_behind_the_view():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(12, dtype=torch.double))
+
+        def forward(self, x):
+            return ((self.weight.exp().view(3, 4) @ x) ** 2).sum()
+
+    torch.manual_seed(0)
+    case = Case(Flat(), {"x": torch.randn(4, 5, dtype=torch.double)})
+    split = picked(case.program, FLAT, lambda node, rule: ["d0" if "exp" in str(node.target) else None])
+    assert any(entry.outputs == ((Shard(0),),) for entry in split.values())  # 12 over 4 is no layout of (3, 4)
+    case.check(hand_plan(case.program, FLAT, split))

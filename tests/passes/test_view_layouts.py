@@ -11,7 +11,13 @@ from autopar.passes.view_layouts import canonical, dimension_groups, reshape_lay
 from tests.passes.local_blocks import block_of
 
 R = Replicate()
-MESHES = [Mesh(("a",), (2,)), Mesh(("a",), (4,)), Mesh(("a", "b"), (2, 2)), Mesh(("a", "b"), (2, 3)), Mesh(("a", "b"), (1, 2))]
+MESHES = [
+    Mesh(("a",), (2,)),
+    Mesh(("a",), (4,)),
+    Mesh(("a", "b"), (2, 2)),
+    Mesh(("a", "b"), (2, 3)),
+    Mesh(("a", "b"), (1, 2)),
+]
 FACTORS = [1, 2, 2, 3, 4, 5]
 
 
@@ -21,7 +27,11 @@ def reshapes(draw):
     factors = draw(st.lists(st.sampled_from(FACTORS), min_size=1, max_size=5))
     mesh = draw(st.sampled_from(MESHES))
     source, target = grouped(draw, factors), grouped(draw, factors)
-    placements = [R, Partial(), *(Shard(d, s) for d, size in enumerate(source) for s in (1, 2, 3, 4, 6) if size % s == 0)]
+    placements = [
+        R,
+        Partial(),
+        *(Shard(d, s) for d, size in enumerate(source) for s in (1, 2, 3, 4, 6) if size % s == 0),
+    ]
     layout = tuple(draw(st.sampled_from(placements)) for _ in mesh.shape)
     return source, target, layout, mesh
 
