@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Replicate
+from autopar.layout import Layout, Mesh, Replicate, is_dtensor_layout
 from autopar.parallel_plan import ParameterPlan
 from autopar.passes.view_layouts import canonical
 from autopar.planner.factorisation import Factorisation, shape_of
