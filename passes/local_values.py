@@ -3,8 +3,8 @@
     values.get(node, (Shard(0), Replicate()), "forward")
 
 Operators define values in the layout that they produce. Any other layout is a redistribution, emitted once per
-(value, layout, phase). Views are folded: the wanted layout is mapped backwards to the tensor that the view looks at, the
-redistribution happens there, and the view is applied to the local block.
+(value, layout, phase). Views are folded: the wanted layout is mapped backwards to the tensor that the view looks at,
+the redistribution happens there, and the view is applied to the local block.
 """
 
 from __future__ import annotations
