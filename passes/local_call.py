@@ -33,7 +33,7 @@ def emit_local_call(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
     rewrite = REWRITES.get(str(context.node.target))
     if rewrite is not None:
         return rewrite(context, args, kwargs)
-    return context.graph.call_function(context.node.target, args, kwargs)
+    return context.call_operator(args, kwargs)
 
 
 def _needed_implementation(context: LocalContext) -> str | None:

@@ -68,9 +68,7 @@ class LocalContext:
         """Per dim of one output, the runs of global indices that this rank holds."""
         layout = self.plan.outputs[index]
         shape = self.global_output(index).shape
-        return tuple(
-            local_runs(size, layout, dim, self.mesh, self.coordinate) for dim, size in enumerate(shape)
-        )
+        return tuple(local_runs(size, layout, dim, self.mesh, self.coordinate) for dim, size in enumerate(shape))
 
     def axes_of(self, names: frozenset[str]) -> tuple[int, ...]:
         """Mesh axes that split one of the names."""
@@ -78,6 +76,11 @@ class LocalContext:
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """Append a call."""
+        return self.graph.call_function(target, args, kwargs)
+
+    def call_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        """Append a call of the operator itself."""
+        target: Any = self.node.target
         return self.graph.call_function(target, args, kwargs)
 
     def describe(self, node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype) -> fx.Node:

@@ -3,8 +3,9 @@
     a0 = all_reduce(x0, "sum", "tp")   }  both wait, x0 + x1 is handed to both, both go on
     a1 = all_reduce(x1, "sum", "tp")   }
 
-Groups are symbolic: axis names joined by "+", in mesh order ("dp_shard+tp"). Ranks that meet with different collectives,
-shapes or in different order are an AssertionError that names the nodes, as they would hang or corrupt real processes.
+Groups are symbolic: axis names joined by "+", in mesh order ("dp_shard+tp"). Ranks that meet with different
+collectives, shapes or in different order are an AssertionError that names the nodes: real processes would hang or
+corrupt their data.
 """
 
 from __future__ import annotations

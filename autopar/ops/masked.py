@@ -24,7 +24,8 @@ def _local_positions(positions: Tensor, start: int, length: int) -> tuple[Tensor
 def masked_embedding(weight: Tensor, ids: Tensor, start: int) -> Tensor:
     """Rows of a block of the table, zeros for ids outside; (V, D), (*) -> (*, D)."""
     local, inside = _local_positions(ids, start, weight.shape[0])
-    return _aten.embedding.default(weight, local).masked_fill(~inside.unsqueeze(-1), 0)
+    rows: Tensor = _aten.embedding.default(weight, local)
+    return rows.masked_fill(~inside.unsqueeze(-1), 0)
 
 
 def masked_embedding_backward(
@@ -33,7 +34,7 @@ def masked_embedding_backward(
     """Gradient of the rows [start, start + num_rows) of the table; `padding_idx` is a global id (-1: none)."""
     local, inside = _local_positions(ids, start, num_rows)
     spare = ~inside if padding_idx < 0 else ~inside | (ids == padding_idx)
-    rows = _aten.embedding_dense_backward.default(
+    rows: Tensor = _aten.embedding_dense_backward.default(
         grad, local.masked_fill(spare, num_rows), num_rows + 1, -1, scale_grad_by_freq
     )
     return rows.narrow(0, 0, num_rows)
@@ -42,7 +43,7 @@ def masked_embedding_backward(
 def masked_gather(source: Tensor, dim: int, index: Tensor, start: int) -> Tensor:
     """gather from a block of `dim`, zeros for positions outside."""
     local, inside = _local_positions(index, start, source.shape[dim])
-    return _aten.gather.default(source, dim, local).masked_fill(~inside, 0)
+    return source.gather(dim, local).masked_fill(~inside, 0)
 
 
 def masked_index(source: Tensor, dim: int, index: Tensor, start: int, size: int) -> Tensor:
@@ -62,7 +63,7 @@ def masked_index_put(
     length = target.shape[dim]
     local, inside = _local_positions(index.remainder(size), start, length)
     indices = [None] * dim + [local.masked_fill(~inside, length)]
-    written = _aten.index_put.default(_with_spare_row(target, dim), indices, values, accumulate)
+    written: Tensor = _aten.index_put.default(_with_spare_row(target, dim), indices, values, accumulate)
     return written.narrow(dim, 0, length).contiguous()
 
 
@@ -70,19 +71,19 @@ def masked_scatter(target: Tensor, dim: int, index: Tensor, source: Tensor | flo
     """scatter of a tensor or number into a block of `dim`; positions outside are dropped."""
     length = target.shape[dim]
     local, inside = _local_positions(index, start, length)
-    scatter = _aten.scatter.src if isinstance(source, Tensor) else _aten.scatter.value
     if index.shape[dim] != 1:
-        written = scatter(_with_spare_row(target, dim), dim, local.masked_fill(~inside, length), source)
+        spare = local.masked_fill(~inside, length)
+        written: Tensor = torch.scatter(_with_spare_row(target, dim), dim, spare, source)
         return written.narrow(dim, 0, length).contiguous()
-    kept = _aten.gather.default(target, dim, local)  # one position per row: write back what stands there
-    return _aten.scatter.src(target, dim, local, torch.where(inside, source, kept).to(target.dtype))
+    kept = target.gather(dim, local)  # one position per row: write back what stands there
+    return target.scatter(dim, local, torch.where(inside, source, kept).to(target.dtype))
 
 
 def masked_scatter_add(target: Tensor, dim: int, index: Tensor, source: Tensor, start: int) -> Tensor:
     """scatter_add into a block of `dim`; positions outside are dropped."""
     local, inside = _local_positions(index, start, target.shape[dim])
     added = source[tuple(slice(size) for size in index.shape)].masked_fill(~inside, 0)
-    return _aten.scatter_add.default(target, dim, local, added)
+    return target.scatter_add(dim, local, added)
 
 
 def _with_spare_row(block: Tensor, dim: int) -> Tensor:

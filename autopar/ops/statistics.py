@@ -1,7 +1,7 @@
 """Reductions and normalisations of which a rank holds a part: each gives what its rank adds to the whole.
 
-    mean over a split dim     sum of the block / global count, so that the sum over the ranks is the mean (uneven, too)
-    batch norm, batch split   local sums, an all_reduce, then the same normalisation everywhere
+mean over a split dim     sum of the block / global count, so that the sum over the ranks is the mean (uneven, too)
+batch norm, batch split   local sums, an all_reduce, then the same normalisation everywhere
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 
 from autopar.errors import ConfigurationError
 from autopar.rules.call import Call, TensorSpec
-from autopar.rules.language import Effect, Factor, Pattern, TensorPattern, parse_pattern
+from autopar.rules.language import ELLIPSIS_NAME, Effect, Factor, Pattern, TensorPattern, parse_pattern
 from autopar.rules.rule import Dim, Rule, Tensor
 
 _Factors = tuple[Factor, ...]
@@ -40,7 +40,7 @@ def bind_rule(text: str, call: Call) -> Rule:
         for dims, spec in zip(results, call.outputs, strict=True)
     )
     names = _names((*rule_inputs, *(t for t in rule_outputs if t is not None)))
-    effects = {**{name: pattern.reduce_effect for name in ellipsis.reduced}, **pattern.effects}
+    effects = {**dict.fromkeys(ellipsis.reduced, pattern.reduce_effect), **pattern.effects}
     return Rule(
         inputs=rule_inputs,
         outputs=rule_outputs,
@@ -103,7 +103,8 @@ class _Ellipsis:
         else:
             rank = _ellipsis_rank(pattern, spec)
             dims = [*pattern.before, *self._expand(pattern, rank, is_output), *pattern.after]
-        if len(dims) != len(spec.shape) or any(not dim and size != 1 for dim, size in zip(dims, spec.shape, strict=True)):
+        fits = len(dims) == len(spec.shape)
+        if not fits or any(not dim and size != 1 for dim, size in zip(dims, spec.shape, strict=True)):
             raise _fail(self._pattern, self._call, f"{list(spec.shape)} has not the dims that are described")
         return dims
 
@@ -125,9 +126,7 @@ def _ellipsis_rank(pattern: TensorPattern, spec: TensorSpec) -> int:
     return len(spec.shape) - len(pattern.before) - len(pattern.after or ())
 
 
-def _infer_sizes(
-    tensors: Sequence[tuple[list[_Factors], TensorSpec]], pattern: Pattern, call: Call
-) -> dict[str, int]:
+def _infer_sizes(tensors: Sequence[tuple[list[_Factors], TensorSpec]], pattern: Pattern, call: Call) -> dict[str, int]:
     """Size of every name; raises for contradictions and for sizes that nothing determines."""
     sizes = dict(pattern.sizes)
     dims = [(dim, size) for factors, spec in tensors for dim, size in zip(factors, spec.shape, strict=True)]
@@ -149,11 +148,8 @@ def _infer_sizes(
 
 def _broadcast_names(dims: Sequence[tuple[_Factors, int]]) -> set[str]:
     """Names of the ellipsis that some tensor has with a size other than 1 (there, size 1 broadcasts)."""
-    return {
-        dim[0].name
-        for dim, size in dims
-        if len(dim) == 1 and size != 1 and dim[0].name is not None and dim[0].name[0] == "d" and dim[0].name[1:].isdigit()
-    }
+    singles = [(dim[0].name, size) for dim, size in dims if len(dim) == 1]
+    return {name for name, size in singles if size != 1 and name is not None and ELLIPSIS_NAME.match(name)}
 
 
 def _check_dim(

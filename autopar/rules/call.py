@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ def _leaves(value: Any) -> Iterator[TensorSpec]:
             yield from _leaves(item)
 
 
-@lru_cache(maxsize=None)
+@cache
 def argument_slot(target: Any, name: str) -> tuple[int, Any]:
     """(position, default) of the argument `name` of an operator. Raises KeyError for an unknown name."""
     for position, argument in enumerate(target._schema.arguments):

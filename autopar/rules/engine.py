@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -49,6 +49,15 @@ TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
 )
 
 
+_REGISTERED: dict[str, str] = {}  # rules of users, by full operator name; filled by `register_rule` only
+
+
+def add_rule(name: str, text: str) -> None:
+    """Give the operator with the full name `name` ("lib.op.default") a rule that has been proven."""
+    _REGISTERED[name] = text
+    rule_of.cache_clear()
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether the node only renames dims: reshapes, permutations, full-range slices, expands that do nothing."""
     if node.target in _RESHAPING:
@@ -67,7 +76,7 @@ def rule_for(node: fx.Node) -> Rule | None:
     return rule_of(call_of(node))
 
 
-@lru_cache(maxsize=None)
+@cache
 def rule_of(call: Call) -> Rule | None:
     """The rule of one call; None if the operator has none."""
     text = rule_text(call)
@@ -81,7 +90,9 @@ def rule_text(call: Call) -> str | None:
 
 
 def table_entry(target: Any) -> str | Callable[[Call], str | None] | None:
-    """The entry of an operator in the table; `POINTWISE` for those that torch tags so."""
+    """The entry of an operator: the user's, else that of the table, else `POINTWISE` for those that torch tags so."""
+    if str(target) in _REGISTERED:
+        return _REGISTERED[str(target)]
     key = table_key(target)
     if key is not None:
         return TABLE[key]

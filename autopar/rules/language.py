@@ -43,12 +43,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from autopar.errors import ConfigurationError
 
 _NAME = re.compile(r"^[a-z]\w*$")
+ELLIPSIS_NAME = re.compile(r"^d\d+$")
 _TOKEN = re.compile(r"\[\.\.\.\]|\.\.\.|\[\w+\]|[()]|\w+|\S")
 REDUCTIONS = ("sum", "max", "min")
 
@@ -98,7 +99,7 @@ class Pattern:
     sizes: dict[str, int] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_pattern(text: str) -> Pattern:
     """Text -> pattern. Raises ConfigurationError repeating the text and the part that means nothing."""
     signature, *annotations = text.split(";")
@@ -150,8 +151,10 @@ def _parse_factor(token: str, text: str) -> Factor:
     if token == "_":
         return Factor(None, True)
     name = token.strip("[]")
-    if not _NAME.match(name):
-        raise ConfigurationError(f"rule {text!r}: {token!r} is no dim; write name, [name], (a b), 1, _ or ...")
+    if not _NAME.match(name) or ELLIPSIS_NAME.match(name):
+        raise ConfigurationError(
+            f"rule {text!r}: {token!r} is no dim; write name, [name], (a b), 1, _ or ... (d0, d1 are its)"
+        )
     return Factor(name, token.startswith("["))
 
 
@@ -185,5 +188,7 @@ def _parse_effect(value: str, text: str) -> Effect:
     options = dict(zip(words[num_reductions::2], words[num_reductions + 1 :: 2], strict=False))
     unknown = [word for word in reductions if word is not None and word not in REDUCTIONS]
     if unknown or set(options) - {"by", "bytes"} or (len(words) - num_reductions) % 2:
-        raise ConfigurationError(f"rule {text!r}: cannot read {value!r}; write e.g. 'sum - by implementation bytes 8*c'")
+        raise ConfigurationError(
+            f"rule {text!r}: cannot read {value!r}; write e.g. 'sum - by implementation bytes 8*c'"
+        )
     return Effect(reductions, options.get("by"), options.get("bytes"))

@@ -36,9 +36,7 @@ _CONTRACTIONS: Mapping[str, str] = {
     "aten.dot": "k, k -> ; flops: 2*k",
     "aten.vdot": "k, k -> ; flops: 2*k",
     "transformers.grouped_mm_fallback": "[t] k, [e] k n, [e] -> [t] n ; flops: 2*t*k*n",
-    "transformers.grouped_mm_fallback_backward": (
-        "[t] k, [e] k n, [e], [t] n -> [t] k, [e] k n ; flops: 4*t*k*n"
-    ),
+    "transformers.grouped_mm_fallback_backward": ("[t] k, [e] k n, [e], [t] n -> [t] k, [e] k n ; flops: 4*t*k*n"),
 }
 
 _REDUCTIONS: Mapping[str, str] = {

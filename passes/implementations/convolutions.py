@@ -31,7 +31,7 @@ def _with_local_groups(context: LocalContext, args: tuple[Any, ...], kwargs: dic
     for axis in context.axes_of(frozenset({"g"})):
         groups //= context.mesh.shape[axis]
     args, kwargs = replace_argument(context.node.target, args, kwargs, "groups", groups)
-    return context.graph.call_function(context.node.target, args, kwargs)  # type: ignore[arg-type]
+    return context.call_operator(args, kwargs)
 
 
 IMPLEMENTATIONS = {"first_rank_bias": _first_rank_bias}

@@ -16,7 +16,8 @@ def _size(context: LocalContext, name: str, dim: int) -> int:
 
 
 def _dim(context: LocalContext) -> int:
-    return int(context.global_argument("dim")) % context.node.args[0].meta["val"].dim()  # type: ignore[union-attr]
+    rank = context.global_argument("self").meta["val"].dim()
+    return int(context.global_argument("dim")) % int(rank)
 
 
 def _embedding(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:

@@ -1,6 +1,6 @@
 """Norms whose statistics cross a split: batch norm over a split batch sums its statistics over the ranks.
 
-    sums = channel_sums(x); all_reduce; squares = centred_squares(x, sums); all_reduce; normalise_batch(...)
+sums = channel_sums(x); all_reduce; squares = centred_squares(x, sums); all_reduce; normalise_batch(...)
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ def _batch_norm(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, 
     weight, bias = (context.argument(args, kwargs, name) for name in ("weight", "bias"))
     running = [context.argument(args, kwargs, n) if n in names else None for n in ("running_mean", "running_var")]
     momentum, eps = (context.global_argument(name) for name in ("momentum", "eps"))
-    return context.call(
-        statistics.normalise_batch, x, weight, bias, *running, total, squares, count, momentum, eps
-    )
+    return context.call(statistics.normalise_batch, x, weight, bias, *running, total, squares, count, momentum, eps)
 
 
 def _batch_norm_backward(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -38,9 +36,7 @@ def _batch_norm_backward(context: LocalContext, args: tuple[Any, ...], kwargs: d
     count, channels, wide = _batch_norm_sizes(context, "input")
     weight, mean, invstd = (context.argument(args, kwargs, n) for n in ("weight", "save_mean", "save_invstd"))
     sums = context.call(statistics.batch_norm_gradient_sums, grad, x, mean, invstd)
-    sums = context.all_reduce(
-        context.describe(sums, (2, channels), wide), context.axes_of(frozenset({"b"}))
-    )
+    sums = context.all_reduce(context.describe(sums, (2, channels), wide), context.axes_of(frozenset({"b"})))
     return context.call(statistics.batch_norm_gradients, grad, x, weight, mean, invstd, sums, count)
 
 
@@ -70,7 +66,7 @@ def _with_group_sizes(
     target: Any = context.node.target
     for name, value in (("N", shape[0]), ("C", shape[1]), ("group", groups)):
         args, kwargs = replace_argument(target, args, kwargs, name, value)
-    return context.graph.call_function(target, args, kwargs)
+    return context.call_operator(args, kwargs)
 
 
 IMPLEMENTATIONS = {

@@ -28,9 +28,7 @@ def _attention_by_index(context: LocalContext, args: tuple[Any, ...], kwargs: di
     query_at = 1 if is_backward else 0
     shape = _scores_shape(context)
     layout = context.plan.inputs[query_at]
-    runs = tuple(
-        local_runs(size, layout, dim, context.mesh, context.coordinate) for dim, size in enumerate(shape[:3])
-    )
+    runs = tuple(local_runs(size, layout, dim, context.mesh, context.coordinate) for dim, size in enumerate(shape[:3]))
     seed = context.seed if context.global_argument("dropout_p") > 0.0 else None
     return context.call(function, *args, seed, (*runs, ((0, shape[3]),)), shape)
 
@@ -45,7 +43,7 @@ def _attention(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, A
     """The operator itself unless it draws."""
     if context.global_argument("dropout_p") > 0.0:
         return _attention_by_index(context, args, kwargs)
-    return context.graph.call_function(context.node.target, args, kwargs)  # type: ignore[arg-type]
+    return context.call_operator(args, kwargs)
 
 
 IMPLEMENTATIONS = {"attention_by_index": _attention_by_index}

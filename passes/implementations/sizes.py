@@ -17,13 +17,9 @@ def _with_output_shape(name: str) -> Callable[[LocalContext, tuple[Any, ...], di
 
     def emit(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         target: Any = context.node.target
-        return _call(context, *replace_argument(target, args, kwargs, name, list(context.output_shape())))
+        return context.call_operator(*replace_argument(target, args, kwargs, name, list(context.output_shape())))
 
     return emit
-
-
-def _call(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-    return context.graph.call_function(context.node.target, args, kwargs)  # type: ignore[arg-type]
 
 
 def _repeat(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -33,7 +29,7 @@ def _repeat(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]
     new = len(output) - len(global_input)
     inputs = (1,) * new + context.input_shape(0, global_input)
     local = [out // size for out, size in zip(output, inputs, strict=True)]
-    return _call(context, *replace_argument(context.node.target, args, kwargs, "repeats", local))
+    return context.call_operator(*replace_argument(context.node.target, args, kwargs, "repeats", local))
 
 
 def _arange(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:

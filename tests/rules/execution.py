@@ -76,9 +76,7 @@ def _placement(tensor: Dims, name: str | None, rule: Rule, output: int | None, s
     return Partial(op) if op else Replicate()
 
 
-def is_possible(
-    captured: Captured, rule: Rule, names: Sequence[str | None], mesh: Mesh, stride: int = 1
-) -> bool:
+def is_possible(captured: Captured, rule: Rule, names: Sequence[str | None], mesh: Mesh, stride: int = 1) -> bool:
     """Whether every operand and output can be laid out so; factors of fused dims divide evenly."""
     for name in set(names) - {None}:
         cut = stride * math.prod(n for n, other in zip(mesh.shape, names, strict=True) if other == name)
@@ -96,9 +94,7 @@ def _is_alone(rule: Rule, name: str) -> bool:
     return all(len(dim) == 1 for tensor in tensors for dim in tensor if name in dim)
 
 
-def check_split(
-    captured: Captured, rule: Rule, names: Sequence[str | None], mesh: Mesh, stride: int = 1
-) -> None:
+def check_split(captured: Captured, rule: Rule, names: Sequence[str | None], mesh: Mesh, stride: int = 1) -> None:
     """Fails unless the split run equals the plain one."""
     inputs, outputs = split_layouts(rule, names, stride)
     plan = OperatorPlan(axes=tuple(names), inputs=inputs, outputs=outputs)
@@ -156,9 +152,7 @@ def local_graph(node: fx.Node, plan: OperatorPlan, mesh: Mesh, rank: int) -> fx.
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), local)
     seed = graph.placeholder("seed")
-    context = LocalContext(
-        node=node, plan=plan, mesh=mesh, coordinate=mesh.coordinate(rank), graph=graph, seed=seed
-    )
+    context = LocalContext(node=node, plan=plan, mesh=mesh, coordinate=mesh.coordinate(rank), graph=graph, seed=seed)
     graph.output(emit_local_call(context, args, kwargs))
     return fx.GraphModule({}, graph)
 
@@ -197,9 +191,7 @@ def reassemble(parts: list[Tensor], shape: tuple[int, ...], layout: Layout, mesh
     return result
 
 
-def _combine(
-    total: Tensor, part: Tensor, layout: Layout, coordinate: tuple[int, ...], where: str
-) -> Tensor:
+def _combine(total: Tensor, part: Tensor, layout: Layout, coordinate: tuple[int, ...], where: str) -> Tensor:
     """Add one coordinate of the axes that do not shard; at most one of these is not at its first position per call
     for replicated axes, so equal values are compared and partial ones reduced."""
     ops = {p.op for p in layout if isinstance(p, Partial)}

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers.integrations.moe  # noqa: F401 (registers grouped_mm_fallback)
 from torch import Tensor
 from torch._decomp import get_decompositions
-
-import autopar.ops.attention
-import autopar.ops.dropout
-import transformers.integrations.moe  # noqa: F401 (registers grouped_mm_fallback)
 
 aten = torch.ops.aten
 autopar_ops = torch.ops.autopar
@@ -144,6 +141,7 @@ MATRICES = [
     case(aten.vdot.default, lambda s: (x(s), x(s))),
     case(aten.mm.default, lambda s: (x(s, s), x(s, s)), "square"),
 ]
+
 
 def _grouped(s: int) -> Arguments:
     return x(6, s), x(3, s, 5), torch.tensor([1, 4, 6], dtype=torch.int32)

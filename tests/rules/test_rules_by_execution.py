@@ -109,9 +109,7 @@ def test_wrong_reductions_are_caught(case: Case, name: str) -> None:
             assert fails(captured, mutated, name), f"{wrong} instead of {rule.reductions[name]} is not seen"
 
 
-IMPLEMENTED = [
-    (case, name) for case in CASES for name in captured_with_rule(case, EVEN)[1].implementations
-]
+IMPLEMENTED = [(case, name) for case in CASES for name in captured_with_rule(case, EVEN)[1].implementations]
 
 
 @pytest.mark.parametrize(("case", "name"), IMPLEMENTED, ids=lambda part: getattr(part, "name", part))
