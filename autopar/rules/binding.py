@@ -210,7 +210,7 @@ def _reductions(
 
 def _linear(pattern: Pattern, call: Call) -> tuple[tuple[bool, ...], ...]:
     """The patterns that fit the operands of this call."""
-    if not call.operands or any(spec is None or spec.dtype == torch.bool for spec in call.outputs):
+    if not call.operands or any(spec is None or _loses_sums(spec, call) for spec in call.outputs):
         return ()
     fitting = []
     for text in pattern.linear:
@@ -220,6 +220,13 @@ def _linear(pattern: Pattern, call: Call) -> tuple[tuple[bool, ...], ...]:
         ):
             fitting.append(tuple(mark == "x" for mark in marks))
     return tuple(dict.fromkeys(fitting))
+
+
+def _loses_sums(output: TensorSpec, call: Call) -> bool:
+    """Whether the dtype of an output breaks sums: bools, and integers rounded from floats."""
+    if output.dtype == torch.bool:
+        return True
+    return not output.dtype.is_floating_point and any(spec.dtype.is_floating_point for spec in call.operands)
 
 
 def _evaluate(expression: str, sizes: Mapping[str, Any]) -> float:

@@ -34,7 +34,7 @@ Dims that an argument of the operator names (an int, a list, or None for all), w
 Partial operands:
     linear: x x | x s           operands marked x may be Partial(sum) together, the others (-) replicated; s: replicated
                                 and without dims. A pattern of another length than the operands is passed over;
-                                `linear: all` marks every operand. Outputs of type bool pass no Partial.
+                                `linear: all` marks every operand. Bools, and integers made from floats, pass none.
 Costs:
     flops: 2*m*k*n              floating point operations of the whole operator: a sum of products of sizes
 """

@@ -19,6 +19,7 @@ _ELEMENTWISE: Mapping[str, str] = {
     "aten.mul": "...* -> ... ; linear: x | x s | s x",
     "aten.div.Tensor": "...* -> ... ; linear: x | x s",
     "aten.div.Scalar": "... -> ... ; linear: x",
+    "aten._to_copy": "... -> ... ; linear: x",
     "aten.copy": "..., ... -> ...",
     "aten.full_like": "... -> ...",
     "aten.zeros_like": "... -> ...",

@@ -27,12 +27,6 @@ def _attribute(call: Call, name: str) -> int:
     return value
 
 
-def _to_copy(call: Call) -> str:
-    output = call.outputs[0]
-    linear = output is not None and output.dtype.is_floating_point
-    return "... -> ... ; linear: x" if linear else "... -> ..."
-
-
 def _expand(call: Call) -> str:
     """Dims that grow from 1, or that are new, have names of their own."""
     shape, output = call.operands[0].shape, call.outputs[0]
@@ -104,7 +98,6 @@ def _rms_norm_backward(call: Call) -> str:
 
 
 RULE_FUNCTIONS: Mapping[str, Callable[[Call], str | None]] = {
-    "aten._to_copy": _to_copy,
     "aten.expand": _expand,
     "aten.repeat": _repeat,
     "aten.constant_pad_nd": _constant_pad_nd,
