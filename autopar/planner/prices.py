@@ -18,6 +18,7 @@ from autopar.cost_models.collectives import collective_seconds
 from autopar.cost_models.kernel_groups import Traffic
 from autopar.cost_models.operators import OperatorKind, copy_seconds, element_flops, operator_seconds
 from autopar.layout import Layout, Mesh, Shard
+from autopar.passes.emit_redistribution import redistribution_steps
 from autopar.planner.factorisation import shape_of
 from autopar.planner.solver import FORBIDDEN
 from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
@@ -64,7 +65,7 @@ class Prices:
         self.mesh = mesh
         self._topology: dict[tuple[int, ...], GroupTopology] = {}
         self._collective: dict[tuple[str, tuple[int, ...], float], float] = {}
-        self._pair: dict[tuple[float, Layout, Layout, frozenset[int]], float] = {}
+        self._pair: dict[tuple[float, Layout, Layout, tuple[int, ...] | None], float] = {}
 
     def step_seconds(self, step: Step, nbytes: float) -> float:
         """One step of a redistribution of a tensor of global `nbytes`, with its local copies."""
@@ -96,10 +97,16 @@ class Prices:
         if source == target:
             return 0.0
         uneven = uneven_dims(shape, source, target, self.mesh.shape)
-        key = (nbytes, source, target, uneven)
+        plain = not uneven and all(not isinstance(p, Shard) or p.split == 1 for p in (*source, *target))
+        key = (nbytes, source, target, None if plain else tuple(shape))
         if key not in self._pair:
             if is_reachable(source, target):
-                steps = redistribution(source, target, self.mesh.shape, uneven)
+                # blocks that divide and have one spelling take the same steps for every shape: far fewer to work out
+                steps = (
+                    redistribution(source, target, self.mesh.shape)
+                    if plain
+                    else redistribution_steps(tuple(shape), source, target, self.mesh)
+                )
                 changes = sum(a != b for a, b in zip(source, target, strict=True))
                 seconds = sum(self.step_seconds(step, nbytes) for step in steps) + TIE_BREAK_SECONDS * changes
             else:
