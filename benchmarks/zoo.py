@@ -108,7 +108,7 @@ def add_row(table: Table, row: Row) -> None:
     if found is None:
         table.add_row(*start, "", row.error, "", style="red")
         return
-    worst = f"{found.gradient_error:.1e} of {found.allowed:.0e} ({found.worst_parameter})"
+    worst = f"{found.gradient_error:.1e} of {found.allowed:.0e}" + ("" if found.agrees else f" {found.worst_parameter}")
     share = "" if row.replicated_share is None else f"{row.replicated_share:.1%}"
     table.add_row(*start, f"{found.loss_error:.1e}", worst, share, style="green" if found.agrees else "red")
 
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the rows as JSON here")
     arguments = parser.parse_args()
     console = Console()
-    table = Table("model", "processes", "plan", "mesh", "loss error", "worst gradient error", "replicated FLOPs")
+    table = Table("model", "ranks", "plan", "mesh", "loss error", "gradient error", "replicated", box=None)
     rows: list[Row] = []
     for name in arguments.models:
         for world_size in map(int, arguments.world.split(",")):
