@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Replicate, is_dtensor_layout
+from autopar.layout import Layout, Mesh, Replicate, is_dtensor_layout, is_legal
 from autopar.parallel_plan import ParameterPlan
 from autopar.passes.view_layouts import canonical
 from autopar.planner.factorisation import Factorisation, shape_of
@@ -48,7 +48,7 @@ class Leaves:
             axis_options = [(o, kept) for o in options for kept in ((False, True) if o[1] else (False,))]
             for combination in itertools.product(axis_options, repeat=len(self.mesh.shape)):
                 stored = canonical(shape, tuple(option[0] for option, _ in combination), self.mesh.shape)
-                if self._fits([option for option, _ in combination]) and is_dtensor_layout(stored):
+                if self._fits([option for option, _ in combination]) and self._is_storable(shape, stored):
                     used = tuple(Replicate() if kept else p for p, (_, kept) in zip(stored, combination, strict=True))
                     kept_any = any(kept for _, kept in combination)
                     labels.append(ParameterPlan(stored=stored, used=used, gradient=stored, keep_gathered=kept_any))
@@ -81,7 +81,10 @@ class Leaves:
             for combination in itertools.product(options, repeat=len(self.mesh.shape))
             if self._fits(combination)
         }
-        return [layout for layout in found if is_dtensor_layout(layout)]
+        return [layout for layout in found if self._is_storable(shape, layout)]
+
+    def _is_storable(self, shape: tuple[int, ...], layout: Layout) -> bool:
+        return is_legal(shape, layout, self.mesh) and is_dtensor_layout(layout)
 
     def _fits(self, options: Sequence[tuple[object, int, bool]]) -> bool:
         cuts: dict[object, tuple[int, bool, int]] = {}

@@ -282,19 +282,24 @@ def _prediction(query: Query, plan: Plan, timeline: Timeline) -> Prediction:
     """Peak bytes of rank 0 from the lowered program, with the parts that last the whole step."""
     with phase("lower"):
         lowered = lower(query.program, plan, rank=0)
-    peak = peak_over_time(memory_events(split_forward_backward(lowered, ())))
-    states = gradients = 0.0
+    recomputed = [name for name, operator in plan.operators.items() if operator.recompute]
+    peak = peak_over_time(memory_events(split_forward_backward(lowered, recomputed)))
+    parameters = optimizer = 0.0
     for entry in lowered.inputs:
         if entry.role == "parameter":
             elements = math.prod(entry.shape)
-            states += elements * (entry.dtype.itemsize + query.state_bytes[entry.name].optimizer)
-            gradients += elements * query.state_bytes[entry.name].gradient
+            parameters += elements * entry.dtype.itemsize
+            optimizer += elements * query.state_bytes[entry.name].optimizer
     return Prediction(
         step_seconds=timeline.makespan_seconds,
-        peak_bytes=states + peak.peak_bytes,
+        peak_bytes=parameters + optimizer + peak.peak_bytes,
         compute_seconds=timeline.busy_seconds.get("compute", 0.0),
         exposed_communication_seconds=timeline.exposed_communication_seconds,
-        bytes_by_kind={"parameters and optimizer": states, "gradients": gradients, "activations": peak.peak_bytes},
+        bytes_by_kind={
+            "parameters": parameters,
+            "optimizer state": optimizer,
+            "activations, gradients and buffers at the peak": peak.peak_bytes,
+        },
     )
 
 

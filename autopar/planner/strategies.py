@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard
+from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal
 from autopar.passes.view_layouts import canonical
 from autopar.planner.factorisation import Factorisation, factor_sizes, shape_of, value_of
 from autopar.rules.engine import tensor_operands
@@ -91,7 +91,7 @@ def choices_of(node: fx.Node, rule: Rule, factorisation: Factorisation) -> list[
 
 def enumerate_strategies(node: fx.Node, choices: Sequence[Sequence[Choice]], mesh: Mesh) -> Strategies | None:
     """The product of the choices of every axis (`choices[axis]`), less what does not divide; None if none is left."""
-    combinations = [c for c in itertools.product(*choices) if _fits(c, mesh)]
+    combinations = [c for c in itertools.product(*choices) if _fits(c, mesh) and _has_no_empty_block(node, c, mesh)]
     if not combinations:
         return None
     shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
@@ -149,8 +149,9 @@ def _split_choice(
     node: fx.Node, rule: Rule, name: str, atoms: tuple[int, ...], position: int
 ) -> tuple[bool, tuple[Placement, ...], tuple[Placement | None, ...]] | None:
     """(may be uneven, input placements, output placements) of splitting one atom of a name; None if impossible."""
-    if name in rule.implementations and (position > 0 or len(atoms) > 1):
-        return None  # implementations address one contiguous range of indices
+    masked = rule.implementations.get(name, "").startswith("masked")
+    if masked and position > 0:
+        return None  # a masked lookup addresses one contiguous range of indices
     inner = math.prod(atoms[:position])
     shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
     found = [_placement(rule, tensor, name, inner, shape) for tensor, shape in zip(rule.inputs, shapes, strict=True)]
@@ -168,7 +169,7 @@ def _split_choice(
                 placement = Partial(str(rule.reductions[name][index]))
         outputs.append(placement)
     everything = [*found, *outputs]
-    if name in rule.implementations and any(isinstance(p, Shard) and p.split > 1 for p in everything):
+    if masked and any(isinstance(p, Shard) and p.split > 1 for p in everything):
         return None
     uneven = len(atoms) == 1 and all(not isinstance(p, Shard) or p.split == 1 for p in everything)
     return uneven and _alone(rule, name), tuple(found), tuple(outputs)
@@ -195,6 +196,18 @@ def _fits(combination: Sequence[Choice], mesh: Mesh) -> bool:
             _, cut = cuts.get(choice.part, (choice, 1))
             cuts[choice.part] = (choice, cut * mesh.shape[axis])
     return all(divides(choice.atom, cut, choice.may_be_uneven) for choice, cut in cuts.values())
+
+
+def _has_no_empty_block(node: fx.Node, combination: Sequence[Choice], mesh: Mesh) -> bool:
+    """Whether every rank holds something of every tensor; only uneven splits can leave a rank without."""
+    if all(choice.atom % mesh.size == 0 for choice in combination):
+        return True
+    operands = [(shape_of(*value_of(operand)), i) for i, operand in enumerate(tensor_operands(node))]
+    layouts = [(shape, tuple(choice.inputs[i] for choice in combination)) for shape, i in operands]
+    for output, placement in enumerate(combination[0].outputs):
+        if placement is not None:
+            layouts.append((shape_of(node, output), tuple(c.outputs[output] for c in combination)))  # type: ignore[misc]
+    return all(is_legal(shape, canonical(shape, layout, mesh.shape), mesh) for shape, layout in layouts)
 
 
 def _output_layouts(node: fx.Node, combinations: Sequence[Sequence[Choice]], output: int, mesh: Mesh) -> LayoutSet:
