@@ -1,10 +1,10 @@
 """autopar: an auto-parallelization compiler for PyTorch.
 
-    module = autopar.compile(model, example_inputs, optimizer=torch.optim.AdamW)
-    plan = autopar.plan(model, example_inputs, cluster="2x8 H100-SXM")
+module = autopar.compile(model, example_inputs, optimizer=torch.optim.AdamW)
+plan = autopar.plan(model, example_inputs, cluster="2x8 H100-SXM")
 """
 
-from autopar.api import compile, plan  # noqa: A004 - the name users know from torch.compile
+from autopar.api import compile, plan
 from autopar.cluster import Cluster
 from autopar.errors import (
     AutoparError,
@@ -18,10 +18,11 @@ from autopar.errors import (
 )
 from autopar.layout import Partial, Replicate, Shard
 from autopar.parallel_plan import Plan
+from autopar.rules.registration import register_rule
 from autopar.runtime.checkpoint import load, save
 from autopar.runtime.clip_grad import clip_grad_norm_
 from autopar.runtime.parallel_module import ParallelModule
-from autopar.verify import verify
+from autopar.verification import Verification
 
 __all__ = [
     "AutoparError",
@@ -37,11 +38,13 @@ __all__ = [
     "Replicate",
     "Shard",
     "UnsupportedOperatorError",
+    "Verification",
     "VerificationError",
     "clip_grad_norm_",
     "compile",
     "load",
     "plan",
+    "register_rule",
     "save",
     "verify",
 ]

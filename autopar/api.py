@@ -6,6 +6,7 @@ Both walk the journey of a model: capture and tidy -> enumerate, price and solve
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -33,7 +34,7 @@ from autopar.runtime.consensus import agree_on_fingerprint, attempt_on_all, from
 from autopar.runtime.emit import Step, emit
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, rank, world_size
-from autopar.verify import verify as verify_module
+from autopar.verification import Verification, compare
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 
 def _make_plan() -> Callable[..., Plan]:
     """The planner, loaded at the first plan: it brings the solver library, which a given plan does not need."""
-    from autopar.planner.planning import make_plan  # noqa: PLC0415
+    from autopar.planner.planning import make_plan
 
     return make_plan
 
@@ -63,7 +64,7 @@ class Options:
     cache_dir: Path | None = None
 
 
-def compile(  # noqa: A001 - the name users know from torch.compile
+def compile(
     model: nn.Module,
     example_inputs: Any = None,
     *,
@@ -122,7 +123,7 @@ def compile(  # noqa: A001 - the name users know from torch.compile
     args, kwargs = normalize_example_inputs(example_inputs)
     module.build_for(args, kwargs)
     if verify:
-        verify_module(module, example_inputs)
+        compare(module, example_inputs)
     return module
 
 
@@ -163,6 +164,27 @@ def plan(
     args, kwargs = normalize_example_inputs(example_inputs)
     program = _capture(model, args, kwargs, model.training, options)
     return _plan(program, options, None)
+
+
+def verify(
+    module_or_model: nn.Module,
+    example_inputs: Any,
+    *,
+    plan: Plan | str | Path | None = None,
+    loss_fn: LossFunction | None = None,
+    batch_dims: Mapping[str, int | None] | None = None,
+) -> Verification:
+    """Compare a compiled module with the plain model: loss and every gradient; all ranks call it alike.
+
+    A plain model is copied and compiled first, under `plan` where one is given. example_inputs: real tensors of the
+    global batch. Raises VerificationError naming the worst parameter, with numbers, and the errors of `compile`.
+    """
+    if isinstance(module_or_model, ParallelModule):
+        if plan is not None and plan != module_or_model.plan:
+            raise ConfigurationError("this module has another plan; pass the plain model to verify a plan")
+        return compare(module_or_model, example_inputs)
+    module = compile(copy.deepcopy(module_or_model), example_inputs, plan=plan, loss_fn=loss_fn, batch_dims=batch_dims)
+    return compare(module, example_inputs)
 
 
 def _build(

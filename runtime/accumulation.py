@@ -101,7 +101,8 @@ def _reducing_chain(gradient: Any) -> list[fx.Node]:
 
 
 def _without_reductions(graph_module: fx.GraphModule, chains: dict[int, list[fx.Node]]) -> fx.GraphModule:
-    graph, copies = fx.Graph(), {}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
     gradients = graph.graph_copy(graph_module.graph, copies)
     assert isinstance(gradients, tuple | list)
     results = list(gradients)

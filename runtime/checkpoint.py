@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Shard as TorchShard
 
 from autopar._compat import StridedShard, tree_map_only
 from autopar.errors import ConfigurationError
 from autopar.runtime.parallel_module import ParallelModule
-from autopar.runtime.parameters import unique_parameters
+from autopar.runtime.parameters import full_tensor, unique_parameters
 
 State = dict[str, Any]
 
 
 def save(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Write parameters, buffers, optimizer state and the state of the random draws to the folder `path`."""
-    dcp.save(in_plain_blocks(_state(module, optimizer)), checkpoint_id=str(path))
+    state_dict_saver.save(in_plain_blocks(_state(module, optimizer)), checkpoint_id=str(path))
 
 
 def load(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -41,8 +42,8 @@ def load(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimi
     state = _state(module, optimizer)
     blocks = in_plain_blocks(state)
     try:
-        dcp.load(blocks, checkpoint_id=str(path))
-    except (OSError, dcp.api.CheckpointException, RuntimeError) as error:
+        state_dict_loader.load(blocks, checkpoint_id=str(path))
+    except (OSError, CheckpointException, RuntimeError) as error:
         raise ConfigurationError(f"cannot load a checkpoint of this model from {path}: {error}") from error
     _put_back(state, blocks, module, optimizer)
 
@@ -93,14 +94,11 @@ def in_plain_blocks(state: Any) -> Any:
 def _plain_blocks(tensor: DTensor) -> DTensor:
     if not any(isinstance(placement, StridedShard) for placement in tensor.placements):
         return tensor
-    detached = tensor.detach()
     plain = [TorchShard(p.dim) if isinstance(p, StridedShard) else p for p in tensor.placements]
-    return detached.redistribute(placements=plain)
+    return distribute_tensor(full_tensor(tensor), tensor.device_mesh, plain, src_data_rank=None)
 
 
-def _put_back(
-    state: State, blocks: State, module: ParallelModule, optimizer: torch.optim.Optimizer | None
-) -> None:
+def _put_back(state: State, blocks: State, module: ParallelModule, optimizer: torch.optim.Optimizer | None) -> None:
     _copy_strided(state, blocks)
     module.base_seed = int(blocks["random"]["base_seed"])
     module.calls = int(blocks["random"]["calls"])

@@ -87,7 +87,7 @@ class Step:
         if self.backward is None or not torch.is_grad_enabled():
             returned = self.forward(*map(local_tensor, tensors))
             return tuple(returned[: len(self.forward_outputs)])
-        results: tuple[torch.Tensor, ...] = _StepFunction.apply(self, held, *tensors)
+        results: tuple[torch.Tensor, ...] = _StepFunction.apply(self, held, *tensors)  # type: ignore[no-untyped-call]
         return results
 
 
@@ -171,9 +171,7 @@ def output_layout(plan: Plan, name: str) -> Layout:
     return plan.outputs.get(name, replicated(len(plan.mesh.shape)))
 
 
-def emit(
-    program: Program, lowered: Program, partition: Partition, plan: Plan, groups: ProcessGroups
-) -> Step:
+def emit(program: Program, lowered: Program, partition: Partition, plan: Plan, groups: ProcessGroups) -> Step:
     """Bind the graphs of `partition` (of the `lowered` program) to processes and kernels."""
     parts = [partition.forward] if partition.backward is None else [partition.forward, partition.backward]
     groups.create(group_symbols(*parts))

@@ -103,9 +103,7 @@ class ParallelModule(nn.Module):
         """The module that was compiled; it shares its tree, so its parameters are this module's."""
         return self._model[0]
 
-    def split_batch(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    def split_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """(args, kwargs, batch): what forward of the original takes and what the loss function gets."""
         args, kwargs = batches.route(self.original, args, dict(kwargs), self.loss_fn is not None)
         batch = kwargs.pop("batch", None) if self.loss_fn is not None else None
@@ -131,9 +129,7 @@ class ParallelModule(nn.Module):
 
     def build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan and emit for arguments of global shapes, and take over the parameters of the model."""
-        self._first = step = self._build(
-            self._model[0], args, kwargs, training=self.training, pinned=None, groups=None
-        )
+        self._first = step = self._build(self._model[0], args, kwargs, training=self.training, pinned=None, groups=None)
         self._data_axes = batches.data_axes(step.plan, step.program)
         self._adopt(step)
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
@@ -164,7 +160,7 @@ class ParallelModule(nn.Module):
         self._buffers = model._buffers
         self._modules = model._modules
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
-        self.register_load_state_dict_pre_hook(_shard_loaded)
+        self.register_load_state_dict_pre_hook(_shard_loaded)  # type: ignore[no-untyped-call]
 
     def _planned(self) -> Step:
         if self._first is None:
@@ -185,6 +181,16 @@ class ParallelModule(nn.Module):
     def run_global(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As a call in which every rank passes the whole batch, whatever the module's batch mode is."""
         return self._run(args, kwargs, "global")
+
+    def step_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Step, list[Any]]:
+        """The emitted graph for arguments of global shapes, and the arguments as its leaves."""
+        args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
+        leaves, spec = batches.ordered(args, kwargs, self._planned().program)
+        return self._step_for(leaves, spec, "global"), leaves
+
+    def seed(self) -> int:
+        """Seed of the random draws of the next call."""
+        return (self.base_seed + self.calls * _STEP_STRIDE) % (1 << _SEED_BITS)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: BatchMode) -> Any:
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
@@ -225,12 +231,10 @@ class ParallelModule(nn.Module):
     def _global_leaves(self, leaves: list[Any]) -> list[Any]:
         """The arguments with every batch dim at its global size (meta tensors where that is another size)."""
         step = self._planned()
-        split = [(leaf, value.batch_dim) for value, leaf in batches.input_leaves(step.program)]
-        split = [(leaf, dim) for leaf, dim in split if dim is not None]
+        inputs = batches.input_leaves(step.program)
+        split = [(leaf, value.batch_dim) for value, leaf in inputs if value.batch_dim is not None]
         sizes = [leaves[leaf].shape[dim] for leaf, dim in split]
-        totals = batches.global_sizes(
-            agree_on_sizes(sizes, self._control_group), self._data_axes, step.plan.mesh
-        )
+        totals = batches.global_sizes(agree_on_sizes(sizes, self._control_group), self._data_axes, step.plan.mesh)
         grown = list(leaves)
         for (leaf, dim), total in zip(split, totals, strict=True):
             shape = list(leaves[leaf].shape)
@@ -254,8 +258,7 @@ class ParallelModule(nn.Module):
             return self.get_parameter(value.name)
         if value.role == "buffer":
             return local_tensor(self.get_buffer(value.name)).detach()
-        seed = (self.base_seed + self.calls * _STEP_STRIDE) % (1 << _SEED_BITS)
-        return torch.full(value.shape, seed, dtype=value.dtype, device=self._planned().groups.device)
+        return torch.full(value.shape, self.seed(), dtype=value.dtype, device=self._planned().groups.device)
 
     def _argument(self, step: Step, value: Input, argument: torch.Tensor, mode: BatchMode) -> torch.Tensor:
         layout = batches.input_layout(step.plan, value.name)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Partial as TorchPartial
@@ -107,6 +108,38 @@ def check_parameter_layouts(model: nn.Module, plans: Mapping[str, ParameterPlan]
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3]) or "none"
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a DTensor on every rank, without autograd; a plain tensor as it is.
+
+    torch 2.13 puts the blocks of a dim that two axes split strided together in a wrong order, so these are summed.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if sum(isinstance(placement, StridedShard) for placement in tensor.placements) < 2:
+        whole: torch.Tensor = tensor.full_tensor().detach()
+        return whole
+    whole = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    if all(c == 0 for c, p in zip(coordinate, tensor.placements, strict=True) if p.is_replicate()):
+        places = [_global_indices(tensor, dim, coordinate) for dim in range(tensor.dim())]
+        whole[torch.meshgrid(*places, indexing="ij")] = tensor._local_tensor.detach()
+    dist.all_reduce(whole)
+    return whole
+
+
+def _global_indices(tensor: DTensor, dim: int, coordinate: Sequence[int]) -> torch.Tensor:
+    """Global index along `dim` of every local element."""
+    indices = torch.arange(tensor.shape[dim], device=tensor.device)
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, StridedShard) and placement.dim == dim:
+            blocks = indices.view(int(placement.split_factor), -1)
+            indices = blocks.chunk(tensor.device_mesh.size(axis), 1)[coordinate[axis]].reshape(-1)
+        elif isinstance(placement, TorchShard) and placement.dim == dim:
+            indices = indices.chunk(tensor.device_mesh.size(axis))[coordinate[axis]]
+    return indices
 
 
 def unique_parameters(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:

@@ -53,8 +53,7 @@ class ProcessGroups:
             )
         self.mesh = mesh
         self.device_mesh = _device_mesh(mesh, device_type)
-        index = torch.cuda.current_device() if device_type == "cuda" else None
-        self.device = torch.device(device_type, index)
+        self.device = _device(device_type)
         self._names: dict[str, str] = {}
 
     def name(self, symbol: str) -> str:
@@ -72,7 +71,7 @@ class ProcessGroups:
         names = symbol.split("+")
         assert set(names) <= set(self.mesh.axis_names), f"{symbol!r} names no axes of {self.mesh}"
         if len(names) == 1:
-            return self.device_mesh.get_group(names[0]).group_name
+            return str(self.device_mesh.get_group(names[0]).group_name)
         axes = tuple(self.mesh.axis_names.index(name) for name in names)
         mine = None
         for ranks in subgroups(self.mesh, axes):
@@ -80,7 +79,11 @@ class ProcessGroups:
             if dist.get_rank() in ranks:
                 mine = group
         assert mine is not None
-        return mine.group_name
+        return str(mine.group_name)
+
+
+def _device(device_type: str) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if device_type == "cuda" else torch.device(device_type)
 
 
 def _device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:

@@ -40,3 +40,17 @@ def test_a_late_rank_is_killed_and_named() -> None:
 def test_the_traceback_of_a_worker_comes_back(pool: Pool) -> None:
     with pytest.raises(WorkerError, match="planted"):
         pool.run("tests.distributed.pool_jobs:fail", world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "dims"),
+    [
+        ("maximum instead of sum", {"dp_replicate": 4}),
+        ("maximum instead of sum", {"tp": 4}),
+        ("no reduction in backward", {"dp_replicate": 4}),
+        ("gather scaled by 1.0001", {"dp_shard": 4}),
+    ],
+)
+def test_verify_catches_planted_faults(pool: Pool, fault: str, dims: dict[str, int]) -> None:
+    for message in pool.run("tests.distributed.training_jobs:planted_fault", fault=fault, dims=dims):
+        assert "allowed" in message

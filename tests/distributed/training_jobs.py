@@ -155,7 +155,7 @@ def batch_norm(dims: dict[str, int]) -> dict[str, float]:
         loss, plain = module(x, y), reference(x, y)
         loss.backward()
         plain.backward()
-    buffers = {name: buffer for name, buffer in module.named_buffers()}
+    buffers = dict(module.named_buffers())
     return {
         "loss": abs(float(loss.detach()) - float(plain.detach())),
         "gradients": largest_error(module, reference),
@@ -230,4 +230,29 @@ def failing_rank() -> str:
         autopar.compile(tied_model(), batch)
     except autopar.AutoparError as error:
         return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def planted_fault(fault: str, dims: dict[str, int]) -> str:
+    """What verify says of a module whose emitted graphs were spoiled; "" where it notices nothing."""
+    module = autopar.compile(tied_model(), tokens(0), dims=dims)
+    step, _ = module.step_for((), tokens(0))
+    c10d = torch.ops._c10d_functional
+    for graph_module in (step.forward, step.backward):
+        assert isinstance(graph_module, torch.fx.GraphModule)
+        for node in list(graph_module.graph.nodes):
+            if fault == "maximum instead of sum" and node.target is c10d.all_reduce.default:
+                node.args = (node.args[0], "max", *node.args[2:])
+            in_backward = graph_module is step.backward
+            if fault == "no reduction in backward" and in_backward and node.target is c10d.all_reduce.default:
+                node.replace_all_uses_with(node.args[0])
+            if fault == "gather scaled by 1.0001" and node.target is c10d.all_gather_into_tensor.default:
+                with graph_module.graph.inserting_before(node):
+                    scaled = graph_module.graph.call_function(torch.mul, (node.args[0], 1.0001))
+                node.args = (scaled, *node.args[1:])
+        graph_module.recompile()
+    try:
+        autopar.verify(module, tokens(0))
+    except autopar.VerificationError as error:
+        return str(error)
     return ""
