@@ -4,7 +4,7 @@ module = autopar.compile(model, example_inputs, optimizer=torch.optim.AdamW)
 plan = autopar.plan(model, example_inputs, cluster="2x8 H100-SXM")
 """
 
-from autopar.api import compile, plan
+from autopar.api import compile, plan, verify
 from autopar.cluster import Cluster
 from autopar.errors import (
     AutoparError,
