@@ -24,6 +24,7 @@ from autopar.parallel_plan import Baseline, ParameterPlan, Plan, Prediction
 from autopar.passes.lower import lower
 from autopar.passes.partition import memory_events, split_forward_backward
 from autopar.phases import phase
+from autopar.planner.blocks import find_blocks
 from autopar.planner.build import Builder, Built
 from autopar.planner.constraints import Constraints, check_axes, parse_constraints, resolve_meshes
 from autopar.planner.factorisation import Factorisation
@@ -120,9 +121,12 @@ def make_plan(
         "memory_limit_bytes": query.budget_bytes,
         "cluster": cluster.name,
     }
+    blocks = find_blocks(program)
+    structure = {"blocks": blocks.num_blocks, "kinds_of_blocks": len(blocks.kinds), "cuts": len(blocks.cuts)}
     return replace(
         best.plan,
         question=answer,
+        statistics={**best.plan.statistics, **structure},
         explanations=switching_costs(best.built, best.solution.assignment),
         alternatives=tuple(_as_baseline(candidate) for candidate in candidates if candidate is not best),
         baselines=_baselines(query, log) if with_baselines else (),
