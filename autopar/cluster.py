@@ -115,7 +115,7 @@ class Cluster:
         `world_size` is the number of processes; by default $WORLD_SIZE, else all GPUs, else all cores.
         `profile` says which tier was taken; `python -m autopar.runtime.calibrate` makes the measurement.
         """
-        import torch  # noqa: PLC0415 - only here does a cluster look at devices; plans must not pay for torch
+        import torch
 
         if torch.cuda.is_available():
             gpu = torch.cuda.get_device_properties()

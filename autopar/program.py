@@ -58,8 +58,7 @@ class Program:
 
     Outputs come in the order: mutations, loss and outputs, gradients. `in_spec` flattens (args, kwargs);
     `tensor_leaves` says which leaf each "input" placeholder takes; `out_spec` rebuilds the user's output from the
-    leaves `output_leaves` (indices into `outputs`, or a `Constant`). `loss_only` is true when the module returns the loss
-    alone (a loss function was given or the output is 0-dim).
+    leaves `output_leaves` (indices into `outputs`, or a `Constant`).
     """
 
     graph_module: torch.fx.GraphModule

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal, TypeAlias
 
 from autopar.layout import Layout, Partial, Placement, Replicate, Shard
@@ -55,7 +55,7 @@ def is_reachable(source: Layout, target: Layout) -> bool:
     return all(a == b or not isinstance(b, Partial) for a, b in zip(source, target, strict=True))
 
 
-@lru_cache(maxsize=None)
+@cache
 def redistribution(
     source: Layout, target: Layout, mesh_shape: tuple[int, ...], uneven_dims: frozenset[int] = frozenset()
 ) -> tuple[Step, ...]:

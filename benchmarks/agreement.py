@@ -70,7 +70,7 @@ def compare(compiled: nn.Module, inputs: Mapping[str, Tensor], expected: Referen
 
 def _loss_and_gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     loss = loss_of(model(**inputs))
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     return loss.detach(), gradients
 
@@ -83,4 +83,4 @@ def _relative(value: Tensor, expected: Tensor, largest: float) -> float:
     """|value - expected| / |expected|; against `largest` where the expected norm is negligible beside it."""
     norm = expected.double().norm().item()
     difference = (value.double() - expected.double()).norm().item()
-    return difference / (largest if norm < NEGLIGIBLE * largest else max(norm, 1e-30))
+    return float(difference / (largest if norm < NEGLIGIBLE * largest else max(norm, 1e-30)))

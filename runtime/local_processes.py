@@ -118,7 +118,7 @@ def _run(
     try:
         torch.distributed.init_process_group(
             "gloo",
-            store=torch.distributed.FileStore(store, world_size),
+            init_method=f"file://{store}",
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=120),

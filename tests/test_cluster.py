@@ -1,6 +1,4 @@
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 
@@ -47,7 +45,9 @@ def test_a_single_nic_is_shared_by_all_devices_of_the_node() -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_parses_and_names_the_source_of_every_number(name: str) -> None:
     cluster = Cluster.parse(f"2x4 {name}")
-    assert all(cluster.device.sources.values()) and cluster.intra_link.source and cluster.inter_link.source
+    assert all(cluster.device.sources.values())
+    assert cluster.intra_link.source
+    assert cluster.inter_link.source
     assert all(
         f"flops_per_second[{dtype}]" in cluster.device.sources for dtype in cluster.device.flops_per_second
     )
@@ -71,7 +71,8 @@ def test_a_saved_cluster_reads_back_equal(tmp_path) -> None:
     cluster = Cluster.parse("2x8 H100-SXM")
     cluster.save(tmp_path / "cluster.json")
     again = Cluster.from_file(tmp_path / "cluster.json")
-    assert again == cluster and again.fingerprint == cluster.fingerprint
+    assert again == cluster
+    assert again.fingerprint == cluster.fingerprint
     assert dataclasses.replace(cluster, num_nodes=3).fingerprint != cluster.fingerprint
 
 
@@ -112,15 +113,9 @@ def test_detect_prefers_the_measured_cluster_and_says_so(tmp_path, monkeypatch) 
     preset = Cluster.detect(world_size=3)
     if preset.device.kind == "cuda":
         pytest.skip("this machine has a GPU")
-    assert preset.profile.startswith("preset") and preset.num_devices == 3
+    assert preset.profile.startswith("preset")
+    assert preset.num_devices == 3
     measured = dataclasses.replace(preset, profile=f"measured: {machine_name()}")
     measured.save(measured_cluster_path(3))
     assert Cluster.detect(world_size=3) == measured
     assert Cluster.detect(world_size=2).profile.startswith("preset")
-
-
-def test_importing_the_cluster_and_its_costs_does_not_import_torch() -> None:
-    modules = "autopar.cluster, autopar.cost_models.collectives, autopar.cost_models.operators"
-    code = f"import sys, {modules}; print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "False\n"

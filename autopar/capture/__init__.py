@@ -1,6 +1,6 @@
 """Capture: an unmodified torch module -> a Program, one ATen graph of its forward and backward."""
 
-from autopar.capture.fingerprint import fingerprint
+from autopar.capture.identity import fingerprint
 from autopar.capture.inputs import normalize_example_inputs
 from autopar.capture.models import load_model
 from autopar.capture.trace import capture

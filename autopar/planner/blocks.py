@@ -95,7 +95,7 @@ def _cuts(program: Program, graph: nx.DiGraph) -> tuple[str, ...]:
         ),
         None,
     )
-    if result not in graph:
+    if result is None or result not in graph:
         return ()
     forward = nx.DiGraph(graph.subgraph([node for node in graph if node.meta["phase"] == "forward"]))
     for node in _first_readers(program, forward):
@@ -103,12 +103,10 @@ def _cuts(program: Program, graph: nx.DiGraph) -> tuple[str, ...]:
     if _SOURCE not in forward or not nx.has_path(forward, _SOURCE, result):
         return ()
     dominators = nx.immediate_dominators(forward, _SOURCE)
-    found: list[str] = []
-    node = result
-    while node != _SOURCE:
-        found.append(str(node.meta["operator"]))
-        node = dominators[node]
-    return tuple(reversed(found))
+    found: list[fx.Node] = [result]
+    while dominators[found[-1]] != _SOURCE:
+        found.append(dominators[found[-1]])
+    return tuple(str(node.meta["operator"]) for node in reversed(found))
 
 
 def _first_readers(program: Program, forward: nx.DiGraph) -> list[fx.Node]:

@@ -68,7 +68,8 @@ def test_a_damaged_profile_is_an_error(tmp_path) -> None:
 @pytest.mark.parametrize(("world_size", "rate"), [(1, 40e9), (2, 40e9), (3, 20e9), (4, 20e9), (8, 10e9)])
 def test_ceilings_follow_the_number_of_busy_processes(world_size: int, rate: float) -> None:
     cluster = cluster_from_profile(PROFILE, world_size)
-    assert cluster.num_devices == world_size and cluster.collective_backend == "gloo"
+    assert cluster.num_devices == world_size
+    assert cluster.collective_backend == "gloo"
     assert cluster.device.flops_per_second["float32"] == rate
     assert cluster.device.memory_bytes_per_second == rate / 10
 
@@ -98,4 +99,5 @@ def test_fit_line_recovers_latency_and_rate() -> None:
 def test_fit_line_stays_positive_on_points_no_line_explains() -> None:
     for seconds in ([1e-3, 1e-3, 5e-4], [1e-7, 1e-4, 1e-1]):
         latency, rate = fit_line([1e3, 1e5, 1e7], seconds)
-        assert latency >= 0 and 0 < rate < np.inf
+        assert latency >= 0
+        assert 0 < rate < np.inf

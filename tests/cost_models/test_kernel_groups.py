@@ -50,9 +50,12 @@ def test_inductor_fuses_chains_with_their_trailing_reduction() -> None:
 def test_a_group_reads_an_operand_once_and_writes_only_what_leaves() -> None:
     graph, n = _layer()
     traffic = group_reads_writes(graph, kernel_groups(graph, "inductor"))
-    assert traffic[n["gelu"]].reads == (n["view"],) and traffic[n["gelu"]].writes == ()
-    assert traffic[n["mul"]].reads == () and traffic[n["mul"]].writes == (0,)  # read by mm2 through a view
-    assert traffic[n["sum"]].reads == () and traffic[n["sum"]].writes == (0,)
+    assert traffic[n["gelu"]].reads == (n["view"],)
+    assert traffic[n["gelu"]].writes == ()
+    assert traffic[n["mul"]].reads == ()
+    assert traffic[n["mul"]].writes == (0,)
+    assert traffic[n["sum"]].reads == ()
+    assert traffic[n["sum"]].writes == (0,)
     assert traffic[n["mm2"]].reads == (n["flat"], n["w"])
 
 
@@ -132,9 +135,12 @@ def test_outputs_of_a_tuple_are_written_where_they_are_used() -> None:
     graph.output((z, mask))
     dropout.meta["val"] = (torch.empty(2), torch.empty(2, dtype=torch.bool))
     groups = kernel_groups(graph, "inductor")
-    assert set(groups) == {dropout, z} and groups[dropout] == groups[z]
+    assert set(groups) == {dropout, z}
+    assert groups[dropout] == groups[z]
     traffic = group_reads_writes(graph, groups)
-    assert traffic[dropout].writes == (1,) and traffic[z].reads == () and traffic[z].writes == (0,)
+    assert traffic[dropout].writes == (1,)
+    assert traffic[z].reads == ()
+    assert traffic[z].writes == (0,)
 
 
 def test_two_slices_of_one_tensor_are_two_reads() -> None:

@@ -36,7 +36,8 @@ def test_cost_grows_with_flops_and_bytes_and_broadcasts(device, kind) -> None:
         device, flops=sizes[:, None], bytes_moved=sizes[None], dtype="float32", kind=kind
     )
     assert seconds.shape == (5, 5)
-    assert np.all(np.diff(seconds, axis=0) >= 0) and np.all(np.diff(seconds, axis=1) >= 0)
+    assert np.all(np.diff(seconds, axis=0) >= 0)
+    assert np.all(np.diff(seconds, axis=1) >= 0)
     assert seconds[0, 0] == device.launch_seconds
 
 

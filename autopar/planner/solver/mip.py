@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from ortools.math_opt import (  # type: ignore[import-untyped]
+from ortools.math_opt import (
     callback_pb2,
     model_parameters_pb2,
     model_pb2,
     parameters_pb2,
     result_pb2,
 )
-from ortools.math_opt.core.python import solver  # type: ignore[import-untyped]
+from ortools.math_opt.core.python import solver
 
 from autopar.planner.solver.problem import Floats, Integers
 
