@@ -33,8 +33,12 @@ PASSES = 2
 """Everything is measured this often and the fastest pass counts: a neighbour's burst spoils one pass only."""
 OPERATOR_WINDOW_SECONDS = 0.06
 """How long one operator is repeated: long against the 4 ms scheduler tick of ranks that share a core."""
-COLLECTIVE_WINDOW_SECONDS = 0.02
-MIN_COLLECTIVE_CALLS, MAX_COLLECTIVE_CALLS = 3, 40
+COLLECTIVE_WINDOW_SECONDS = 0.025
+MIN_COLLECTIVE_CALLS, MAX_COLLECTIVE_CALLS = 4, 20
+MIN_COLLECTIVE_SECONDS = 2e-5
+"""What a collective costs at least: the difference of two noisy loops may come out negative."""
+WORK_ROWS = 256
+"""Rows of the matmul between two collectives: 0.3 ms, as the operators of a small model."""
 WARMUP_CALLS = 2
 OVERHEAD_CALLS = 100
 """Calls of the tiny operator between two looks at the clock."""
@@ -105,19 +109,31 @@ def _seconds_per_call(call: Callable[[], object], window_seconds: float) -> floa
 
 
 def _seconds_of_collective(call: Callable[[], torch.Tensor], group: dist.ProcessGroup) -> float:
-    """Median over calls; all ranks of the group make the same number of them."""
+    """Mean seconds that a collective adds to a loop of small matmuls.
 
-    def timed() -> float:
-        begin = time.perf_counter()
+    A program computes between its collectives, so its ranks arrive at different times, and where they share cores a
+    late one waits for the scheduler: in a bare loop of collectives a gloo pair takes 0.5 ms, in a program 3 ms.
+    """
+    matrix = torch.randn(WORK_ROWS, WORK_ROWS)
+    work = partial(torch.ops.aten.mm.default, matrix, matrix)
+
+    def work_and_reduce() -> None:
+        work()
         _functional.wait_tensor(call())
-        return time.perf_counter() - begin
 
-    first = torch.tensor([min(timed() for _ in range(WARMUP_CALLS))])
+    first = torch.tensor([_seconds_of_loop(work_and_reduce, WARMUP_CALLS, group)])
     dist.all_reduce(first, op=dist.ReduceOp.MAX, group=group)
-    calls = int(COLLECTIVE_WINDOW_SECONDS / float(first))
-    return statistics.median(
-        timed() for _ in range(min(max(calls, MIN_COLLECTIVE_CALLS), MAX_COLLECTIVE_CALLS))
-    )
+    calls = min(max(int(COLLECTIVE_WINDOW_SECONDS / float(first)), MIN_COLLECTIVE_CALLS), MAX_COLLECTIVE_CALLS)
+    added = _seconds_of_loop(work_and_reduce, calls, group) - _seconds_of_loop(work, calls, group)
+    return max(added, MIN_COLLECTIVE_SECONDS)
+
+
+def _seconds_of_loop(call: Callable[[], object], calls: int, group: dist.ProcessGroup) -> float:
+    dist.barrier(group)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begin) / calls
 
 
 def own_groups(rank: int, world_size: int) -> list[dist.ProcessGroup]:
