@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.capture import capture, fingerprint, normalize_example_inputs
+from autopar.capture.precision import precision_dtype
 from autopar.cluster import Cluster
 from autopar.errors import CaptureError, ConfigurationError, PlanMismatchError, UnsupportedOperatorError
 from autopar.files import write_atomically
@@ -30,7 +31,7 @@ from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
 from autopar.program import Program
 from autopar.runtime.batches import BatchMode, route
-from autopar.runtime.consensus import agree_on_fingerprint, attempt_on_all, from_first_rank
+from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit import Step, emit
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, rank, world_size
@@ -59,6 +60,7 @@ class Options:
     dims: Mapping[str, int] | None = None
     memory_limit: float | str | None = None
     constraints: Any = None
+    precision: str | None = None
     batch_dims: Mapping[str, int | None] | None = None
     strict: bool = False
     cache_dir: Path | None = None
@@ -92,30 +94,35 @@ def compile(
         that `forward` does not take go to loss_fn only.
     optimizer: a class or factory (its state is planned for) or an instance (its parameters are exchanged).
     cluster: default: the running processes on this machine. mesh, dims: fix sizes, or named axes (-1 fills).
-    plan: a Plan or its file, instead of planning. batch: "global" (each rank passes all of it) or "local" (its part,
-        see `ParallelModule.data_shard`). verify: compare with the plain model before returning.
-    strict: an operator without a rule is an error. cache_dir: folder in which plans are kept.
+    precision: "bf16" computes in bf16 from fp32 parameters; gradients, their reductions and the loss stay fp32.
+    plan: a Plan or its file, instead of planning; its precision holds where none is given.
+    batch: "global" (each rank passes all of it) or "local" (its part, see `ParallelModule.data_shard`).
+    verify: compare with the plain model before returning. strict: an operator without a rule is an error.
+    cache_dir: folder in which plans are kept.
 
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
     """
     _check_options(model, precision, batch, mode)
-    given = Plan.load(plan) if isinstance(plan, str | Path) else plan
+    given, running = attempt_on_all(lambda: (_load(plan), _running_cluster(cluster)))
+    if precision is None and given is not None:
+        precision = given.question.get("precision")
     options = Options(
-        cluster=_running_cluster(cluster),
+        cluster=running,
         loss_fn=loss_fn,
         optimizer=optimizer,
         mesh=mesh,
         dims=dims,
         memory_limit=memory_limit,
         constraints=constraints,
+        precision=precision,
         batch_dims=batch_dims,
         strict=strict,
         cache_dir=None if cache_dir is None else Path(cache_dir),
     )
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
     build = functools.partial(_build, options=options, given=given)
-    module = ParallelModule(model, build, batch=batch, optimizer=instance, loss_fn=loss_fn)
+    module = ParallelModule(model, build, batch=batch, optimizer=instance, loss_fn=loss_fn, precision=precision)
     if example_inputs is None:
         if verify:
             raise ConfigurationError("verify=True needs example_inputs; or call autopar.verify after the first call")
@@ -157,6 +164,7 @@ def plan(
         dims=dims,
         memory_limit=memory_limit,
         constraints=constraints,
+        precision=precision,
         batch_dims=batch_dims,
         strict=strict,
         cache_dir=None if cache_dir is None else Path(cache_dir),
@@ -172,6 +180,7 @@ def verify(
     *,
     plan: Plan | str | Path | None = None,
     loss_fn: LossFunction | None = None,
+    precision: str | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
 ) -> Verification:
     """Compare a compiled module with the plain model: loss and every gradient; all ranks call it alike.
@@ -183,7 +192,14 @@ def verify(
         if plan is not None and plan != module_or_model.plan:
             raise ConfigurationError("this module has another plan; pass the plain model to verify a plan")
         return compare(module_or_model, example_inputs)
-    module = compile(copy.deepcopy(module_or_model), example_inputs, plan=plan, loss_fn=loss_fn, batch_dims=batch_dims)
+    module = compile(
+        copy.deepcopy(module_or_model),
+        example_inputs,
+        plan=plan,
+        loss_fn=loss_fn,
+        precision=precision,
+        batch_dims=batch_dims,
+    )
     return compare(module, example_inputs)
 
 
@@ -202,6 +218,8 @@ def _build(
     program = attempt_on_all(lambda: _capture(model, args, kwargs, training, options))
     mark = fingerprint(program)
     agree_on_fingerprint(mark)
+    if pinned is None:
+        agree_on_plan(given)
     if given is not None and pinned is None:
         chosen = given
         _check_plan(chosen, mark)
@@ -230,6 +248,7 @@ def _capture(
             batch=batch,
             batch_dims=options.batch_dims,
             training=training,
+            precision=options.precision,
         )
 
 
@@ -281,6 +300,7 @@ def _question(program: Program, options: Options) -> dict[str, Any]:
         "inputs": inputs,
         "mesh": None if options.mesh is None else list(options.mesh),
         "dims": None if options.dims is None else dict(options.dims),
+        "precision": options.precision,
         "constraints": None if options.constraints is None else str(options.constraints),
         "cluster_fingerprint": options.cluster.fingerprint,
     }
@@ -310,6 +330,10 @@ def _report_uncovered(chosen: Plan, strict: bool) -> None:
     log.warning("operators without a sharding rule run whole on every device, predicted cost: %s", lines)
 
 
+def _load(plan: Plan | str | Path | None) -> Plan | None:
+    return Plan.load(plan) if isinstance(plan, str | Path) else plan
+
+
 def _check_plan(chosen: Plan, mark: str) -> None:
     if chosen.mesh.size != world_size():
         raise PlanMismatchError(
@@ -335,11 +359,7 @@ def _check_options(model: object, precision: str | None, batch: str, mode: str) 
         raise ConfigurationError(f'batch={batch!r}: write "global" (every rank passes all of it) or "local" (its part)')
     if mode != "default":
         raise ConfigurationError(f'mode={mode!r} does not exist yet; the only mode is "default"')
-    if precision not in (None, "fp32"):
-        raise ConfigurationError(
-            f"precision={precision!r} does not exist yet: parameters keep the dtype of the model; call model.to(dtype) "
-            "before compiling, or run its forward under torch.autocast"
-        )
+    precision_dtype(precision)
 
 
 def _as_cluster(cluster: Cluster | str | None) -> Cluster:

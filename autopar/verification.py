@@ -4,8 +4,9 @@
 
 Loss and every gradient are compared with the plain model on one device, with the same weights and the same global
 batch. A parameter passes when |dg| / |g| <= max(1e-5, 10 x the plain model's own error of fp32 against fp64); a
-gradient below 1e-6 of the largest is compared with the largest. A model that draws random numbers (dropout) is compared
-with its own program on one device and the same seed, since only that draws the same numbers.
+gradient below 1e-6 of the largest is compared with the largest. With precision="bf16" the plain model computes under
+the same casts, and the machine epsilon of bf16 takes the place of 1e-5. A model that draws random numbers (dropout) is
+compared with its own program on one device and the same seed, since only that draws the same numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import nn
 
 from autopar._compat import tree_map_only
 from autopar.capture import normalize_example_inputs
+from autopar.capture.precision import canonical_names, computing_in, narrowed, precision_dtype
 from autopar.capture.step import find_loss
 from autopar.errors import ConfigurationError, VerificationError
 from autopar.layout import Mesh, replicated
@@ -76,13 +78,14 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
         plain.eval()  # its own rounding error is measured without random numbers
     own_loss, own = _plain(plain, module, args, kwargs, None)
     exact_loss, exact = _plain(plain, module, args, kwargs, torch.float64)
+    floor = max(RELATIVE_ERROR, torch.finfo(precision_dtype(module.precision) or torch.float32).eps)
     reference_loss, reference = (own_loss, own) if alone is None else alone
     result = Verification(
         loss=loss,
         reference_loss=reference_loss,
-        loss_limit=max(RELATIVE_ERROR, OWN_ERROR_FACTOR * _relative(own_loss, exact_loss)),
+        loss_limit=max(floor, OWN_ERROR_FACTOR * _relative(own_loss, exact_loss)),
         gradients=_errors(gradients, reference, reference),
-        limits=_limits(_errors(own, exact, own)),
+        limits=_limits(_errors(own, exact, own), floor),
     )
     _check(result)
     return result
@@ -206,9 +209,11 @@ def _plain(
         args, kwargs = tree_map_only(
             torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, (args, kwargs)
         )
-    forward_args, forward_kwargs, batch = module.split_batch(args, kwargs)
-    output = model(*forward_args, **forward_kwargs)
-    loss = find_loss(output if module.loss_fn is None else module.loss_fn(output, batch))
+    narrow = None if dtype is not None else precision_dtype(module.precision)
+    forward_args, forward_kwargs, batch = narrowed(module.split_batch(args, kwargs), narrow)
+    with computing_in(model, narrow, canonical_names(model)):
+        output = model(*forward_args, **forward_kwargs)
+        loss = find_loss(output if module.loss_fn is None else module.loss_fn(output, batch))
     assert loss is not None
     if loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -233,5 +238,5 @@ def _errors(
     return errors
 
 
-def _limits(own: Mapping[str, float]) -> dict[str, float]:
-    return {name: max(RELATIVE_ERROR, OWN_ERROR_FACTOR * error) for name, error in own.items()}
+def _limits(own: Mapping[str, float], floor: float) -> dict[str, float]:
+    return {name: max(floor, OWN_ERROR_FACTOR * error) for name, error in own.items()}

@@ -43,12 +43,16 @@ def operator_kind(node: Node) -> str:
 def module_path(node: Node) -> str:
     """Path of the module that ran the node (its forward node, in backward); "" for the model itself.
 
-    Sums of gradients belong to no forward operator: they go with their last operand.
+    Sums of gradients belong to no forward operator: they go with their last operand. Casts outside any module go with
+    what they cast: a parameter, or its gradient.
     """
     while True:
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-        if stack:
-            return _innermost(stack.values())
+        path = _innermost(stack.values()) if stack else ""
+        if stack and (path or operator_kind(node) != "_to_copy"):
+            return path
+        if node.all_input_nodes and node.all_input_nodes[0].op == "placeholder":
+            return str(node.all_input_nodes[0].meta["operator"]).rpartition(".")[0] if stack else ""
         operands = [operand for operand in node.all_input_nodes if operand.op == "call_function"]
         if not operands:
             return ""

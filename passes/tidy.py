@@ -11,6 +11,7 @@ from autopar.passes.merge_equal import merge_equal
 from autopar.passes.names import name_operators
 from autopar.passes.one_spelling import one_spelling
 from autopar.passes.phases import PhaseContext, assign_phases
+from autopar.passes.place_casts import place_casts
 from autopar.passes.remove_noise import remove_dead_code, remove_noise
 from autopar.passes.runner import Pass
 
@@ -33,5 +34,6 @@ TIDY_PASSES: tuple[Pass[PhaseContext], ...] = (
     assign_phases,
     merge_equal,
     remove_dead_code,
+    place_casts,
     name_operators,
 )

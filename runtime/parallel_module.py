@@ -80,6 +80,7 @@ class ParallelModule(nn.Module):
         batch: BatchMode = "global",
         optimizer: torch.optim.Optimizer | None = None,
         loss_fn: LossFunction | None = None,
+        precision: str | None = None,
     ) -> None:
         super().__init__()
         self._model = (model,)  # a tuple, so that the original is not a submodule of its own tree
@@ -87,6 +88,7 @@ class ParallelModule(nn.Module):
         self._batch = batch
         self._optimizer = optimizer
         self.loss_fn = loss_fn
+        self.precision = precision
         self._steps: dict[Signature, Step] = {}
         self._first: Step | None = None
         self._data_axes: tuple[int, ...] = ()

@@ -3,7 +3,8 @@
 `Step` wraps the model and the loss function for the trace. Its forward takes the tensors among the user's arguments
 (the others are constants) and returns the tensors among the outputs. The loss is what `loss_fn(output, batch)`
 returns, else `output.loss` or `output["loss"]`, a 0-dim output, or a 0-dim first element of a tuple. With a loss,
-the other outputs are detached: gradients flow from the loss alone.
+the other outputs are detached: gradients flow from the loss alone. With a `dtype`, floating inputs and casts of the
+parameters are what the model computes with, and the loss is returned in fp32.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from autopar._compat import TreeSpec, tree_flatten_with_path
 from autopar.capture.inputs import FlatInputs, path_part, unflatten_inputs
+from autopar.capture.precision import computing_in, narrowed, widened
 from autopar.errors import CaptureError
 from autopar.program import Constant
 
@@ -39,23 +41,34 @@ class Step(nn.Module):
 
     outputs: StepOutputs
 
-    def __init__(self, model: nn.Module, inputs: FlatInputs, loss_fn: LossFunction | None, with_batch: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: FlatInputs,
+        loss_fn: LossFunction | None,
+        with_batch: bool,
+        dtype: torch.dtype | None = None,
+        canonical: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self._inputs = inputs
         self._loss_fn = loss_fn
         self._with_batch = with_batch
+        self._dtype = dtype
+        self._canonical = canonical or {}
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         leaves = list(self._inputs.leaves)
         for index, tensor in zip(self._inputs.tensor_leaves, tensors, strict=True):
-            leaves[index] = tensor
+            leaves[index] = narrowed(tensor, self._dtype)
         args, kwargs = unflatten_inputs(self._inputs.spec, leaves)
         batch = kwargs.pop(BATCH) if self._with_batch else (kwargs or args)
-        output = self.model(*args, **kwargs)
-        if self._loss_fn is not None:
-            output = self._loss_fn(output, batch)
-            _check_loss(output, "loss_fn")
+        with computing_in(self.model, self._dtype, self._canonical):
+            output = self.model(*args, **kwargs)
+            if self._loss_fn is not None:
+                output = self._loss_fn(output, batch)
+                _check_loss(output, "loss_fn")
         return self._flatten(output, tensors)
 
     def _flatten(self, output: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -70,7 +83,7 @@ class Step(nn.Module):
                 if leaf is loss:
                     loss_index = len(returned)
                 leaves.append(len(returned))
-                returned.append(leaf if loss is None or leaf is loss else leaf.detach())
+                returned.append(self._returned(leaf, loss))
                 names.append(".".join(map(path_part, path)) or ("loss" if leaf is loss else "output"))
             else:
                 leaves.append(_constant(path, leaf))
@@ -78,6 +91,12 @@ class Step(nn.Module):
             raise CaptureError("the model returns no tensor, so there is nothing to compute")
         self.outputs = StepOutputs(names=tuple(names), loss=loss_index, leaves=tuple(leaves), spec=spec)
         return self._separate(returned, tensors)
+
+    def _returned(self, leaf: Tensor, loss: Tensor | None) -> Tensor:
+        if leaf is not loss:
+            return leaf if loss is None else leaf.detach()
+        wide: Tensor = leaf if self._dtype is None else widened(leaf)
+        return wide
 
     def _separate(self, returned: list[Tensor], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Clone outputs that share memory with an input, a parameter or an earlier output."""

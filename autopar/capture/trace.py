@@ -25,6 +25,7 @@ from autopar.capture.fake import fake_parameters, fake_twin
 from autopar.capture.huggingface import adapted_huggingface
 from autopar.capture.inputs import FlatInputs, check_signature, find_batch_dims, flatten_inputs
 from autopar.capture.interception import Interception
+from autopar.capture.precision import canonical_names, precision_dtype
 from autopar.capture.roles import Names, assign_roles
 from autopar.capture.step import BATCH, LossFunction, Step
 from autopar.errors import CaptureError
@@ -43,6 +44,7 @@ def capture(
     batch: Any = None,
     batch_dims: Mapping[str, int | None] | None = None,
     training: bool | None = None,
+    precision: str | None = None,
 ) -> Program:
     """The joint forward and backward graph of `model(*args, **kwargs)` at the global shapes of the arguments.
 
@@ -50,9 +52,10 @@ def capture(
         gets; without it the kwargs (or args) themselves; with it the program takes a further keyword `batch`.
     batch_dims: input name -> batch dim or None, where it is not dim 0.
     training: False leaves the backward pass out; default: the model is in training mode and gradients are enabled.
+    precision: "bf16" computes with bf16 casts of the parameters (see `precision.py`); default: the model's dtypes.
 
     The model is left as it was. Raises CaptureError (not a module, inputs that do not fit, data-dependent control
-    flow, a loss that is no scalar) and ConfigurationError (batch_dims).
+    flow, a loss that is no scalar) and ConfigurationError (batch_dims, precision).
     """
     _check_module(model)
     kwargs = dict(kwargs or {})
@@ -62,9 +65,10 @@ def capture(
     with_batch = loss_fn is not None and batch is not None
     inputs = flatten_inputs(args, {**kwargs, BATCH: batch} if with_batch else kwargs)
     dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
-    step = Step(model, inputs, loss_fn, with_batch)
+    canonical = canonical_names(model)
+    step = Step(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical)
     graph_module = _trace(step, inputs, kwargs, training)
-    names = _names(model, step, inputs, dims, training)
+    names = _names(model, step, inputs, dims, training, canonical)
     program_inputs, program_outputs = assign_roles(graph_module, names)
     graph_module = _tidy(graph_module, program_inputs, program_outputs)
     return Program(
@@ -121,7 +125,14 @@ def _plain_transformer_layers() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _names(model: nn.Module, step: Step, inputs: FlatInputs, dims: Sequence[int | None], training: bool) -> Names:
+def _names(
+    model: nn.Module,
+    step: Step,
+    inputs: FlatInputs,
+    dims: Sequence[int | None],
+    training: bool,
+    canonical: dict[str, str],
+) -> Names:
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     trained |= {n for n, t in zip(inputs.tensor_names, inputs.tensors, strict=True) if t.requires_grad}
     return Names(
@@ -129,21 +140,9 @@ def _names(model: nn.Module, step: Step, inputs: FlatInputs, dims: Sequence[int 
         batch_dims=dims,
         outputs=step.outputs.names,
         loss=step.outputs.loss,
-        canonical=_canonical_names(model),
+        canonical=canonical,
         requires_grad=frozenset(trained) if training else frozenset(),
     )
-
-
-def _canonical_names(model: nn.Module) -> dict[str, str]:
-    first: dict[int, str] = {}
-    names = {}
-    for named in (
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    ):
-        for name, tensor in named:
-            names[name] = first.setdefault(id(tensor), name)
-    return names
 
 
 @phase("tidy", logging.INFO)

@@ -50,8 +50,8 @@ def model_options(command: Command) -> Command:
             help="Whose state is planned.",
         ),
         click.option(
-            "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True,
-            help="In which the model is built.",
+            "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
+            help="bf16: fp32 parameters, bf16 products.",
         ),
         click.option("--seq", type=click.IntRange(min=1), default=128, show_default=True, help="Sequence length."),
         click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Global batch."),
@@ -84,7 +84,7 @@ def plan(model: str, cluster: str, output: Path | None, as_json: bool, **options
     """Plan MODEL (pkg.module:factory or hf:CONFIG.json) and print the plan beside its baselines."""
     question = {"model": model, "cluster_text": cluster, **options, "constraints": list(options["constraints"])}
     print_question(question)
-    module, inputs = load_model(model, options["batch"], options["seq"], PRECISIONS[options["precision"]])
+    module, inputs = load_model(model, options["batch"], options["seq"])
     found = make_plan(
         module,
         inputs,
@@ -94,6 +94,7 @@ def plan(model: str, cluster: str, output: Path | None, as_json: bool, **options
         dims=parse_dims(options["dims"]),
         memory_limit=options["memory_limit"],
         constraints=parse_constraints(options["constraints"]),
+        precision=options["precision"],
     )
     found = found.with_(question={**found.question, **question})
     if output is not None:

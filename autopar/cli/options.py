@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
     "sgd": torch.optim.SGD,
     "none": None,
 }
-PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = ("fp32", "bf16")
 NO_REPLICATED_COMPUTE = "no_replicated_compute"
 
 Constraints = dict[str, dict[str, str] | bool]

@@ -10,7 +10,7 @@ from torch import nn
 
 from autopar.api import compile as compile_model
 from autopar.capture.models import load_model
-from autopar.cli.options import OPTIMIZERS, PRECISIONS, parse_constraints, parse_dims, parse_mesh
+from autopar.cli.options import OPTIMIZERS, parse_constraints, parse_dims, parse_mesh
 from autopar.parallel_plan import Plan
 from autopar.runtime.local_processes import Report, run_processes
 
@@ -23,7 +23,7 @@ def verify_model(model: str, processes: int, plan: Plan | None, options: Mapping
 
 
 def _verify(report: Report, model: str, plan: bytes | None, options: dict[str, Any]) -> None:
-    module, example = load_model(model, options["batch"], options["seq"], PRECISIONS[options["precision"]])
+    module, example = load_model(model, options["batch"], options["seq"])
     module, inputs = materialised(module, example)
     compiled = compile_model(
         module,
@@ -34,6 +34,7 @@ def _verify(report: Report, model: str, plan: bytes | None, options: dict[str, A
         dims=parse_dims(options["dims"]),
         memory_limit=options["memory_limit"],
         constraints=parse_constraints(options["constraints"]),
+        precision=None if plan is not None else options["precision"],
         verify=True,
     )
     compiled(*inputs) if isinstance(inputs, tuple) else compiled(**inputs)

@@ -46,6 +46,7 @@ from autopar.planner.strategies import (
     choices_of,
     enumerate_strategies,
 )
+from autopar.planner.wide_sums import keeps_sums, masters, values_summed_wide
 from autopar.program import Program
 from autopar.rules.engine import rule_for, tensor_operands
 from autopar.rules.rule import Rule
@@ -133,6 +134,8 @@ class Builder:
         self.matrices = weight_matrices(program, self.heavy)
         self.uncovered = [node for node in operators(program) if node not in self.rules]
         self.batch = self._batch_class()
+        self.masters = masters(program)
+        self.summed_wide = values_summed_wide(program, self.rules, self._has_batch)
         self.notes: list[str] = []
         self.state = _State()
         self.operators: dict[fx.Node, int] = {}
@@ -212,6 +215,8 @@ class Builder:
     def _add_parameter(self, node: fx.Node, name: str) -> None:
         labels, stored, used = self.leaves.parameter_labels(node)
         allowed = allowed_labels(labels, name, self.mesh, self.constraints, node in self.matrices)
+        if node in self.masters:
+            allowed = [i for i in allowed if not labels[i].keep_gathered] or allowed
         pick = np.array(allowed, dtype=np.int64)
         labels = tuple(labels[i] for i in allowed)
         stored = LayoutSet(stored.distinct, stored.index[pick])
@@ -314,16 +319,25 @@ class Builder:
         self, value: Value, sources: LayoutSet, targets: tuple[Layout | None, ...], target_index: NDArray[np.int64]
     ) -> Floats:
         shape, nbytes = shape_of(*value), tensor_bytes(*value)
-        guarded = weights_stay_split(self.mesh) if value[0] in self.matrices else ()
-        key = (shape, nbytes, sources.distinct, targets, guarded)
+        guarded = self._guarded_axes(value[0])
+        wide = value in self.summed_wide
+        key = (shape, nbytes, sources.distinct, targets, guarded, wide)
         if key not in self._tables:
             table = self.prices.redistribution_table(shape, nbytes, sources.distinct, targets)
             for i, source in enumerate(sources.distinct):
                 for j, target in enumerate(targets):
-                    if guarded and target is not None and gathers(source, target, guarded):
+                    if target is None:
+                        continue
+                    if (guarded and gathers(source, target, guarded)) or (wide and not keeps_sums(source, target)):
                         table[i, j] = FORBIDDEN
             self._tables[key] = table
         return self._intern(self._tables[key][np.ix_(sources.index, target_index)])
+
+    def _guarded_axes(self, node: fx.Node) -> tuple[int, ...]:
+        """Axes over which a value may not be gathered: any for a master, which is cast first; tp for a weight."""
+        if node in self.masters:
+            return tuple(range(len(self.mesh.shape)))
+        return weights_stay_split(self.mesh) if node in self.matrices else ()
 
     def _before_views(self, operand: fx.Node, layouts: tuple[Layout, ...]) -> tuple[Layout | None, ...]:
         _, views = base_of(operand)
@@ -411,6 +425,15 @@ class Builder:
     def _intern(self, array: Floats) -> Floats:
         array = np.ascontiguousarray(array, dtype=np.float64)
         return self._interned.setdefault((array.shape, array.tobytes()), array)
+
+    def _has_batch(self, value: Value) -> bool:
+        """Whether the batch is among the dims of a value: it is an activation."""
+        classes = (
+            self.factorisation.atom_class(value, dim, position)
+            for dim in range(len(shape_of(*value)))
+            for position in range(len(self.factorisation.atoms(value, dim)))
+        )
+        return self.batch in classes
 
     def _batch_class(self) -> Hashable:
         for node, entry in zip(self.program.placeholders, self.program.inputs, strict=True):

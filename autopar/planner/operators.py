@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import torch
 from torch import fx
 
+from autopar.passes.place_casts import is_cast
 from autopar.passes.view_layouts import viewed
 from autopar.planner.factorisation import Value, shape_of, value_of
 from autopar.program import Program
@@ -73,7 +74,8 @@ def kernel_leaders(groups: dict[fx.Node, int]) -> set[fx.Node]:
 
 
 def weight_matrices(program: Program, heavy: set[fx.Node]) -> set[fx.Node]:
-    """Parameters with at least two dims that a heavy operator or a lookup reads, through casts and views."""
+    """Parameters with at least two dims that a heavy operator or a lookup reads, through views and a cast; and the
+    casts."""
     parameters = {
         node
         for node, e in zip(program.placeholders, program.inputs, strict=True)
@@ -82,5 +84,11 @@ def weight_matrices(program: Program, heavy: set[fx.Node]) -> set[fx.Node]:
     found = set()
     for node in operators(program):
         if node in heavy or "embedding" in str(node.target):
-            found |= {base_of(operand)[0][0] for operand in tensor_operands(node)} & parameters
+            for operand in tensor_operands(node):
+                (source, _), _ = base_of(operand)
+                cast = source if is_cast(source) else None
+                if cast is not None:
+                    (source, _), _ = base_of(cast.all_input_nodes[0])
+                if source in parameters:
+                    found |= {source} if cast is None else {source, cast}
     return found

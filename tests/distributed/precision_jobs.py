@@ -1,0 +1,93 @@
+"""Jobs of the workers: bf16 compute from fp32 parameters."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+import autopar
+from autopar.demo.gpt import GPT, GPTConfig
+from tests.distributed.models import tied_model, tokens
+from tests.distributed.training_jobs import full_gradients
+
+CONFIG = GPTConfig(vocabulary=32, positions=8, width=16, heads=4, layers=2)
+
+
+def gpt_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and labels, the same on every rank."""
+    generator = torch.Generator().manual_seed(step)
+    drawn = torch.randint(0, CONFIG.vocabulary, (2, 8, CONFIG.positions), generator=generator)
+    return drawn[0], drawn[1]
+
+
+def train_gpt(dims: dict[str, int] | None, steps: int = 3) -> dict[str, Any]:
+    """Losses in bf16 and by the fp32 model, gradients of the first step, and the dtypes that training meets."""
+    torch.manual_seed(0)
+    model = GPT(CONFIG)
+    reference = copy.deepcopy(model)
+    module = autopar.compile(model, gpt_batch(0), dims=dims, precision="bf16", optimizer=torch.optim.AdamW)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (module, reference)]
+    losses, plain_losses = [], []
+    gradients: dict[str, torch.Tensor] = {}
+    plain_gradients: dict[str, torch.Tensor] = {}
+    for step in range(steps):
+        loss, plain = module(*gpt_batch(step)), reference(*gpt_batch(step))
+        loss.backward()
+        plain.backward()
+        gradients = gradients or {n: g.clone() for n, g in full_gradients(module).items()}
+        plain_gradients = plain_gradients or {n: g.clone() for n, g in full_gradients(reference).items()}
+        losses.append(float(loss.detach()))
+        plain_losses.append(float(plain.detach()))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    states = [value for state in optimizers[0].state.values() for value in state.values()]
+    return {
+        "losses": losses,
+        "plain_losses": plain_losses,
+        "gradients": gradients,
+        "plain_gradients": plain_gradients,
+        "dtypes": {loss.dtype, *(p.dtype for p in module.parameters()), *(s.dtype for s in states)},
+        "question": module.plan.question["precision"],
+    }
+
+
+def verified(dims: dict[str, int]) -> float:
+    """Worst gradient error that verify reports of a model with tied, frozen and 0-dim parameters and a buffer."""
+    module = autopar.compile(tied_model(), tokens(0), dims=dims, precision="bf16", verify=True)
+    result = autopar.verify(module, tokens(1))
+    return result.gradients[result.worst]
+
+
+def accumulated(dims: dict[str, int]) -> dict[str, torch.Tensor]:
+    """Gradients of two batches, the first inside no_sync()."""
+    module = autopar.compile(tied_model(), tokens(0), dims=dims, precision="bf16")
+    with module.no_sync():
+        module(**tokens(0))["loss"].backward()
+    module(**tokens(1))["loss"].backward()
+    return full_gradients(module)
+
+
+def precision_of_a_given_plan() -> list[str | None]:
+    """A plan file carries its precision to the run."""
+    plan = autopar.compile(tied_model(), tokens(0), dims={"dp_shard": 4}, precision="bf16").plan
+    module = autopar.compile(tied_model(), tokens(0), plan=autopar.Plan.from_json(plan.to_json()))
+    return [module.precision, plan.question["precision"]]
+
+
+def spoiled_reduction(dims: dict[str, int]) -> str:
+    """What verify says of a bf16 module whose gradients miss their reduction; "" where it notices nothing."""
+    module = autopar.compile(tied_model(), tokens(0), dims=dims, precision="bf16")
+    step, _ = module.step_for((), tokens(0))
+    assert isinstance(step.backward, torch.fx.GraphModule)
+    for node in list(step.backward.graph.nodes):
+        if node.target is torch.ops._c10d_functional.all_reduce.default:
+            node.replace_all_uses_with(node.args[0])
+    step.backward.recompile()
+    try:
+        autopar.verify(module, tokens(0))
+    except autopar.VerificationError as error:
+        return str(error)
+    return ""
