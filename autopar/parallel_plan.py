@@ -149,6 +149,7 @@ class Plan:
             raise ConfigurationError(f"{origin} has schema version {version}, this autopar reads {SCHEMA_VERSION}")
         try:
             plan: Plan = _read(document, Plan, "")
+            _check_mesh(plan.mesh)
         except (TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(f"{origin} is damaged: {error}") from error
         return plan
@@ -178,6 +179,7 @@ def _plain(value: Any) -> Any:
 def _read(value: Any, kind: Any, where: str) -> Any:
     """Inverse of `_plain` for a field of type `kind`; errors name the path `where` of the damaged entry."""
     if kind == Layout:
+        _expect(value, list, where)
         return parse_layout(value)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
@@ -218,6 +220,11 @@ def _scalar(value: Any, kinds: tuple[type, ...], where: str) -> Any:
     if not isinstance(value, kinds):
         raise ValueError(f"{where} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r}")
     return value
+
+
+def _check_mesh(mesh: Mesh) -> None:
+    if not len(mesh.shape) == len(mesh.axis_names) == len(set(mesh.axis_names)) or min(mesh.shape, default=0) < 1:
+        raise ValueError(f"mesh axes {list(mesh.axis_names)} of sizes {list(mesh.shape)}: one size >= 1 per axis name")
 
 
 def _expect(value: Any, kind: type, where: str) -> None:

@@ -6,6 +6,7 @@ raised on all of them, so nobody waits for a rank that gave up. A world of one a
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import AutoparError, RankMismatchError
+from autopar.parallel_plan import Plan
 from autopar.runtime.process_groups import rank, world_size
 
 Result = TypeVar("Result")
@@ -65,14 +67,27 @@ def from_first_rank(action: Callable[[], Result]) -> Result:
 def agree_on_fingerprint(fingerprint: str) -> None:
     """Raises RankMismatchError naming the ranks whose graph differs from that of most ranks."""
     fingerprints = gather_from_all(fingerprint)
-    (usual, _), *others = Counter(fingerprints).most_common()
-    if others:
-        strange = [str(index) for index, value in enumerate(fingerprints) if value != usual]
+    if strange := _strange_ranks(fingerprints):
         raise RankMismatchError(
-            f"ranks {', '.join(strange)} captured another graph than the others ({len(fingerprints)} ranks, "
-            f"{len(others) + 1} different graphs): build the same model with the same configuration and pass inputs "
-            "of the same global shapes on every rank"
+            f"ranks {strange} captured another graph than the others ({len(fingerprints)} ranks, "
+            f"{len(set(fingerprints))} different graphs): build the same model with the same configuration and pass "
+            "inputs of the same global shapes on every rank"
         )
+
+
+def agree_on_plan(given: Plan | None) -> None:
+    """Raises RankMismatchError naming the ranks that were given another plan (or none) than most ranks."""
+    digests = gather_from_all("" if given is None else hashlib.sha256(given.to_json()).hexdigest())
+    if strange := _strange_ranks(digests):
+        raise RankMismatchError(
+            f"ranks {strange} were given another plan than the others, or none: pass the same plan file on every rank"
+        )
+
+
+def _strange_ranks(values: Sequence[str]) -> str:
+    """The ranks whose value is not the most frequent one, "" where all agree."""
+    (usual, _), *_ = Counter(values).most_common()
+    return ", ".join(str(index) for index, value in enumerate(values) if value != usual)
 
 
 def agree_on_sizes(sizes: Sequence[int], group: dist.ProcessGroup | None) -> list[list[int]]:

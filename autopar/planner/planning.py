@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from autopar.planner.constraints import Constraints, check_axes, parse_constrain
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.leaves import StateBytes
 from autopar.planner.memory_rows import memory_rows
+from autopar.planner.notes import uneven_notes
 from autopar.planner.optimizers import resolve_optimizer, state_bytes
 from autopar.planner.predict import predict_timeline
 from autopar.planner.prices import Prices
@@ -40,6 +42,14 @@ from autopar.planner.read import (
     read_parameters,
     replicated_flops_share,
     switching_costs,
+)
+from autopar.planner.shortage import (
+    MORE_DEVICES,
+    Change,
+    DoesNotFit,
+    fullest_parts,
+    with_mends,
+    with_more_devices,
 )
 from autopar.planner.solver import Solution, Status, solve
 from autopar.program import Program
@@ -111,7 +121,7 @@ def make_plan(
     )
     candidates, failures = _try_meshes(query, meshes, log)
     if not candidates:
-        raise failures[-1]
+        raise _with_mends(query, min(failures, key=lambda failure: failure.needed_bytes), log)
     best = min(candidates, key=lambda candidate: candidate.plan.objective_seconds)
     kind, _ = resolve_optimizer(optimizer)
     answer = {
@@ -181,7 +191,7 @@ def known_plans(cluster: Cluster) -> dict[str, dict[str, int]]:
 
 
 def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
-    """The optimum on one mesh, under the memory limit. Raises InfeasibleError."""
+    """The optimum on one mesh, under the memory limit. Raises DoesNotFit."""
     prices = Prices(query.cluster, mesh)
     with phase("price"):
         built = Builder(
@@ -204,7 +214,7 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
             break
         limit -= excess
     else:
-        raise InfeasibleError(_short_of_memory(plan.predicted.peak_bytes, query, mesh, plan.predicted.bytes_by_kind))
+        raise DoesNotFit(mesh, plan.predicted.peak_bytes, query.budget_bytes, plan.predicted.bytes_by_kind)
     log(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
         f"bound {plan.bound_seconds * 1e3:.2f} ms, gap {plan.gap:.1e}, "
@@ -223,9 +233,8 @@ def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
     limited = replace(built.problem, memory_rows=rows)
     solution = solve(limited, gap=MEMORY_GAP)
     if solution.status is Status.INFEASIBLE:
-        needed = float(solution.statistics.get("minimum_bytes", math.nan))
-        by_kind = {row.name: _row_bytes(row.bytes, solution.assignment) for row in rows}
-        raise InfeasibleError(_short_of_memory(needed + query.budget_bytes - limit, query, mesh, by_kind))
+        needed, parts = fullest_parts(built, rows, solution.assignment)
+        raise DoesNotFit(mesh, needed + query.budget_bytes - limit, query.budget_bytes, parts)
     return solution
 
 
@@ -233,15 +242,27 @@ def _row_bytes(entries: Mapping[int, NDArray[np.float64]], assignment: NDArray[n
     return float(sum(weights[assignment[index]] for index, weights in entries.items()))
 
 
-def _short_of_memory(needed: float, query: Query, mesh: Mesh, by_kind: Mapping[str, float]) -> str:
-    gib = 2.0**30
-    parts = ", ".join(f"{name}: {nbytes / gib:.3g} GiB" for name, nbytes in by_kind.items())
-    factor = max(2, 2 ** math.ceil(math.log2(max(needed / query.budget_bytes, 1.001))))
-    return (
-        f"no plan fits {query.budget_bytes / gib:.3g} GiB per device on mesh {mesh.shape}: the smallest needs "
-        f"{needed / gib:.3g} GiB ({parts}). It could fit with {factor * mesh.size} devices, "
-        f"a batch {factor} times smaller, an optimizer with less state (SGD), or memory_limit={needed / gib:.3g} GiB"
+def _with_mends(query: Query, failure: DoesNotFit, log: Progress) -> InfeasibleError:
+    """The failure with the changes that would fit: an optimizer without state, more devices."""
+    if query.constraints.pinned:
+        return failure  # parameters keep their layouts on this very mesh; there is nothing to change
+    stateless = state_bytes(query.program, "SGD")
+    log("nothing fits; trying an optimizer without state, and more devices")
+
+    def on_more_devices(factor: int) -> Plan:
+        mesh = Mesh(failure.mesh.axis_names, (factor * failure.mesh.shape[0], *failure.mesh.shape[1:]))
+        return plan_on_mesh(replace(query, cluster=with_more_devices(query.cluster, factor)), mesh, log).plan
+
+    devices = [
+        Change(description=f"{factor * failure.mesh.size} devices", plan=partial(on_more_devices, factor))
+        for factor in MORE_DEVICES
+    ]
+    without_state = Change(
+        description="an optimizer without state (torch.optim.SGD)",
+        plan=lambda: plan_on_mesh(replace(query, state_bytes=stateless), failure.mesh, log).plan,
     )
+    has_state = any(query.state_bytes[name].optimizer > stateless[name].optimizer for name in stateless)
+    return with_mends(failure, [[without_state] if has_state else [], devices])
 
 
 def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, timeline: Timeline) -> Plan:
@@ -264,7 +285,7 @@ def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, timel
         kernel_backend=query.kernel_backend,
         prices_hash=prices_hash(problem),
         uncovered={str(node.meta["operator"]): _cost_of(built, node, solution) for node in built.uncovered},
-        notes=tuple(dict.fromkeys(built.notes)),
+        notes=tuple(dict.fromkeys([*built.notes, *uneven_notes(query.program, built, solution.assignment, mesh)])),
         statistics={
             "variables": len(problem.node_costs),
             "strategies": sum(len(costs) for costs in problem.node_costs),
@@ -307,13 +328,13 @@ def _prediction(query: Query, plan: Plan, timeline: Timeline) -> Prediction:
     )
 
 
-def _try_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> tuple[list[Candidate], list[InfeasibleError]]:
+def _try_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> tuple[list[Candidate], list[DoesNotFit]]:
     candidates: list[Candidate] = []
-    failures: list[InfeasibleError] = []
+    failures: list[DoesNotFit] = []
     for mesh in meshes:
         try:
             candidates.append(plan_on_mesh(query, mesh, log))
-        except InfeasibleError as error:
+        except DoesNotFit as error:
             log(f"mesh {mesh.shape}: {error}")
             failures.append(error)
     return candidates, failures

@@ -1,0 +1,90 @@
+"""Shortage: when nothing fits, what is short and which change would fit, found by solving again.
+
+no plan fits 1.0 GiB per device on 8 devices: the smallest needs 3.2 GiB on mesh (8,); largest parts:
+transformer.h.*.mlp.c_fc.weight (parameter and its state) 0.8 GiB, ... It fits with 32 devices (0.9 GiB, ...)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cluster import Cluster
+from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.layout import Mesh
+from autopar.parallel_plan import Plan
+from autopar.plan_text import format_bytes, format_seconds
+from autopar.planner.build import Built
+from autopar.planner.solver import MemoryRow
+
+Labels = NDArray[np.int64]
+
+LARGEST_PARTS = 3
+MORE_DEVICES = (2, 4, 8)
+"""Times as many devices that are tried when nothing fits."""
+_LAYER_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A question that differs in one thing: what the user would write, and the plan that answers it (or raises)."""
+
+    description: str
+    plan: Callable[[], Plan]
+
+
+class DoesNotFit(InfeasibleError):
+    """Nothing fits on one mesh. needed_bytes: the least that was found per device; parts: where they go."""
+
+    def __init__(self, mesh: Mesh, needed_bytes: float, budget_bytes: float, parts: Mapping[str, float]) -> None:
+        listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+        super().__init__(
+            f"no plan fits {format_bytes(budget_bytes)} per device on {mesh.size} devices: the smallest needs "
+            f"{format_bytes(needed_bytes)} on mesh {mesh.shape}; largest parts: {listed}"
+        )
+        self.mesh, self.needed_bytes = mesh, needed_bytes
+
+
+def fullest_parts(built: Built, rows: Sequence[MemoryRow], labels: Labels) -> tuple[float, dict[str, float]]:
+    """(bytes at the fuller moment under an assignment, its largest parts); layers that repeat are one part."""
+    moments = [{index: float(sizes[labels[index]]) for index, sizes in row.bytes.items()} for row in rows]
+    fullest = max(moments, key=lambda entries: sum(entries.values()))
+    parts: dict[str, float] = {}
+    for index, size in fullest.items():
+        variable = built.variables[index]
+        kind = "parameter and its state" if variable.kind == "parameter" else "saved for backward"
+        name = f"{_LAYER_NUMBER.sub('*', variable.name)} ({kind})"
+        parts[name] = parts.get(name, 0.0) + size
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:LARGEST_PARTS]
+    return sum(fullest.values()), dict(largest)
+
+
+def with_mends(failure: InfeasibleError, changes: Sequence[Sequence[Change]]) -> InfeasibleError:
+    """The same error with the first change of every group that fits, its memory and its predicted step."""
+    fits, short = [], []
+    for group in changes:
+        for change in group:
+            try:
+                prediction = change.plan().predicted
+            except (InfeasibleError, ConfigurationError):
+                short.append(change.description)
+                continue
+            fits.append(
+                f"{change.description} ({format_bytes(prediction.peak_bytes)}, predicted step "
+                f"{format_seconds(prediction.step_seconds)})"
+            )
+            break
+    mends = f"It fits with {', or with '.join(fits)}. " if fits else ""
+    tried = f"Not enough: {', '.join(short)}. " if short else ""
+    return InfeasibleError(f"{failure}. {mends}{tried}A smaller batch or a higher memory_limit may fit too")
+
+
+def with_more_devices(cluster: Cluster, factor: int) -> Cluster:
+    """The same nodes, `factor` times as many; devices of a single CPU machine are more processes."""
+    if cluster.device.kind == "cpu":
+        return replace(cluster, devices_per_node=cluster.devices_per_node * factor)
+    return replace(cluster, num_nodes=cluster.num_nodes * factor)

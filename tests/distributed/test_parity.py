@@ -1,0 +1,39 @@
+"""Real models compute the same loss and gradients under every plan; the measure of that notices a planted fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.zoo import KNOWN_PLANS, cases
+from tests.distributed.parity_jobs import Parity
+from tests.distributed.pool import Pool
+
+pytestmark = pytest.mark.distributed
+
+TRANSFORMERS = ("gpt2", "llama")
+LARGEST_REPLICATED_SHARE = 0.05
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("name", [*TRANSFORMERS, "resnet"])
+def test_every_plan_computes_what_the_plain_model_computes(pool: Pool, name: str, processes: int) -> None:
+    chosen: dict[str, dict[str, Any]] = cases(processes)
+    results: list[dict[str, Parity]] = pool.run(
+        "tests.distributed.parity_jobs:zoo", world_size=processes, timeout=300.0, name=name, cases=chosen
+    )
+    for found in results:
+        assert found.keys() == chosen.keys()
+        for case, parity in found.items():
+            assert parity.agreement.agrees, (case, parity.agreement)
+    if name in TRANSFORMERS:
+        for case in chosen.keys() - {"own choice"}:
+            assert results[0][case].replicated_share < LARGEST_REPLICATED_SHARE, case
+    assert processes < 4 or KNOWN_PLANS.keys() <= chosen.keys()
+
+
+def test_a_gather_scaled_by_a_ten_thousandth_is_noticed(pool: Pool) -> None:
+    job = "tests.distributed.parity_jobs:scaled_gather"
+    assert all(agreement.agrees for agreement in pool.run(job, name="gpt2", factor=1.0))
+    assert not any(agreement.agrees for agreement in pool.run(job, name="gpt2", factor=1.0001))
