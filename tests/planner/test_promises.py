@@ -1,0 +1,24 @@
+"""What a plan promises, on a model of real size: proven optimal, and no dearer than the known plans."""
+
+from __future__ import annotations
+
+import pytest
+
+import autopar
+from autopar.plan_text import ROUNDING
+from benchmarks.models import workload
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(8,), (2, 4)], ids=str)
+def test_gpt2_without_a_memory_limit_is_proven_optimal(mesh: tuple[int, ...]) -> None:
+    model, inputs = workload("gpt2")
+    plan = autopar.plan(model, inputs, cluster="8 H100-SXM", mesh=mesh, memory_limit="1000GiB")
+    assert plan.bound_seconds <= plan.objective_seconds * (1 + 1e-12)
+    assert plan.gap <= ROUNDING
+    assert plan.statistics["strategies"] > 1000
+    assert "strategies: " in plan.summary()
+    if mesh == (8,):
+        known = [b.objective_seconds for b in plan.baselines if list(b.dims.values()) == [8] and b.objective_seconds]
+        assert len(known) >= 2
+        assert plan.objective_seconds <= min(known) * (1 + ROUNDING)
