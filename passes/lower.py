@@ -6,6 +6,7 @@
 
 The graph is written directly: local shapes follow from the layouts, nothing is traced again. It is walked once; every
 operator takes its operands from `LocalValues`, which redistributes them and folds views, and defines its outputs there.
+A gradient is reduced as soon as it exists, so that the unreduced ones of a whole model are never alive together.
 """
 
 from __future__ import annotations
@@ -81,10 +82,15 @@ class _Lowering:
         inputs = [self._placeholder(node, meaning) for node, meaning in self._inputs.items()]
         if any(is_random(node) for node in self._program.graph.nodes):
             inputs.append(self._seed_placeholder())
+        gradients: dict[fx.Node, Any] = {}
+        meanings = {node: meaning for node, meaning in self._returned_pairs() if meaning.role == "gradient"}
         for node in self._program.graph.nodes:
             if node.op == "call_function" and not is_view(node):
                 self._operator(node)
-        self._graph.output(tuple(self._returned(*pair) for pair in self._returned_pairs()))
+            if node in meanings:
+                gradients[node] = self._returned(node, meanings[node])
+        pairs = self._returned_pairs()
+        self._graph.output(tuple(gradients[n] if meanings.get(n) is m else self._returned(n, m) for n, m in pairs))
         _remove_unused(self._graph)
         module = fx.GraphModule(self._program.graph_module, self._graph)
         return replace(self._program, graph_module=module, inputs=tuple(inputs))

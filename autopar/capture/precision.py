@@ -147,7 +147,7 @@ def _cast_parameters(model: nn.Module, dtype: torch.dtype, canonical: Mapping[st
                     if full_name not in casts:
                         casts[full_name] = narrowed(parameter, dtype)
                     own[name] = casts[full_name]
-            module._parameters.update(own)  # type: ignore[arg-type]
+            module._parameters.update(own)
             if isinstance(module, nn.RNNBase):  # it keeps a second list of its weights
                 saved.append((module.__dict__, {"_flat_weights": module._flat_weights}))
                 module.__dict__["_flat_weights"] = [own[name] for name in module._flat_weights_names]

@@ -164,6 +164,14 @@ def test_sharded_parameters_are_cast_before_they_are_gathered(program: Program) 
     assert set(gathers) == {BF16}
 
 
+def test_gradients_are_reduced_while_backward_runs(program: Program) -> None:
+    nodes = list(lower(program, planned(program, {"dp_shard": 4}), 0).graph.nodes)
+    targets = [str(node.target) for node in nodes]
+    scatters = [i for i, target in enumerate(targets) if "reduce_scatter" in target]
+    products = [i for i, target in enumerate(targets) if target == "aten.mm.default"]
+    assert sum(scatter < products[-1] for scatter in scatters) > len(scatters) // 2
+
+
 @pytest.mark.parametrize("dims", [{"dp_shard": 4}, {"dp_replicate": 4}, {"dp_replicate": 2, "dp_shard": 2}], ids=str)
 def test_gradients_are_summed_in_fp32(program: Program, dims: dict[str, int]) -> None:
     found = collectives(program, planned(program, dims))
