@@ -51,14 +51,16 @@ from autopar.planner.shortage import (
     with_mends,
     with_more_devices,
 )
-from autopar.planner.solver import Solution, Status, solve
+from autopar.planner.solver import Problem, Solution, Status, check_certificate, solve
 from autopar.program import Program
 
 Progress = Callable[[str], None]
 
 EXACT_GAP = 1e-9
 MEMORY_GAP = 1e-3
-MEMORY_ROUNDS = 4
+MEMORY_SECONDS = 10.0
+"""Time limit of one solve under a memory limit: it returns the best plan that fits, with its proven gap."""
+MEMORY_ROUNDS = 3
 """How often the budget is tightened by the transient bytes that the lowered program shows."""
 
 
@@ -227,14 +229,21 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
 def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
     """Exactly without the limit; with the limit as rows only where the free optimum breaks it."""
     rows = memory_rows(built, mesh, query.state_bytes, limit)
-    solution = solve(built.problem, gap=EXACT_GAP)
+    solution = _checked(built.problem, solve(built.problem, gap=EXACT_GAP))
     if all(_row_bytes(row.bytes, solution.assignment) <= limit for row in rows):
         return solution
     limited = replace(built.problem, memory_rows=rows)
-    solution = solve(limited, gap=MEMORY_GAP)
-    if solution.status is Status.INFEASIBLE:
+    solution = solve(limited, gap=MEMORY_GAP, time_limit=MEMORY_SECONDS)
+    fits = all(_row_bytes(row.bytes, solution.assignment) <= limit * (1 + 1e-9) for row in rows)
+    if solution.status is Status.INFEASIBLE or not fits:
         needed, parts = fullest_parts(built, rows, solution.assignment)
         raise DoesNotFit(mesh, needed + query.budget_bytes - limit, query.budget_bytes, parts)
+    return _checked(limited, solution)
+
+
+def _checked(problem: Problem, solution: Solution) -> Solution:
+    """The solution, after objective, memory and bound were recomputed by independent code from the original arrays."""
+    check_certificate(problem, solution)
     return solution
 
 
