@@ -46,7 +46,9 @@ def materialised(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs]
     module = module.to_empty(device="cpu")
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point():
-            nn.init.normal_(tensor, std=0.05).abs_() if tensor.ndim < 2 else nn.init.normal_(tensor, std=0.05)
+            nn.init.normal_(tensor, std=0.05)
+            if tensor.ndim < 2:
+                tensor.detach().abs_()
         else:
             tensor.zero_()
     limit = token_limit(module)
