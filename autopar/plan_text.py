@@ -190,7 +190,7 @@ def _explain_one(plan: Plan, name: str) -> list[str]:
     for description, delta in choices:
         lines.append(f"  instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step")
     if not choices:
-        lines.append("  no runner-up: every other choice asks its neighbours to change too, or the plan was written by hand")
+        lines.append("  no runner-up: other choices ask their neighbours to change too, or a hand wrote the plan")
     return lines
 
 
