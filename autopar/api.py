@@ -64,6 +64,7 @@ class Options:
     batch_dims: Mapping[str, int | None] | None = None
     strict: bool = False
     cache_dir: Path | None = None
+    with_baselines: bool = True
 
 
 def compile(
@@ -119,6 +120,7 @@ def compile(
         batch_dims=batch_dims,
         strict=strict,
         cache_dir=None if cache_dir is None else Path(cache_dir),
+        with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
     )
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
     build = functools.partial(_build, options=options, given=given)
@@ -268,6 +270,7 @@ def _plan(program: Program, options: Options, pinned: Plan | None) -> Plan:
         memory_limit=options.memory_limit,
         constraints=options.constraints,
         question=_question(program, options),
+        with_baselines=options.with_baselines,
         progress=log.info,
     )
     _report_uncovered(chosen, options.strict)
@@ -309,7 +312,13 @@ def _question(program: Program, options: Options) -> dict[str, Any]:
 def _cache_path(program: Program, options: Options) -> Path | None:
     if options.cache_dir is None:
         return None
-    question = [fingerprint(program), _question(program, options), options.memory_limit, _name_of(options.optimizer)]
+    question = [
+        fingerprint(program),
+        _question(program, options),
+        options.memory_limit,
+        _name_of(options.optimizer),
+        options.with_baselines,
+    ]
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
     return options.cache_dir / f"plan-{digest[:24]}.json"
 
