@@ -62,6 +62,7 @@ def test_exit_codes() -> None:
     assert exit_code(ConfigurationError()) == exit_code(AutoparError()) == 2
 
 
+@pytest.mark.slow
 def test_show_prints_tables_or_one_json_document(plan_file: str) -> None:
     shown = autopar("show", plan_file)
     assert shown.returncode == 0, shown.stderr
@@ -69,12 +70,14 @@ def test_show_prints_tables_or_one_json_document(plan_file: str) -> None:
     assert json.loads(autopar("show", plan_file, "--json").stdout)["cluster"] == "1x8 H100-SXM"
 
 
+@pytest.mark.slow
 def test_explain_names_the_runner_up(plan_file: str) -> None:
     assert "instead stored R: +31 us" in autopar("explain", plan_file, "head").stdout
     document = json.loads(autopar("explain", plan_file, "head", "--json").stdout)
     assert document["alternatives"]["head"] == [{"instead": "stored R", "delta_seconds": 3.1e-5}]
 
 
+@pytest.mark.slow
 def test_errors_are_one_message_without_traceback(plan_file: str, tmp_path: Path) -> None:
     missing = autopar("show", str(tmp_path / "none.json"), "--json")
     assert missing.returncode == 2

@@ -320,6 +320,7 @@ def llama():
     return LlamaForCausalLM(sizes).double().train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [gpt2, llama])
 def test_random_plans_of_transformers(model):
     torch.manual_seed(0)

@@ -120,6 +120,7 @@ def test_a_warm_start_is_never_made_worse_and_must_fit(layers: Callable[..., Pro
         solve(problem, warm_start=best.assignment[:-1])
 
 
+@pytest.mark.slow
 def test_two_runs_and_two_processes_agree(layers: Callable[..., Problem]) -> None:
     problem = layers(6, labels=9)
     first, second = solve(problem), solve(problem)
