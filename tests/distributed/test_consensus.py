@@ -47,6 +47,7 @@ def test_the_traceback_of_a_worker_comes_back(pool: Pool) -> None:
     [
         ("maximum instead of sum", {"dp_replicate": 4}),
         ("maximum instead of sum", {"tp": 4}),
+        ("no vocabulary mask", {"tp": 4}),
         ("no reduction in backward", {"dp_replicate": 4}),
         ("gather scaled by 1.0001", {"dp_shard": 4}),
     ],

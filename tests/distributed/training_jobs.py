@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import autopar
+from autopar.ops.masked import masked_gather
 from tests.distributed.models import NormalisedModel, TiedModel, tied_model, tokens
 
 
@@ -233,6 +234,11 @@ def failing_rank() -> str:
     return ""
 
 
+def unmasked_gather(source: torch.Tensor, dim: int, index: torch.Tensor, start: int) -> torch.Tensor:
+    """`masked_gather` without its mask: labels of other ranks find some logit of this one."""
+    return source.gather(dim, (index - start).clamp(0, source.shape[dim] - 1))
+
+
 def planted_fault(fault: str, dims: dict[str, int]) -> str:
     """What verify says of a module whose emitted graphs were spoiled; "" where it notices nothing."""
     module = autopar.compile(tied_model(), tokens(0), dims=dims)
@@ -246,6 +252,8 @@ def planted_fault(fault: str, dims: dict[str, int]) -> str:
             in_backward = graph_module is step.backward
             if fault == "no reduction in backward" and in_backward and node.target is c10d.all_reduce.default:
                 node.replace_all_uses_with(node.args[0])
+            if fault == "no vocabulary mask" and node.target is masked_gather:
+                node.target = unmasked_gather
             if fault == "gather scaled by 1.0001" and node.target is c10d.all_gather_into_tensor.default:
                 with graph_module.graph.inserting_before(node):
                     scaled = graph_module.graph.call_function(torch.mul, (node.args[0], 1.0001))
