@@ -126,7 +126,8 @@ def make_plan(
     )
     candidates, failures = _try_meshes(query, meshes, log)
     if not candidates:
-        raise _with_mends(query, min(failures, key=lambda failure: failure.needed_bytes), log)
+        short = [failure for failure in failures if isinstance(failure, DoesNotFit)]
+        raise _with_mends(query, min(short, key=lambda failure: failure.needed_bytes), log) if short else failures[0]
     best = min(candidates, key=lambda candidate: candidate.plan.objective_seconds)
     kind, _ = resolve_optimizer(optimizer)
     answer = {
@@ -233,6 +234,11 @@ def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
     """Exactly without the limit; with the limit as rows only where the free optimum breaks it."""
     rows = memory_rows(built, mesh, query.state_bytes, limit)
     solution = _checked(built.problem, solve(built.problem, gap=EXACT_GAP, time_limit=EXACT_SECONDS))
+    if solution.status is Status.INFEASIBLE:
+        raise InfeasibleError(
+            f"no plan obeys the constraints on mesh {mesh.shape}: the best one still makes "
+            f"{solution.statistics['forbidden']} forbidden choices; loosen constraints=, dims= or the pinned layouts"
+        )
     if all(_row_bytes(row.bytes, solution.assignment) <= limit for row in rows):
         return solution
     limited = replace(built.problem, memory_rows=rows)
@@ -340,13 +346,13 @@ def _prediction(query: Query, plan: Plan, timeline: Timeline) -> Prediction:
     )
 
 
-def _try_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> tuple[list[Candidate], list[DoesNotFit]]:
+def _try_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> tuple[list[Candidate], list[InfeasibleError]]:
     candidates: list[Candidate] = []
-    failures: list[DoesNotFit] = []
+    failures: list[InfeasibleError] = []
     for mesh in meshes:
         try:
             candidates.append(plan_on_mesh(query, mesh, log))
-        except DoesNotFit as error:
+        except InfeasibleError as error:
             log(f"mesh {mesh.shape}: {error}")
             failures.append(error)
     return candidates, failures
