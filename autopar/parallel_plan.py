@@ -164,7 +164,7 @@ class Plan:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses -> dicts, layouts -> lists of strings, recursively; fields at their default are left out."""
+    """Dataclasses -> dicts, layouts -> lists of strings, recursively."""
     if isinstance(value, Shard | Replicate | Partial):
         return str(value)
     if is_dataclass(value):
