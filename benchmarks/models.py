@@ -1,11 +1,8 @@
-"""The models that benchmarks and tests compile: a factory and its example inputs, by name.
+"""Workloads: models of real size on the meta device, and the factories that the tiny models of the zoo share.
 
-    model, inputs = zoo_model("llama", batch=4)          # tiny, random weights from `seed`, eager tensors
-    model, inputs = workload("llama3-8b", batch=16, seq=8192)   # real size, on the meta device
+    model, inputs = workload("llama3-8b", batch=16, seq=8192)
 
 Every factory returns a module whose forward takes the inputs as keywords and whose output is a loss or has `.loss`.
-Tiny configurations keep what makes their family hard to split: tied embeddings (GPT-2, BERT, T5), grouped-query
-heads (Llama), relative position bias and cross attention (T5), a class token (ViT), batch statistics (ResNet).
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import transformers
 from torch import nn
 
 from autopar.demo.gpt import GPT, GPTConfig
-from benchmarks.vision import ResNet
 
 Inputs: TypeAlias = dict[str, torch.Tensor]
 
@@ -34,21 +30,6 @@ class ModelEntry:
     seq: int
 
 
-class EncoderClassifier(nn.Module):
-    """Stock `nn.TransformerEncoder` under a token classifier. forward(tokens (B, S), labels (B, S)) -> loss."""
-
-    def __init__(self, vocabulary: int, width: int, heads: int, layers: int) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, activation="gelu")
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logits = self.head(self.encoder(self.embedding(tokens)))
-        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
 def token_inputs(vocabulary: int, label: str = "labels", tokens: str = "input_ids") -> Callable[[int, int], Inputs]:
     """Inputs of a language model: random tokens and labels of shape (batch, seq)."""
 
@@ -57,15 +38,6 @@ def token_inputs(vocabulary: int, label: str = "labels", tokens: str = "input_id
             tokens: torch.randint(0, vocabulary, (batch, seq)),
             label: torch.randint(0, vocabulary, (batch, seq)),
         }
-
-    return make
-
-
-def image_inputs(images: str, size: int, classes: int) -> Callable[[int, int], Inputs]:
-    """Inputs of an image classifier: images (batch, 3, size, size), one label per image; `seq` is not used."""
-
-    def make(batch: int, seq: int) -> Inputs:
-        return {images: torch.randn(batch, 3, size, size), "labels": torch.randint(0, classes, (batch,))}
 
     return make
 
@@ -157,52 +129,6 @@ def vit(*, layers: int, width: int, heads: int, size: int, patch: int, classes: 
     )
 
 
-ZOO: dict[str, ModelEntry] = {
-    "gpt2": ModelEntry(
-        build=lambda: gpt2(layers=2, width=32, heads=4, vocabulary=96, positions=16),
-        inputs=token_inputs(96),
-        batch=4,
-        seq=16,
-    ),
-    "llama": ModelEntry(
-        build=lambda: llama(layers=2, width=32, hidden=64, heads=8, kv_heads=4, vocabulary=96, positions=16),
-        inputs=token_inputs(96),
-        batch=4,
-        seq=16,
-    ),
-    "bert": ModelEntry(
-        build=lambda: bert(layers=2, width=32, heads=4, vocabulary=96, positions=16),
-        inputs=token_inputs(96),
-        batch=4,
-        seq=16,
-    ),
-    "t5": ModelEntry(
-        build=lambda: t5(layers=2, width=32, heads=4, vocabulary=96),
-        inputs=token_inputs(96),
-        batch=4,
-        seq=16,
-    ),
-    "vit": ModelEntry(
-        build=lambda: vit(layers=2, width=32, heads=4, size=16, patch=4, classes=8),
-        inputs=image_inputs("pixel_values", 16, 8),
-        batch=4,
-        seq=17,
-    ),
-    "resnet": ModelEntry(
-        build=lambda: ResNet(width=8, blocks=(1, 1), classes=8),
-        inputs=image_inputs("images", 16, 8),
-        batch=8,
-        seq=1,
-    ),
-    "encoder": ModelEntry(
-        build=lambda: EncoderClassifier(vocabulary=96, width=32, heads=4, layers=2),
-        inputs=token_inputs(96, tokens="tokens"),
-        batch=4,
-        seq=16,
-    ),
-}
-"""Tiny configurations that one process trains in well under a second per step."""
-
 WORKLOADS: dict[str, ModelEntry] = {
     "tiny": ModelEntry(
         build=lambda: gpt2(layers=2, width=64, heads=8, vocabulary=512, positions=64),
@@ -244,14 +170,6 @@ WORKLOADS: dict[str, ModelEntry] = {
     ),
 }
 """Real sizes, built on the meta device: nothing is allocated."""
-
-
-def zoo_model(name: str, *, batch: int | None = None, seed: int = 0) -> tuple[nn.Module, Inputs]:
-    """A tiny model in training mode with weights and inputs from `seed`."""
-    entry = ZOO[name]
-    torch.manual_seed(seed)
-    model = entry.build().train()
-    return model, entry.inputs(batch or entry.batch, entry.seq)
 
 
 def workload(name: str, *, batch: int | None = None, seq: int | None = None) -> tuple[nn.Module, Inputs]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.agreement import compare, reference
-from benchmarks.models import zoo_model
+from benchmarks.zoo.registry import zoo_model
 
 
 class Faulty(nn.Module):

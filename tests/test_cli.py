@@ -14,7 +14,7 @@ from torch import nn
 from autopar.cli.commands import exit_code
 from autopar.cli.options import parse_constraints, parse_dims, parse_mesh
 from autopar.errors import AutoparError, ConfigurationError, InfeasibleError, VerificationError
-from benchmarks.models import ZOO, Inputs
+from benchmarks.models import Inputs, gpt2, token_inputs
 from tests.test_plan_text import small_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,8 +23,7 @@ TINY = "tests.test_cli:tiny_model"
 
 def tiny_model(batch: int, seq: int) -> tuple[nn.Module, Inputs]:
     """A factory that the command line can name."""
-    entry = ZOO["gpt2"]
-    return entry.build(), entry.inputs(batch, seq)
+    return gpt2(layers=2, width=32, heads=4, vocabulary=96, positions=16), token_inputs(96)(batch, seq)
 
 
 def autopar(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from torch import nn
 
 import autopar
 from benchmarks.agreement import Agreement, compare, reference
-from benchmarks.models import Inputs, zoo_model
+from benchmarks.zoo.registry import Inputs, zoo_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

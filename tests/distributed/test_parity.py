@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.zoo import KNOWN_PLANS, NO_REPLICATION, OWN_CHOICE, cases
 from tests.distributed.parity_jobs import Parity
+from tests.distributed.plan_cases import KNOWN_PLANS, NO_REPLICATION, OWN_CHOICE, cases
 from tests.distributed.pool import Pool
 
 pytestmark = pytest.mark.distributed

@@ -1,0 +1,94 @@
+"""The registry of the zoo: every architecture is a `ZooEntry` in the tuple `ENTRIES` of one of `MODULES`.
+
+    ENTRIES = (
+        ZooEntry(
+            name="mlp",
+            family="plain",
+            build=lambda: MLP(width=32),
+            inputs=lambda batch: {"x": torch.randn(batch, 8), "target": torch.randn(batch, 8)},
+        ),
+    )
+
+    model, inputs = zoo_model("mlp")          # tiny, in training mode, random weights from `seed`
+
+The forward takes the inputs as keywords and returns a loss or something with `.loss`; where it does not, `loss_fn`
+makes the loss of output and batch. Modules are imported one after the other, those in plain torch first, until a name
+is found: who asks for a plain model never imports transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Inputs: TypeAlias = dict[str, Tensor]
+Family: TypeAlias = Literal[
+    "causal",
+    "masked",
+    "encoder-decoder",
+    "vision",
+    "audio",
+    "multimodal",
+    "state-space",
+    "mixture-of-experts",
+    "plain",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooEntry:
+    """build: makes the module; inputs: batch size -> keywords of forward (and further names that `loss_fn` reads).
+
+    dtype: float64 for models that route tokens: in float32 a rounding difference sends a token to another expert, and
+    that is no fault of a plan. notes: what a reader of the results should know.
+    """
+
+    name: str
+    family: Family
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], Inputs]
+    batch: int = 4
+    loss_fn: Callable[[Any, Any], Tensor] | None = None
+    dtype: torch.dtype = torch.float32
+    notes: str = ""
+
+
+MODULES: tuple[str, ...] = (
+    "benchmarks.zoo.plain_first",
+    "benchmarks.zoo.transformers_first",
+)
+"""Where entries live, plain torch first."""
+
+
+def entries(modules: Sequence[str] = MODULES) -> Iterator[ZooEntry]:
+    """All entries, importing one module after the other."""
+    for module in modules:
+        yield from importlib.import_module(module).ENTRIES
+
+
+def find_entry(name: str, modules: Sequence[str] = MODULES) -> ZooEntry:
+    """The entry of that name. Raises KeyError with the names that there are."""
+    for entry in entries(modules):
+        if entry.name == name:
+            return entry
+    raise KeyError(f"no model {name!r} in the zoo; there are {', '.join(entry.name for entry in entries(modules))}")
+
+
+def make(entry: ZooEntry, *, batch: int | None = None, seed: int = 0) -> tuple[nn.Module, Inputs]:
+    """The model in training mode and its inputs, both of the entry's precision, with values from `seed`."""
+    torch.manual_seed(seed)
+    model = entry.build().to(entry.dtype).train()
+    inputs = entry.inputs(batch or entry.batch)
+    return model, {
+        name: value.to(entry.dtype) if value.is_floating_point() else value for name, value in inputs.items()
+    }
+
+
+def zoo_model(name: str, *, batch: int | None = None, seed: int = 0) -> tuple[nn.Module, Inputs]:
+    """Model and inputs of the entry `name`."""
+    return make(find_entry(name), batch=batch, seed=seed)
