@@ -25,7 +25,7 @@ _RMS_NORM_BACKWARD = aten._fused_rms_norm_backward.default
 _CPU_KERNELS.impl(_RMS_NORM_BACKWARD, get_decompositions([_RMS_NORM_BACKWARD])[_RMS_NORM_BACKWARD])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """name: of the test; build(size): positional arguments; kwargs: keyword arguments."""
 

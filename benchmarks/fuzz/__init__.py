@@ -1,0 +1,1 @@
+"""Fuzzing: random graphs of the rule table's operators under random valid plans, against the plain graph."""

@@ -1,0 +1,100 @@
+"""One fuzz case from its seed: graph, mesh, plan; lowered for every rank, run together, compared with the plain values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autopar.errors import AutoparError
+from autopar.layout import replicated
+from autopar.ops.random_index import reference_seed
+from autopar.parallel_plan import Plan
+from autopar.passes.lower import lower
+from autopar.passes.partition import split_forward_backward
+from benchmarks.fuzz.graphs import RandomGraph, random_graph
+from benchmarks.fuzz.plans import MESHES, random_plan
+from tests.passes.local_blocks import assemble, distribute
+from tests.rules.operator_cases import CASES, Case
+from tests.simulated_ranks import run_ranks
+
+TOLERANCE = 1e-7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one seed: problem is empty where every returned value agrees."""
+
+    seed: int
+    targets: tuple[str, ...]
+    mesh: tuple[int, ...]
+    num_sharded: int
+    problem: str = ""
+    graph: str = ""
+
+
+def check_seed(seed: int, cases: Sequence[Case] = CASES, steps: int = 5) -> Outcome:
+    """Draw graph and plan from `seed`, run, compare. Never raises for a mismatch: it is the outcome's `problem`."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    drawn = random_graph(rng, cases, steps)
+    mesh = rng.choice(MESHES)
+    plan = random_plan(drawn.program, mesh, rng)
+    try:
+        problem = _compare(drawn, plan)
+    except (AutoparError, AssertionError, RuntimeError, IndexError, ValueError, TypeError, KeyError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    graph = drawn.program.graph
+    return Outcome(
+        seed=seed,
+        targets=tuple(str(n.target) for n in graph.nodes if n.op == "call_function" and "aut" in str(n.target) or "aten" in str(n.target)),
+        mesh=mesh.shape,
+        num_sharded=sum(any(axes is not None for axes in entry.axes) for entry in plan.operators.values()),
+        problem=problem,
+        graph=describe(drawn, plan) if problem else "",
+    )
+
+
+def describe(drawn: RandomGraph, plan: Plan) -> str:
+    """The graph with the strategy of every operator, to read."""
+    lines = [f"mesh {plan.mesh.shape}"]
+    for node in drawn.program.graph.nodes:
+        entry = plan.operators.get(node.meta.get("operator", "")) if node.op == "call_function" else None
+        value = node.meta.get("val")
+        shape = list(value.shape) if isinstance(value, Tensor) else ""
+        text = f"{node.name}: {shape} = {node.target}{node.args}{dict(node.kwargs) or ''}"
+        if node.op == "placeholder":
+            text = f"{node.name}: {shape} {[str(p) for p in plan.inputs[node.name]]}"
+        lines.append(text if entry is None else f"{text}\n    {entry.axes} {_layouts(entry.inputs)} -> {_layouts(entry.outputs)}")
+    return "\n".join(lines)
+
+
+def _layouts(layouts: Sequence[Sequence[object]]) -> str:
+    return ", ".join("[" + " ".join(map(str, layout)) + "]" for layout in layouts)
+
+
+def _compare(drawn: RandomGraph, plan: Plan) -> str:
+    """The first returned value that differs, or nothing."""
+    program, mesh = drawn.program, plan.mesh
+    lowered = [lower(program, plan, rank) for rank in range(mesh.size)]
+    graphs = [split_forward_backward(each, ()).forward for each in lowered]
+    blocks: list[list[Tensor]] = [[] for _ in range(mesh.size)]
+    for meaning in lowered[0].inputs:
+        seeded = meaning.role == "seed"
+        value = reference_seed(torch.device("cpu")) if seeded else drawn.tensors[meaning.name]
+        layout = replicated(len(mesh.shape)) if seeded else plan.inputs[meaning.name]
+        for rank, block in enumerate(distribute(value, layout, mesh)):
+            blocks[rank].append(block)
+    returned = run_ranks(graphs, blocks, mesh)
+    for at, (output, node) in enumerate(zip(program.outputs, program.returned, strict=True)):
+        expected = node.meta["val"].double()
+        values = [each[at] for each in returned]
+        found = assemble([v for v in values], tuple(expected.shape), plan.outputs[output.name], mesh)
+        scale = float(expected.abs().max()) if expected.numel() else 0.0
+        difference = float((found - expected).abs().max()) if expected.numel() else 0.0
+        if difference > TOLERANCE * max(scale, 1.0):
+            return f"{node} ({node.target}) differs by {difference:.3g} of {scale:.3g}"
+    return ""
