@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
 from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
+from autopar.planner.search import Mode
 from autopar.program import Program
 from autopar.runtime.batches import BatchMode, route
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
@@ -63,6 +64,7 @@ class Options:
     precision: str | None = None
     batch_dims: Mapping[str, int | None] | None = None
     strict: bool = False
+    mode: Mode = "default"
     cache_dir: Path | None = None
     with_baselines: bool = True
 
@@ -84,7 +86,7 @@ def compile(
     batch_dims: Mapping[str, int | None] | None = None,
     verify: bool = False,
     strict: bool = False,
-    mode: str = "default",
+    mode: Mode = "default",
     cache_dir: str | Path | None = None,
 ) -> ParallelModule:
     """Plan `model` for the running processes and return the module that trains under the plan; `model` is consumed.
@@ -99,6 +101,7 @@ def compile(
     plan: a Plan or its file, instead of planning; its precision holds where none is given.
     batch: "global" (each rank passes all of it) or "local" (its part, see `ParallelModule.data_shard`).
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
+    mode: how long the planner may search: "fast" (seconds), "default", or "exact" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
 
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
@@ -119,6 +122,7 @@ def compile(
         precision=precision,
         batch_dims=batch_dims,
         strict=strict,
+        mode=mode,
         cache_dir=None if cache_dir is None else Path(cache_dir),
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
     )
@@ -150,6 +154,7 @@ def plan(
     precision: str | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
     strict: bool = False,
+    mode: Mode = "default",
     cache_dir: str | Path | None = None,
 ) -> Plan:
     """The best plan of `model` for `cluster`, without processes, devices or weights; arguments as of `compile`.
@@ -157,7 +162,7 @@ def plan(
     cluster: a Cluster, its description ("2x8 H100-SXM") or a file; default: this machine.
     Raises ConfigurationError, CaptureError, InfeasibleError and UnsupportedOperatorError.
     """
-    _check_options(model, precision, "global", "default")
+    _check_options(model, precision, "global", mode)
     options = Options(
         cluster=_as_cluster(cluster),
         loss_fn=loss_fn,
@@ -169,6 +174,7 @@ def plan(
         precision=precision,
         batch_dims=batch_dims,
         strict=strict,
+        mode=mode,
         cache_dir=None if cache_dir is None else Path(cache_dir),
     )
     args, kwargs = normalize_example_inputs(example_inputs)
@@ -271,6 +277,7 @@ def _plan(program: Program, options: Options, pinned: Plan | None) -> Plan:
         constraints=options.constraints,
         question=_question(program, options),
         with_baselines=options.with_baselines,
+        mode=options.mode,
         progress=log.info,
     )
     _report_uncovered(chosen, options.strict)
@@ -292,6 +299,7 @@ def _plan_pinned(program: Program, options: Options, pinned: Plan) -> Plan:
         memory_limit=options.memory_limit,
         parameter_layouts=pinned.parameters,
         with_baselines=False,
+        mode=options.mode,
         progress=log.debug,
     )
 
@@ -318,6 +326,7 @@ def _cache_path(program: Program, options: Options) -> Path | None:
         options.memory_limit,
         _name_of(options.optimizer),
         options.with_baselines,
+        options.mode,
     ]
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
     return options.cache_dir / f"plan-{digest[:24]}.json"
@@ -366,8 +375,8 @@ def _check_options(model: object, precision: str | None, batch: str, mode: str) 
         raise ConfigurationError("this module is compiled already; pass the original model")
     if batch not in ("global", "local"):
         raise ConfigurationError(f'batch={batch!r}: write "global" (every rank passes all of it) or "local" (its part)')
-    if mode != "default":
-        raise ConfigurationError(f'mode={mode!r} does not exist yet; the only mode is "default"')
+    if mode not in get_args(Mode):
+        raise ConfigurationError(f"mode={mode!r}: write one of {', '.join(get_args(Mode))}")
     precision_dtype(precision)
 
 

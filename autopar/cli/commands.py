@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from rich.console import Console
@@ -30,6 +30,7 @@ from autopar.demo.journey import run_demo
 from autopar.errors import AutoparError, InfeasibleError, VerificationError
 from autopar.parallel_plan import Plan
 from autopar.plan_text import matching_names
+from autopar.planner.search import Mode
 from autopar.report.tables import page
 
 EXIT_USAGE, EXIT_INFEASIBLE, EXIT_VERIFICATION = 2, 3, 4
@@ -78,6 +79,13 @@ def demo(as_json: bool) -> None:
 @commands.command()
 @model_options
 @click.option("--cluster", default="here", show_default=True, help='"2x8 H100-SXM", a cluster file, or "here".')
+@click.option(
+    "--mode",
+    type=click.Choice(get_args(Mode)),
+    default="default",
+    show_default=True,
+    help="How long to search for the optimum: seconds, a minute, or many.",
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the plan is written.")
 @as_json_option
 def plan(model: str, cluster: str, output: Path | None, as_json: bool, **options: Any) -> None:
@@ -95,6 +103,7 @@ def plan(model: str, cluster: str, output: Path | None, as_json: bool, **options
         memory_limit=options["memory_limit"],
         constraints=parse_constraints(options["constraints"]),
         precision=options["precision"],
+        mode=options["mode"],
     )
     found = found.with_(question={**found.question, **question})
     if output is not None:

@@ -43,6 +43,7 @@ from autopar.planner.read import (
     replicated_flops_share,
     switching_costs,
 )
+from autopar.planner.search import SEARCH, Mode, Search
 from autopar.planner.shortage import (
     MORE_DEVICES,
     Change,
@@ -58,13 +59,6 @@ Progress = Callable[[str], None]
 
 EXACT_GAP = 1e-9
 MEMORY_GAP = 1e-3
-EXACT_SECONDS = 15.0
-"""Time limit of one solve without a memory limit. Llama-3-8B on 256 devices takes 4 s; where latency rules, as on gloo,
-branch and bound may need a minute: then the best plan found is returned with the gap that is proven."""
-MEMORY_SECONDS = 10.0
-"""Time limit of one solve under a memory limit: it returns the best plan that fits, with its proven gap."""
-MEMORY_ROUNDS = 3
-"""How often the budget is tightened by the transient bytes that the lowered program shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +72,7 @@ class Query:
     budget_bytes: float
     kernel_backend: str
     factorisation: Factorisation
+    search: Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +97,14 @@ def make_plan(
     parameter_layouts: Mapping[str, ParameterPlan] | None = None,
     question: Mapping[str, Any] | None = None,
     with_baselines: bool = True,
+    mode: Mode = "default",
     progress: Progress | None = None,
 ) -> Plan:
     """The best plan for a captured program on a cluster.
 
     mesh: sizes only; dims: named axes (-1 fills). memory_limit: bytes per device, "72GiB", or a fraction of the
-    device; default: the device less context and fragmentation. parameter_layouts: decisions to keep.
+    device; default: the device less context and fragmentation. parameter_layouts: decisions to keep. mode: how long
+    the solver may search (`planner.search`).
     Raises ConfigurationError for impossible arguments and InfeasibleError when nothing fits.
     """
     log = progress or (lambda message: None)
@@ -123,6 +120,7 @@ def make_plan(
         budget_bytes=budget(memory_limit, cluster),
         kernel_backend=kernel_backend(cluster),
         factorisation=Factorisation(program),
+        search=SEARCH[mode],
     )
     candidates, failures = _try_meshes(query, meshes, log)
     if not candidates:
@@ -134,6 +132,7 @@ def make_plan(
         **(question or {}),
         "optimizer": kind if isinstance(kind, str) else kind.__name__,
         "optimizer_assumed": optimizer is None,
+        "mode": mode,
         "memory_limit_bytes": query.budget_bytes,
         "cluster": cluster.name,
     }
@@ -210,7 +209,7 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
             query.factorisation,
         ).build()
     limit = query.budget_bytes
-    for _ in range(MEMORY_ROUNDS):
+    for _ in range(query.search.memory_rounds):
         solution = _solve(built, mesh, query, limit)
         with phase("predict"):
             timeline = predict_timeline(query.program, built, solution.assignment, prices)
@@ -233,7 +232,7 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
 def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
     """Exactly without the limit; with the limit as rows only where the free optimum breaks it."""
     rows = memory_rows(built, mesh, query.state_bytes, limit)
-    solution = _checked(built.problem, solve(built.problem, gap=EXACT_GAP, time_limit=EXACT_SECONDS))
+    solution = _checked(built.problem, solve(built.problem, gap=EXACT_GAP, time_limit=query.search.exact_seconds))
     if solution.status is Status.INFEASIBLE:
         raise InfeasibleError(
             f"no plan obeys the constraints on mesh {mesh.shape}: the best one still makes "
@@ -242,7 +241,7 @@ def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
     if all(_row_bytes(row.bytes, solution.assignment) <= limit for row in rows):
         return solution
     limited = replace(built.problem, memory_rows=rows)
-    solution = solve(limited, gap=MEMORY_GAP, time_limit=MEMORY_SECONDS)
+    solution = solve(limited, gap=MEMORY_GAP, time_limit=query.search.memory_seconds)
     fits = all(_row_bytes(row.bytes, solution.assignment) <= limit * (1 + 1e-9) for row in rows)
     if solution.status is Status.INFEASIBLE or not fits:
         needed, parts = fullest_parts(built, rows, solution.assignment)
