@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 Cut = tuple[int, int, int]
@@ -91,3 +92,11 @@ def _block_shape(shape: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
 
 
 __all__ = ["Cut", "block", "padded", "piece", "pieces_first", "pieces_joined", "trimmed"]
+
+
+def added_once(x: Tensor, first: bool) -> Tensor:
+    """What a rank adds so that the sum over the ranks holds `x` once: `x` on the first, zeros on the others.
+
+    Every rank reads `x`: a rank that did not would drop the collectives that bring it, and the others would wait.
+    """
+    return x if first else torch.zeros_like(x)

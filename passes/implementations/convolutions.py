@@ -6,13 +6,15 @@ from typing import Any
 
 from torch import fx
 
+from autopar.ops.blocks import added_once
 from autopar.passes.local_context import LocalContext, replace_argument
 
 
 def _first_rank_bias(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     """Input channels are split: the outputs are summed, so only one coordinate adds the bias."""
-    if any(context.coordinate[axis] for axis in context.axes_of(frozenset({"ci"}))):
-        args, kwargs = replace_argument(context.node.target, args, kwargs, "bias", None)
+    first = not any(context.coordinate[axis] for axis in context.axes_of(frozenset({"ci"})))
+    bias = context.call(added_once, context.argument(args, kwargs, "bias"), first)
+    args, kwargs = replace_argument(context.node.target, args, kwargs, "bias", bias)
     return _with_local_groups(context, args, kwargs)
 
 
