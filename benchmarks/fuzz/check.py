@@ -45,7 +45,7 @@ def check_seed(seed: int, cases: Sequence[Case] = CASES, steps: int = 5) -> Outc
     plan = random_plan(drawn.program, mesh, rng)
     try:
         problem = _compare(drawn, plan)
-    except (AutoparError, AssertionError, RuntimeError, IndexError, ValueError, TypeError, KeyError) as error:
+    except (AutoparError, AssertionError, RuntimeError, IndexError, ValueError, TypeError, KeyError, NameError) as error:
         problem = f"{type(error).__name__}: {error}"
     graph = drawn.program.graph
     return Outcome(
@@ -61,13 +61,14 @@ def check_seed(seed: int, cases: Sequence[Case] = CASES, steps: int = 5) -> Outc
 def describe(drawn: RandomGraph, plan: Plan) -> str:
     """The graph with the strategy of every operator, to read."""
     lines = [f"mesh {plan.mesh.shape}"]
+    names = dict(zip(drawn.program.placeholders, drawn.program.inputs, strict=True))
     for node in drawn.program.graph.nodes:
         entry = plan.operators.get(node.meta.get("operator", "")) if node.op == "call_function" else None
         value = node.meta.get("val")
         shape = list(value.shape) if isinstance(value, Tensor) else ""
         text = f"{node.name}: {shape} = {node.target}{node.args}{dict(node.kwargs) or ''}"
         if node.op == "placeholder":
-            text = f"{node.name}: {shape} {[str(p) for p in plan.inputs[node.name]]}"
+            text = f"{node.name}: {shape} {[str(p) for p in plan.inputs[names[node].name]]}"
         lines.append(text if entry is None else f"{text}\n    {entry.axes} {_layouts(entry.inputs)} -> {_layouts(entry.outputs)}")
     return "\n".join(lines)
 

@@ -64,6 +64,7 @@ class _Builder:
         node = self.graph.call_function(target, args, kwargs or {})
         values, keywords = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         self.count += 1
+        values, keywords = pytree.tree_map_only(Tensor, Tensor.contiguous, (values, keywords))  # strides mean nothing
         result = target(*values, **keywords)
         node.meta.update(
             val=tuple(result) if isinstance(result, list) else result, phase="forward", operator=f"op#{self.count}"
