@@ -24,8 +24,8 @@ _original_dropout = functional.dropout
 class Interception(TorchFunctionMode):
     """Calls `autopar::attention` and `autopar::dropout` in place of torch's functions.
 
-    Attention keeps torch's own formulas where ours would not fit: a mask that needs a gradient (T5's relative
-    bias), more than one batch dim, heads that are not grouped by an explicit `enable_gqa`.
+    Attention keeps torch's own formulas where ours would not fit: batch dims that differ, heads that are not grouped
+    by an explicit `enable_gqa`.
     """
 
     def __init__(self) -> None:
@@ -63,17 +63,18 @@ class Interception(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         """`torch.nn.functional.scaled_dot_product_attention` as our operator, where it fits."""
-        if query.dim() == key.dim() == value.dim() == 3:
+        if query.dim() == key.dim() == value.dim() <= 3:
             mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
-            query, key, value = (x.unsqueeze(1) for x in (query, key, value))
-            return self.attention(query, key, value, mask, dropout_p, is_causal, scale).squeeze(1)
+            batched = (x.reshape(-1, 1, *x.shape[-2:]) for x in (query, key, value))
+            out = self.attention(*batched, mask, dropout_p, is_causal, scale)
+            return out.reshape(*query.shape[:-1], value.shape[-1])
         if _fits(query, key, value, attn_mask, is_causal, enable_gqa):
             salt = next(self._salts)
             out, _ = torch.ops.autopar.attention(query, key, value, attn_mask, float(dropout_p), is_causal, scale, salt)
             result: Tensor = out
             return result
-        if enable_gqa and key.shape[1] != query.shape[1]:
-            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        if enable_gqa and key.shape[-3] != query.shape[-3]:
+            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], dim=-3) for x in (key, value))
         return self._attention_formulas(query, key, value, attn_mask, dropout_p, is_causal, scale)
 
     def dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -123,10 +124,10 @@ def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool) -> bool:
-    if mask is not None and (mask.requires_grad or is_causal):
+    if mask is not None and (is_causal or mask.dim() > query.dim()):
         return False
-    if not query.dim() == key.dim() == value.dim() == 4:
+    if not query.dim() == key.dim() == value.dim() >= 4:
         return False
-    if query.shape[0] != key.shape[0] or query.shape[0] != value.shape[0] or key.shape[1] != value.shape[1]:
+    if query.shape[:-3] != key.shape[:-3] or key.shape[:-2] != value.shape[:-2]:
         return False
-    return query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0)
+    return query.shape[-3] == key.shape[-3] or (enable_gqa and query.shape[-3] % key.shape[-3] == 0)

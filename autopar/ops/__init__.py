@@ -4,6 +4,8 @@ from autopar.ops.attention import (
     attention,
     attention_backward,
     attention_backward_by_index,
+    attention_backward_with_mask,
+    attention_backward_with_mask_by_index,
     attention_by_index,
 )
 from autopar.ops.dropout import dropout, dropout_backward, dropout_by_index
@@ -14,6 +16,8 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_backward_by_index",
+    "attention_backward_with_mask",
+    "attention_backward_with_mask_by_index",
     "attention_by_index",
     "dropout",
     "dropout_backward",

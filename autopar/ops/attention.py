@@ -2,7 +2,8 @@
 
 Capture replaces `torch.nn.functional.scaled_dot_product_attention` by `autopar::attention`; masks mean what they mean
 there. Lowering calls `attention_by_index` where a rank must know the global index of its rows and columns: for
-dropout and for the causal mask of a cut sequence. Masks that need a gradient are never captured as this operator.
+dropout and for the causal mask of a cut sequence. A mask that needs a gradient (a learned position or pair bias)
+is differentiated by `autopar::attention_backward_with_mask`. Any number of batch dims may stand before the heads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.ops.attention_math import Options, attend, attend_backward
+from autopar.ops.attention_math import (
+    Options,
+    attend,
+    attend_backward,
+    attend_backward_with_mask,
+)
 from autopar.ops.random_index import Runs, full_runs, keep_mask, reference_seed, run_indices
 
 
@@ -30,7 +36,7 @@ def attention_by_index(
     runs: Runs,
     shape: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """(out, logsumexp) of a local block of the scores of global `shape` (B, H, S, T).
+    """(out, logsumexp) of a local block of the scores of global `shape` (..., H, S, T).
 
     runs: per dim of the scores, the runs of global indices that this rank holds; seed: 0-dim int64 tensor, needed
     only with dropout.
@@ -60,6 +66,27 @@ def attention_backward_by_index(
     return attend_backward(grad_out, query, key, value, out, logsumexp, options)
 
 
+def attention_backward_with_mask_by_index(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+    seed: Tensor | None,
+    runs: Runs,
+    shape: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(grad_query, grad_key, grad_value, grad_mask) of the same local block as `attention_by_index`."""
+    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape, query.device)
+    return attend_backward_with_mask(grad_out, query, key, value, out, logsumexp, options)
+
+
 def _options(
     mask: Tensor | None,
     dropout_p: float,
@@ -75,10 +102,10 @@ def _options(
     if dropout_p > 0.0:
         assert seed is not None, "attention with dropout needs the seed"
         kept = keep_mask(shape, dropout_p, seed, salt, runs)
-    whole = tuple(runs[2:]) == full_runs(shape[2:])
+    whole = tuple(runs[-2:]) == full_runs(shape[-2:])
     visible = None
     if is_causal and not whole:
-        rows, columns = (run_indices(dim_runs, device) for dim_runs in runs[2:])
+        rows, columns = (run_indices(dim_runs, device) for dim_runs in runs[-2:])
         visible = columns <= rows.unsqueeze(-1)
     return Options(
         mask=mask,
@@ -91,7 +118,7 @@ def _options(
 
 
 def _whole(query: Tensor, key: Tensor, dropout_p: float) -> tuple[Tensor | None, Runs, tuple[int, ...]]:
-    shape = (*query.shape[:3], key.shape[2])
+    shape = (*query.shape[:-1], key.shape[-2])
     seed = reference_seed(query.device) if dropout_p > 0.0 else None
     return seed, full_runs(shape), shape
 
@@ -114,8 +141,8 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """(out, logsumexp): softmax(query key^T scale + mask) value, with dropout on the weights.
 
-    query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), G divides H; logsumexp (B, H, S) in fp32 (fp64 for
-    fp64). Dropout draws by element index from torch's initial seed.
+    query (..., H, S, D), key (..., G, T, D), value (..., G, T, E), G divides H; logsumexp (..., H, S) in fp32 (fp64
+    for fp64). Dropout draws by element index from torch's initial seed.
     """
     whole = _whole(query, key, dropout_p)
     return attention_by_index(query, key, value, mask, dropout_p, is_causal, scale, salt, *whole)
@@ -132,10 +159,9 @@ def _(
     scale: float | None,
     salt: int,
 ) -> tuple[Tensor, Tensor]:
-    batch, heads, length, _ = query.shape
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    out = _empty_by_sequence(query, (batch, heads, length, value.shape[3]))
-    return out, query.new_empty((batch, heads, length), dtype=wide)
+    out = _empty_by_sequence(query, (*query.shape[:-1], value.shape[-1]))
+    return out, query.new_empty(query.shape[:-1], dtype=wide)
 
 
 @torch.library.custom_op(
@@ -185,9 +211,53 @@ def _(
     )
 
 
+@torch.library.custom_op(
+    "autopar::attention_backward_with_mask",
+    mutates_args=(),
+    schema="(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor mask, Tensor out, Tensor logsumexp,"
+    " float dropout_p, bool is_causal, float? scale, int salt) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def attention_backward_with_mask(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`attention_backward` and the gradient of an additive mask, summed over the dims along which it broadcasts."""
+    whole = _whole(query, key, dropout_p)
+    return attention_backward_with_mask_by_index(
+        grad_out, query, key, value, mask, out, logsumexp, dropout_p, is_causal, scale, salt, *whole
+    )
+
+
+@attention_backward_with_mask.register_fake
+def _(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    salt: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grads = [_empty_by_sequence(x, x.shape) for x in (query, key, value)]
+    return grads[0], grads[1], grads[2], mask.new_empty(mask.shape)
+
+
 def _empty_by_sequence(like: Tensor, shape: Sequence[int]) -> Tensor:
-    batch, heads, length, size = shape
-    return like.new_empty((batch, length, heads, size)).transpose(1, 2)
+    *batch, heads, length, size = shape
+    return like.new_empty((*batch, length, heads, size)).transpose(-3, -2)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -199,8 +269,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     query, key, value, mask, out, logsumexp = ctx.saved_tensors
-    grads = attention_backward(grad_out, query, key, value, mask, out, logsumexp, *ctx.options)
-    return (*grads, None, None, None, None, None)
+    operands = (grad_out, query, key, value, mask, out, logsumexp, *ctx.options)
+    if ctx.needs_input_grad[3]:
+        return (*attention_backward_with_mask(*operands), None, None, None, None)
+    return (*attention_backward(*operands), None, None, None, None, None)
 
 
 attention.register_autograd(_backward, setup_context=_save)

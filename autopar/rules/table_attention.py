@@ -1,44 +1,124 @@
-"""Rules of attention: batch, key heads (h), queries per key head (g) and the query sequence (s) may be split.
+"""Rules of attention: batch dims, key heads (h), queries per key head (g) and the query sequence (s) may be split.
 
-A split of g or s leaves keys and values whole, so their gradients become Partial(sum). A split query sequence under a
-causal mask, and any dropout, needs to know the global index of its rows: `attention_by_index`.
+    b (h g) s [d], b h [t] [d], b h [t] [e] -> b (h g) s [e], b (h g) s
+
+A split of g or s leaves keys and values whole, so their gradients become Partial(sum); the gradient of a mask is one
+along every dim that it broadcasts. A split query sequence under a causal mask, and any dropout, needs to know the
+global index of its rows: `attention_by_index`. Models reach `autopar::attention`; torch's own kernels, which appear
+where a model calls them by name, share the same string, with the causal sequence whole and no rule when they draw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from autopar.rules.call import Call
-
-_FLOPS = "2*b*h*g*s*t*d + 2*b*h*g*s*t*e"
-_FLOPS_BACKWARD = "6*b*h*g*s*t*d + 4*b*h*g*s*t*e"  # scores again, dv, dp, dq, dk
+from autopar.rules.call import Call, TensorSpec
 
 
-def _mask(shape: Sequence[int]) -> str:
-    """A mask broadcasts from the right to (b, h g, s, t)."""
-    dims = ["b", "(h g)", "s", "[t]"][4 - len(shape) :]
+def _batch(shape: Sequence[int]) -> list[str]:
+    """Names of the dims before (heads, sequence, size)."""
+    count = len(shape) - 3
+    return ["b"] if count == 1 else [f"b{i}" for i in range(count)]
+
+
+def _mask(shape: Sequence[int], query: Sequence[int]) -> str:
+    """A mask broadcasts from the right to (..., h g, s, t)."""
+    dims = [*_batch(query), "(h g)", "s", "[t]"][len(query) - len(shape) :]
     return " ".join("1" if size == 1 else dim for dim, size in zip(dims, shape, strict=True))
 
 
-def _mask_operand(call: Call, position: int) -> str:
-    mask = call.argument("mask")
-    return "" if mask is None else f", {_mask(call.operands[position].shape)}"
+def _tensors(query: Sequence[int], s: str = "s") -> dict[str, str]:
+    """The dims of every tensor by its letter: q, k, v, o (out) and l (logsumexp)."""
+    b = " ".join(_batch(query))
+    return {
+        "q": f"{b} (h g) {s} [d]",
+        "k": f"{b} h [t] [d]",
+        "v": f"{b} h [t] [e]",
+        "o": f"{b} (h g) {s} [e]",
+        "l": f"{b} (h g) {s}",
+    }
+
+
+def _flops(query: Sequence[int], backward: bool) -> str:
+    pairs = "*".join([*_batch(query), "h", "g", "s", "t"])
+    # backward: scores again, dq and dk over d; dv and dp over e
+    return f"6*{pairs}*d + 4*{pairs}*e" if backward else f"2*{pairs}*d + 2*{pairs}*e"
 
 
 def _attention(call: Call) -> str:
+    query = call.operands[0].shape
+    mask = "" if call.argument("mask") is None else f", {_mask(call.operands[3].shape, query)}"
     s = "s: by attention_by_index ; " if call.argument("is_causal") else ""
-    operands = f"b (h g) s [d], b h [t] [d], b h [t] [e]{_mask_operand(call, 3)}"
-    return f"{operands} -> b (h g) s [e], b (h g) s ; {s}flops: {_FLOPS}"
+    t = _tensors(query)
+    return f"{t['q']}, {t['k']}, {t['v']}{mask} -> {t['o']}, {t['l']} ; {s}flops: {_flops(query, False)}"
 
 
 def _attention_backward(call: Call) -> str:
+    query = call.operands[1].shape
+    mask = "" if call.argument("mask") is None else f", {_mask(call.operands[4].shape, query)}"
     s = "s: sum by attention_by_index ; " if call.argument("is_causal") else ""
-    operands = f"b (h g) s [e], b (h g) s [d], b h [t] [d], b h [t] [e]{_mask_operand(call, 4)}"
-    saved = "b (h g) s [e], b (h g) s"
-    return f"{operands}, {saved} -> b (h g) s [d], b h [t] [d], b h [t] [e] ; {s}flops: {_FLOPS_BACKWARD}"
+    t = _tensors(query)
+    operands = f"{t['o']}, {t['q']}, {t['k']}, {t['v']}{mask}, {t['o']}, {t['l']}"
+    grad_mask = mask if len(call.outputs) == 4 else ""
+    return f"{operands} -> {t['q']}, {t['k']}, {t['v']}{grad_mask} ; {s}flops: {_flops(query, True)}"
 
+
+def _native(call: Call) -> str | None:
+    """A forward kernel of torch: (query, key, value[, mask]) -> (out, logsumexp, states of random numbers...)."""
+    query = call.operands[0].shape
+    t = _native_tensors(call, query)
+    mask = "".join(f", {_mask(spec.shape, query)}" for spec in call.operands[3:])
+    return None if t is None else _native_rule(call, query, f"{t['q']}, {t['k']}, {t['v']}{mask}", [t["o"], t["l"]])
+
+
+def _native_backward(call: Call) -> str | None:
+    """A backward kernel of torch: operands are told apart by their names in the schema."""
+    query = call.argument("query").shape
+    t = _native_tensors(call, query)
+    if t is None:
+        return None
+    known = {"query": t["q"], "key": t["k"], "value": t["v"], "out": t["o"], "logsumexp": t["l"]}
+    known |= {"grad_out": t["o"], "grad_out_": t["o"]}
+    dims = []
+    for name, spec in _named_operands(call):
+        masks = name in ("attn_bias", "attn_mask") and spec.shape != (0,)
+        dims.append(_mask(spec.shape, query) if masks else known.get(name, "[...]"))
+    masks_at = [i for i, (name, _) in enumerate(_named_operands(call)) if name in ("attn_bias", "attn_mask")]
+    grad_mask = [dims[masks_at[0]]] if masks_at else []
+    return _native_rule(call, query, ", ".join(dims), [t["q"], t["k"], t["v"], *grad_mask], backward=True)
+
+
+def _native_rule(
+    call: Call, query: Sequence[int], operands: str, outputs: Sequence[str], backward: bool = False
+) -> str:
+    """Outputs beyond those named (states of random numbers, debug masks) are whole; missing ones are nothing."""
+    named = [*outputs, *["[...]"] * len(call.outputs)]
+    dims = [dims if spec and spec.shape else "" for dims, spec in zip(named, call.outputs, strict=False)]
+    return f"{operands} -> {', '.join(dims)} ; flops: {_flops(query, backward)}"
+
+
+def _native_tensors(call: Call, query: Sequence[int]) -> dict[str, str] | None:
+    """The dims of a kernel that knows no global index: a causal sequence stays whole; None for one that draws."""
+    if call.argument("dropout_p") > 0.0:
+        return None
+    return _tensors(query, "[s]" if call.argument("is_causal") else "s")
+
+
+def _named_operands(call: Call) -> list[tuple[str, TensorSpec]]:
+    names = [argument.name for argument in call.target._schema.arguments]
+    given = [*zip(names, call.args, strict=False), *call.kwargs]
+    return [(name, spec) for name, spec in given if isinstance(spec, TensorSpec)]
+
+
+_KERNELS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+_OVERRIDEABLE = "fused_attention_overrideable"
 
 ATTENTION_RULES: Mapping[str, Callable[[Call], str | None]] = {
     "autopar.attention": _attention,
     "autopar.attention_backward": _attention_backward,
+    "autopar.attention_backward_with_mask": _attention_backward,
+}
+NATIVE_ATTENTION_RULES: Mapping[str, Callable[[Call], str | None]] = {
+    **{f"aten._scaled_dot_product_{kernel}": _native for kernel in (*_KERNELS, _OVERRIDEABLE)},
+    **{f"aten._scaled_dot_product_{kernel}_backward": _native_backward for kernel in (*_KERNELS, _OVERRIDEABLE)},
 }

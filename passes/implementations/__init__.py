@@ -7,7 +7,15 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from autopar.passes.implementations import convolutions, lookups, normalisation, randomness, reductions, sizes
+from autopar.passes.implementations import (
+    attention,
+    convolutions,
+    lookups,
+    normalisation,
+    randomness,
+    reductions,
+    sizes,
+)
 from autopar.passes.local_context import LocalContext
 
 LocalForm: TypeAlias = Callable[[LocalContext, tuple[Any, ...], dict[str, Any]], fx.Node]
@@ -17,7 +25,7 @@ IMPLEMENTATIONS: Mapping[str, LocalForm] = {
     **reductions.IMPLEMENTATIONS,
     **normalisation.IMPLEMENTATIONS,
     **convolutions.IMPLEMENTATIONS,
-    **randomness.IMPLEMENTATIONS,
+    **attention.IMPLEMENTATIONS,
     **sizes.IMPLEMENTATIONS,
 }
 REWRITES: Mapping[str, LocalForm] = {
@@ -25,4 +33,5 @@ REWRITES: Mapping[str, LocalForm] = {
     **normalisation.REWRITES,
     **convolutions.REWRITES,
     **randomness.REWRITES,
+    **attention.REWRITES,
 }

@@ -7,54 +7,14 @@ them itself) and padding ids. Base sizes are 12 (even over 2, 3, 4) and 7 and 5 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import transformers.integrations.moe  # noqa: F401 (registers grouped_mm_fallback)
-from torch import Tensor
-from torch._decomp import get_decompositions
+
+from tests.rules import cases_attention
+from tests.rules.case_values import Arguments, Case, autopar_ops, bools, case, distinct, ids, x
 
 aten = torch.ops.aten
-autopar_ops = torch.ops.autopar
-Arguments = tuple[Any, ...]
-
-# the operator has no CPU kernel; its decomposition stands in
-_CPU_KERNELS = torch.library.Library("aten", "IMPL", "CPU")
-_RMS_NORM_BACKWARD = aten._fused_rms_norm_backward.default
-_CPU_KERNELS.impl(_RMS_NORM_BACKWARD, get_decompositions([_RMS_NORM_BACKWARD])[_RMS_NORM_BACKWARD])
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """name: of the test; build(size): positional arguments; kwargs: keyword arguments."""
-
-    name: str
-    target: Any
-    build: Callable[[int], Arguments]
-    kwargs: dict[str, Any]
-
-
-def x(*shape: int) -> Tensor:
-    """Distinct signed fp64 values."""
-    return torch.randn(shape, dtype=torch.float64)
-
-
-def ids(limit: int, *shape: int) -> Tensor:
-    return torch.randint(0, limit, shape)
-
-
-def distinct(limit: int, *shape: int) -> Tensor:
-    """Positions without repetition along the last dim."""
-    return torch.rand(*shape[:-1], limit).argsort(-1)[..., : shape[-1]]
-
-
-def bools(*shape: int) -> Tensor:
-    return torch.rand(shape) > 0.4
-
-
-def case(target: Any, build: Callable[[int], Arguments], label: str = "", **kwargs: Any) -> Case:
-    return Case(f"{target}{'/' if label else ''}{label}", target, build, kwargs)
 
 
 def _layer_norm_backward(s: int) -> Arguments:
@@ -103,34 +63,6 @@ def _adaptive_max_pool_backward(s: int) -> Arguments:
     out, indices = aten.adaptive_max_pool2d.default(value, [2, 3])
     return x(*out.shape), value, indices
 
-
-def _attention(
-    causal: bool, dropout: float, groups: int, mask: Callable[[int], Tensor | None]
-) -> Callable[[int], Arguments]:
-    def build(s: int) -> Arguments:
-        length = s if causal else 5
-        q, k, v = x(3, 4 * groups, s, 4), x(3, 4, length, 4), x(3, 4, length, 4)
-        return q, k, v, mask(s), dropout, causal, None, 3
-
-    return build
-
-
-def _attention_backward(forward: Callable[[int], Arguments]) -> Callable[[int], Arguments]:
-    def build(s: int) -> Arguments:
-        q, k, v, mask, dropout, causal, scale, salt = forward(s)
-        out, lse = autopar_ops.attention.default(q, k, v, mask, dropout, causal, scale, salt)
-        return x(*out.shape), q, k, v, mask, out, lse, dropout, causal, scale, salt
-
-    return build
-
-
-_ATTENTION = {
-    "plain": _attention(False, 0.0, 1, lambda s: None),
-    "causal": _attention(True, 0.0, 1, lambda s: None),
-    "grouped": _attention(False, 0.0, 2, lambda s: x(3, 1, s, 5)),
-    "dropout": _attention(True, 0.3, 2, lambda s: None),
-    "mask": _attention(False, 0.0, 1, lambda s: bools(s, 5) | (torch.arange(5) == 0)),
-}
 
 MATRICES = [
     case(aten.mm.default, lambda s: (x(s, 6), x(6, s + 1))),
@@ -384,12 +316,7 @@ FACTORIES = [
     case(aten.new_empty.default, lambda s: (x(2), [s, 4])),
 ]
 
-ATTENTION = [case(autopar_ops.attention.default, build, label) for label, build in _ATTENTION.items()] + [
-    case(autopar_ops.attention_backward.default, _attention_backward(build), label)
-    for label, build in _ATTENTION.items()
-]
-
 CASES: list[Case] = [
     *(*MATRICES, *EXPERTS, *ELEMENTWISE, *REDUCTIONS, *ALONG_A_DIM, *RESHAPED, *LOOKUPS),
-    *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES, *ATTENTION),
+    *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES, *cases_attention.CASES),
 ]
