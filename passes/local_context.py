@@ -93,11 +93,11 @@ class LocalContext:
         )
         return node
 
-    def all_reduce(self, value: fx.Node, axes: tuple[int, ...]) -> fx.Node:
-        """Sum of a described node over mesh axes; returns the waited result."""
+    def all_reduce(self, value: fx.Node, axes: tuple[int, ...], op: str = "sum") -> fx.Node:
+        """Sum (or max, min) of a described node over mesh axes; returns the waited result."""
         names = tuple(self.mesh.axis_names[axis] for axis in axes)
         shape, dtype = value.meta["local_shape"], value.meta["dtype"]
-        started = self.describe(self.call(_c10d.all_reduce.default, value, "sum", "+".join(names)), shape, dtype)
+        started = self.describe(self.call(_c10d.all_reduce.default, value, op, "+".join(names)), shape, dtype)
         started.meta["group_axes"] = names
         return self.describe(self.call(_c10d.wait_tensor.default, started), shape, dtype)
 
