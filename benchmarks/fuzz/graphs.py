@@ -24,7 +24,8 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from autopar.program import Input, Output, Program
-from tests.rules.operator_cases import CASES, Case
+from tests.rules.case_values import Case
+from tests.rules.operator_cases import CASES
 
 SIZES = (5, 7, 8, 9, 12, 13)
 LARGEST_VALUE, LARGEST_TENSOR = 1e3, 4096

@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, Plan, Prediction
-from autopar.planner.factorisation import Factorisation, Value, shape_of
+from autopar.planner.factorisation import Factorisation, Value
 from autopar.planner.operators import base_of, operators, whole_rule
 from autopar.planner.strategies import Strategies, choices_of, enumerate_strategies
 from autopar.program import Program
@@ -34,14 +34,14 @@ def random_plan(program: Program, mesh: Mesh, rng: random.Random) -> Plan:
         entry = _random_entry(node, factorisation, mesh, made, rng)
         entries[node.meta["operator"]] = entry
         made.update({(node, index): layout for index, layout in enumerate(entry.outputs)})
-    returned = zip(program.outputs, program.returned, strict=True)
+    returned = {o.name: n for o, n in zip(program.outputs, program.returned, strict=True)}
     return Plan(
         mesh=mesh,
         parameters={},
         operators=entries,
         inputs=inputs,
         buffers={},
-        outputs={o.name: random_layout(shape_of(n, 0) if n.op == "placeholder" else _shape(n), mesh, rng) for o, n in returned},
+        outputs={name: random_layout(tuple(node.meta["val"].shape), mesh, rng) for name, node in returned.items()},
         predicted=Prediction(step_seconds=0.0, peak_bytes=0.0),
         objective_seconds=0.0,
         bound_seconds=0.0,
@@ -50,10 +50,6 @@ def random_plan(program: Program, mesh: Mesh, rng: random.Random) -> Plan:
         cluster="",
         profile="",
     )
-
-
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(node.meta["val"].shape)
 
 
 def random_layout(shape: tuple[int, ...], mesh: Mesh, rng: random.Random) -> Layout:
