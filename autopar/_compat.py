@@ -38,6 +38,8 @@ from torch.utils._pytree import (
 
 NEWEST_TESTED_TORCH = (2, 13)
 
+grouped_mm = torch._grouped_mm
+
 
 def torch_version(text: str = torch.__version__) -> tuple[int, int]:
     """(major, minor) of a torch version string: `2.13.0+cpu` -> (2, 13)."""
@@ -78,6 +80,7 @@ __all__ = [
     "TreeSpec",
     "aot_export_joint_with_descriptors",
     "get_decompositions",
+    "grouped_mm",
     "keystr",
     "lone_device_mesh",
     "torch_version",

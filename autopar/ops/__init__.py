@@ -9,6 +9,7 @@ from autopar.ops.attention import (
     attention_by_index,
 )
 from autopar.ops.dropout import dropout, dropout_backward, dropout_by_index
+from autopar.ops.experts import expert_linear, expert_outer
 from autopar.ops.random_index import Runs, full_runs, keep_mask
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "dropout",
     "dropout_backward",
     "dropout_by_index",
+    "expert_linear",
+    "expert_outer",
     "full_runs",
     "keep_mask",
 ]

@@ -32,6 +32,8 @@ TIE_BREAK_SECONDS = 1e-8
 """Added per axis whose placement changes, and half of it per axis that replicates an operator: among plans of equal
 cost the still one wins. Far below any real kernel (a launch takes 1e-6 s)."""
 
+_PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "expert_linear", "expert_outer")
+
 _LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index")
 """Operators that read only the rows of their first operand that they return."""
 
@@ -41,7 +43,7 @@ def operator_kind(node: fx.Node) -> OperatorKind:
     name = base_name(node)
     if "attention" in name:
         return "attention"
-    return "matmul" if name in ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm") else "memory"
+    return "matmul" if name in _PRODUCTS else "memory"
 
 
 def base_name(node: fx.Node) -> str:

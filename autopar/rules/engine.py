@@ -23,6 +23,7 @@ from autopar.rules.call import Call, TensorSpec, call_of, tensor_operands
 from autopar.rules.rule import Rule
 from autopar.rules.table import POINTWISE, RULES
 from autopar.rules.table_attention import ATTENTION_RULES, NATIVE_ATTENTION_RULES
+from autopar.rules.table_experts import EXPERT_RULES
 from autopar.rules.table_functions import RULE_FUNCTIONS
 from autopar.rules.table_index import INDEX_RULES
 from autopar.rules.table_spatial import SPATIAL_RULES
@@ -45,7 +46,15 @@ _RESHAPING = frozenset(
 _VIEWS_OF_EQUAL_SHAPE = frozenset({_aten.slice.Tensor, _aten.expand.default})
 
 TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
-    {**RULES, **RULE_FUNCTIONS, **INDEX_RULES, **SPATIAL_RULES, **ATTENTION_RULES, **NATIVE_ATTENTION_RULES}
+    {
+        **RULES,
+        **RULE_FUNCTIONS,
+        **INDEX_RULES,
+        **SPATIAL_RULES,
+        **EXPERT_RULES,
+        **ATTENTION_RULES,
+        **NATIVE_ATTENTION_RULES,
+    }
 )
 
 

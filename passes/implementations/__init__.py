@@ -10,6 +10,7 @@ from torch import fx
 from autopar.passes.implementations import (
     attention,
     convolutions,
+    experts,
     lookups,
     normalisation,
     randomness,
@@ -22,6 +23,7 @@ LocalForm: TypeAlias = Callable[[LocalContext, tuple[Any, ...], dict[str, Any]],
 
 IMPLEMENTATIONS: Mapping[str, LocalForm] = {
     **lookups.IMPLEMENTATIONS,
+    **experts.IMPLEMENTATIONS,
     **reductions.IMPLEMENTATIONS,
     **normalisation.IMPLEMENTATIONS,
     **convolutions.IMPLEMENTATIONS,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 import transformers.integrations.moe  # noqa: F401 (registers grouped_mm_fallback)
 
-from tests.rules import cases_attention
+from tests.rules import cases_attention, cases_experts
 from tests.rules.case_values import Arguments, Case, autopar_ops, bools, case, distinct, ids, x
 
 aten = torch.ops.aten
@@ -318,5 +318,5 @@ FACTORIES = [
 
 CASES: list[Case] = [
     *(*MATRICES, *EXPERTS, *ELEMENTWISE, *REDUCTIONS, *ALONG_A_DIM, *RESHAPED, *LOOKUPS),
-    *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES, *cases_attention.CASES),
+    *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES, *cases_attention.CASES, *cases_experts.CASES),
 ]

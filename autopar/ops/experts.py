@@ -1,0 +1,145 @@
+"""The product of mixture-of-experts layers: every row with the matrix of its own expert.
+
+    x (5, K), weight (3, K, N), ids [2, 0, 2, 1, 7]   -->   rows x0 W2, x1 W0, x2 W2, x3 W1, 0
+
+The rows are sorted by expert inside the operator, so a rank sorts its own rows only and nothing about the routing
+leaves it. An id outside [0, number of experts) gives a zero row: with the ids shifted by the first expert of a block,
+the sum over all blocks is the whole product, which is expert parallelism.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar._compat import grouped_mm
+
+_GROUPED_ALIGNMENT = 8  # bf16 elements in 16 bytes: the kernel wants rows that start on such a boundary
+_GROUPED_CAPABILITY = (8, 0)
+
+
+@torch.library.custom_op(
+    "autopar::expert_linear",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor expert_ids, bool transposed) -> Tensor",
+)
+def expert_linear(x: Tensor, weight: Tensor, expert_ids: Tensor, transposed: bool) -> Tensor:
+    """(T, N): row t of x (T, K) times matrix expert_ids[t] of weight (E, K, N), or (E, N, K) if `transposed`.
+
+    expert_ids (T,) int64; ids outside [0, E) give zero rows.
+    """
+    matrices = weight.transpose(1, 2) if transposed else weight
+    order, counts = _by_expert(expert_ids, weight.shape[0])
+    out = x.new_zeros(x.shape[0], matrices.shape[2])
+    if x.shape[0]:
+        rows = x[order]
+        product = _grouped_rows(rows, matrices, counts) if _has_kernel(x, matrices) else _rows(rows, matrices, counts)
+        out[order] = product
+    return out
+
+
+@expert_linear.register_fake
+def _(x: Tensor, weight: Tensor, expert_ids: Tensor, transposed: bool) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1 if transposed else 2])
+
+
+@torch.library.custom_op(
+    "autopar::expert_outer",
+    mutates_args=(),
+    schema="(Tensor x, Tensor grad, Tensor expert_ids, int num_experts, bool transposed) -> Tensor",
+)
+def expert_outer(x: Tensor, grad: Tensor, expert_ids: Tensor, num_experts: int, transposed: bool) -> Tensor:
+    """(E, K, N), or (E, N, K) if `transposed`: per expert x^T grad over its rows; x (T, K), grad (T, N).
+
+    The gradient of the weight of `expert_linear`; rows with ids outside [0, num_experts) count nowhere.
+    """
+    left, right = (grad, x) if transposed else (x, grad)
+    order, counts = _by_expert(expert_ids, num_experts)
+    left, right = left[order], right[order]
+    if _has_kernel(left, right) and left.shape[0]:
+        return _grouped_outer(left, right, counts)
+    out = x.new_zeros(num_experts, left.shape[1], right.shape[1])
+    start = 0
+    for expert, count in enumerate(counts.tolist()):
+        torch.mm(left[start : start + count].t(), right[start : start + count], out=out[expert])
+        start += count
+    return out
+
+
+@expert_outer.register_fake
+def _(x: Tensor, grad: Tensor, expert_ids: Tensor, num_experts: int, transposed: bool) -> Tensor:
+    left, right = (grad, x) if transposed else (x, grad)
+    return x.new_empty(num_experts, left.shape[1], right.shape[1])
+
+
+def block_expert_linear(x: Tensor, weight: Tensor, expert_ids: Tensor, transposed: bool, start: int) -> Tensor:
+    """`expert_linear` with a block of experts that begins at `start`; rows of other experts are zero."""
+    out: Tensor = expert_linear(x, weight, expert_ids - start, transposed)
+    return out
+
+
+def block_expert_outer(
+    x: Tensor, grad: Tensor, expert_ids: Tensor, num_experts: int, transposed: bool, start: int
+) -> Tensor:
+    """`expert_outer` of the experts [start, start + num_experts)."""
+    out: Tensor = expert_outer(x, grad, expert_ids - start, num_experts, transposed)
+    return out
+
+
+def _by_expert(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """(order of the rows by expert, those without one last; rows per expert)."""
+    inside = (expert_ids >= 0) & (expert_ids < num_experts)
+    keys = expert_ids.masked_fill(~inside, num_experts)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=keys.device)
+    counts.scatter_add_(0, keys, torch.ones_like(keys))
+    return keys.argsort(stable=True), counts[:num_experts]
+
+
+def _rows(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
+    """One product per expert."""
+    out = rows.new_zeros(rows.shape[0], matrices.shape[2])
+    start = 0
+    for expert, count in enumerate(counts.tolist()):
+        torch.mm(rows[start : start + count], matrices[expert], out=out[start : start + count])
+        start += count
+    return out
+
+
+def _has_kernel(first: Tensor, second: Tensor) -> bool:
+    """Whether torch's grouped kernel takes these operands: bf16 on CUDA, sizes aligned."""
+    if first.device.type != "cuda" or first.dtype != torch.bfloat16 or second.dtype != torch.bfloat16:
+        return False
+    aligned = all(size % _GROUPED_ALIGNMENT == 0 for size in (first.shape[-1], second.shape[-1], second.shape[-2]))
+    return aligned and torch.cuda.get_device_capability(first.device) >= _GROUPED_CAPABILITY
+
+
+def _grouped_rows(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
+    """As `_rows` in one kernel, without waiting for the counts; it leaves rows without an expert unwritten."""
+    ends = counts.cumsum(0)
+    written = torch.arange(rows.shape[0], device=rows.device) < ends[-1]
+    return grouped_mm(rows, matrices, ends.to(torch.int32)).masked_fill(~written.unsqueeze(1), 0)
+
+
+def _grouped_outer(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
+    """Per expert left^T right over its rows, in one kernel."""
+    return grouped_mm(left.t(), right, counts.cumsum(0).to(torch.int32))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, expert_ids, ctx.transposed = inputs
+    ctx.save_for_backward(x, weight, expert_ids)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    x, weight, expert_ids = ctx.saved_tensors
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        grad_x = expert_linear(grad, weight, expert_ids, not ctx.transposed)
+    if ctx.needs_input_grad[1]:
+        grad_weight = expert_outer(x, grad, expert_ids, weight.shape[0], ctx.transposed)
+    return grad_x, grad_weight, None, None
+
+
+expert_linear.register_autograd(_backward, setup_context=_save)
