@@ -234,11 +234,15 @@ def _build(
     else:
         text = from_first_rank(lambda: _plan(program, options, pinned).to_json())
         chosen = Plan.from_json(text)
+    return realize(program, chosen, groups or ProcessGroups(chosen.mesh, _device_type(model)))
+
+
+def realize(program: Program, chosen: Plan, groups: ProcessGroups) -> Step:
+    """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
     with phase("lower", logging.INFO):
         lowered = attempt_on_all(lambda: lower(program, chosen, rank()))
         recompute = [name for name, operator in chosen.operators.items() if operator.recompute]
         partition = split_forward_backward(lowered, recompute)
-    groups = groups or ProcessGroups(chosen.mesh, _device_type(model))
     return emit(program, lowered, partition, chosen, groups)
 
 

@@ -8,11 +8,16 @@ below 1e-6 of the largest one (a key bias of attention: its true gradient is 0) 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from autopar.runtime.batches import route
+
+LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 
 TOLERANCE, ROUNDING_FACTOR, NEGLIGIBLE = 1e-5, 10.0, 1e-6
 
@@ -45,11 +50,11 @@ def loss_of(output: object) -> Tensor:
     return loss
 
 
-def reference(model: nn.Module, inputs: Mapping[str, Tensor]) -> Reference:
-    """Run copies of the plain model; the model itself is left as it was."""
-    loss, gradients = _loss_and_gradients(copy.deepcopy(model), inputs)
+def reference(model: nn.Module, inputs: Mapping[str, Tensor], loss_fn: LossFunction | None = None) -> Reference:
+    """Run copies of the plain model; the model itself is left as it was. loss_fn: as of `autopar.compile`."""
+    loss, gradients = _loss_and_gradients(copy.deepcopy(model), inputs, loss_fn)
     doubled = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
-    exact_loss, exact = _loss_and_gradients(copy.deepcopy(model).double(), doubled)
+    exact_loss, exact = _loss_and_gradients(copy.deepcopy(model).double(), doubled, loss_fn)
     largest = max(gradient.double().norm().item() for gradient in gradients.values())
     allowed = {"": max(TOLERANCE, ROUNDING_FACTOR * _relative(loss, exact_loss, 0.0))}
     for name, gradient in gradients.items():
@@ -68,8 +73,13 @@ def compare(compiled: nn.Module, inputs: Mapping[str, Tensor], expected: Referen
     return Agreement(loss_error, worst, errors[worst], expected.allowed[worst], agrees)
 
 
-def _loss_and_gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    loss = loss_of(model(**inputs))
+def _loss_and_gradients(
+    model: nn.Module, inputs: Mapping[str, Tensor], loss_fn: LossFunction | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    _, arguments = route(model, (), dict(inputs), loss_fn is not None)
+    batch = arguments.pop("batch", arguments) if loss_fn is not None else None
+    output = model(**arguments)
+    loss = loss_of(output if loss_fn is None else loss_fn(output, batch))
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     return loss.detach(), gradients

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,18 @@ from autopar.cluster import machine_name
 from autopar.files import write_atomically
 
 
-def write_results(path: Path, document: Mapping[str, Any]) -> None:
-    """Write `document` with where and when it was measured."""
+def document(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with where, when and with which versions it was measured."""
+    versions = {name: version(name) for name in ("transformers", "ortools", "numpy") if find_spec(name)}
     measured = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine_name(),
         "torch": str(torch.__version__),
+        **versions,
     }
-    write_atomically(path, json.dumps({"measured": measured, **document}, indent=1).encode() + b"\n")
+    return {"measured": measured, **content}
+
+
+def write_results(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the document of `content`."""
+    write_atomically(path, json.dumps(document(content), indent=1).encode() + b"\n")

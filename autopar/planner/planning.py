@@ -261,8 +261,8 @@ def _row_bytes(entries: Mapping[int, NDArray[np.float64]], assignment: NDArray[n
 
 def _with_mends(query: Query, failure: DoesNotFit, log: Progress) -> InfeasibleError:
     """The failure with the changes that would fit: an optimizer without state, more devices."""
-    if query.constraints.pinned:
-        return failure  # parameters keep their layouts on this very mesh; there is nothing to change
+    if query.constraints.pinned or not query.search.tries_mends:
+        return failure  # pinned parameters keep their layouts on this very mesh; there is nothing to change
     stateless = state_bytes(query.program, "SGD")
     log("nothing fits; trying an optimizer without state, and more devices")
 

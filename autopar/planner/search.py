@@ -18,15 +18,16 @@ Mode: TypeAlias = Literal["fast", "default", "exact"]
 class Search:
     """exact_seconds: limit of one solve without a memory limit; memory_seconds: of one under it, which returns the
     best plan that fits. memory_rounds: how often the budget is tightened by the transient bytes that the lowered
-    program shows."""
+    program shows. tries_mends: whether a memory limit that nothing fits is answered with changes that would fit."""
 
     exact_seconds: float
     memory_seconds: float
     memory_rounds: int
+    tries_mends: bool = True
 
 
 SEARCH: dict[Mode, Search] = {
-    "fast": Search(exact_seconds=1.5, memory_seconds=1.5, memory_rounds=3),
+    "fast": Search(exact_seconds=1.5, memory_seconds=1.5, memory_rounds=3, tries_mends=False),
     "default": Search(exact_seconds=15.0, memory_seconds=10.0, memory_rounds=3),
     "exact": Search(exact_seconds=600.0, memory_seconds=300.0, memory_rounds=6),
 }

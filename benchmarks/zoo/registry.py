@@ -64,6 +64,9 @@ MODULES: tuple[str, ...] = (
 )
 """Where entries live, plain torch first."""
 
+CI_ROWS: tuple[str, ...] = ("resnet", "encoder", "gpt2", "llama", "bert", "t5", "vit")
+"""The rows that run in the test suite: cheap, and one of every kind."""
+
 
 def entries(modules: Sequence[str] = MODULES) -> Iterator[ZooEntry]:
     """All entries, importing one module after the other."""
