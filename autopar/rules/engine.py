@@ -26,6 +26,7 @@ from autopar.rules.table_attention import ATTENTION_RULES, NATIVE_ATTENTION_RULE
 from autopar.rules.table_experts import EXPERT_RULES
 from autopar.rules.table_functions import RULE_FUNCTIONS
 from autopar.rules.table_index import INDEX_RULES
+from autopar.rules.table_norms import NORM_RULES
 from autopar.rules.table_spatial import SPATIAL_RULES
 
 __all__ = ["is_view", "rule_for", "tensor_operands", "uncovered"]
@@ -50,6 +51,7 @@ TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
         **RULES,
         **RULE_FUNCTIONS,
         **INDEX_RULES,
+        **NORM_RULES,
         **SPATIAL_RULES,
         **EXPERT_RULES,
         **ATTENTION_RULES,

@@ -68,11 +68,6 @@ _REDUCTIONS: Mapping[str, str] = {
 }
 
 _ALONG_A_DIM: Mapping[str, str] = {
-    "aten._softmax": "... -> ... ; whole: dim",
-    "aten._log_softmax": "... -> ... ; whole: dim",
-    "aten._safe_softmax": "... -> ... ; whole: dim",
-    "aten._softmax_backward_data": "..., ... -> ... ; whole: dim",
-    "aten._log_softmax_backward_data": "..., ... -> ... ; whole: dim",
     "aten.cumsum": "... -> ... ; whole: dim ; linear: x",
     "aten.cumprod": "... -> ... ; whole: dim",
     "aten.logcumsumexp": "... -> ... ; whole: dim",

@@ -1,6 +1,6 @@
 """Rules of operators whose dims depend on attributes or shapes: each function returns a string of the rule language.
 
-    native_layer_norm over the last two dims  -->  "... [n0] [n1], [n0] [n1]?, ... -> ... [n0] [n1], ... 1 1, ... 1 1"
+    repeat of (4, 6) by (2, 1)  -->  "a0 a1 -> (r0 a0) (r1 a1) ; linear: x ; r0 = 2 ; r1 = 1"
 
 A function returns None when no split is known for this call.
 """
@@ -10,15 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from autopar.rules.call import Call
-
-
-def _blanks(prefix: str, count: int, whole: bool = False) -> str:
-    """`count` dims named prefix0, prefix1, ..."""
-    return " ".join(f"[{prefix}{i}]" if whole else f"{prefix}{i}" for i in range(count))
-
-
-def _ones(count: int) -> str:
-    return " ".join(["1"] * count)
 
 
 def _attribute(call: Call, name: str) -> int:
@@ -73,38 +64,10 @@ def _select_scatter(call: Call) -> str:
     return f"{' '.join(whole)}, {' '.join(dims[:at] + dims[at + 1 :])} -> {' '.join(whole)} ; linear: all"
 
 
-def _layer_norm(call: Call) -> str:
-    count = len(call.argument("normalized_shape"))
-    n, ones = _blanks("n", count, whole=True), _ones(count)
-    return f"... {n}, {n}?, {n}? -> ... {n}, ... {ones}, ... {ones}"
-
-
-def _layer_norm_backward(call: Call) -> str:
-    count = len(call.argument("normalized_shape"))
-    n, ones = _blanks("n", count, whole=True), _ones(count)
-    return f"... {n}, ... {n}, ... {ones}, ... {ones}, {n}?, {n}? -> ... {n}, {n}, {n}"
-
-
-def _rms_norm(call: Call) -> str:
-    count = len(call.argument("normalized_shape"))
-    n = _blanks("n", count, whole=True)
-    return f"... {n}, {n}? -> ... {n}, ... {_ones(count)}"
-
-
-def _rms_norm_backward(call: Call) -> str:
-    count = len(call.argument("normalized_shape"))
-    n = _blanks("n", count, whole=True)
-    return f"... {n}, ... {n}, ... {_ones(count)}, {n}? -> ... {n}, {n}"
-
-
 RULE_FUNCTIONS: Mapping[str, Callable[[Call], str | None]] = {
     "aten.expand": _expand,
     "aten.repeat": _repeat,
     "aten.constant_pad_nd": _constant_pad_nd,
     "aten.stack": _stack,
     "aten.select_scatter": _select_scatter,
-    "aten.native_layer_norm": _layer_norm,
-    "aten.native_layer_norm_backward": _layer_norm_backward,
-    "aten._fused_rms_norm": _rms_norm,
-    "aten._fused_rms_norm_backward": _rms_norm_backward,
 }

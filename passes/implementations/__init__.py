@@ -15,7 +15,9 @@ from autopar.passes.implementations import (
     normalisation,
     randomness,
     reductions,
+    row_norms,
     sizes,
+    softmax,
 )
 from autopar.passes.local_context import LocalContext
 
@@ -26,6 +28,8 @@ IMPLEMENTATIONS: Mapping[str, LocalForm] = {
     **experts.IMPLEMENTATIONS,
     **reductions.IMPLEMENTATIONS,
     **normalisation.IMPLEMENTATIONS,
+    **row_norms.IMPLEMENTATIONS,
+    **softmax.IMPLEMENTATIONS,
     **convolutions.IMPLEMENTATIONS,
     **attention.IMPLEMENTATIONS,
     **sizes.IMPLEMENTATIONS,

@@ -11,22 +11,10 @@ from collections.abc import Callable
 import torch
 import transformers.integrations.moe  # noqa: F401 (registers grouped_mm_fallback)
 
-from tests.rules import cases_attention, cases_experts
+from tests.rules import cases_attention, cases_experts, cases_norms
 from tests.rules.case_values import Arguments, Case, autopar_ops, bools, case, distinct, ids, x
 
 aten = torch.ops.aten
-
-
-def _layer_norm_backward(s: int) -> Arguments:
-    value, weight, bias = x(s, 3, 4), x(4), x(4)
-    _, mean, rstd = aten.native_layer_norm.default(value, [4], weight, bias, 1e-5)
-    return x(s, 3, 4), value, [4], mean, rstd, weight, bias, [True, True, True]
-
-
-def _rms_norm_backward(s: int) -> Arguments:
-    value, weight = x(s, 3, 4), x(4)
-    _, rstd = aten._fused_rms_norm.default(value, [4], weight, 1e-5)
-    return x(s, 3, 4), value, [4], rstd, weight, [True, True]
 
 
 def _group_norm_backward(s: int) -> Arguments:
@@ -143,11 +131,6 @@ REDUCTIONS = [
 ]
 
 ALONG_A_DIM = [
-    case(aten._softmax.default, lambda s: (x(s, 4, 3), 1, False)),
-    case(aten._log_softmax.default, lambda s: (x(s, 4, 3), -1, False)),
-    case(aten._safe_softmax.default, lambda s: (x(s, 4, 3), -1)),
-    case(aten._softmax_backward_data.default, lambda s: (x(s, 4), x(s, 4).softmax(-1), -1, torch.float64)),
-    case(aten._log_softmax_backward_data.default, lambda s: (x(s, 4), x(s, 4).log_softmax(1), 1, torch.float64)),
     case(aten.cumsum.default, lambda s: (x(s, 4), 1)),
     case(aten.cumprod.default, lambda s: (x(s, 4), 1)),
     case(aten.logcumsumexp.default, lambda s: (x(s, 4), 1)),
@@ -206,11 +189,6 @@ LOOKUPS = [
 ]
 
 NORMS = [
-    case(aten.native_layer_norm.default, lambda s: (x(s, 3, 4), [4], x(4), x(4), 1e-5)),
-    case(aten.native_layer_norm.default, lambda s: (x(s, 3, 4), [3, 4], None, None, 1e-5), "no_weight"),
-    case(aten.native_layer_norm_backward.default, _layer_norm_backward),
-    case(aten._fused_rms_norm.default, lambda s: (x(s, 3, 4), [4], x(4), 1e-5)),
-    case(aten._fused_rms_norm_backward.default, _rms_norm_backward),
     case(aten.native_group_norm.default, lambda s: (x(s, 8, 3), x(8), x(8), s, 8, 3, 4, 1e-5)),
     case(aten.native_group_norm_backward.default, _group_norm_backward),
     case(
@@ -318,5 +296,5 @@ FACTORIES = [
 
 CASES: list[Case] = [
     *(*MATRICES, *EXPERTS, *ELEMENTWISE, *REDUCTIONS, *ALONG_A_DIM, *RESHAPED, *LOOKUPS),
-    *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES, *cases_attention.CASES, *cases_experts.CASES),
+    *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES, *cases_attention.CASES, *cases_norms.CASES, *cases_experts.CASES),
 ]

@@ -1,0 +1,65 @@
+"""Rules of softmax, layer norm and RMS norm: rows are split freely, the normalised dims by sharing statistics.
+
+    softmax over dim 1 of (4, 6, 3)    r0 n r1 -> r0 n r1 ; n: by split_softmax bytes 8*r0*r1
+
+A split of the normalised dim (n) costs all_reduces of one or two fp32 numbers per row, never a gather of the rows, so
+that a vocabulary or a hidden dim stays split through the norm. Weights are split with it, and so are their gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from autopar.rules.call import Call
+
+
+def _softmax(operands: int, implementation: str, statistics: int) -> Callable[[Call], str]:
+    """The rule of an operator with `operands` tensors of one shape; `statistics`: fp32 numbers per row."""
+
+    def rule(call: Call) -> str:
+        rank = len(call.operands[0].shape)
+        if not rank:
+            return f"{', '.join(['[...]'] * operands)} ->"
+        along = call.argument("dim") % rank
+        rows = [f"r{dim}" for dim in range(rank) if dim != along]
+        dims = " ".join([*rows[:along], "n", *rows[along:]])
+        size = "*".join([str(4 * statistics), *rows])
+        return f"{', '.join([dims] * operands)} -> {dims} ; n: by {implementation} bytes {size}"
+
+    return rule
+
+
+def _norm(implementation: str, statistics: int, backward: bool) -> Callable[[Call], str]:
+    """The rule of a norm over the last dims; forward keeps, backward reads, one or two statistics per row."""
+
+    def rule(call: Call) -> str:
+        shape = call.operands[1 if backward else 0].shape
+        count = len(call.argument("normalized_shape"))
+        names = [f"n{i}" for i in range(count)]
+        n, ones = " ".join(names), " ".join(["1"] * count)
+        stats = f", ... {ones}" * statistics
+        vectors = f", {n}?" * statistics  # layer norm has mean, rstd, weight, bias; RMS norm has rstd, weight
+        signature = (
+            f"... {n}, ... {n}{stats}{vectors} -> ... {n}{f', {n}' * statistics}"
+            if backward
+            else f"... {n}{vectors} -> ... {n}{stats}"
+        )
+        num_bytes = 4 * statistics * math.prod(shape[: len(shape) - count])
+        effects = "".join(f" ; {name}: by {implementation} bytes {num_bytes}" for name in names)
+        return f"{signature}{effects}"
+
+    return rule
+
+
+NORM_RULES: Mapping[str, Callable[[Call], str | None]] = {
+    "aten._softmax": _softmax(1, "split_softmax", 2),
+    "aten._log_softmax": _softmax(1, "split_softmax", 2),
+    "aten._safe_softmax": _softmax(1, "split_softmax", 2),
+    "aten._softmax_backward_data": _softmax(2, "split_softmax_backward", 1),
+    "aten._log_softmax_backward_data": _softmax(2, "split_softmax_backward", 1),
+    "aten.native_layer_norm": _norm("split_norm", 2, backward=False),
+    "aten.native_layer_norm_backward": _norm("split_norm_backward", 2, backward=True),
+    "aten._fused_rms_norm": _norm("split_norm", 1, backward=False),
+    "aten._fused_rms_norm_backward": _norm("split_norm_backward", 1, backward=True),
+}
