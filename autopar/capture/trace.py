@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
 from autopar._compat import FakeTensorMode, aot_export_joint_with_descriptors
 from autopar.capture.decompositions import decomposition_table
+from autopar.capture.experts import adapted_experts
 from autopar.capture.failures import explained
 from autopar.capture.fake import fake_parameters, fake_twin
 from autopar.capture.huggingface import adapted_huggingface
@@ -100,6 +101,7 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
         stack.enter_context(fake_parameters(step, mode))
         stack.enter_context(_plain_transformer_layers())
         stack.enter_context(adapted_huggingface(step, kwargs))
+        stack.enter_context(adapted_experts())
         stack.enter_context(explained(step.model))
         stack.enter_context(torch.set_grad_enabled(training))
         tensors = tuple(fake_twin(tensor, mode) for tensor in inputs.tensors)
