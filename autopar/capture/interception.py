@@ -1,4 +1,5 @@
-"""While a model is traced, attention and dropout become our own operators, each call site with its own salt.
+"""While a model is traced, attention, dropout and recurrent layers become our own operators, each random call site
+with its own salt.
 
 A torch function mode sees the calls of the model. `multi_head_attention_forward` calls attention and dropout
 from inside torch, where no mode is active; while it runs, the two functions are replaced in its module.
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from autopar.capture.recurrent import MODES, recurrent_stack, refuse_packed
 
 _original_attention = functional.scaled_dot_product_attention
 _original_dropout = functional.dropout
@@ -46,6 +49,10 @@ class Interception(TorchFunctionMode):
             return self.dropout(*args, **kwargs)
         if func is torch.dropout:
             return self.dropout(*args, **{"training" if key == "train" else key: v for key, v in kwargs.items()})
+        if func in MODES:
+            return recurrent_stack(MODES[func], self.dropout, *args, **kwargs)
+        if func is torch._VF._pack_padded_sequence:
+            return refuse_packed()
         if func is functional.multi_head_attention_forward:
             with self._inside_functional():
                 return func(*args, **kwargs)

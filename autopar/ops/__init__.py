@@ -11,6 +11,7 @@ from autopar.ops.attention import (
 from autopar.ops.dropout import dropout, dropout_backward, dropout_by_index
 from autopar.ops.experts import expert_linear, expert_outer
 from autopar.ops.random_index import Runs, full_runs, keep_mask
+from autopar.ops.recurrent import recurrent_layer, recurrent_layer_backward
 
 __all__ = [
     "Runs",
@@ -27,4 +28,6 @@ __all__ = [
     "expert_outer",
     "full_runs",
     "keep_mask",
+    "recurrent_layer",
+    "recurrent_layer_backward",
 ]

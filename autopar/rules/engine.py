@@ -27,6 +27,7 @@ from autopar.rules.table_experts import EXPERT_RULES
 from autopar.rules.table_functions import RULE_FUNCTIONS
 from autopar.rules.table_index import INDEX_RULES
 from autopar.rules.table_norms import NORM_RULES
+from autopar.rules.table_recurrent import RECURRENT_RULES
 from autopar.rules.table_spatial import SPATIAL_RULES
 
 __all__ = ["is_view", "rule_for", "tensor_operands", "uncovered"]
@@ -52,6 +53,7 @@ TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
         **RULE_FUNCTIONS,
         **INDEX_RULES,
         **NORM_RULES,
+        **RECURRENT_RULES,
         **SPATIAL_RULES,
         **EXPERT_RULES,
         **ATTENTION_RULES,

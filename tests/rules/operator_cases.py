@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 import transformers.integrations.moe  # noqa: F401 (registers grouped_mm_fallback)
 
-from tests.rules import cases_attention, cases_experts, cases_norms
+from tests.rules import cases_attention, cases_experts, cases_norms, cases_recurrent
 from tests.rules.case_values import Arguments, Case, autopar_ops, bools, case, distinct, ids, x
 
 aten = torch.ops.aten
@@ -296,5 +296,9 @@ FACTORIES = [
 
 CASES: list[Case] = [
     *(*MATRICES, *EXPERTS, *ELEMENTWISE, *REDUCTIONS, *ALONG_A_DIM, *RESHAPED, *LOOKUPS),
-    *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES, *cases_attention.CASES, *cases_norms.CASES, *cases_experts.CASES),
+    *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES),
+    *cases_attention.CASES,
+    *cases_experts.CASES,
+    *cases_norms.CASES,
+    *cases_recurrent.CASES,
 ]
