@@ -1,4 +1,4 @@
-"""The command line: `autopar demo | plan | show | explain | verify`."""
+"""The command line: `autopar demo | plan | show | explain | verify | rules`."""
 
 from autopar.cli.commands import main
 

@@ -5,7 +5,6 @@ With `--json` stdout holds exactly one JSON document (also for errors); logs and
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,8 @@ from autopar.cli.options import (
     parse_mesh,
     read_cluster,
 )
+from autopar.cli.output import as_json_option, print_document
+from autopar.cli.rules import rules
 from autopar.cli.verification import verify_model
 from autopar.demo.journey import run_demo
 from autopar.errors import AutoparError, InfeasibleError, VerificationError
@@ -35,8 +36,6 @@ from autopar.report.tables import page
 
 EXIT_USAGE, EXIT_INFEASIBLE, EXIT_VERIFICATION = 2, 3, 4
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
 
 def model_options(command: Command) -> Command:
@@ -154,6 +153,9 @@ def verify(model: str, processes: int, plan_path: Path | None, as_json: bool, **
         click.echo(f"{model}: {processes} processes compute the loss and the gradients of one")
 
 
+commands.add_command(rules)
+
+
 def print_question(question: Mapping[str, Any]) -> None:
     """Every option with its value, defaults too, on stderr."""
     click.echo(" ".join(f"{name}={value}" for name, value in question.items() if value not in (None, (), [])), err=True)
@@ -165,11 +167,6 @@ def print_plan(found: Plan, as_json: bool) -> None:
         click.echo(found.to_json().decode())
     else:
         Console().print(page(found))
-
-
-def print_document(document: Mapping[str, Any]) -> None:
-    """One JSON document on stdout."""
-    click.echo(json.dumps(document, indent=1))
 
 
 def exit_code(error: AutoparError) -> int:

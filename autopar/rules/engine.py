@@ -115,6 +115,12 @@ def table_entry(target: Any) -> str | Callable[[Call], str | None] | None:
     return None
 
 
+def described_rule(target: Any) -> str | None:
+    """The rule of an operator, to read: its string, or what the function says that writes it; None without one."""
+    entry = table_entry(target)
+    return f"depends on its arguments: {entry.__doc__ or entry.__name__}" if callable(entry) else entry
+
+
 def table_key(target: Any) -> str | None:
     """The key of an operator in the table: its full name, or its name without overload; None if it has no entry."""
     name = str(target)

@@ -1,0 +1,87 @@
+"""Run trials that may crash in forked child processes.
+
+    run_in_child(trial, 3)   ->   ([trial(0), None, trial(2)], 1)      trial(1) killed its process
+
+A child takes the trials in order and sends each result back; where it dies, the trial counts as crashed and a new child
+goes on behind it. Results are plain data (JSON).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import select
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autopar.errors import ConfigurationError
+
+TRIAL_SECONDS = 30.0
+
+
+def run_in_child(trial: Callable[[int], Any], count: int) -> tuple[list[Any], int]:
+    """(results of `trial(0)` ... `trial(count - 1)`, number of crashes). A trial that crashes, or takes longer than
+    `TRIAL_SECONDS`, gives None. Raises ConfigurationError where the system cannot fork."""
+    if not hasattr(os, "fork"):
+        raise ConfigurationError("trials need a system that can fork; write the rule by hand and register it")
+    results: list[Any] = []
+    crashes = 0
+    while len(results) < count:
+        before = len(results)
+        results += _run_until_crash(trial, before, count)
+        if len(results) < count:
+            results.append(None)
+            crashes += 1
+    return results, crashes
+
+
+def _run_until_crash(trial: Callable[[int], Any], first: int, count: int) -> list[Any]:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _work(trial, first, count, writer)
+    os.close(writer)
+    try:
+        lines = _lines(reader)
+    finally:
+        os.close(reader)
+        _end(child)
+    results = [json.loads(line) for line in lines]
+    return [tuple(result) if isinstance(result, list) else result for result in results]
+
+
+def _lines(reader: int) -> list[bytes]:
+    """Whole lines until the pipe is closed or silent for too long."""
+    received = b""
+    while select.select([reader], [], [], TRIAL_SECONDS)[0]:
+        piece = os.read(reader, 1 << 16)
+        if not piece:
+            break
+        received += piece
+    return received.split(b"\n")[:-1]
+
+
+def _work(trial: Callable[[int], Any], first: int, count: int, writer: int) -> None:
+    """Body of the child: never returns, runs no exit handlers of the parent."""
+    status = 1
+    try:
+        faulthandler.disable()  # a crash is a result here, not news
+        torch.set_num_threads(1)  # the threads of the parent do not exist here
+        with os.fdopen(writer, "w", buffering=1) as out:
+            for index in range(first, count):
+                out.write(json.dumps(trial(index)) + "\n")
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _end(child: int) -> None:
+    """Stop the child if it still works, and collect it."""
+    finished, _ = os.waitpid(child, os.WNOHANG)
+    if finished == 0:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
