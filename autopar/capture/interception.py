@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from autopar.capture.flex import plain_flex_attention
 from autopar.capture.recurrent import MODES, recurrent_stack, refuse_packed
 
 _original_attention = functional.scaled_dot_product_attention
@@ -34,6 +35,16 @@ class Interception(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._salts = itertools.count()
+        self._replaced = contextlib.ExitStack()
+
+    def __enter__(self) -> Interception:
+        self._replaced.enter_context(plain_flex_attention(self.attention))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        super().__exit__(*details)
+        self._replaced.close()
 
     def __torch_function__(
         self,
