@@ -1,9 +1,9 @@
 """Capture: an unmodified module and example inputs -> one Program with forward and backward.
 
 The model's tensors are replaced by fake ones while it is traced, so capture needs no weights, no GPU and no memory.
-Two tools of torch do the work: `torch.export` runs the model once and removes Python; AOT autograd then traces
-forward and backward together, with descriptors that say what every input and output is. The tidy passes leave one
-spelling per operation and give every operator its name.
+AOT autograd runs the model and its backward pass once and records every operator, with descriptors that say what
+every input and output is. Autograd itself runs, so hooks, custom gradients and checkpointed regions count as they do
+in training. The tidy passes leave one spelling per operation and give every operator its name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ from autopar.capture.failures import explained
 from autopar.capture.fake import fake_parameters, fake_twin
 from autopar.capture.huggingface import adapted_huggingface
 from autopar.capture.inputs import FlatInputs, check_signature, find_batch_dims, flatten_inputs
-from autopar.capture.interception import Interception
+from autopar.capture.module_paths import module_paths
 from autopar.capture.precision import canonical_names, precision_dtype
 from autopar.capture.roles import Names, assign_roles
 from autopar.capture.step import BATCH, LossFunction, Step
@@ -100,20 +101,27 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake_parameters(step, mode))
         stack.enter_context(_plain_transformer_layers())
+        stack.enter_context(_known_as_export())
         stack.enter_context(adapted_huggingface(step, kwargs))
         stack.enter_context(adapted_experts())
         stack.enter_context(explained(step.model))
         stack.enter_context(torch.set_grad_enabled(training))
+        stack.enter_context(module_paths(step))
         tensors = tuple(fake_twin(tensor, mode) for tensor in inputs.tensors)
-        with Interception():
-            exported = torch.export.export(step, tensors, strict=False)
-        module = exported.module(check_guards=False)
         if not training:
-            module.requires_grad_(False)
             tensors = tuple(tensor.detach() for tensor in tensors)
-        joint = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decomposition_table())
+        joint = aot_export_joint_with_descriptors(stack, step, tensors, decompositions=decomposition_table())
         graph_module: GraphModule = joint.graph_module
     return graph_module
+
+
+@contextlib.contextmanager
+def _known_as_export() -> Iterator[None]:
+    """`torch.compiler.is_exporting()` is true: libraries then leave out what needs the values of tensors."""
+    with contextlib.ExitStack() as stack:
+        for flag in ("_is_compiling_flag", "_is_exporting_flag"):
+            stack.enter_context(mock.patch.object(torch.compiler, flag, True))
+        yield
 
 
 @contextlib.contextmanager
