@@ -60,6 +60,11 @@ class ZooEntry:
 
 MODULES: tuple[str, ...] = (
     "benchmarks.zoo.plain_first",
+    "benchmarks.zoo.plain_vision",
+    "benchmarks.zoo.plain_sequence",
+    "benchmarks.zoo.plain_generative",
+    "benchmarks.zoo.plain_evoformer",
+    "benchmarks.zoo.plain_science",
     "benchmarks.zoo.transformers_first",
 )
 """Where entries live, plain torch first."""

@@ -5,8 +5,8 @@
     no replicated compute   the planner must split every operator that it can; the share of FLOPs that it cannot
 
 Small models on gloo are fastest where nothing is split, so the second and third plan are those that put rules to the
-test. All three are executed. Rank 0 plans and broadcasts. An error of whatever class is what the zoo looks for, so it ends a question and is kept
-with its first line; the questions after it are still asked.
+test. All three are executed. Rank 0 plans and broadcasts. An error of whatever class is what the zoo looks for, so it
+ends a question and is kept with its first line; the questions after it are still asked.
 """
 
 from __future__ import annotations
