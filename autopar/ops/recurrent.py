@@ -77,9 +77,11 @@ def recurrent_layer_backward(
         state, weights = operands[1:first_weight], operands[first_weight:]
         return tuple(_run(operands[0], state, weights, mode, has_biases, reverse))
 
-    # inside an operator autograd records nothing; torch.func does
-    _, pull_back = torch.func.vjp(outputs, x, *state, *weights)
-    return [grad.clone(memory_format=torch.contiguous_format) for grad in pull_back(tuple(grads))]
+    # inside an operator autograd records nothing, torch.func does; kernels save their buffers where gradients are on
+    with torch.enable_grad():
+        _, pull_back = torch.func.vjp(outputs, x, *state, *weights)
+        found = pull_back(tuple(grads))
+    return [grad.detach().clone(memory_format=torch.contiguous_format) for grad in found]
 
 
 @recurrent_layer_backward.register_fake
