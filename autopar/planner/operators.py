@@ -11,7 +11,7 @@ from autopar.passes.place_casts import is_cast
 from autopar.passes.view_layouts import viewed
 from autopar.planner.factorisation import Value, shape_of, value_of
 from autopar.program import Program
-from autopar.rules.engine import is_view, tensor_operands
+from autopar.rules.engine import is_view, rule_for, tensor_operands
 from autopar.rules.rule import Rule
 
 
@@ -74,8 +74,8 @@ def kernel_leaders(groups: dict[fx.Node, int]) -> set[fx.Node]:
 
 
 def weight_matrices(program: Program, heavy: set[fx.Node]) -> set[fx.Node]:
-    """Parameters with at least two dims that a heavy operator or a lookup reads, through views and a cast; and the
-    casts."""
+    """Parameters with at least two dims that a heavy operator or a lookup reads, through views and a cast, and can
+    read split (recurrent layers cannot); and the casts."""
     parameters = {
         node
         for node, e in zip(program.placeholders, program.inputs, strict=True)
@@ -84,7 +84,10 @@ def weight_matrices(program: Program, heavy: set[fx.Node]) -> set[fx.Node]:
     found = set()
     for node in operators(program):
         if node in heavy or "embedding" in str(node.target):
-            for operand in tensor_operands(node):
+            rule = rule_for(node)
+            for position, operand in enumerate(tensor_operands(node)):
+                if rule is not None and not any(name for dim in rule.inputs[position] for name in dim):
+                    continue
                 (source, _), _ = base_of(operand)
                 cast = source if is_cast(source) else None
                 if cast is not None:
