@@ -86,6 +86,29 @@ def masked_scatter_add(target: Tensor, dim: int, index: Tensor, source: Tensor, 
     return target.scatter_add(dim, local, added)
 
 
+def masked_index_add(
+    target: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float, start: int, size: int
+) -> Tensor:
+    """index_add into a block of `dim`; positions outside add zeros. Negative positions count from the end of `size`."""
+    local, inside = _local_positions(index.remainder(size), start, target.shape[dim])
+    shape = [1] * source.dim()
+    shape[dim] = -1
+    return target.index_add(dim, local, source.masked_fill(~inside.view(shape), 0), alpha=alpha)
+
+
+def masked_index_copy(target: Tensor, dim: int, index: Tensor, source: Tensor | float, start: int, size: int) -> Tensor:
+    """index_copy (index_fill, for a number or tensor without dims) into a block of `dim`; positions outside are
+    dropped."""
+    length = target.shape[dim]
+    local, inside = _local_positions(index.remainder(size), start, length)
+    spare, grown = local.masked_fill(~inside, length), _with_spare_row(target, dim)
+    if isinstance(source, Tensor) and source.dim():
+        written = grown.index_copy(dim, spare, source)
+    else:
+        written = torch.index_fill(grown, dim, spare, source)
+    return written.narrow(dim, 0, length).contiguous()
+
+
 def _with_spare_row(block: Tensor, dim: int) -> Tensor:
     """The block with one more row of zeros along `dim`, to which positions outside are written."""
     shape = list(block.shape)

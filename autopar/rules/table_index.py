@@ -1,7 +1,10 @@
 """Rules of operators that read or write by position: gather, scatter, index, index_put, embedding backward.
 
 The dim that positions point into is split (name v) by masking the positions of other blocks; where positions point
-into several dims at once, these stay whole.
+into several dims at once, these stay whole. Writes that add may split the positions (i): every rank adds its own, and
+only the first coordinate keeps what stood there before, so that the sum counts it once.
+
+    index_add(x[v, d], 0, index[i], source[i, d])  -->  x with i split in 2: rank 0 holds x + its rows, rank 1 its rows
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ def _if_summable(source: TensorSpec, name: str) -> str:
 
 
 def _scatter(call: Call) -> str:
-    """scatter.value, scatter.src and scatter_add."""
+    """scatter.value and scatter.src."""
     shapes = [operand.shape for operand in call.operands]
     if not shapes[0]:
         return "[...], [...], [...]? -> [...]"
@@ -55,6 +58,32 @@ def _scatter(call: Call) -> str:
     dims = _elementwise_dims(shapes, dim)
     written, index = _replaced(dims, dim, "v"), " ".join(dims)
     return f"{written}, {index}, {index}? -> {written} ; v: by masked_scatter ; linear: x - x"
+
+
+def _scatter_add(call: Call) -> str:
+    """Positions may be split where every one has a value (i)."""
+    shapes = [operand.shape for operand in call.operands]
+    if not shapes[0]:
+        return "[...], [...], [...] -> [...]"
+    dim = call.argument("dim") % len(shapes[0])
+    dims = _elementwise_dims(shapes, dim)
+    added = _replaced(dims, dim, "i" if shapes[1][dim] == shapes[2][dim] else "_")
+    written = _replaced(dims, dim, "v")
+    return f"{written}, {added}, {added} -> {written} ; v: by masked_scatter_add ; i: sum by masked_scatter_add ; linear: x - x"
+
+
+def _scatter_reduce(call: Call) -> str:
+    """The largest (smallest) of all values per position needs each rank's positions only."""
+    shapes = [operand.shape for operand in call.operands]
+    if not shapes[0]:
+        return "[...], [...], [...]? -> [...]"
+    dim = call.argument("dim") % len(shapes[0])
+    dims = _elementwise_dims(shapes, dim)
+    extreme = {"amax": "max", "amin": "min"}.get(call.argument("reduce"))
+    keeps = call.target is not torch.ops.aten.scatter_reduce.two or call.argument("include_self")
+    may_split = extreme is not None and keeps and shapes[1][dim] == shapes[-1][dim]
+    added = _replaced(dims, dim, "i" if may_split else "_")
+    return f"{' '.join(dims)}, {added}, {added}? -> {' '.join(dims)} ; i: {extreme or 'sum'}"
 
 
 def _index_select(call: Call) -> str:
@@ -65,11 +94,22 @@ def _index_select(call: Call) -> str:
     return f"{read}, i -> {_replaced(dims, dim, 'i')} ; v: sum by masked_index_select ; linear: x -"
 
 
-def _index_add(call: Call) -> str:
-    dims = [f"a{i}" for i in range(len(call.operands[0].shape))]
-    dim = call.argument("dim") % len(dims)
-    whole = _replaced(dims, dim, "_")
-    return f"{whole}, _, {whole} -> {whole} ; linear: x - x"
+def _index_write(effects: str, position: str) -> Callable[[Call], str]:
+    """index_add, index_copy, index_fill and index_reduce: one position per row of the source, if there is one."""
+
+    def rule(call: Call) -> str:
+        shape = call.operands[0].shape
+        if not shape:
+            return "[...], [...], [...]? -> [...]"
+        dims = [f"a{i}" for i in range(len(shape))]
+        dim = call.argument("dim") % len(dims)
+        has_rows = len(call.operands) == 3 and call.operands[2].shape != ()
+        source = f", {_replaced(dims, dim, position)}" if has_rows else ", [...]?"
+        written = _replaced(dims, dim, "v" if "v:" in effects else "_")
+        at = position if call.operands[1].shape else "[...]"
+        return f"{written}, {at}{source} -> {written}{effects and ' ; '}{effects}"
+
+    return rule
 
 
 def _index(call: Call) -> str | None:
@@ -83,16 +123,41 @@ def _index(call: Call) -> str | None:
 
 
 def _index_put(call: Call) -> str | None:
-    """Values broadcast to the shape that reading at the positions has; all positions are written by every rank."""
+    """Values broadcast to the shape that reading at the positions has. Added positions may be split, others are
+    written by every rank."""
     source, values, indices = call.operands[0], call.operands[-1], call.argument("indices")
     if any(index is not None and index.dtype == torch.bool for index in indices):
+        return _masked_put(source, values, indices)
+    accumulates = bool(call.argument("accumulate"))
+    written, positions, result = _indexing(source, indices, "v", "i" if accumulates else None)
+    operands = ", ".join([written, *positions, _broadcast_to(result.split(), values)])
+    added = "".join(f" ; {name}: sum by masked_index_put" for name in _position_names(result)) if accumulates else ""
+    return f"{operands} -> {written} ; v: by masked_index_put{added} ; linear: x{' -' * len(positions)} x"
+
+
+def _position_names(result: str) -> list[str]:
+    return [name for name in result.split() if name.startswith("i")]
+
+
+def _broadcast_to(dims: Sequence[str], values: TensorSpec) -> str:
+    """Dims of values that broadcast to `dims`; "[...]" for a single value."""
+    last = dims[len(dims) - len(values.shape) :]
+    return " ".join("1" if size == 1 else dim for dim, size in zip(last, values.shape, strict=True)) or "[...]"
+
+
+def _masked_put(source: TensorSpec, values: TensorSpec, indices: Sequence[TensorSpec | None]) -> str | None:
+    """`x[mask] = value` has a static shape where the value does not depend on the number of True."""
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    mask = indices[given[0]]
+    if len(given) != 1 or mask is None:
         return None
-    written, positions, result = _indexing(source, indices, "v", None)
-    dims = result.split()
-    dims = dims[len(dims) - len(values.shape) :]
-    sources = " ".join("1" if size == 1 else dim for dim, size in zip(dims, values.shape, strict=True))
-    operands = ", ".join([written, *positions, sources])
-    return f"{operands} -> {written} ; v: by masked_index_put ; linear: x{' -' * len(positions)} x"
+    dims = [f"a{i}" for i in range(len(source.shape))]
+    first, last = given[0], given[0] + len(mask.shape)
+    result = [*dims[:first], "_", *dims[last:]]
+    at = first - len(result) + len(values.shape)
+    if at >= 0 and values.shape[at] != 1:
+        return None
+    return f"{' '.join(dims)}, {' '.join(dims[first:last])}, {_broadcast_to(result, values)} -> {' '.join(dims)}"
 
 
 def _indexing(
@@ -120,16 +185,38 @@ def _indexing(
     return " ".join(dims), positions, " ".join([*rest[:at], *names, *rest[at:]])
 
 
+def _take(call: Call) -> str:
+    source = " ".join(["_"] * len(call.operands[0].shape)) or "[...]"
+    return f"{source}, ... -> ..."
+
+
+def _searchsorted(call: Call) -> str:
+    """Rows of boundaries belong to rows of values; a single row serves all values."""
+    boundaries = call.operands[0]
+    sorter = ", ... _" if len(call.operands) == 3 else ""
+    if len(boundaries.shape) == 1:
+        return f"[...], ...{sorter and ', [...]'} -> ..."
+    return f"... _, ... t{sorter} -> ... t"
+
+
 INDEX_RULES: Mapping[str, Callable[[Call], str | None]] = {
     "aten.embedding_dense_backward": _embedding_backward,
     "aten.gather": _gather,
     "aten.scatter.value": _scatter,
     "aten.scatter.src": _scatter,
-    "aten.scatter_add": _scatter,
+    "aten.scatter_add": _scatter_add,
+    "aten.scatter_reduce.two": _scatter_reduce,
+    "aten.scatter.reduce": _scatter_reduce,
+    "aten.scatter.value_reduce": _scatter_reduce,
     "aten.index_select": _index_select,
-    "aten.index_add": _index_add,
+    "aten.index_add": _index_write("v: by masked_index_add ; i: sum by masked_index_add ; linear: x - x", "i"),
+    "aten.index_copy": _index_write("v: by masked_index_copy ; linear: x - x", "_"),
+    "aten.index_fill": _index_write("v: by masked_index_fill", "_"),
+    "aten.index_reduce": _index_write("", "_"),
     "aten.index.Tensor": _index,
     "aten._unsafe_index.Tensor": _index,
     "aten.index_put": _index_put,
     "aten._unsafe_index_put": _index_put,
+    "aten.take": _take,
+    "aten.searchsorted.Tensor": _searchsorted,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from autopar.ops import masked
@@ -39,8 +40,42 @@ def _gather(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _scatter(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     dim = _dim(context)
-    function = masked.masked_scatter_add if "scatter_add" in str(context.node.target) else masked.masked_scatter
-    return context.call(function, args[0], dim, args[2], args[3], context.output_start(0, dim))
+    return context.call(masked.masked_scatter, args[0], dim, args[2], args[3], context.output_start(0, dim))
+
+
+def _with_base_once(context: LocalContext, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Positions (names i...) are split: the results are summed, so only one coordinate keeps what it adds to."""
+    axes = [axis for axis, name in enumerate(context.plan.axes) if name is not None and name.startswith("i")]
+    if any(context.coordinate[axis] for axis in axes):
+        return (context.call(torch.ops.aten.zeros_like.default, args[0]), *args[1:])
+    return args
+
+
+def _is_split(context: LocalContext) -> bool:
+    """Whether the dim that is written is split."""
+    return "v" in context.plan.axes
+
+
+def _scatter_add(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    args, dim = _with_base_once(context, args), _dim(context)
+    if not _is_split(context):
+        return context.call_operator(args, kwargs)
+    return context.call(masked.masked_scatter_add, args[0], dim, args[2], args[3], context.output_start(0, dim))
+
+
+def _index_add(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    args, dim = _with_base_once(context, args), _dim(context)
+    if not _is_split(context):
+        return context.call_operator(args, kwargs)
+    start, size = context.output_start(0, dim), _size(context, "self", dim)
+    alpha = context.global_argument("alpha")
+    return context.call(masked.masked_index_add, args[0], dim, args[2], args[3], alpha, start, size)
+
+
+def _index_copy(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    dim = _dim(context)
+    start, size = context.output_start(0, dim), _size(context, "self", dim)
+    return context.call(masked.masked_index_copy, args[0], dim, args[2], args[3], start, size)
 
 
 def _index(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -56,6 +91,9 @@ def _index_select(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _index_put(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    args = _with_base_once(context, args)
+    if not _is_split(context):
+        return context.call_operator(args, kwargs)
     dim, index = next((dim, index) for dim, index in enumerate(args[1]) if index is not None)
     accumulate = bool(context.global_argument("accumulate"))
     start, size = context.output_start(0, dim), _size(context, "self", dim)
@@ -67,6 +105,10 @@ IMPLEMENTATIONS = {
     "masked_embedding_backward": _embedding_backward,
     "masked_gather": _gather,
     "masked_scatter": _scatter,
+    "masked_scatter_add": _scatter_add,
+    "masked_index_add": _index_add,
+    "masked_index_copy": _index_copy,
+    "masked_index_fill": _index_copy,
     "masked_index": _index,
     "masked_index_select": _index_select,
     "masked_index_put": _index_put,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.ops.strided import with_strides
 from autopar.passes.local_context import LocalContext, replace_argument
 from autopar.rules.call import tensor_operands
 
@@ -56,6 +57,17 @@ def _arange(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]
     return context.call(torch.ops.aten.cat.default, pieces)
 
 
+def _as_strided(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    """Strides count in the memory of the captured operand, which the whole local operand takes on."""
+    value = context.global_argument("self").meta["val"]
+    memory = context.call(with_strides, args[0], tuple(value.stride()))
+    context.describe(memory, tuple(value.shape), value.dtype)
+    offset = context.global_argument("storage_offset")
+    relative = 0 if offset is None else offset - value.storage_offset()
+    args, kwargs = replace_argument(context.node.target, (memory, *args[1:]), kwargs, "storage_offset", relative)
+    return context.call_operator(args, kwargs)
+
+
 IMPLEMENTATIONS = {"offset_arange": _arange}
 REWRITES = {
     "aten.expand.default": _with_output_shape("size"),
@@ -68,7 +80,9 @@ REWRITES = {
     "aten.new_ones.default": _with_output_shape("size"),
     "aten.new_full.default": _with_output_shape("size"),
     "aten.new_empty.default": _with_output_shape("size"),
-    "aten.upsample_nearest2d_backward.default": _with_output_shape("input_size"),
-    "aten.upsample_bilinear2d_backward.default": _with_output_shape("input_size"),
     "aten.repeat.default": _repeat,
+    "aten.diagonal_backward.default": _with_output_shape("input_sizes"),
+    "aten.unfold_backward.default": _with_output_shape("input_sizes"),
+    "aten.as_strided.default": _as_strided,
+    "aten.as_strided_scatter.default": _as_strided,
 }

@@ -11,7 +11,18 @@ from collections.abc import Callable
 import torch
 import transformers.integrations.moe  # noqa: F401 (registers grouped_mm_fallback)
 
-from tests.rules import cases_attention, cases_experts, cases_norms, cases_recurrent
+from tests.rules import (
+    cases_attention,
+    cases_dims,
+    cases_elementwise,
+    cases_experts,
+    cases_indexing,
+    cases_matrices,
+    cases_norms,
+    cases_recurrent,
+    cases_pooling,
+    cases_spatial,
+)
 from tests.rules.case_values import Arguments, Case, autopar_ops, bools, case, distinct, ids, x
 
 aten = torch.ops.aten
@@ -298,7 +309,13 @@ CASES: list[Case] = [
     *(*MATRICES, *EXPERTS, *ELEMENTWISE, *REDUCTIONS, *ALONG_A_DIM, *RESHAPED, *LOOKUPS),
     *(*NORMS, *CONVOLUTIONS, *POOLING, *FACTORIES),
     *cases_attention.CASES,
+    *cases_dims.CASES,
+    *cases_elementwise.CASES,
     *cases_experts.CASES,
+    *cases_indexing.CASES,
+    *cases_matrices.CASES,
     *cases_norms.CASES,
     *cases_recurrent.CASES,
+    *cases_pooling.CASES,
+    *cases_spatial.CASES,
 ]
