@@ -27,7 +27,7 @@ class Search:
 
 
 SEARCH: dict[Mode, Search] = {
-    "fast": Search(exact_seconds=1.5, memory_seconds=1.5, memory_rounds=3, tries_mends=False),
+    "fast": Search(exact_seconds=1.0, memory_seconds=1.0, memory_rounds=3, tries_mends=False),
     "default": Search(exact_seconds=15.0, memory_seconds=10.0, memory_rounds=3),
     "exact": Search(exact_seconds=600.0, memory_seconds=300.0, memory_rounds=6),
 }

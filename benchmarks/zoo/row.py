@@ -59,8 +59,9 @@ class Row:
     @property
     def agrees(self) -> bool:
         """Loss and all gradients are those of the plain model under every executed plan, two at least."""
-        executed = {question: answer.agreement for question, answer in self.answers.items() if answer.agreement}
-        return all(question in executed for question in REQUIRED) and all(found.agrees for found in executed.values())
+        planned = {question: answer.agreement for question, answer in self.answers.items() if answer.mesh}
+        agreements = [agreement is not None and agreement.agrees for agreement in planned.values()]
+        return all(question in planned for question in REQUIRED) and all(agreements)
 
     @property
     def status(self) -> str:

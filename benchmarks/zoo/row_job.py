@@ -49,8 +49,8 @@ APART_FRACTION = 0.5
 """First memory limit, as a part of what the weights, their gradients and optimizer state take on one device."""
 LOOSER, ATTEMPTS = 1.1, 2
 """Where nothing fits: the next limit, as a multiple of the least that the planner found; and how many are tried."""
-APART_MESH = (2, 2)
-"""The one mesh of this question: two axes that can split a weight, and no time to try others."""
+APART_MESH, FLAT_MESH = (2, 2), (4,)
+"""The one mesh of the second and of the third question; there is no time to try others."""
 
 
 def ready() -> None:
@@ -81,7 +81,7 @@ def check(name: str, modules: Sequence[str], report: Callable[[Any], None]) -> R
     questions: dict[str, Callable[[], tuple[Plan, str]]] = {
         STEP_TIME: lambda: (_plan(program), ""),
         APART: lambda: _plan_apart(program),
-        NO_REPLICATION: lambda: (_plan(program, constraints="no_replicated_compute"), ""),
+        NO_REPLICATION: lambda: (_plan(program, constraints="no_replicated_compute", mesh=FLAT_MESH), ""),
     }
     for question, solve in questions.items():
         with journal.phase(f"plan: {question}"):

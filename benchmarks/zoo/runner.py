@@ -1,7 +1,8 @@
-"""The runner: one row after the other on four processes that stay warm; nothing that a row does stops the next one.
+"""The runner: one row after the other on four processes; nothing that a row does stops or touches the next one.
 
 A row that is late is killed with its processes and says in which phase it was; a row that crashes a process or raises
-where no error was expected says so. New processes are forked from one that has imported all there is to import.
+where no error was expected says so. Every row gets new processes, forked in a moment from one that has imported all
+there is to import: torch's DTensor caches meshes by value, so a second process group in one process meets old groups.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def run_rows(
         for entry in entries:
             rows.append(run_row(pool, entry, modules, seconds=seconds))
             on_row(rows[-1])
+            pool.close()
     finally:
         pool.close()
     return rows
