@@ -82,19 +82,30 @@ def _native_backward(call: Call) -> str | None:
     dims = []
     for name, spec in _named_operands(call):
         masks = name in ("attn_bias", "attn_mask") and spec.shape != (0,)
-        dims.append(_mask(spec.shape, query) if masks else known.get(name, "[...]"))
+        dims.append(_mask(spec.shape, query) if masks else _fitting(known.get(name, "[...]"), spec, query))
     masks_at = [i for i, (name, _) in enumerate(_named_operands(call)) if name in ("attn_bias", "attn_mask")]
-    grad_mask = [dims[masks_at[0]]] if masks_at else []
+    grad_mask = [dims[masks_at[0]]] if masks_at and len(call.outputs) == 4 else []
     return _native_rule(call, query, ", ".join(dims), [t["q"], t["k"], t["v"], *grad_mask], backward=True)
 
 
 def _native_rule(
     call: Call, query: Sequence[int], operands: str, outputs: Sequence[str], backward: bool = False
 ) -> str:
-    """Outputs beyond those named (states of random numbers, debug masks) are whole; missing ones are nothing."""
-    named = [*outputs, *["[...]"] * len(call.outputs)]
-    dims = [dims if spec and spec.shape else "" for dims, spec in zip(named, call.outputs, strict=False)]
-    return f"{operands} -> {', '.join(dims)} ; flops: {_flops(query, backward)}"
+    """Outputs beyond those named (states of random numbers, debug masks) are whole and equal on every rank."""
+    kept = "" if backward else "".join(f" ; {name}: -" for name in (*_batch(query), "h", "g", "s"))
+    named = [*outputs, *["[...]"] * (len(call.outputs) - len(outputs))]
+    dims = [_fitting(dims, spec, query) for dims, spec in zip(named, call.outputs, strict=True)]
+    return f"{operands} -> {', '.join(dims)}{kept} ; flops: {_flops(query, backward)}"
+
+
+def _fitting(dims: str, spec: TensorSpec | None, query: Sequence[int]) -> str:
+    """The dims of a tensor that may be missing (rank 0 or empty), or have a last dim of size 1 (cuDNN's logsumexp)."""
+    if spec is None or not spec.shape:
+        return ""
+    if 0 in spec.shape:
+        return "[...]"
+    is_logsumexp = dims.endswith("s") or dims.endswith("[s]")
+    return f"{dims} 1" if is_logsumexp and len(spec.shape) == len(query) else dims
 
 
 def _native_tensors(call: Call, query: Sequence[int]) -> dict[str, str] | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tests.rules.case_values import Arguments, Case, autopar_ops, bools, case, x
+from tests.rules.kernel_stand_ins import STAND_INS
 
 aten = torch.ops.aten
 
@@ -49,17 +51,57 @@ WITH_MASK_GRADIENT = {
 }
 
 
-def _flash_for_cpu(causal: bool, masked: bool) -> Callable[[int], Arguments]:
+def _native(causal: bool, *options: Any) -> Callable[[int], Arguments]:
+    """Arguments of a forward kernel of torch; options follow query, key and value."""
+
     def build(s: int) -> Arguments:
-        return x(3, 4, s, 4), x(3, 4, s, 4), x(3, 4, s, 4), 0.0, causal
+        length = s if causal else 5
+        return x(3, 4, s, 4), x(3, 4, length, 4), x(3, 4, length, 4), *options
 
     return build
 
 
-def _flash_for_cpu_backward(s: int) -> Arguments:
-    q, k, v = x(3, 4, s, 4), x(3, 4, 5, 4), x(3, 4, 5, 4)
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v)
-    return x(*out.shape), q, k, v, out, lse.contiguous(), 0.0, False
+def _biased(*options: Any) -> Callable[[int], Arguments]:
+    return lambda s: (x(3, 4, s, 4), x(3, 4, 5, 4), x(3, 4, 5, 4), x(1, 4, s, 5), *options)
+
+
+def _kernel_backward(name: str) -> Callable[[int], Arguments]:
+    """Arguments of a backward kernel of torch, whose order differs from kernel to kernel."""
+
+    def build(s: int) -> Arguments:
+        q, k, v, bias = x(3, 4, s, 4), x(3, 4, 5, 4), x(3, 4, 5, 4), x(1, 4, s, 5)
+        out, lse = autopar_ops.attention.default(q, k, v, None if "flash" in name else bias, 0.0, False, None, 0)
+        grad, nothing, number = x(*out.shape), torch.empty(0), torch.zeros((), dtype=torch.int64)
+        lengths = (nothing, nothing, s, 5)
+        tensors = (grad, q, k, v)
+        return {
+            "flash_attention_for_cpu": (*tensors, out, lse, 0.0, False),
+            "flash_attention": (*tensors, out, lse, *lengths, 0.0, False, number, number),
+            "efficient_attention": (*tensors, bias, out, lse, number, number, 0.0, [True] * 4),
+            "cudnn_attention": (*tensors, out, lse.unsqueeze(-1), number, number, bias, *lengths, 0.0, False),
+            "fused_attention_overrideable": (
+                *(*tensors, bias, [True] * 4, out, lse, *lengths),
+                *(0.0, False, number, number),
+            ),
+        }[name]
+
+    return build
+
+
+NATIVE = {
+    "flash_attention_for_cpu": _native(False),
+    "flash_attention_for_cpu/causal": _native(True, 0.0, True),
+    "flash_attention": _native(False),
+    "flash_attention/causal": _native(True, 0.0, True),
+    "efficient_attention": _biased(True),
+    "efficient_attention/no_bias": _native(True, None, True, 0.0, True),
+    "cudnn_attention": _biased(True),
+    "fused_attention_overrideable": _biased(),
+}
+
+
+def _kernel(name: str) -> Any:
+    return getattr(aten, f"_scaled_dot_product_{name}").default
 
 
 CASES: list[Case] = [
@@ -69,7 +111,6 @@ CASES: list[Case] = [
         case(autopar_ops.attention_backward_with_mask.default, _backward(build), label)
         for label, build in WITH_MASK_GRADIENT.items()
     ],
-    case(aten._scaled_dot_product_flash_attention_for_cpu.default, _flash_for_cpu(False, False)),
-    case(aten._scaled_dot_product_flash_attention_for_cpu.default, _flash_for_cpu(True, False), "causal"),
-    case(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, _flash_for_cpu_backward),
+    *[case(_kernel(label.partition("/")[0]), build, label.partition("/")[2]) for label, build in NATIVE.items()],
+    *[case(_kernel(f"{name}_backward"), _kernel_backward(name)) for name in ("flash_attention_for_cpu", *STAND_INS)],
 ]

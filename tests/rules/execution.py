@@ -84,7 +84,7 @@ def is_possible(captured: Captured, rule: Rule, names: Sequence[str | None], mes
             return False
     inputs, outputs = split_layouts(rule, names, stride)
     pairs = [(x.shape, layout) for x, layout in zip(captured.operands, inputs, strict=True)]
-    pairs += [(x.shape, layout) for x, layout in zip(captured.results, outputs, strict=True) if x is not None]
+    pairs += [(x.shape, layout) for x, layout in zip(captured.results, outputs, strict=True) if isinstance(x, Tensor)]
     return all(is_legal(tuple(shape), layout, mesh) for shape, layout in pairs)
 
 
