@@ -1,7 +1,7 @@
 """Seconds of one collective: alpha + beta * bytes, per backend, with what the backend really sends.
 
 S = bytes of the full logical buffer (all-gather output, reduce-scatter input, all-reduce buffer, all-to-all
-local send total), n ranks on k nodes with g = n / k each. A ring of the backend costs
+local send total, edges that one rank sends to its neighbours), n ranks on k nodes with g = n / k each. A ring of the backend costs
 
     seconds = base + rounds(n) * hop + S * wire(n) / bandwidth
 
@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from autopar.cluster import Cluster, GroupTopology
 from autopar.hardware import CollectiveFit, Link
 
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "neighbours"]
 Seconds = NDArray[np.float64]
 
 
@@ -97,6 +97,7 @@ BACKENDS: Mapping[str, Backend] = {
             "reduce_scatter": Algorithm(_hops, _ring),
             "all_to_all": Algorithm(_one, _ring),
             "broadcast": Algorithm(_hops, _one),
+            "neighbours": Algorithm(_one, _one),
         },
         protocols=(
             # tuning.cc baseLatency and hwLatency of Ring. LL reaches llMaxBw / ring rate = 87.7 / 230 (A100),
@@ -119,6 +120,7 @@ BACKENDS: Mapping[str, Backend] = {
             "all_to_all": Algorithm(_one, _ring),
             # binomial tree: the root sends to log2(n) children, 2.08 S counted for 4 ranks
             "broadcast": Algorithm(_tree_hops, _tree_hops),
+            "neighbours": Algorithm(_one, _one),
         },
         protocols=(
             # A round over the loopback takes 84 us (all_reduce of 4 ranks: 502 us in 6 rounds); a hop on a

@@ -94,10 +94,19 @@ class LocalContext:
         return node
 
     def all_reduce(self, value: fx.Node, axes: tuple[int, ...], op: str = "sum") -> fx.Node:
-        """Sum (or max, min) of a described node over mesh axes; returns the waited result."""
-        names = tuple(self.mesh.axis_names[axis] for axis in axes)
-        shape, dtype = value.meta["local_shape"], value.meta["dtype"]
-        started = self.describe(self.call(_c10d.all_reduce.default, value, op, "+".join(names)), shape, dtype)
+        """Reduction of a described node over mesh axes; returns the waited result."""
+        return self._collective(_c10d.all_reduce.default, value, (op,), axes, value.meta["local_shape"])
+
+    def all_to_all(self, rows: fx.Node, received: list[int], sent: list[int], axes: tuple[int, ...]) -> fx.Node:
+        """`sent[i]` rows (dim 0) of a described node to rank i of the group over `axes`, `received[i]` from it."""
+        shape = (sum(received), *rows.meta["local_shape"][1:])
+        return self._collective(_c10d.all_to_all_single.default, rows, (received, sent), axes, shape)
+
+    def _collective(
+        self, target: Any, value: fx.Node, arguments: tuple[Any, ...], axes: tuple[int, ...], shape: tuple[int, ...]
+    ) -> fx.Node:
+        names, dtype = tuple(self.mesh.axis_names[axis] for axis in axes), value.meta["dtype"]
+        started = self.describe(self.call(target, value, *arguments, "+".join(names)), shape, dtype)
         started.meta["group_axes"] = names
         return self.describe(self.call(_c10d.wait_tensor.default, started), shape, dtype)
 

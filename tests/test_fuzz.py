@@ -72,5 +72,5 @@ def test_a_bias_that_only_one_rank_reads_is_found(monkeypatch: pytest.MonkeyPatc
 
     cases = of("aten.convolution.default")
     assert not problems(cases, 40)
-    monkeypatch.setitem(cast(dict[str, object], IMPLEMENTATIONS), "first_rank_bias", forgotten)
+    monkeypatch.setitem(cast(dict[str, object], IMPLEMENTATIONS), "split_convolution", forgotten)
     assert problems(cases, 40)

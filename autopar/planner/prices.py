@@ -19,7 +19,7 @@ from autopar.cost_models.kernel_groups import Traffic
 from autopar.cost_models.operators import OperatorKind, copy_seconds, element_flops, operator_seconds
 from autopar.layout import Layout, Mesh, Shard
 from autopar.passes.emit_redistribution import redistribution_steps
-from autopar.planner.factorisation import shape_of
+from autopar.planner.factorisation import shape_of, value_of
 from autopar.planner.solver import FORBIDDEN
 from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
 from autopar.redistribute import Step, is_reachable, redistribution, uneven_dims
@@ -146,7 +146,7 @@ class Prices:
             kind=kind,
             kernels=1 if leads_kernel else 0,
         )
-        seconds = seconds + self._synchronisation(rule, strategies)
+        seconds = seconds + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
         replicated = np.array([sum(name is None for name in axes) for axes in strategies.axes])
         return np.asarray(seconds + 0.5 * TIE_BREAK_SECONDS * replicated, dtype=np.float64)
 
@@ -185,6 +185,20 @@ class Prices:
                 )
             )
         return np.array(costs, dtype=np.float64)
+
+    def _edges(self, node: fx.Node, rule: Rule, strategies: Strategies) -> Floats:
+        """(strategies,) seconds of exchanging the edges of blocks: other splits of the tensor shorten its rows."""
+        seconds = np.zeros(len(strategies))
+        operands = tensor_operands(node)
+        for name, nbytes in rule.exchanged_bytes.items():
+            index = max(i for i, dims in enumerate(rule.inputs) if any(name in dim for dim in dims))
+            fractions = self.fractions(strategies.inputs[index], shape_of(*value_of(operands[index])))
+            for strategy, axes in enumerate(strategies.axes):
+                own = tuple(axis for axis, chosen in enumerate(axes) if chosen == name)
+                if own and nbytes:
+                    row_bytes = round(nbytes * float(fractions[strategy]) * self._ranks(own))
+                    seconds[strategy] += self.collective_seconds("neighbours", own, row_bytes)
+        return seconds
 
     def _ranks(self, axes: Sequence[int]) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)

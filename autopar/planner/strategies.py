@@ -149,9 +149,9 @@ def _split_choice(
     node: fx.Node, rule: Rule, name: str, atoms: tuple[int, ...], position: int
 ) -> tuple[bool, tuple[Placement, ...], tuple[Placement | None, ...]] | None:
     """(may be uneven, input placements, output placements) of splitting one atom of a name; None if impossible."""
-    masked = rule.implementations.get(name, "").startswith("masked")
-    if masked and position > 0:
-        return None  # a masked lookup addresses one contiguous range of indices
+    one_range = rule.needs_one_range(name)
+    if one_range and position > 0:
+        return None
     inner = math.prod(atoms[:position])
     shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
     found = [_placement(rule, tensor, name, inner, shape) for tensor, shape in zip(rule.inputs, shapes, strict=True)]
@@ -169,7 +169,7 @@ def _split_choice(
                 placement = Partial(str(rule.reductions[name][index]))
         outputs.append(placement)
     everything = [*found, *outputs]
-    if masked and any(isinstance(p, Shard) and p.split > 1 for p in everything):
+    if one_range and any(isinstance(p, Shard) and p.split > 1 for p in everything):
         return None
     uneven = len(atoms) == 1 and all(not isinstance(p, Shard) or p.split == 1 for p in everything)
     return uneven and _alone(rule, name), tuple(found), tuple(outputs)

@@ -49,6 +49,7 @@ def bind_rule(text: str, call: Call) -> Rule:
         linear=_linear(pattern, call),
         implementations={n: i for n in names if n in effects and (i := effects[n].implementation)},
         synchronised_bytes={n: int(_evaluate(b, sizes)) for n in names if n in effects and (b := effects[n].bytes)},
+        exchanged_bytes={n: int(_evaluate(e, sizes)) for n in names if n in effects and (e := effects[n].edges)},
         flops=_evaluate(pattern.flops, sizes) if pattern.flops else 0.0,
     )
 

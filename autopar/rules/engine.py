@@ -28,6 +28,7 @@ from autopar.rules.table_functions import RULE_FUNCTIONS
 from autopar.rules.table_index import INDEX_RULES
 from autopar.rules.table_norms import NORM_RULES
 from autopar.rules.table_recurrent import RECURRENT_RULES
+from autopar.rules.table_pooling import POOLING_RULES
 from autopar.rules.table_spatial import SPATIAL_RULES
 
 __all__ = ["is_view", "rule_for", "tensor_operands", "uncovered"]
@@ -55,6 +56,7 @@ TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
         **NORM_RULES,
         **RECURRENT_RULES,
         **SPATIAL_RULES,
+        **POOLING_RULES,
         **EXPERT_RULES,
         **ATTENTION_RULES,
         **NATIVE_ATTENTION_RULES,

@@ -42,7 +42,7 @@ Costs:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -51,7 +51,8 @@ from autopar.errors import ConfigurationError
 _NAME = re.compile(r"^[a-z]\w*$")
 ELLIPSIS_NAME = re.compile(r"^d\d+$")
 _TOKEN = re.compile(r"\[\.\.\.\]|\.\.\.|\[\w+\]|[()]|\w+|\S")
-REDUCTIONS = ("sum", "max", "min")
+REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "or": "max", "and": "min"}
+_OPTIONS = ("by", "bytes", "edges")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,12 @@ class TensorPattern:
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What a split of a name leaves: reductions (one for all outputs that lack the name, or one per output), the
-    implementation that it needs and the bytes that this all-reduces."""
+    implementation that it needs, the bytes that this all-reduces and those that it exchanges with the neighbours."""
 
     reductions: tuple[str | None, ...] = ("sum",)
     implementation: str | None = None
     bytes: str | None = None
+    edges: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,19 +178,19 @@ def _read_annotation(annotation: str, fields: dict[str, Any], text: str) -> None
         argument, _, rest = value.partition(" ")
         fields["attribute_dims"][key] = argument
         effect = _parse_effect(rest, text)
-        fields["reduce_effect"] = effect if effect.reductions else Effect(("sum",), effect.implementation, effect.bytes)
+        fields["reduce_effect"] = effect if effect.reductions else replace(effect, reductions=("sum",))
     else:
         fields["effects"][key] = _parse_effect(value, text)
 
 
 def _parse_effect(value: str, text: str) -> Effect:
     words = value.split()
-    num_reductions = next((at for at, word in enumerate(words) if word in ("by", "bytes")), len(words))
-    reductions = tuple(None if word == "-" else word for word in words[:num_reductions])
+    num_reductions = next((at for at, word in enumerate(words) if word in _OPTIONS), len(words))
+    reductions = tuple(None if word == "-" else REDUCTIONS.get(word, word) for word in words[:num_reductions])
     options = dict(zip(words[num_reductions::2], words[num_reductions + 1 :: 2], strict=False))
     unknown = [word for word in reductions if word is not None and word not in REDUCTIONS]
-    if unknown or set(options) - {"by", "bytes"} or (len(words) - num_reductions) % 2:
+    if unknown or set(options) - set(_OPTIONS) or (len(words) - num_reductions) % 2:
         raise ConfigurationError(
             f"rule {text!r}: cannot read {value!r}; write e.g. 'sum - by implementation bytes 8*c'"
         )
-    return Effect(reductions, options.get("by"), options.get("bytes"))
+    return Effect(reductions, options.get("by"), options.get("bytes"), options.get("edges"))

@@ -31,7 +31,10 @@ class Rule:
     implementations: name -> implementation needed when the name is split ("masked_embedding", ...); other names
         need none: the operator runs unchanged on local tensors.
     synchronised_bytes: name -> bytes that the implementation all-reduces when the name is split (statistics of a
-        batch norm). flops: of the whole operator.
+        batch norm).
+    exchanged_bytes: name -> bytes of the rows at the edges of a block that the implementation exchanges with the
+        neighbouring blocks, counted without any other split. Such a name is split into one range per rank.
+    flops: of the whole operator.
     """
 
     inputs: tuple[Tensor, ...]
@@ -41,6 +44,7 @@ class Rule:
     linear: tuple[tuple[bool, ...], ...] = ()
     implementations: Mapping[str, str] = field(default_factory=dict)
     synchronised_bytes: Mapping[str, int] = field(default_factory=dict)
+    exchanged_bytes: Mapping[str, int] = field(default_factory=dict)
     flops: float = 0.0
 
     @property
@@ -51,3 +55,7 @@ class Rule:
             for dim in tensor:
                 found.update({factor: None for factor in dim if factor is not None})
         return tuple(found)
+
+    def needs_one_range(self, name: str) -> bool:
+        """Whether a rank must hold one contiguous range of the name: masked lookups and halos address it so."""
+        return name in self.exchanged_bytes or self.implementations.get(name, "").startswith("masked")

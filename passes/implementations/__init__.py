@@ -13,6 +13,7 @@ from autopar.passes.implementations import (
     experts,
     lookups,
     normalisation,
+    pooling,
     randomness,
     reductions,
     row_norms,
@@ -31,6 +32,7 @@ IMPLEMENTATIONS: Mapping[str, LocalForm] = {
     **row_norms.IMPLEMENTATIONS,
     **softmax.IMPLEMENTATIONS,
     **convolutions.IMPLEMENTATIONS,
+    **pooling.IMPLEMENTATIONS,
     **attention.IMPLEMENTATIONS,
     **sizes.IMPLEMENTATIONS,
 }
@@ -38,6 +40,7 @@ REWRITES: Mapping[str, LocalForm] = {
     **sizes.REWRITES,
     **normalisation.REWRITES,
     **convolutions.REWRITES,
+    **pooling.REWRITES,
     **randomness.REWRITES,
     **attention.REWRITES,
 }

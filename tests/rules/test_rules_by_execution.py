@@ -58,8 +58,7 @@ def test_splitting_an_inner_factor_of_a_dim_equals_the_plain_operator(case: Case
     captured, rule = captured_with_rule(case, EVEN)
     mesh = Mesh(("tp",), (2,))
     for name in rule.names:
-        needs_one_range = rule.implementations.get(name, "").startswith("masked")
-        if not needs_one_range and is_possible(captured, rule, (name,), mesh, stride=2):
+        if not rule.needs_one_range(name) and is_possible(captured, rule, (name,), mesh, stride=2):
             check_split(captured, rule, (name,), mesh, stride=2)
 
 
@@ -117,6 +116,8 @@ def test_missing_implementations_are_caught(case: Case, name: str, monkeypatch: 
     captured, rule = captured_with_rule(case, EVEN)
     if "dropout" in case.name:
         return  # operators that draw always use their local form
+    if "group_norm" in case.name or ("max_pool" in case.name and "backward" in case.name):
+        return  # the plain kernels reach outside of the block; `test_halo_mutations.py` breaks these local forms
     without = dataclasses.replace(rule, implementations={})
     monkeypatch.setattr("autopar.passes.local_call.rule_for", lambda node: without)
     assert fails(captured, without, name)
