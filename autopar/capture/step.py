@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar._compat import TreeSpec, tree_flatten_with_path
+from autopar.capture.expert_loops import ExpertLoops
 from autopar.capture.inputs import FlatInputs, path_part, unflatten_inputs
 from autopar.capture.interception import Interception
 from autopar.capture.precision import computing_in, narrowed, widened
@@ -65,7 +66,7 @@ class Step(nn.Module):
             leaves[index] = narrowed(tensor, self._dtype)
         args, kwargs = unflatten_inputs(self._inputs.spec, leaves)
         batch = kwargs.pop(BATCH) if self._with_batch else (kwargs or args)
-        with Interception(), computing_in(self.model, self._dtype, self._canonical):
+        with Interception(), ExpertLoops(), computing_in(self.model, self._dtype, self._canonical):
             output = self.model(*args, **kwargs)
             if self._loss_fn is not None:
                 output = self._loss_fn(output, batch)
