@@ -123,6 +123,8 @@ def make_plan(
         search=SEARCH[mode],
     )
     candidates, failures = _try_meshes(query, meshes, log)
+    if not candidates and dims is None:
+        candidates = [_of_known(c) for c in _try_meshes(query, _known_meshes(query, meshes, log), log)[0]]
     if not candidates:
         short = [failure for failure in failures if isinstance(failure, DoesNotFit)]
         raise _with_mends(query, min(short, key=lambda failure: failure.needed_bytes), log) if short else failures[0]
@@ -355,6 +357,21 @@ def _try_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> tuple[li
             log(f"mesh {mesh.shape}: {error}")
             failures.append(error)
     return candidates, failures
+
+
+def _known_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> list[Mesh]:
+    """The known plans on meshes of these shapes. Their constraints leave a smaller space, in which the limited search
+    under a tight memory limit finds plans that it misses in the whole."""
+    shapes = {mesh.shape for mesh in meshes}
+    devices = query.cluster.num_devices
+    named = [resolve_meshes(devices, None, dims, log)[0] for dims in known_plans(query.cluster).values()]
+    return [mesh for mesh in named if mesh.shape in shapes]
+
+
+def _of_known(candidate: Candidate) -> Candidate:
+    axes = "+".join(candidate.mesh.axis_names)
+    note = f"the free search found nothing that fits: this is the optimum of the plans with the axes {axes}"
+    return replace(candidate, plan=replace(candidate.plan, notes=(*candidate.plan.notes, note)))
 
 
 def _as_baseline(candidate: Candidate) -> Baseline:
