@@ -5,6 +5,7 @@
     view(view(x, a), b)                -->   view(x, b)
     permute(permute(x, p), q)          -->   permute(x, p o q)
     copy(destination, source)          -->   expand(source, destination.shape)
+    full_like(x, 2), new_zeros(x, size) -->  full(size, 2)         (the values of x are not read: its layout is free)
     x + 0, x * 1, view or expand to the shape it has, cast to the dtype it has, slice of everything   -->   x
 
 `unsqueeze` and `squeeze` become views too.
@@ -87,6 +88,27 @@ def _as_plain_factory(node: Node) -> None:
     node.kwargs = {key: value for key, value in node.kwargs.items() if key in ("dtype", "device")}
 
 
+def _as_full(value: float | None) -> Callable[[Node], None]:
+    """A factory of one value (None: its argument `fill_value`)."""
+
+    def respell(node: Node) -> None:
+        result = node.meta["val"]
+        fill = arguments(node)[1 if node.target is aten.full_like.default else 2] if value is None else value
+        if not isinstance(fill, Node):
+            node.target = aten.full.default
+            node.args = (list(result.shape), bool(fill) if result.dtype == torch.bool else fill)
+            node.kwargs = {"dtype": result.dtype, "device": result.device}
+
+    return respell
+
+
+def _as_empty(node: Node) -> None:
+    """A factory without values; strides mean nothing."""
+    result = node.meta["val"]
+    node.target = aten.empty.memory_format
+    node.args, node.kwargs = (list(result.shape),), {"dtype": result.dtype, "device": result.device}
+
+
 RESPELL: dict[Any, Callable[[Node], None]] = {
     **dict.fromkeys(
         (
@@ -104,6 +126,18 @@ RESPELL: dict[Any, Callable[[Node], None]] = {
     ),
     **dict.fromkeys((aten.permute.default, aten.t.default, aten.transpose.int), _as_permute),
     **dict.fromkeys((aten.full.default, aten.scalar_tensor.default, aten.arange.start_step), _as_plain_factory),
+    **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), _as_full(0)),
+    **dict.fromkeys((aten.ones_like.default, aten.new_ones.default), _as_full(1)),
+    **dict.fromkeys((aten.full_like.default, aten.new_full.default), _as_full(None)),
+    **dict.fromkeys(
+        (
+            aten.empty_like.default,
+            aten.new_empty.default,
+            aten.new_empty_strided.default,
+            aten.empty_strided.default,
+        ),
+        _as_empty,
+    ),
     aten.copy.default: _as_expand,
 }
 NEUTRAL: dict[Any, int] = {

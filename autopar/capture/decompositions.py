@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from autopar._compat import OpOverload, get_decompositions
+from autopar.capture.foreach import foreach_decompositions
+from autopar.capture.masked_scatter import masked_scatter, masked_scatter_backward
 
 aten = torch.ops.aten
 
@@ -40,11 +42,45 @@ VIEWS = (
     aten.t,
     aten.transpose.int,
     aten.unbind,
+    aten.unsafe_split.Tensor,
     aten.stack,
     aten.squeeze.default,
     aten.squeeze.dim,
     aten.select_backward,
     aten.slice_backward,
+)
+COPIES = (
+    aten.alias_copy,
+    aten.as_strided_copy,
+    aten.diagonal_copy,
+    aten.expand_copy,
+    aten.narrow_copy,
+    aten.permute_copy,
+    aten.select_copy,
+    aten.slice_copy,
+    aten.split_copy,
+    aten.split_with_sizes_copy,
+    aten.squeeze_copy,
+    aten.t_copy,
+    aten.transpose_copy,
+    aten.unbind_copy,
+    aten.unfold_copy,
+    aten.unsqueeze_copy,
+    aten.view_copy,
+)
+COMPOSED = (
+    aten._euclidean_dist,
+    aten._unsafe_masked_index,
+    aten._unsafe_masked_index_put_accumulate,
+    aten.addmv,
+    aten.addr,
+    aten.dist,
+    aten.log_sigmoid_forward,
+    aten.log_sigmoid_backward,
+    aten.renorm,
+    aten.rot90,
+    aten.soft_margin_loss,
+    aten.soft_margin_loss_backward,
 )
 POINTWISE = (
     aten._safe_softmax,
@@ -74,9 +110,15 @@ FACTORIES = (
 @lru_cache(maxsize=1)
 def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     """Operator -> the function that spells it out."""
-    table: dict[Any, Callable[..., Any]] = dict(get_decompositions([*LOSSES, *VIEWS, *POINTWISE, *FACTORIES]))
+    table: dict[Any, Callable[..., Any]] = dict(
+        get_decompositions([*LOSSES, *VIEWS, *COPIES, *COMPOSED, *POINTWISE, *FACTORIES])
+    )
+    table |= foreach_decompositions()
     table[aten.addmm.default] = _addmm
     table[aten.baddbmm.default] = _baddbmm
+    table[aten.addbmm.default] = _addbmm
+    table[aten.masked_scatter.default] = masked_scatter
+    table[aten.masked_scatter_backward.default] = masked_scatter_backward
     return table
 
 
@@ -86,6 +128,10 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha:
 
 def _baddbmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return _scaled(bias, beta) + _scaled(torch.bmm(left, right), alpha)
+
+
+def _addbmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _scaled(bias, beta) + _scaled(torch.bmm(left, right).sum(0), alpha)
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:

@@ -16,13 +16,16 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
+from autopar.capture.embedding_bags import embedding_bag
 from autopar.capture.flex import plain_flex_attention
 from autopar.capture.recurrent import MODES, recurrent_stack, refuse_packed
 
 _original_attention = functional.scaled_dot_product_attention
 _original_dropout = functional.dropout
+_original_embedding_bag = functional.embedding_bag
 
 
 class Interception(TorchFunctionMode):
@@ -39,11 +42,12 @@ class Interception(TorchFunctionMode):
 
     def __enter__(self) -> Interception:
         self._replaced.enter_context(plain_flex_attention(self.attention))
-        super().__enter__()
+        self._replaced.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _is_known_as_causal))
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *details: Any) -> None:
-        super().__exit__(*details)
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
         self._replaced.close()
 
     def __torch_function__(
@@ -56,6 +60,8 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is _original_attention:
             return self.attention(*args, **kwargs)
+        if func is _original_embedding_bag:
+            return embedding_bag(*args, **kwargs)
         if func is _original_dropout:
             return self.dropout(*args, **kwargs)
         if func is torch.dropout:
@@ -83,8 +89,8 @@ class Interception(TorchFunctionMode):
         """`torch.nn.functional.scaled_dot_product_attention` as our operator, where it fits."""
         if query.dim() == key.dim() == value.dim() <= 3:
             mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
-            batched = (x.reshape(-1, 1, *x.shape[-2:]) for x in (query, key, value))
-            out = self.attention(*batched, mask, dropout_p, is_causal, scale)
+            q, k, v = (x.reshape(-1, 1, *x.shape[-2:]) for x in (query, key, value))
+            out = self.attention(q, k, v, mask, dropout_p, is_causal, scale)
             return out.reshape(*query.shape[:-1], value.shape[-1])
         if _fits(query, key, value, attn_mask, is_causal, enable_gqa):
             salt = next(self._salts)
@@ -129,6 +135,11 @@ class Interception(TorchFunctionMode):
             mock.patch.object(functional, "dropout", self.dropout),
         ):
             yield
+
+
+def _is_known_as_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """`nn.Transformer` compares its mask with a causal one, whose values nobody has yet; any mask is right as a mask."""
+    return is_causal is True
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
