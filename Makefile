@@ -1,6 +1,7 @@
 # Each target works alone on a machine that has Python 3.10-3.13 and nothing else: it makes .venv first.
 #   make demo    plan a GPT for 2x8 H100 on this machine, then train one on four local processes
 #   make test    all tests        make fast    the tier that takes a minute        make lint    ruff and mypy
+#   make zoo     ten architectures planned and executed on four local processes
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu      takes torch's CPU build
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test fast lint install clean
+.PHONY: demo test fast zoo lint install clean
 
 demo: $(STAMP)
 	$(BIN)/autopar demo
@@ -22,6 +23,9 @@ test: $(STAMP)
 
 fast: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not distributed and not gpu"
+
+zoo: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.zoo --ci
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -69,7 +69,18 @@ MODULES: tuple[str, ...] = (
 )
 """Where entries live, plain torch first."""
 
-CI_ROWS: tuple[str, ...] = ("resnet", "encoder", "gpt2", "llama", "bert", "t5", "vit")
+CI_ROWS: tuple[str, ...] = (
+    "resnet",
+    "video_conv3d",
+    "gru_classifier",
+    "graph_network",
+    "two_tower",
+    "gpt2",
+    "llama",
+    "bert",
+    "t5",
+    "vit",
+)
 """The rows that run in the test suite: cheap, and one of every kind."""
 
 
