@@ -111,6 +111,7 @@ class Pool:
             if not ready:
                 break
             for connection in ready:
+                assert isinstance(connection, Connection)
                 kind, content = _received(connection)
                 if kind == "report":
                     assert on_report is not None

@@ -120,7 +120,8 @@ class Evoformer(nn.Module):
         pair = pair + self.ending(pair.transpose(1, 2)).transpose(1, 2)
         pair = pair + self.pair_transition(pair)
         loss = nn.functional.cross_entropy(self.head(msa).flatten(0, 2), labels.flatten())
-        return loss + (self.distance(pair + pair.transpose(1, 2)) ** 2).mean()
+        total: Tensor = loss + (self.distance(pair + pair.transpose(1, 2)) ** 2).mean()
+        return total
 
 
 def _proteins(batch: int) -> Inputs:

@@ -48,7 +48,8 @@ class SpectralConvolution(nn.Module):
         k = self.modes
         out[:, :, :k, :k] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, :k, :k], weight[0])
         out[:, :, -k:, :k] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, -k:, :k], weight[1])
-        return torch.fft.irfft2(out, s=x.shape[-2:])
+        field: Tensor = torch.fft.irfft2(out, s=x.shape[-2:])
+        return field
 
 
 class FourierOperator(nn.Module):
@@ -64,7 +65,8 @@ class FourierOperator(nn.Module):
         x = self.lift(field)
         for spectral, local in zip(self.spectral, self.local, strict=True):
             x = functional.gelu(spectral(x) + local(x))
-        return (self.project(x) - target).square().sum() / target.square().sum()
+        error: Tensor = (self.project(x) - target).square().sum() / target.square().sum()
+        return error
 
 
 class Dlrm(nn.Module):

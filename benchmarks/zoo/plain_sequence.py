@@ -177,7 +177,8 @@ class SoftExperts(nn.Module):
         hidden = functional.gelu(torch.einsum("bsd,edh->ebsh", x, self.up))
         mixed = torch.einsum("ebsh,ehd,bse->bsd", hidden, self.down, weights)
         load = weights.mean((0, 1))
-        return functional.mse_loss(x + mixed, target) + 0.01 * (load * load).sum()
+        loss: Tensor = functional.mse_loss(x + mixed, target) + 0.01 * (load * load).sum()
+        return loss
 
 
 def _translation(batch: int) -> Inputs:

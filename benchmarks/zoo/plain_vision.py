@@ -35,7 +35,8 @@ class ConvNeXtBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.depthwise(x).permute(0, 2, 3, 1)
         hidden = self.scale * self.down(functional.gelu(self.up(self.norm(hidden))))
-        return x + hidden.permute(0, 3, 1, 2)
+        out: Tensor = x + hidden.permute(0, 3, 1, 2)
+        return out
 
 
 class ConvNeXt(nn.Module):
