@@ -11,8 +11,11 @@ import warnings
 
 import torch
 from torch._decomp import get_decompositions
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
+    ForwardTokenAOTInput,
+    ForwardTokenAOTOutput,
     GradAOTOutput,
     InputMutationAOTOutput,
     ParamAOTInput,
@@ -21,13 +24,21 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._higher_order_ops.effects import with_effects
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.utils._pytree import (
+    SUPPORTED_NODES,
     TreeSpec,
     keystr,
+    register_dataclass,
     tree_flatten,
     tree_flatten_with_path,
     tree_leaves,
@@ -55,6 +66,11 @@ def warn_about_untested_torch(text: str = torch.__version__) -> None:
         warnings.warn(f"autopar is tested with torch up to {newest}, this is {text}", stacklevel=2)
 
 
+def is_registered(kind: type) -> bool:
+    """Whether torch's pytrees know the structure of a class; named tuples count."""
+    return kind in SUPPORTED_NODES or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
 def lone_device_mesh(device_type: str, axis_names: tuple[str, ...]) -> DeviceMesh:
     """A mesh of this one process, all axes of size 1, without any process group."""
     ranks = torch.zeros((1,) * len(axis_names), dtype=torch.int)
@@ -66,12 +82,17 @@ warn_about_untested_torch()
 __all__ = [
     "NEWEST_TESTED_TORCH",
     "BufferAOTInput",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "ForwardTokenAOTInput",
+    "ForwardTokenAOTOutput",
     "GradAOTOutput",
     "InputMutationAOTOutput",
     "OpOverload",
     "OpOverloadPacket",
+    "OptimizedModule",
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
@@ -81,8 +102,10 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "get_decompositions",
     "grouped_mm",
+    "is_registered",
     "keystr",
     "lone_device_mesh",
+    "register_dataclass",
     "torch_version",
     "tree_flatten",
     "tree_flatten_with_path",
@@ -91,4 +114,5 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
     "warn_about_untested_torch",
+    "with_effects",
 ]

@@ -1,8 +1,15 @@
-"""Turn what torch raises while it traces into errors that name the user's line and the next step."""
+"""Turn what torch raises while it traces into errors that name the user's line and the next step.
+
+    if hidden.sum() > 0:      -->  Net decides by the values of a tensor at net.py:12 (if hidden.sum() > 0:), ...
+                                   choose with torch.where(condition, a, b) instead of if, which keeps one graph
+
+torch's own traceback goes to the log at level DEBUG; the error that users see holds none of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +18,45 @@ import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from autopar._compat import DataDependentOutputException, DynamicOutputShapeException
 from autopar.errors import AutoparError, CaptureError
 
-_DATA_DEPENDENT = (GuardOnDataDependentSymNode, torch._subclasses.fake_tensor.DataDependentOutputException)
-_LIBRARIES = tuple(str(Path(module).parent) for module in (torch.__file__, __file__))
+log = logging.getLogger(__name__)
+
+_DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException)
+_TORCH = str(Path(torch.__file__).parent)
+_LIBRARIES = (_TORCH, str(Path(__file__).parent))
+_MODULES = str(Path(_TORCH, "nn", "modules"))
+
+VALUES_BY_SOURCE = (
+    ("momentum=None", "cumulative averages count their calls on the host: give the batch norm a momentum, such as 0.1"),
+    (".item()", "keep the 0-dim tensor itself instead of .item(): arithmetic takes it like a number"),
+    (".tolist()", "keep the tensor instead of .tolist(): index and stack tensors"),
+    (".numpy()", "use torch operators instead of numpy: they take tensors as they are"),
+    ("np.", "use torch operators instead of numpy: they take tensors as they are"),
+    ("numpy.", "use torch operators instead of numpy: they take tensors as they are"),
+    ("assert ", "check outside forward, or leave the assertion out: a graph has no place for it"),
+    ("while ", "run a fixed number of rounds and freeze finished values with torch.where"),
+    ("if ", "choose with torch.where(condition, a, b) instead of if, which keeps one graph"),
+    ("float(", "keep the 0-dim tensor itself instead of float(): arithmetic takes it like a number"),
+    ("int(", "keep the 0-dim tensor itself instead of int(), or pass the number as an argument"),
+)
+"""What the failing source line holds -> the smallest change that would help; the first that fits."""
+
+_VALUES_DEFAULT = "use torch.where or a mask in place of the choice, or move it out of forward"
+_SHAPE_HINT = (
+    "keep all elements and mask: x * mask, torch.where(mask, x, 0), sum(x * mask) / sum(mask) instead of x[mask].mean()"
+)
+
+KNOWN_MESSAGES = (
+    ("is not supported for tensor subclasses", VALUES_BY_SOURCE[3][1]),
+    ("Cannot backprop through mirrored meta", "call torch.autograd.grad, or return the loss: backward runs outside"),
+    ("_nested_tensor", "pad to one length and mask: a graph has one shape"),
+    ("NestedTensor", "pad to one length and mask: a graph has one shape"),
+    ("quantized", "quantised operators have no gradient: train in bf16 or fp32"),
+    ("modified by an inplace operation", "write out of place what backward needs: x = x + y instead of x += y"),
+)
+"""What torch's message holds -> the smallest change that would help."""
 
 
 @contextlib.contextmanager
@@ -25,18 +67,26 @@ def explained(model: nn.Module) -> Iterator[None]:
     except AutoparError:
         raise
     except Exception as error:
-        raise CaptureError(_explain(model, error)) from error
+        log.debug("the trace of %s failed", type(model).__name__, exc_info=error)
+        message = _explain(model, error)
+        raise CaptureError(message) from None
 
 
 def _explain(model: nn.Module, error: Exception) -> str:
-    place = user_line(error)
+    place, source = user_line(error)
     name = type(model).__name__
-    if _is_data_dependent(error):
+    if _is_shape_dependent(error):
         return (
-            f"{name} decides by the values of a tensor at {place}, so it has no single graph. Use torch.where or a "
-            "mask in place of the branch, or move the decision out of forward."
+            f"{name} makes a tensor whose shape depends on values ({_first_line(error)}) at {place}, so it has no "
+            f"single graph: {_SHAPE_HINT}."
         )
-    return f"{name} cannot be traced at {place}: {type(error).__name__}: {_first_line(error)}"
+    if _is_data_dependent(error):
+        hint = next((hint for words, hint in VALUES_BY_SOURCE if words in source), _VALUES_DEFAULT)
+        return f"{name} decides by the values of a tensor at {place}, so it has no single graph: {hint}."
+    message = _first_line(error)
+    what = f"{name} cannot be traced at {place}: {type(error).__name__}: {message}"
+    hint = next((hint for words, hint in KNOWN_MESSAGES if words in message), "")
+    return f"{what.rstrip('.')}. What helps: {hint}." if hint else what
 
 
 def _is_data_dependent(error: BaseException | None) -> bool:
@@ -47,10 +97,33 @@ def _is_data_dependent(error: BaseException | None) -> bool:
     return False
 
 
-def user_line(error: BaseException) -> str:
-    """`file:line` of the innermost frame outside torch and autopar."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*_LIBRARIES, "<"))]
-    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else "an unknown place"
+def _is_shape_dependent(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, DynamicOutputShapeException):
+            return True
+        error = error.__cause__
+    return False
+
+
+def user_line(error: BaseException) -> tuple[str, str]:
+    """(`file:line (source)` of the innermost frame outside torch and autopar, the source lines to look for a cause).
+
+    Where a module of torch's decided, its line is named too.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [i for i, f in enumerate(frames) if not f.filename.startswith((*_LIBRARIES, "<"))]
+    own = [i for i in own if "/importlib/" not in frames[i].filename and "contextlib.py" not in frames[i].filename]
+    if not own:
+        return "an unknown place", ""
+    frame = frames[own[-1]]
+    place = f"{frame.filename}:{frame.lineno} ({frame.line})"
+    inside = [f for f in frames[own[-1] + 1 :] if f.filename.startswith(_MODULES) and "/module.py" not in f.filename]
+    if not inside:
+        return place, str(frame.line)
+    deepest = inside[-1]
+    relative = Path(deepest.filename).relative_to(Path(_TORCH).parent)
+    cause = "momentum=None" if "num_batches_tracked" in str(deepest.line) else str(deepest.line)
+    return f"{place}, inside {relative}:{deepest.lineno} ({deepest.line})", cause
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from autopar._compat import TreeSpec, keystr, tree_flatten_with_path
+from autopar.capture.structures import check_tensor, register_structures
 from autopar.errors import CaptureError, ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -58,9 +59,16 @@ class FlatInputs:
 
 
 def flatten_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatInputs:
-    """Flatten (args, kwargs). Leaves are named `args.0`, `input_ids`, `batch.labels`."""
+    """Flatten (args, kwargs). Leaves are named `args.0`, `input_ids`, `batch.labels`.
+
+    Raises CaptureError for tensors that are empty, nested, sparse or quantised, and for objects that hide tensors.
+    """
+    register_structures((tuple(args), dict(kwargs)), "the arguments")
     paths, spec = tree_flatten_with_path((tuple(args), dict(kwargs)))
     leaves = tuple(leaf for _, leaf in paths)
+    for path, leaf in paths:
+        if isinstance(leaf, Tensor):
+            check_tensor(f"input {_leaf_name(path)}", leaf)
     return FlatInputs(
         leaves=leaves,
         names=tuple(_leaf_name(path) for path, _ in paths),

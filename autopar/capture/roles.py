@@ -6,6 +6,7 @@ their gradients are summed. Gradients of inputs that nobody wants (None) are dro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from autopar._compat import (
 )
 from autopar.errors import CaptureError
 from autopar.program import Input, InputRole, Output, OutputRole
+
+log = logging.getLogger(__name__)
 
 PREFIX = "model."  # the model's attribute in the wrapper that is traced
 
@@ -73,7 +76,8 @@ def _read_outputs(output: Node, names: Names) -> list[_Returned]:
             role: OutputRole = "loss" if desc.idx == names.loss else "output"
             returned.append(_Returned(role, names.outputs[desc.idx], node))
         elif isinstance(desc, InputMutationAOTOutput):
-            returned.append(_Returned("mutation", _input_name(desc.mutated_input, names), node))
+            if _is_buffer(desc.mutated_input, names):
+                returned.append(_Returned("mutation", _input_name(desc.mutated_input, names), node))
         elif isinstance(desc, GradAOTOutput):
             returned.append(_Returned("gradient", _input_name(desc.grad_of, names), node))
         else:
@@ -82,6 +86,20 @@ def _read_outputs(output: Node, names: Names) -> list[_Returned]:
                 "memory (clone() them)"
             )
     return returned
+
+
+def _is_buffer(desc: Any, names: Names) -> bool:
+    """Whether what forward changed in place is a buffer. Raises CaptureError for a parameter; warns for an input."""
+    name = _input_name(desc, names)
+    if isinstance(desc, ParamAOTInput):
+        raise CaptureError(
+            f"forward changes the parameter {name} in place: compute a new tensor from it (weight.clamp(...) instead "
+            "of weight.data.clamp_(...)), or change it after the optimizer's step"
+        )
+    if isinstance(desc, PlainAOTInput):
+        log.warning("forward changes its input %s in place: the caller's tensor keeps its values", name)
+        return False
+    return True
 
 
 def _read_inputs(graph: Graph, names: Names) -> tuple[Input, ...]:

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from autopar._compat import TreeSpec, tree_flatten_with_path
 from autopar.capture.expert_loops import ExpertLoops
+from autopar.capture.forward_state import ForwardState
 from autopar.capture.inputs import FlatInputs, path_part, unflatten_inputs
 from autopar.capture.interception import Interception
 from autopar.capture.precision import computing_in, narrowed, widened
+from autopar.capture.structures import register_structures
 from autopar.errors import CaptureError
 from autopar.program import Constant
 
@@ -59,6 +61,7 @@ class Step(nn.Module):
         self._with_batch = with_batch
         self._dtype = dtype
         self._canonical = canonical or {}
+        self.state = ForwardState(model)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         leaves = list(self._inputs.leaves)
@@ -66,7 +69,12 @@ class Step(nn.Module):
             leaves[index] = narrowed(tensor, self._dtype)
         args, kwargs = unflatten_inputs(self._inputs.spec, leaves)
         batch = kwargs.pop(BATCH) if self._with_batch else (kwargs or args)
-        with Interception(), ExpertLoops(), computing_in(self.model, self._dtype, self._canonical):
+        with (
+            self.state.running(),
+            Interception(),
+            ExpertLoops(),
+            computing_in(self.model, self._dtype, self._canonical),
+        ):
             output = self.model(*args, **kwargs)
             if self._loss_fn is not None:
                 output = self._loss_fn(output, batch)
@@ -75,6 +83,7 @@ class Step(nn.Module):
 
     def _flatten(self, output: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         loss = find_loss(output)
+        register_structures(output, "the output")
         paths, spec = tree_flatten_with_path(output)
         returned: list[Tensor] = []
         names: list[str] = []

@@ -15,12 +15,14 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.nn.modules import transformer
 
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
 from autopar._compat import FakeTensorMode, aot_export_joint_with_descriptors
 from autopar.capture.decompositions import decomposition_table
+from autopar.capture.effects import remove_effects
 from autopar.capture.experts import adapted_experts
 from autopar.capture.failures import explained
 from autopar.capture.fake import fake_parameters, fake_twin
@@ -35,6 +37,8 @@ from autopar.passes.runner import run_passes
 from autopar.passes.tidy import TIDY_PASSES, TidyContext
 from autopar.phases import phase
 from autopar.program import Input, Output, Program
+
+log = logging.getLogger(__name__)
 
 
 def capture(
@@ -102,6 +106,7 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
         stack.enter_context(fake_parameters(step, mode))
         stack.enter_context(_plain_transformer_layers())
         stack.enter_context(_known_as_export())
+        stack.enter_context(_dense_gradients(step))
         stack.enter_context(adapted_huggingface(step, kwargs))
         stack.enter_context(adapted_experts())
         stack.enter_context(explained(step.model))
@@ -112,7 +117,19 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
             tensors = tuple(tensor.detach() for tensor in tensors)
         joint = aot_export_joint_with_descriptors(stack, step, tensors, decompositions=decomposition_table())
         graph_module: GraphModule = joint.graph_module
+        _check_state(step, tensors)
+    remove_effects(graph_module)
     return graph_module
+
+
+def _check_state(step: Step, tensors: Sequence[Tensor]) -> None:
+    """Report what forward leaves on the modules; raises CaptureError where a later call would need it."""
+    step.state.report()
+    if step.state.stores_tensors():
+        with torch.no_grad():
+            step(*tensors)
+            with step.state.next_call():
+                step(*tensors)
 
 
 @contextlib.contextmanager
@@ -121,16 +138,39 @@ def _known_as_export() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for flag in ("_is_compiling_flag", "_is_exporting_flag"):
             stack.enter_context(mock.patch.object(torch.compiler, flag, True))
+        stack.enter_context(mock.patch.object(torch, "cond", _refuse_cond))
+        yield
+
+
+def _refuse_cond(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "torch.cond keeps two graphs of which one runs, and a plan is for one: compute both sides and choose with "
+        "torch.where(condition, a, b)"
+    )
+
+
+@contextlib.contextmanager
+def _dense_gradients(step: Step) -> Iterator[None]:
+    """Embeddings with sparse=True get dense gradients, which collectives can reduce."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    sparse = [name for name, m in step.model.named_modules() if isinstance(m, kinds) and m.sparse]
+    if sparse:
+        log.warning("sparse gradients become dense ones (the same values): %s", ", ".join(sparse))
+    with contextlib.ExitStack() as stack:
+        for name in sparse:
+            stack.enter_context(mock.patch.object(step.model.get_submodule(name), "sparse", False))
         yield
 
 
 @contextlib.contextmanager
 def _plain_transformer_layers() -> Iterator[None]:
-    """Without the fused inference path of nn.TransformerEncoder, which no rule knows."""
+    """nn.Transformer without its fused inference path, which no rule knows, and without reading whether a mask that
+    was passed is causal: the mask itself is used."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with mock.patch.object(transformer, "_detect_is_causal_mask", lambda mask, is_causal, size: bool(is_causal)):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
