@@ -6,7 +6,7 @@ torch.lstm(x, (h, c), weights, True, 2, 0.1, True, True, False)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from autopar.errors import CaptureError
 from autopar.ops.recurrent import KERNELS
 
-MODES: dict[Callable[..., Any], str] = {kernel: mode for mode, kernel in KERNELS.items()}
+MODES: Mapping[Callable[..., Any], str] = dict(zip(KERNELS.values(), KERNELS, strict=True))
 """torch's function of a whole stack of layers -> mode of `recurrent_layer`."""
 
 _PACKED = (

@@ -10,13 +10,18 @@ the operands; the kernels save buffers in formats of their own, which no other p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-KERNELS = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "lstm": torch.lstm,
+    "gru": torch.gru,
+    "rnn_tanh": torch.rnn_tanh,
+    "rnn_relu": torch.rnn_relu,
+}
 
 
 @torch.library.custom_op(
@@ -79,7 +84,7 @@ def recurrent_layer_backward(
 
     # inside an operator autograd records nothing, torch.func does; kernels save their buffers where gradients are on
     with torch.enable_grad():
-        _, pull_back = torch.func.vjp(outputs, x, *state, *weights)
+        pull_back = torch.func.vjp(outputs, x, *state, *weights)[1]
         found = pull_back(tuple(grads))
     return [grad.detach().clone(memory_format=torch.contiguous_format) for grad in found]
 
