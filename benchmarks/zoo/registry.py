@@ -66,6 +66,14 @@ MODULES: tuple[str, ...] = (
     "benchmarks.zoo.plain_evoformer",
     "benchmarks.zoo.plain_science",
     "benchmarks.zoo.transformers_first",
+    "benchmarks.zoo.transformers_causal",
+    "benchmarks.zoo.transformers_masked",
+    "benchmarks.zoo.transformers_seq2seq",
+    "benchmarks.zoo.transformers_vision",
+    "benchmarks.zoo.transformers_audio",
+    "benchmarks.zoo.transformers_multimodal",
+    "benchmarks.zoo.transformers_state_space",
+    "benchmarks.zoo.transformers_experts",
 )
 """Where entries live, plain torch first."""
 
