@@ -21,6 +21,8 @@ POINTWISE = "...* -> ...*"
 
 _LOOKUPS: Mapping[str, str] = {
     "aten.embedding": "v d, ... -> ... d ; v: sum by masked_embedding ; linear: x -",
+    "aten.take": "[...], ... -> ...",
+    "aten.index_reduce": "..., [...], ... -> ... ; whole: dim",
 }
 
 _FACTORIES: Mapping[str, str] = {
@@ -41,10 +43,6 @@ _FACTORIES: Mapping[str, str] = {
     "aten.hamming_window": "-> [...]",
     "aten.blackman_window": "-> [...]",
     "aten.bartlett_window": "-> [...]",
-    "aten.new_zeros": "[...] -> ...",
-    "aten.new_ones": "[...] -> ...",
-    "aten.new_full": "[...] -> ...",
-    "aten.new_empty": "[...] -> ...",
 }
 
 RULES: Mapping[str, str] = {

@@ -69,7 +69,8 @@ def _scatter_add(call: Call) -> str:
     dims = _elementwise_dims(shapes, dim)
     added = _replaced(dims, dim, "i" if shapes[1][dim] == shapes[2][dim] else "_")
     written = _replaced(dims, dim, "v")
-    return f"{written}, {added}, {added} -> {written} ; v: by masked_scatter_add ; i: sum by masked_scatter_add ; linear: x - x"
+    effects = "v: by masked_scatter_add ; i: sum by masked_scatter_add ; linear: x - x"
+    return f"{written}, {added}, {added} -> {written} ; {effects}"
 
 
 def _scatter_reduce(call: Call) -> str:
@@ -95,7 +96,7 @@ def _index_select(call: Call) -> str:
 
 
 def _index_write(effects: str, position: str) -> Callable[[Call], str]:
-    """index_add, index_copy, index_fill and index_reduce: one position per row of the source, if there is one."""
+    """index_add, index_copy and index_fill: one position per row of the source, if there is one."""
 
     def rule(call: Call) -> str:
         shape = call.operands[0].shape
@@ -105,9 +106,9 @@ def _index_write(effects: str, position: str) -> Callable[[Call], str]:
         dim = call.argument("dim") % len(dims)
         has_rows = len(call.operands) == 3 and call.operands[2].shape != ()
         source = f", {_replaced(dims, dim, position)}" if has_rows else ", [...]?"
-        written = _replaced(dims, dim, "v" if "v:" in effects else "_")
+        written = _replaced(dims, dim, "v")
         at = position if call.operands[1].shape else "[...]"
-        return f"{written}, {at}{source} -> {written}{effects and ' ; '}{effects}"
+        return f"{written}, {at}{source} -> {written} ; {effects}"
 
     return rule
 
@@ -185,11 +186,6 @@ def _indexing(
     return " ".join(dims), positions, " ".join([*rest[:at], *names, *rest[at:]])
 
 
-def _take(call: Call) -> str:
-    source = " ".join(["_"] * len(call.operands[0].shape)) or "[...]"
-    return f"{source}, ... -> ..."
-
-
 def _searchsorted(call: Call) -> str:
     """Rows of boundaries belong to rows of values; a single row serves all values."""
     boundaries = call.operands[0]
@@ -212,11 +208,9 @@ INDEX_RULES: Mapping[str, Callable[[Call], str | None]] = {
     "aten.index_add": _index_write("v: by masked_index_add ; i: sum by masked_index_add ; linear: x - x", "i"),
     "aten.index_copy": _index_write("v: by masked_index_copy ; linear: x - x", "_"),
     "aten.index_fill": _index_write("v: by masked_index_fill", "_"),
-    "aten.index_reduce": _index_write("", "_"),
     "aten.index.Tensor": _index,
     "aten._unsafe_index.Tensor": _index,
     "aten.index_put": _index_put,
     "aten._unsafe_index_put": _index_put,
-    "aten.take": _take,
     "aten.searchsorted.Tensor": _searchsorted,
 }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.rules.case_values import Arguments, Case, case, ids, x
+from tests.rules.case_values import Arguments, Case, case, x
 
 aten = torch.ops.aten
 

@@ -19,6 +19,7 @@ from tests.rules import (
     cases_indexing,
     cases_matrices,
     cases_norms,
+    cases_random,
     cases_recurrent,
     cases_pooling,
     cases_spatial,
@@ -100,10 +101,6 @@ ELEMENTWISE = [
     case(aten.gelu_backward.default, lambda s: (x(s, 4), x(s, 4))),
     case(aten.addcmul.default, lambda s: (x(s, 4), x(4), x(s, 1))),
     case(aten.copy.default, lambda s: (x(s, 4), x(s, 4))),
-    case(aten.full_like.default, lambda s: (x(s, 4), 2.0)),
-    case(aten.zeros_like.default, lambda s: (x(s, 4),)),
-    case(aten.ones_like.default, lambda s: (x(s, 4),)),
-    case(aten.empty_like.default, lambda s: (x(s, 4),)),
     case(aten.softplus_backward.default, lambda s: (x(s, 4), x(s, 4), 1.0, 20.0)),
     case(aten._to_copy.default, lambda s: (x(s, 4),), dtype=torch.float32),
     case(aten._to_copy.default, lambda s: (x(s, 4),), "to_int", dtype=torch.int64),
@@ -299,10 +296,6 @@ FACTORIES = [
     case(aten.arange.start_step, lambda s: (1.0, 1.0 - 0.5 * s, -0.5), "negative", dtype=torch.float64),
     case(aten.arange.start, lambda s: (-2, s - 2)),
     case(aten.arange.default, lambda s: (s,)),
-    case(aten.new_zeros.default, lambda s: (x(2), [s, 4])),
-    case(aten.new_ones.default, lambda s: (x(2), [s, 4])),
-    case(aten.new_full.default, lambda s: (x(2), [s, 4], 2.5)),
-    case(aten.new_empty.default, lambda s: (x(2), [s, 4])),
 ]
 
 CASES: list[Case] = [
@@ -315,6 +308,7 @@ CASES: list[Case] = [
     *cases_indexing.CASES,
     *cases_matrices.CASES,
     *cases_norms.CASES,
+    *cases_random.CASES,
     *cases_recurrent.CASES,
     *cases_pooling.CASES,
     *cases_spatial.CASES,
