@@ -108,3 +108,26 @@ def test_meta_tensors_give_shapes() -> None:
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 def test_operator_is_well_formed(dropout_p: float) -> None:
     torch.library.opcheck(attention, (*operands(torch.float32, 2), None, dropout_p, False, None, 0))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 7, 9), (1, 4, 7, 9), (4, 1, 9), (7, 9)], ids=str)
+def test_gradient_of_the_mask_equals_autograd_of_the_formula(shape: tuple[int, ...]) -> None:
+    query, key, value = operands(torch.float64, 2)
+    mask = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    out, _ = attention(query, key, value, mask, 0.3, False, None, 3)
+    kept = keep_mask((2, 4, 7, 9), 0.3, reference_seed(query.device), 3, full_runs((2, 4, 7, 9)))
+    scores = query @ key.repeat_interleave(2, 1).transpose(-1, -2) / 8**0.5 + mask
+    expected = (scores.softmax(-1) * kept / 0.7) @ value.repeat_interleave(2, 1)
+    grad = torch.randn_like(expected)
+    inputs = (query, key, value, mask)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, inputs, grad))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_batch_dims_are_independent(is_causal: bool) -> None:
+    query, key, value = (torch.randn(2, 3, 4, 5, 8, dtype=torch.float64) for _ in range(3))
+    out, logsumexp = attention(query, key, value, None, 0.0, is_causal, None, 0)
+    flat, flat_logsumexp = attention(*(x.flatten(0, 1) for x in (query, key, value)), None, 0.0, is_causal, None, 0)
+    torch.testing.assert_close(out, flat.unflatten(0, (2, 3)))
+    torch.testing.assert_close(logsumexp, flat_logsumexp.unflatten(0, (2, 3)))
