@@ -227,7 +227,8 @@ def _loses_sums(output: TensorSpec, call: Call) -> bool:
     """Whether the dtype of an output breaks sums: bools, and integers rounded from floats."""
     if output.dtype == torch.bool:
         return True
-    return not output.dtype.is_floating_point and any(spec.dtype.is_floating_point for spec in call.operands)
+    is_integer = not (output.dtype.is_floating_point or output.dtype.is_complex)
+    return is_integer and any(spec.dtype.is_floating_point for spec in call.operands)
 
 
 def _evaluate(expression: str, sizes: Mapping[str, Any]) -> float:
