@@ -18,7 +18,7 @@ from torch import Tensor
 
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """`torch.masked_scatter`: elements of `x` where `mask` is True are replaced by those of `source` in their order."""
-    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
     x, mask = x.expand(shape), mask.expand(shape)
     if not source.numel():
         return x.clone()

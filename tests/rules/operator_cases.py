@@ -19,12 +19,12 @@ from tests.rules import (
     cases_indexing,
     cases_matrices,
     cases_norms,
+    cases_pooling,
     cases_random,
     cases_recurrent,
-    cases_pooling,
     cases_spatial,
 )
-from tests.rules.case_values import Arguments, Case, autopar_ops, bools, case, distinct, ids, x
+from tests.rules.case_values import Arguments, Case, bools, case, distinct, ids, x
 
 aten = torch.ops.aten
 
@@ -104,8 +104,6 @@ ELEMENTWISE = [
     case(aten.softplus_backward.default, lambda s: (x(s, 4), x(s, 4), 1.0, 20.0)),
     case(aten._to_copy.default, lambda s: (x(s, 4),), dtype=torch.float32),
     case(aten._to_copy.default, lambda s: (x(s, 4),), "to_int", dtype=torch.int64),
-    case(autopar_ops.dropout.default, lambda s: (x(s, 3, 4), 0.3, 5)),
-    case(autopar_ops.dropout_backward.default, lambda s: (x(s, 4), bools(s, 4), 0.3)),
 ]
 
 REDUCTIONS = [
@@ -308,6 +306,7 @@ CASES: list[Case] = [
     *cases_indexing.CASES,
     *cases_matrices.CASES,
     *cases_norms.CASES,
+    *cases_random.CASES,
     *cases_random.CASES,
     *cases_recurrent.CASES,
     *cases_pooling.CASES,
