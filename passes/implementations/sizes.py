@@ -68,6 +68,14 @@ def _as_strided(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, 
     return context.call_operator(args, kwargs)
 
 
+def _view_as_complex(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    """The two parts of a number must be neighbours in memory, which a block need not keep."""
+    value = context.global_argument("self").meta["val"]
+    neighbours = context.call(torch.ops.aten.contiguous.default, args[0])
+    context.describe(neighbours, context.input_shape(0, tuple(value.shape)), value.dtype)
+    return context.call_operator((neighbours, *args[1:]), kwargs)
+
+
 IMPLEMENTATIONS = {"offset_arange": _arange}
 REWRITES = {
     "aten.expand.default": _with_output_shape("size"),
@@ -79,6 +87,7 @@ REWRITES = {
     "aten.repeat.default": _repeat,
     "aten.diagonal_backward.default": _with_output_shape("input_sizes"),
     "aten.unfold_backward.default": _with_output_shape("input_sizes"),
+    "aten.view_as_complex.default": _view_as_complex,
     "aten.as_strided.default": _as_strided,
     "aten.as_strided_scatter.default": _as_strided,
 }
