@@ -32,8 +32,8 @@ def equal_splits_to_views(graph_module: GraphModule, ctx: object) -> GraphModule
             slices[arguments(node)[0], _dim(node)].append(node)
         elif node.target is aten.cat.default:
             _rewrite_cat(node)
-    for (source, dim), family in slices.items():
-        _rewrite_slices(source, dim, family)
+    for (_, dim), family in slices.items():
+        _rewrite_slices(arguments(family[0])[0], dim, family)  # the source itself may have been rewritten
     return graph_module
 
 
