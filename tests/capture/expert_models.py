@@ -42,7 +42,7 @@ class Mixture(nn.Module):
         return functional.cross_entropy(self.head(x + out).flatten(0, 1), labels.flatten())
 
 
-def mixtral(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+def one_hot(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     """One-hot mask, torch.where, index_add_."""
     flat = x.view(-1, WIDTH)
     weights, chosen = weights.view(-1, NUM_CHOSEN), chosen.view(-1, NUM_CHOSEN)
@@ -67,7 +67,7 @@ def hits(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     return out.view_as(x)
 
 
-def mistral(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+def equal(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     """`chosen == e`, and `out[token] += ...`."""
     flat = x.view(-1, WIDTH)
     weights, chosen = weights.view(-1, NUM_CHOSEN), chosen.view(-1, NUM_CHOSEN)
@@ -118,7 +118,7 @@ def assigned(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tens
     return weights[..., :1] * out
 
 
-LOOPS = {loop.__name__: loop for loop in (mixtral, hits, mistral, masks, counts, assigned)}
+LOOPS = {loop.__name__: loop for loop in (one_hot, hits, equal, masks, counts, assigned)}
 
 
 def mixture(name: str) -> tuple[Mixture, dict[str, Tensor]]:

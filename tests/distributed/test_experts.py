@@ -1,0 +1,30 @@
+"""Mixtures of experts on four processes: the plain model's loss and gradients, no product computed twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.expert_jobs import ExpertParity
+from tests.distributed.pool import Pool
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("one_hot", (4,)),
+        ("assigned", (4,)),
+        ("masks", (2, 2)),
+        pytest.param("olmoe", (4,), marks=pytest.mark.slow),
+        pytest.param("gpt_oss", (4,), marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", (4,), marks=pytest.mark.slow),
+    ],
+)
+def test_experts_are_split_and_compute_the_same(pool: Pool, name: str, mesh: tuple[int, ...]) -> None:
+    job = "tests.distributed.expert_jobs:parity"
+    results: list[ExpertParity] = pool.run(job, world_size=4, timeout=300.0, name=name, mesh=mesh)
+    for found in results:
+        assert found.agreement.agrees, found.agreement
+        assert found.share == 0.0
+        assert any(placement.startswith("S") for layout in found.splits.values() for placement in layout)
