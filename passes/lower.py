@@ -24,6 +24,7 @@ from autopar.layout import Layout, format_layout, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
 from autopar.passes.check_plan import operator_plan, output_shapes
 from autopar.passes.emitter import Emitter
+from autopar.passes.implementations.randomness import REWRITES as DRAWING
 from autopar.passes.local_call import LocalContext, emit_local_call
 from autopar.passes.local_values import LocalValue, LocalValues, is_getitem
 from autopar.program import Input, Output, Program
@@ -42,9 +43,9 @@ def lower(program: Program, plan: Plan, rank: int) -> Program:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the operator draws random numbers: dropout, and attention with dropout."""
+    """Whether the operator draws random numbers: dropout, random factories, and attention with dropout."""
     target = str(node.target)
-    if target == "autopar.dropout.default":
+    if target in DRAWING:
         return True
     if not target.startswith("autopar.attention"):
         return False

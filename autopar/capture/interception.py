@@ -8,7 +8,6 @@ from inside torch, where no mode is active; while it runs, the two functions are
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -21,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.capture.embedding_bags import embedding_bag
 from autopar.capture.flex import plain_flex_attention
+from autopar.capture.recomputation import Salts, recomputed_within
 from autopar.capture.recurrent import MODES, recurrent_stack, refuse_packed
 
 _original_attention = functional.scaled_dot_product_attention
@@ -35,13 +35,14 @@ class Interception(TorchFunctionMode):
     by an explicit `enable_gqa`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_salt: int = 0) -> None:
         super().__init__()
-        self._salts = itertools.count()
+        self._salts = Salts(first_salt)
         self._replaced = contextlib.ExitStack()
 
     def __enter__(self) -> Interception:
         self._replaced.enter_context(plain_flex_attention(self.attention))
+        self._replaced.enter_context(recomputed_within(self._mark))
         self._replaced.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _is_known_as_causal))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -93,7 +94,7 @@ class Interception(TorchFunctionMode):
             out = self.attention(q, k, v, mask, dropout_p, is_causal, scale)
             return out.reshape(*query.shape[:-1], value.shape[-1])
         if _fits(query, key, value, attn_mask, is_causal, enable_gqa):
-            salt = next(self._salts)
+            salt = self._salts.take()
             out, _ = torch.ops.autopar.attention(query, key, value, attn_mask, float(dropout_p), is_causal, scale, salt)
             result: Tensor = out
             return result
@@ -105,7 +106,7 @@ class Interception(TorchFunctionMode):
         """`torch.nn.functional.dropout` as our operator."""
         if not training or p == 0.0:
             return input
-        out, _ = torch.ops.autopar.dropout(input, float(p), next(self._salts))
+        out, _ = torch.ops.autopar.dropout(input, float(p), self._salts.take())
         result: Tensor = input.copy_(out) if inplace else out
         return result
 
@@ -128,6 +129,11 @@ class Interception(TorchFunctionMode):
             scores = scores + mask
         return self.dropout(_softmax(scores, mask), dropout_p) @ value
 
+    def _mark(self) -> Callable[[], Interception]:
+        """The interception of a checkpointed region that runs again: it starts with the salt that comes now."""
+        first = self._salts.next
+        return lambda: Interception(first)
+
     @contextlib.contextmanager
     def _inside_functional(self) -> Iterator[None]:
         with (
@@ -138,7 +144,7 @@ class Interception(TorchFunctionMode):
 
 
 def _is_known_as_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """`nn.Transformer` compares its mask with a causal one, whose values nobody has yet; any mask is right as a mask."""
+    """`nn.Transformer` compares its mask with a causal one, but values are not known here; a mask is always right."""
     return is_causal is True
 
 

@@ -30,6 +30,8 @@ from autopar.capture.huggingface import adapted_huggingface
 from autopar.capture.inputs import FlatInputs, check_signature, find_batch_dims, flatten_inputs
 from autopar.capture.module_paths import module_paths
 from autopar.capture.precision import canonical_names, precision_dtype
+from autopar.capture.random_draws import random_decompositions, refuse_other_draws
+from autopar.capture.recomputation import Salts, recomputed_within
 from autopar.capture.roles import Names, assign_roles
 from autopar.capture.step import BATCH, LossFunction, Step
 from autopar.errors import CaptureError
@@ -102,6 +104,7 @@ def _check_module(model: object) -> None:
 def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
     """The joint graph (forward-only when not `training`) as AOT autograd returns it."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    salts = Salts()
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake_parameters(step, mode))
         stack.enter_context(_plain_transformer_layers())
@@ -112,13 +115,16 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
         stack.enter_context(explained(step.model))
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(module_paths(step))
+        stack.enter_context(recomputed_within(salts.mark))
         tensors = tuple(fake_twin(tensor, mode) for tensor in inputs.tensors)
         if not training:
             tensors = tuple(tensor.detach() for tensor in tensors)
-        joint = aot_export_joint_with_descriptors(stack, step, tensors, decompositions=decomposition_table())
+        table = {**decomposition_table(), **random_decompositions(salts)}
+        joint = aot_export_joint_with_descriptors(stack, step, tensors, decompositions=table)
         graph_module: GraphModule = joint.graph_module
         _check_state(step, tensors)
     remove_effects(graph_module)
+    refuse_other_draws(graph_module)
     return graph_module
 
 

@@ -10,6 +10,7 @@ from autopar.ops.attention import (
 )
 from autopar.ops.dropout import dropout, dropout_backward, dropout_by_index
 from autopar.ops.experts import expert_linear, expert_outer
+from autopar.ops.random import exponential, integers, normal, uniform
 from autopar.ops.random_index import Runs, full_runs, keep_mask
 from autopar.ops.recurrent import recurrent_layer, recurrent_layer_backward
 
@@ -26,8 +27,12 @@ __all__ = [
     "dropout_by_index",
     "expert_linear",
     "expert_outer",
+    "exponential",
     "full_runs",
+    "integers",
     "keep_mask",
+    "normal",
     "recurrent_layer",
     "recurrent_layer_backward",
+    "uniform",
 ]

@@ -1,10 +1,14 @@
-"""Random bits by global element index: N processes draw what one process draws.
+"""Random words by global element index: N processes draw what one process draws.
 
-Every element of a tensor has a number, its row-major index in the GLOBAL shape. A counter hash (the finaliser of
-splitmix64) of (seed, salt, number) gives its bits, so that a rank computes the bits of its own block without drawing
-those of the others. `salt` tells call sites apart, `seed` (a 0-dim int64 tensor) tells steps apart.
+Every element of a tensor has a number, its row-major index in the GLOBAL shape. Word `number % 4` of Philox-4x32-10
+at counter (number // 4, salt, draw) under the key `seed` belongs to it, so that a rank computes the words of its own
+block without drawing those of the others. `salt` tells call sites apart, `draw` the words that one element of one
+call site needs, and `seed` (a 0-dim int64 tensor) tells steps apart.
 
     keep_mask((2, 3), 0.5, seed, salt, full_runs((2, 3)))[:, 1:]  ==  keep_mask(..., runs=(((0, 2),), ((1, 2),)))
+
+The elements of a block lie in rows, runs of neighbouring numbers; one counter serves the four neighbours that share
+it.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from autopar.ops.philox import LANES, philox
+
 Runs: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]  # per dim: (start, length) of each run of global indices
 
-_DRAW_BITS = 24
-_INCREMENT = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the golden ratio, splitmix64's step
-_MULTIPLIERS = (-4658895280553007687, -7723592293110705685)  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+WORD_BITS = 32
 
 
 def full_runs(shape: Sequence[int]) -> Runs:
@@ -43,28 +47,56 @@ def global_index(shape: Sequence[int], runs: Runs, device: torch.device) -> Tens
     return index
 
 
-def hash_bits(index: Tensor, seed: Tensor, salt: int) -> Tensor:
-    """int64 bits of each element number, uniform over all 64-bit values. `seed`: 0-dim int64 tensor."""
-    key = _mix(seed + _INCREMENT * (salt + 1) % 2**62)
-    return _mix(index * _INCREMENT + key)
+def merge_dims(shape: Sequence[int], runs: Runs) -> tuple[tuple[int, ...], Runs]:
+    """The same numbers in the same order with fewer dims: a dim held whole goes into the dim before it.
+
+    shape (6, 4, 5), runs (((2, 3),), whole, whole)   -->   shape (120,), runs (((40, 60),),)
+    """
+    sizes: list[int] = []
+    merged: list[tuple[tuple[int, int], ...]] = []
+    for size, dim_runs in zip(shape, runs, strict=True):
+        if sizes and dim_runs == ((0, size),):
+            sizes[-1] *= size
+            merged[-1] = tuple((start * size, length * size) for start, length in merged[-1])
+        else:
+            sizes.append(size)
+            merged.append(dim_runs)
+    return tuple(sizes), tuple(merged)
+
+
+def random_words(shape: Sequence[int], seed: Tensor, salt: int, runs: Runs, draw: int = 0) -> Tensor:
+    """int64 values, uniform in [0, 2**32), of the local block of a tensor of global `shape`."""
+    local = [sum(length for _, length in dim_runs) for dim_runs in runs]
+    if 0 in local:
+        return torch.empty(local, dtype=torch.int64, device=seed.device)
+    sizes, merged = merge_dims(shape or (1,), runs or (((0, 1),),))
+    origins = global_index(sizes[:-1], merged[:-1], seed.device).reshape(-1) * sizes[-1]
+    pieces = [_row_words(origins + start, length, seed, salt, draw) for start, length in merged[-1]]
+    return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).reshape(local)
+
+
+def _row_words(starts: Tensor, length: int, seed: Tensor, salt: int, draw: int) -> Tensor:
+    """Words of the numbers starts[i] ... starts[i] + length - 1, shape (len(starts), length)."""
+    first = starts // LANES
+    count = (length + 2 * (LANES - 1)) // LANES  # counters that a row touches at most, wherever it starts
+    counters = first.unsqueeze(1) + torch.arange(count, device=starts.device)
+    words = philox(counters.reshape(-1), salt, draw, seed).reshape(len(starts), count * LANES)
+    lanes = starts - first * LANES
+    if len(starts) == 1 and starts.device.type == "cpu":
+        return words.narrow(1, int(lanes), length)
+    return words.gather(1, lanes.unsqueeze(1) + torch.arange(length, device=starts.device))
 
 
 def keep_mask(shape: Sequence[int], p: float, seed: Tensor, salt: int, runs: Runs) -> Tensor:
-    """Bool mask of the local block, True with probability 1 - p (to 2**-24); `shape` is the global one."""
-    bits = hash_bits(global_index(shape, runs, seed.device), seed, salt)
-    return torch.ge(_shift_right(bits, 64 - _DRAW_BITS), round(p * 2**_DRAW_BITS))
+    """Bool mask of the local block, True with probability 1 - p (to 2**-32); `shape` is the global one."""
+    return random_words(shape, seed, salt, runs) >= drop_threshold(p)
+
+
+def drop_threshold(p: float) -> int:
+    """Words below it drop their element."""
+    return round(p * 2**WORD_BITS)
 
 
 def reference_seed(device: torch.device) -> Tensor:
     """The seed of operators that run outside a compiled program: torch's own, so torch.manual_seed matters."""
     return torch.tensor(torch.initial_seed() % 2**62, dtype=torch.int64, device=device)
-
-
-def _mix(bits: Tensor) -> Tensor:
-    bits = (bits ^ _shift_right(bits, 30)) * _MULTIPLIERS[0]
-    bits = (bits ^ _shift_right(bits, 27)) * _MULTIPLIERS[1]
-    return bits ^ _shift_right(bits, 31)
-
-
-def _shift_right(bits: Tensor, count: int) -> Tensor:
-    return (bits >> count) & ((1 << (64 - count)) - 1)  # torch shifts the sign in; the hash wants zeros

@@ -27,6 +27,7 @@ from autopar.rules.table_experts import EXPERT_RULES
 from autopar.rules.table_functions import RULE_FUNCTIONS
 from autopar.rules.table_index import INDEX_RULES
 from autopar.rules.table_norms import NORM_RULES
+from autopar.rules.table_random import RANDOM_RULES
 from autopar.rules.table_recurrent import RECURRENT_RULES
 from autopar.rules.table_pooling import POOLING_RULES
 from autopar.rules.table_spatial import SPATIAL_RULES
@@ -54,6 +55,7 @@ TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
         **RULE_FUNCTIONS,
         **INDEX_RULES,
         **NORM_RULES,
+        **RANDOM_RULES,
         **RECURRENT_RULES,
         **SPATIAL_RULES,
         **POOLING_RULES,

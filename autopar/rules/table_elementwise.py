@@ -18,8 +18,6 @@ ELEMENTWISE_RULES: Mapping[str, str] = {
     "aten._to_copy": "... -> ... ; linear: x",
     "aten.copy": "..., ... -> ...",
     "aten.softplus_backward": "..., ... -> ...",
-    "autopar.dropout_backward": "..., ... -> ...",
-    "autopar.dropout": "... -> ..., ...",
     "aten.rsub.Tensor": "...* -> ... ; linear: x x",
     "aten.elu_backward": "..., ... -> ...",
     "aten.leaky_relu_backward": "..., ... -> ...",

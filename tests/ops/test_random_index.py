@@ -2,9 +2,11 @@
 
 import itertools
 
+import pytest
 import torch
 
-from autopar.ops.random_index import full_runs, global_index, hash_bits, keep_mask
+from autopar.ops.philox import philox
+from autopar.ops.random_index import Runs, full_runs, global_index, keep_mask, random_words
 
 SEED = torch.tensor(1234)
 
@@ -15,20 +17,37 @@ def test_global_index_is_row_major() -> None:
     assert torch.equal(global_index((3, 5), runs, torch.device("cpu")), expected)
 
 
-def test_hash_matches_splitmix64() -> None:
-    """Against an implementation on unbounded Python integers."""
+def test_an_element_has_the_word_of_its_number() -> None:
+    """Number 4 * counter + lane, under (seed, salt, draw)."""
+    words = random_words((5, 6), SEED, 9, full_runs((5, 6)), draw=1)
+    table = philox(torch.arange(8), 9, 1, SEED).reshape(-1)
+    assert torch.equal(words.reshape(-1), table[:30])
 
-    def reference(value: int) -> int:
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
-        return value ^ (value >> 31)
 
-    increment, seed, salt = 0x9E3779B97F4A7C15, 77, 3
-    step = ((increment - 2**64) * (salt + 1)) % 2**62
-    key = reference(seed + step)
-    expected = [reference((index * increment + key) % 2**64) for index in range(100)]
-    bits = hash_bits(torch.arange(100), torch.tensor(seed), salt)
-    assert [int(value) % 2**64 for value in bits] == expected
+@pytest.mark.parametrize(
+    "runs",
+    [
+        (((0, 6),), ((0, 7),), ((0, 5),)),
+        (((2, 3),), ((0, 7),), ((0, 5),)),
+        (((2, 3),), ((1, 4),), ((0, 5),)),
+        (((2, 1),), ((3, 1),), ((4, 1),)),
+        (((0, 2), (4, 1)), ((1, 2), (5, 1)), ((0, 1), (3, 2))),
+        (((0, 6),), ((0, 7),), ((2, 3),)),
+        (((0, 0),), ((0, 7),), ((0, 5),)),
+    ],
+)
+def test_a_block_has_the_words_of_the_whole(runs: Runs) -> None:
+    shape = (6, 7, 5)
+    whole = random_words(shape, SEED, 3, full_runs(shape)).reshape(-1)
+    expected = whole[global_index(shape, runs, SEED.device)]
+    assert torch.equal(random_words(shape, SEED, 3, runs), expected)
+
+
+def test_local_numbers_in_place_of_global_ones_are_caught() -> None:
+    shape, runs = (6, 8), (((3, 3),), ((0, 8),))
+    whole = random_words(shape, SEED, 3, full_runs(shape))
+    assert torch.equal(random_words(shape, SEED, 3, runs), whole[3:])
+    assert not torch.equal(random_words((3, 8), SEED, 3, full_runs((3, 8))), whole[3:])
 
 
 def test_every_cut_draws_the_same_mask() -> None:
