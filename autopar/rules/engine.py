@@ -27,10 +27,11 @@ from autopar.rules.table_experts import EXPERT_RULES
 from autopar.rules.table_functions import RULE_FUNCTIONS
 from autopar.rules.table_index import INDEX_RULES
 from autopar.rules.table_norms import NORM_RULES
+from autopar.rules.table_pooling import POOLING_RULES
 from autopar.rules.table_random import RANDOM_RULES
 from autopar.rules.table_recurrent import RECURRENT_RULES
-from autopar.rules.table_pooling import POOLING_RULES
 from autopar.rules.table_spatial import SPATIAL_RULES
+from autopar.rules.table_statistics import STATISTICS_RULES
 
 __all__ = ["is_view", "rule_for", "tensor_operands", "uncovered"]
 
@@ -58,6 +59,7 @@ TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
         **RANDOM_RULES,
         **RECURRENT_RULES,
         **SPATIAL_RULES,
+        **STATISTICS_RULES,
         **POOLING_RULES,
         **EXPERT_RULES,
         **ATTENTION_RULES,

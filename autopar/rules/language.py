@@ -13,7 +13,8 @@ Dims of a tensor, separated by blanks:
     _         stays whole, any size
     1         has size 1
     (a [b])   fused: factors, outermost first; sizes are inferred from the shapes and from other occurrences; a factor
-              in a fused dim is split only where it divides evenly
+              in a fused dim is split only where it divides evenly. A split of an inner factor is a strided shard: each
+              rank holds a piece of every outer one. (Strided shards of fused q|k|v come from the views behind them.)
     ...       all remaining dims, one name each (d0, d1, ...), aligned at the right; size 1 broadcasts
     [...]     all remaining dims, whole
 Tensors:
@@ -22,10 +23,14 @@ Tensors:
 Sizes that cannot be inferred are given as `; h = 4`. Names of size 1 (or 0) are no choice and vanish.
 
 What a split leaves. A name that an output lacks leaves Partial(sum) there. Annotations after `;` say otherwise:
-    k: max                      leaves Partial(max) (min, sum)
+    k: max                      leaves Partial(max) (min, sum; or, and: Partial(max), Partial(min) of bools)
     b: - sum sum                per output; `-`: that output is the same on every coordinate
     v: sum by masked_embedding  needs that implementation, which leaves Partial(sum)
     b: by synchronised_batch_norm bytes 8*c      the implementation completes the outputs; it all-reduces 8*c bytes
+    s: by split_convolution edges 96             a halo: the implementation exchanges 96 bytes (of rows that nothing else
+                                splits) with the neighbouring blocks; a rank holds one range of `s`, never a strided one.
+                                The input of a window of stride 2 is `(s [t])`, its output `s`, with `; t = 2`: blocks
+                                of both lie above each other, and where they would not the dim is `[x]`, whole
 Dims that an argument of the operator names (an int, a list, or None for all), where `...` stands:
     whole: dim                  stay whole
     drop: dim                   stay whole and are missing from the outputs (or have size 1 there)

@@ -23,6 +23,7 @@ from tests.rules import (
     cases_random,
     cases_recurrent,
     cases_spatial,
+    cases_statistics,
 )
 from tests.rules.case_values import Arguments, Case, bools, case, distinct, ids, x
 
@@ -311,4 +312,5 @@ CASES: list[Case] = [
     *cases_recurrent.CASES,
     *cases_pooling.CASES,
     *cases_spatial.CASES,
+    *cases_statistics.CASES,
 ]

@@ -99,6 +99,8 @@ REDUCED = [
 @pytest.mark.parametrize(("case", "name"), REDUCED, ids=lambda part: getattr(part, "name", part))
 def test_wrong_reductions_are_caught(case: Case, name: str) -> None:
     captured, rule = captured_with_rule(case, EVEN)
+    if captured.results[0].dtype == torch.bool:
+        return  # a sum of bools is an or; `test_statistics_mutations.py` swaps or and and
     if not is_possible(captured, rule, (name,), Mesh(("tp",), (3,))):
         return
     for wrong in ("sum", "max", "min", None):

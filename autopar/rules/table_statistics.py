@@ -1,0 +1,39 @@
+"""Rules of reductions that need statistics of the whole dim: variance, logsumexp and norms of vectors.
+
+A split of a reduced dim all_reduces one or two numbers per output element; every rank then has the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from autopar.rules.call import Call
+
+
+def _synchronised(implementation: str, num_outputs: int, num_statistics: int) -> Callable[[Call], str]:
+    def rule(call: Call) -> str:
+        out = call.outputs[0]
+        assert out is not None
+        nbytes = num_statistics * math.prod(out.shape) * out.dtype.itemsize
+        return f"... -> {', '.join(['...'] * num_outputs)} ; reduce: dim - by {implementation} bytes {nbytes}"
+
+    return rule
+
+
+def _vector_norm(call: Call) -> str:
+    """The orders whose parts combine by a sum, a maximum, or a sum of squares."""
+    order = call.argument("ord")
+    if order == 2:
+        return _synchronised("synchronised_norm", 1, 1)(call)
+    left = {1: "reduce: dim sum", math.inf: "reduce: dim max"}.get(order, "drop: dim")
+    return f"... -> ... ; {left}"
+
+
+STATISTICS_RULES: Mapping[str, Callable[[Call], str]] = {
+    "aten.var.correction": _synchronised("synchronised_variance", 1, 2),
+    "aten.std.correction": _synchronised("synchronised_variance", 1, 2),
+    "aten.var_mean.correction": _synchronised("synchronised_variance", 2, 2),
+    "aten.logsumexp": _synchronised("synchronised_logsumexp", 1, 2),
+    "aten.linalg_vector_norm": _vector_norm,
+}
