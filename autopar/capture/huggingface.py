@@ -1,15 +1,18 @@
-"""Keep Hugging Face models simple while they are traced: the causal flag instead of a mask, no key-value cache.
+"""Keep Hugging Face models simple while they are traced: causal flags, no key-value cache, no checks of values.
 
 While tracing, transformers writes the causal mask out as a (batch, 1, S, S) tensor in every model, which forbids fast
 kernels and costs memory. Where the user passed neither an attention mask nor positions, the mask is exactly the
-causal flag, so the two functions that decide are replaced while the trace runs. transformers itself is not imported:
-a model made of it has done so.
+causal flag, so the two functions that decide are replaced while the trace runs. Its checks of tensor values (as many
+image tokens as image features) would decide by values that a trace does not have; transformers has a switch that
+leaves them out. Its hooks that collect hidden states are installed before the trace. transformers itself is not
+imported: a model made of it has done so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,10 +23,13 @@ from torch import Tensor, nn
 log = logging.getLogger(__name__)
 
 _MASKS = "transformers.masking_utils"
+_MODELS = "transformers.modeling_utils"
+_OUTPUTS = "transformers.utils.output_capturing"
 _DECISIONS = {
     "find_packed_sequence_indices": lambda position_ids: None,
     "is_torchdynamo_exporting": lambda: False,
 }
+_WITHOUT_CHECKS = {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"}  # read by transformers at every check
 
 
 def is_huggingface(model: nn.Module) -> bool:
@@ -33,14 +39,29 @@ def is_huggingface(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def adapted_huggingface(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Within the context, Hugging Face models trace with causal flags and without a cache; then all is restored."""
+    """Within the context, Hugging Face models trace with causal flags, without cache and checks; hooks alone remain."""
     with contextlib.ExitStack() as stack:
         if is_huggingface(model):
+            stack.enter_context(mock.patch.dict(os.environ, _WITHOUT_CHECKS))
+            _install_output_hooks(model)
             if not any(kwargs.get(name) is not None for name in ("attention_mask", "position_ids")):
                 _keep_causal_flags(stack)
             if not kwargs.get("use_cache"):
                 _disable_cache(stack, model)
         yield
+
+
+def _install_output_hooks(model: nn.Module) -> None:
+    """The hooks that collect hidden states, before the trace: those that a forward installs in a trace are lost.
+
+    They stay, as after any forward of the model, and do nothing until a model asks for hidden states.
+    """
+    outputs = sys.modules.get(_OUTPUTS)
+    if outputs is None or not hasattr(outputs, "maybe_install_capturing_hooks"):
+        return
+    for module in model.modules():
+        if isinstance(module, sys.modules[_MODELS].PreTrainedModel):
+            outputs.maybe_install_capturing_hooks(module)
 
 
 def _keep_causal_flags(stack: contextlib.ExitStack) -> None:

@@ -85,7 +85,7 @@ ENTRIES = (
             "expand_ratios": [1, 2],
             "width_coefficient": 1.0,
             "depth_coefficient": 1.0,
-            "hidden_dim": 4,
+            "hidden_dim": 8,
         },
     ),
     _multimodal("blip", model="BlipForConditionalGeneration", inputs=_captions),
