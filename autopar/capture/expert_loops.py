@@ -135,7 +135,7 @@ class ExpertLoops(TorchFunctionMode):
     def _leaf_formula(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        known = self._known.get(leaf)
+        known = self._known.get(leaf)  # type: ignore[no-untyped-call]
         found = self._routing.selected(leaf) if known is None else known
         return leaf if found is None else found
 
@@ -153,7 +153,7 @@ class ExpertLoops(TorchFunctionMode):
         """Raises Unlike unless the function treats every row by itself."""
         if name in _PRODUCTS:
             others = [arg for at, arg in enumerate(args) if at != _PRODUCTS[name]]
-            apart = not any(isinstance(self._known.get(arg), Row) for arg in others if isinstance(arg, Tensor))
+            apart = not any(isinstance(self._known.get(arg), Row) for arg in others if isinstance(arg, Tensor))  # type: ignore[no-untyped-call]
         elif name in _ALONG_A_DIM:
             place = _ALONG_A_DIM[name]
             default = -1 if name == "glu" else 0
@@ -170,7 +170,7 @@ class ExpertLoops(TorchFunctionMode):
         """Whether an operand that is no row has a first dim that lies beside the rows."""
         tensors = [arg for arg in tree_leaves(args) if isinstance(arg, Tensor)]
         rank = max(tensor.dim() for tensor in tensors)
-        return any(t.dim() == rank and t.shape[0] != 1 and not isinstance(self._known.get(t), Row) for t in tensors)
+        return any(t.dim() == rank and t.shape[0] != 1 and not isinstance(self._known.get(t), Row) for t in tensors)  # type: ignore[no-untyped-call]
 
     def _index(self, name: str, source: Tensor, key: Any, *value: Any) -> Any:
         """`source[key]` or `source[key] = value` where rows of one expert take part."""
@@ -228,7 +228,7 @@ class ExpertLoops(TorchFunctionMode):
         pending.entries.append((position, row))
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         if error[0] is None:
             self._settle([pending.target for pending in self._pending.values()])
 

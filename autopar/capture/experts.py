@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 _INTERFACE = "transformers.integrations.moe"
@@ -39,7 +39,7 @@ def _chosen_forward(interface: object, name: str | None, default: Callable[..., 
 
 
 def experts_forward(
-    experts: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *_: Any, **__: Any
+    experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *_: Any, **__: Any
 ) -> Tensor:
     """The forward of an expert layer of transformers: (T, D), (T, k), (T, k) -> (T, D).
 
@@ -60,7 +60,7 @@ def experts_forward(
     return weighted.view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
 
 
-def _product(experts: nn.Module, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
+def _product(experts: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
     weight = getattr(experts, name)
     out: Tensor = torch.ops.autopar.expert_linear(rows.to(weight.dtype), weight, expert_ids, not experts.is_transposed)
     return out + functional.embedding(expert_ids, getattr(experts, f"{name}_bias")) if experts.has_bias else out

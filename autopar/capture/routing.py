@@ -192,7 +192,7 @@ class Routing:
                 self._facts[result] = fact
 
     def _fact(self, value: Any) -> Any:
-        return self._facts.get(value) if isinstance(value, Tensor) else None
+        return self._facts.get(value) if isinstance(value, Tensor) else None  # type: ignore[no-untyped-call]
 
     def _is_routing(self, args: tuple[Any, ...]) -> bool:
         whole = (
@@ -251,7 +251,7 @@ class Routing:
 
     def _selection(self, name: str, args: tuple[Any, ...], result: Tensor) -> Any:
         if name == "__getitem__" and isinstance(args[1], int) and args[0].dim() > 1 and args[0].is_floating_point():
-            origin = self._facts.get(args[0]) or (id(args[0]),)
+            origin = self._facts.get(args[0]) or (id(args[0]),)  # type: ignore[no-untyped-call]
             return Selected(args[0], origin, int(args[1])) if isinstance(origin, tuple) else None
         if name in ("view", "reshape") and args[0].is_floating_point() and args[0].is_leaf:
             return (id(args[0]), *map(str, args[1:]))
@@ -333,7 +333,7 @@ def fact_shape(fact: Selected) -> tuple[int, ...]:
 
 
 def _turns(func: Function, name: str) -> bool:
-    properties = (Tensor.T.__get__, Tensor.mT.__get__)
+    properties = (Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]
     return name in ("t", "transpose", "swapaxes") or any(func == turn for turn in properties)
 
 
