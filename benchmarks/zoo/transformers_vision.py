@@ -46,7 +46,7 @@ ENTRIES = (
         pretrained_window_sizes=[0, 0],
     ),
     _vision(
-        "convnext",
+        "convnext_hf",
         model="ConvNextForImageClassification",
         patch_size=4,
         num_stages=2,
