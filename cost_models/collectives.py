@@ -1,7 +1,8 @@
 """Seconds of one collective: alpha + beta * bytes, per backend, with what the backend really sends.
 
 S = bytes of the full logical buffer (all-gather output, reduce-scatter input, all-reduce buffer, all-to-all
-local send total, edges that one rank sends to its neighbours), n ranks on k nodes with g = n / k each. A ring of the backend costs
+local send total, edges that one rank sends to its neighbours), n ranks on k nodes with g = n / k each. A ring of the
+backend costs
 
     seconds = base + rounds(n) * hop + S * wire(n) / bandwidth
 

@@ -23,7 +23,9 @@ def edges(x: Tensor, dim: int, runs: Sequence[Run]) -> Tensor:
     return torch.cat([rows.narrow(0, start, length) for start, length in runs]).contiguous()
 
 
-def extended(x: Tensor, borrowed: Tensor | None, dim: int, num_before: int, own: Run, fill: Run, value: float) -> Tensor:
+def extended(
+    x: Tensor, borrowed: Tensor | None, dim: int, num_before: int, own: Run, fill: Run, value: float
+) -> Tensor:
     """Fill, borrowed rows, own rows, borrowed rows, fill, along `dim`.
 
     borrowed: as `edges` gives them; the first `num_before` come before the own rows (`own`, a run of x). fill: number

@@ -27,10 +27,10 @@ What a split leaves. A name that an output lacks leaves Partial(sum) there. Anno
     b: - sum sum                per output; `-`: that output is the same on every coordinate
     v: sum by masked_embedding  needs that implementation, which leaves Partial(sum)
     b: by synchronised_batch_norm bytes 8*c      the implementation completes the outputs; it all-reduces 8*c bytes
-    s: by split_convolution edges 96             a halo: the implementation exchanges 96 bytes (of rows that nothing else
-                                splits) with the neighbouring blocks; a rank holds one range of `s`, never a strided one.
-                                The input of a window of stride 2 is `(s [t])`, its output `s`, with `; t = 2`: blocks
-                                of both lie above each other, and where they would not the dim is `[x]`, whole
+    s: by split_convolution edges 96             a halo: the implementation exchanges 96 bytes (of rows that are split
+                                nowhere else) with the neighbouring blocks; a rank holds one range of s, never a strided
+                                one. The input of a window of stride 2 is `(s [t])`, its output `s`, with `; t = 2`:
+                                blocks of both lie above each other, and where they would not the dim is `[x]`, whole
 Dims that an argument of the operator names (an int, a list, or None for all), where `...` stands:
     whole: dim                  stay whole
     drop: dim                   stay whole and are missing from the outputs (or have size 1 there)

@@ -60,7 +60,10 @@ def _convolved_dims(call: Call, x: TensorSpec, out: TensorSpec, weight: Sequence
     if not call.argument("transposed"):
         return spatial_dims(windows, x.shape, out.shape, x.dtype.itemsize)
     padded = per_dim(call.argument("output_padding"), len(windows))
-    apart = [window.kernel == window.stride and not window.needs_halo and not p for window, p in zip(windows, padded, strict=True)]
+    apart = [
+        window.kernel == window.stride and not window.needs_halo and not p
+        for window, p in zip(windows, padded, strict=True)
+    ]
     swapped = spatial_dims(windows, out.shape, x.shape, x.dtype.itemsize, apart)
     return replace(swapped, inputs=swapped.outputs, outputs=swapped.inputs)
 

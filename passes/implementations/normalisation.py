@@ -85,7 +85,7 @@ def _synchronised_group_norm_backward(context: LocalContext, args: tuple[Any, ..
 def _group_size(context: LocalContext) -> int:
     """Global number of elements of one group of one sample."""
     shape = context.global_argument("input").meta["val"].shape
-    return math.prod(shape[1:]) // int(context.global_argument("group"))
+    return int(math.prod(shape[1:])) // int(context.global_argument("group"))
 
 
 def _group_norm(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:

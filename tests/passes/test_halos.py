@@ -54,8 +54,12 @@ class Case:
         loss = next(output.name for output in self.program.outputs if output.role == "loss")
         errors = [float((results.outputs[loss] - self.loss).abs() / self.loss.abs())]
         least = 1e-6 * max(float(g.norm()) for g in self.gradients.values())  # a bias before a norm has no gradient
-        errors += [float((results.gradients[n] - g).norm()) / max(float(g.norm()), least) for n, g in self.gradients.items()]
-        targets = {node.meta["operator"]: str(node.target) for node in self.program.graph.nodes if "operator" in node.meta}
+        errors += [
+            float((results.gradients[n] - g).norm()) / max(float(g.norm()), least) for n, g in self.gradients.items()
+        ]
+        targets = {
+            node.meta["operator"]: str(node.target) for node in self.program.graph.nodes if "operator" in node.meta
+        }
         return max(errors), {targets[name] for name, entry in operators.items() if any(entry.axes)}
 
 

@@ -114,7 +114,8 @@ POOLING = [
     case(aten.adaptive_max_pool3d.default, lambda s: (x(s, 3, 4, 4, 4), [2, 2, 1])),
     case(aten.adaptive_max_pool3d_backward.default, _adaptive_max_backward),
     case(
-        aten.max_unpool2d.default, lambda s: (x(s, 3, 2, 2), torch.arange(4).reshape(2, 2).expand(s, 3, 2, 2) * 3, [4, 4])
+        aten.max_unpool2d.default,
+        lambda s: (x(s, 3, 2, 2), torch.arange(4).reshape(2, 2).expand(s, 3, 2, 2) * 3, [4, 4]),
     ),
     case(
         aten.max_unpool3d.default,

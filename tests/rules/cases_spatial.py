@@ -53,7 +53,6 @@ _CONVOLUTIONS = {
 _MASKS = {"volume": [False, True, True], "dilated": [True, False, False]}
 
 
-
 def _group_norm(s: int) -> Arguments:
     return x(2, 12, s, 3) + 2, x(12), x(12), 2, 12, 3 * s, 3, 1e-5
 

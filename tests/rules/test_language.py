@@ -83,3 +83,16 @@ def test_strings_that_mean_nothing_are_refused(text: str) -> None:
 def test_a_graph_node_has_no_part_in_a_call() -> None:
     hash(call((4, 6), to=(4, 6)))
     assert not any(isinstance(part, fx.Node) for part in call((4, 6), to=(4, 6)).args)
+
+
+def test_edges_of_a_halo_are_counted_and_ask_for_one_range() -> None:
+    rule = bind_rule("b (s [t]) -> b s ; s: by halo edges 4*b ; t = 2", call((3, 8), to=(3, 4)))
+    assert rule.exchanged_bytes == {"s": 12}
+    assert rule.needs_one_range("s")
+    assert not rule.needs_one_range("b")
+    assert rule.inputs[0][1] == ("s", None)
+
+
+def test_or_and_and_are_the_maximum_and_the_minimum_of_bools() -> None:
+    assert bind_rule("m k -> m ; k: or", call((4, 6), to=(4,))).reductions == {"k": ("max",)}
+    assert bind_rule("m k -> m ; k: and", call((4, 6), to=(4,))).reductions == {"k": ("min",)}
