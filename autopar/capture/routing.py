@@ -124,6 +124,7 @@ class Routing:
     def __init__(self) -> None:
         self._facts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._choices: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._bases: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # reshaped ids -> the ids
 
     def mask_of(self, value: Any) -> Mask | None:
         """The mask that a tensor is, without a leading dim."""
@@ -204,11 +205,13 @@ class Routing:
         return whole and args[0].dim() > 0 and isinstance(args[1], int) and not isinstance(args[1], bool)
 
     def _choice_of(self, ids: Tensor) -> Choice:
-        if ids not in self._choices:
+        """One choice per shape of the same ids, which a loop may reshape anew for every expert."""
+        by_shape = self._choices.setdefault(self._bases.get(ids, ids), {})  # type: ignore[no-untyped-call]
+        if ids.shape not in by_shape:
             fact = self._fact(ids)
             known = isinstance(fact, _Ids)
-            self._choices[ids] = Choice(ids, known, known and fact.distinct)
-        choice: Choice = self._choices[ids]
+            by_shape[ids.shape] = Choice(ids, known, known and fact.distinct)
+        choice: Choice = by_shape[ids.shape]
         return choice
 
     def _mask(self, choice: Choice, expert: int, leading: bool = False) -> Mask:
@@ -246,6 +249,8 @@ class Routing:
     def _derived_ids(self, fact: _Ids, name: str, args: tuple[Any, ...], result: Tensor) -> Any:
         if name in _KEEPING:
             return fact
+        if name in ("view", "reshape"):
+            self._bases[result] = self._bases.get(args[0], args[0])  # type: ignore[no-untyped-call]
         rows = name in ("view", "reshape") and result.dim() > 0 and result.shape[-1] == args[0].shape[-1]
         return _Ids(fact.limit, fact.distinct and rows) if name in _VIEWS else None
 

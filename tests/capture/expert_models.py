@@ -68,12 +68,12 @@ def hits(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
 
 
 def equal(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-    """`chosen == e`, and `out[token] += ...`."""
+    """`chosen == e` on ids reshaped anew for every expert, and `out[token] += ...`."""
     flat = x.view(-1, WIDTH)
-    weights, chosen = weights.view(-1, NUM_CHOSEN), chosen.view(-1, NUM_CHOSEN)
+    weights = weights.view(-1, NUM_CHOSEN)
     out = torch.zeros_like(flat)
     for e, expert in enumerate(model.experts):
-        token, choice = torch.where(chosen == e)
+        token, choice = torch.where(chosen.view(-1, NUM_CHOSEN) == e)
         if token.numel() == 0:
             continue
         out[token] += weights[token, choice, None] * expert(flat[token])
