@@ -19,6 +19,7 @@ from torch import fx
 
 from autopar.layout import Layout, Mesh, local_shape
 
+aten = torch.ops.aten
 Shape = tuple[int, ...]
 
 
@@ -85,11 +86,19 @@ class Emitter:
     def collective(
         self, target: Callable[..., Any], x: fx.Node, args: tuple[Any, ...], axes: tuple[int, ...], shape: Shape
     ) -> fx.Node:
-        """`target(x, *args, group)` over the mesh axes, followed by its wait; the result has local `shape`."""
+        """`target(x, *args, group)` over the mesh axes, followed by its wait; the result has local `shape`.
+
+        No backend has collectives of complex numbers: they travel as pairs of real ones.
+        """
+        dtype = x.meta["dtype"]
+        if dtype.is_complex:
+            pairs = self.call(aten.view_as_real.default, (x,), (*x.meta["local_shape"], 2), dtype.to_real())
+            travelled = self.collective(target, pairs, args, axes, (*shape, 2))
+            return self.call(aten.view_as_complex.default, (travelled,), shape, dtype)
         names = tuple(self.mesh.axis_names[axis] for axis in axes)
-        started = self.call(target, (x, *args, "+".join(names)), shape, x.meta["dtype"])
+        started = self.call(target, (x, *args, "+".join(names)), shape, dtype)
         started.meta["group_axes"] = names
-        return self.call(torch.ops._c10d_functional.wait_tensor.default, (started,), shape, x.meta["dtype"])
+        return self.call(torch.ops._c10d_functional.wait_tensor.default, (started,), shape, dtype)
 
     def group_size(self, axes: tuple[int, ...]) -> int:
         """Ranks of a group over the mesh axes."""

@@ -105,6 +105,7 @@ def _meet(waiting: dict[int, Meeting], mesh: Mesh) -> Iterator[tuple[int, Any]]:
         meetings = [waiting[r] for r in ranks]
         targets = {m.node.target for m in meetings}
         assert len(targets) == 1, f"ranks {ranks} meet in different collectives: {[m.node.name for m in meetings]}"
+        assert not meeting.tensor.is_complex(), f"{meeting.node.name}: no backend has collectives of complex numbers"
         collective = _COLLECTIVES[meeting.node.target]
         yield from zip(ranks, collective(meetings), strict=True)
 

@@ -52,7 +52,7 @@ from autopar.planner.shortage import (
     with_mends,
     with_more_devices,
 )
-from autopar.planner.solver import Problem, Solution, Status, check_certificate, solve
+from autopar.planner.solver import Problem, Solution, Status, check_certificate, evaluate, is_forbidden, solve
 from autopar.program import Program
 
 Progress = Callable[[str], None]
@@ -234,21 +234,37 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
 def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
     """Exactly without the limit; with the limit as rows only where the free optimum breaks it."""
     rows = memory_rows(built, mesh, query.state_bytes, limit)
-    solution = _checked(built.problem, solve(built.problem, gap=EXACT_GAP, time_limit=query.search.exact_seconds))
-    if solution.status is Status.INFEASIBLE:
+    start = _first_labels(built.problem)
+    solution = solve(built.problem, gap=EXACT_GAP, time_limit=query.search.exact_seconds, warm_start=start)
+    forbidden = solution.statistics.get("forbidden", 0)
+    if forbidden and solution.status is Status.INFEASIBLE:
         raise InfeasibleError(
-            f"no plan obeys the constraints on mesh {mesh.shape}: the best one still makes "
-            f"{solution.statistics['forbidden']} forbidden choices; loosen constraints=, dims= or the pinned layouts"
+            f"no plan obeys the constraints on mesh {mesh.shape}: the best one still makes {forbidden} forbidden "
+            "choices; loosen constraints=, dims= or the pinned layouts"
         )
+    if forbidden:
+        raise InfeasibleError(
+            f"no plan that obeys the constraints on mesh {mesh.shape} was found in {query.search.exact_seconds:g} s: the "
+            f'best one makes {forbidden} forbidden choices; search longer with mode="exact", or loosen the constraints'
+        )
+    solution = _checked(built.problem, solution)
     if all(_row_bytes(row.bytes, solution.assignment) <= limit for row in rows):
         return solution
     limited = replace(built.problem, memory_rows=rows)
     solution = solve(limited, gap=MEMORY_GAP, time_limit=query.search.memory_seconds)
     fits = all(_row_bytes(row.bytes, solution.assignment) <= limit * (1 + 1e-9) for row in rows)
-    if solution.status is Status.INFEASIBLE or not fits:
+    if solution.status is Status.INFEASIBLE or not fits or solution.statistics.get("forbidden"):
         needed, parts = fullest_parts(built, rows, solution.assignment)
         raise DoesNotFit(mesh, needed + query.budget_bytes - limit, query.budget_bytes, parts)
     return _checked(limited, solution)
+
+
+def _first_labels(problem: Problem) -> NDArray[np.int64] | None:
+    """Everything replicated, which is the first label of all variables, where the constraints allow it: the search then
+    never ends at its time limit without a valid plan."""
+    labels = np.zeros(len(problem.node_costs), dtype=np.int64)
+    objective, _ = evaluate(problem, labels)
+    return labels if not is_forbidden(np.asarray(objective)) else None
 
 
 def _checked(problem: Problem, solution: Solution) -> Solution:

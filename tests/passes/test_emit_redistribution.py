@@ -18,13 +18,15 @@ FLAT, SQUARE, OBLONG = Mesh(("a",), (4,)), Mesh(("a", "b"), (2, 2)), Mesh(("a", 
 R, P = Replicate(), Partial("sum")
 
 
-def redistribute_graphs(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) -> list[fx.GraphModule]:
+def redistribute_graphs(
+    shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh, dtype: torch.dtype = torch.float64
+) -> list[fx.GraphModule]:
     """One graph per rank that redistributes its only input."""
     graphs = []
     for rank in range(mesh.size):
         graph = fx.Graph()
         emit = Emitter(graph, mesh, rank)
-        x = emit.describe(graph.placeholder("x"), emit.local_shape(shape, source), torch.float64)
+        x = emit.describe(graph.placeholder("x"), emit.local_shape(shape, source), dtype)
         y = emit_redistribution(emit, x, shape, source, target)
         assert y.meta["local_shape"] == emit.local_shape(shape, target)
         graph.output((y,))
@@ -112,3 +114,21 @@ def test_a_lost_trim_is_noticed():
     outputs = run_ranks(graphs, [[block] for block in distribute(x, (Shard(0),), FLAT)], FLAT)
     with pytest.raises(AssertionError):
         assemble([output[0] for output in outputs], (7,), (R,), FLAT)
+
+
+@pytest.mark.parametrize("mesh", [FLAT, SQUARE], ids=str)
+def test_complex_numbers_travel_as_pairs(mesh: Mesh) -> None:
+    x = torch.arange(1.0, 65.0, dtype=torch.float64).reshape(8, 8)
+    whole = torch.complex(x, -2.0 * x)
+    candidates = layouts((8, 8), mesh, (1, 2), ("sum",))
+    for source, target in [(a, b) for a in candidates for b in candidates if is_reachable(a, b)][::5]:
+        graphs = redistribute_graphs((8, 8), source, target, mesh, torch.complex128)
+        blocks = [
+            [torch.complex(real, imaginary)]
+            for real, imaginary in zip(
+                distribute(whole.real, source, mesh), distribute(whole.imag, source, mesh), strict=True
+            )
+        ]
+        outputs = [output[0] for output in run_ranks(graphs, blocks, mesh)]
+        assert torch.equal(assemble([o.real for o in outputs], (8, 8), target, mesh), whole.real), (source, target)
+        assert torch.equal(assemble([o.imag for o in outputs], (8, 8), target, mesh), whole.imag), (source, target)

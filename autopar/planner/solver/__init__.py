@@ -4,7 +4,7 @@ Start reading at `solve.py`.
 """
 
 from autopar.planner.solver.certificate import CertificateError, check_certificate
-from autopar.planner.solver.problem import FORBIDDEN, Edge, MemoryRow, Problem, evaluate
+from autopar.planner.solver.problem import FORBIDDEN, Edge, MemoryRow, Problem, evaluate, is_forbidden
 from autopar.planner.solver.solution import Certificate, Solution, Status
 from autopar.planner.solver.solve import solve
 
@@ -19,5 +19,6 @@ __all__ = [
     "Status",
     "check_certificate",
     "evaluate",
+    "is_forbidden",
     "solve",
 ]
