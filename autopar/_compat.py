@@ -6,12 +6,15 @@ import fails and the only file to change (`tests/test_compat.py` names each symb
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import warnings
+from typing import Any
 
 import torch
+from torch import nn
 from torch._decomp import get_decompositions
-from torch._dynamo.eval_frame import OptimizedModule
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     ForwardTokenAOTInput,
@@ -23,7 +26,6 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTOutput,
     TangentAOTInput,
 )
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
@@ -71,6 +73,19 @@ def is_registered(kind: type) -> bool:
     return kind in SUPPORTED_NODES or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
+def aot_export_joint_with_descriptors(*args: Any, **kwargs: Any) -> Any:
+    """torch's function of this name, loaded by the first call: its module loads torch._dynamo, and that Triton."""
+    module = importlib.import_module("torch._functorch.aot_autograd")
+    return module.aot_export_joint_with_descriptors(*args, **kwargs)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` made the module, which then holds the plain one as `_orig_mod`. A process that has not
+    loaded torch._dynamo (seconds of import) has none."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
 def lone_device_mesh(device_type: str, axis_names: tuple[str, ...]) -> DeviceMesh:
     """A mesh of this one process, all axes of size 1, without any process group."""
     ranks = torch.zeros((1,) * len(axis_names), dtype=torch.int)
@@ -92,7 +107,6 @@ __all__ = [
     "InputMutationAOTOutput",
     "OpOverload",
     "OpOverloadPacket",
-    "OptimizedModule",
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
@@ -102,6 +116,7 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "get_decompositions",
     "grouped_mm",
+    "is_compiled",
     "is_registered",
     "keystr",
     "lone_device_mesh",

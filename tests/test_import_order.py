@@ -28,7 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 FORBIDDEN = {("runtime", "planner")}
 """Imports that the layers would allow and the design does not: a plan runs where no planner is installed."""
 
-HEAVY = ("transformers", "triton", "ortools")
+HEAVY = ("transformers", "triton", "ortools", "torch._dynamo")
 """What `import autopar` must not load."""
 
 

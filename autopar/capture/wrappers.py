@@ -15,15 +15,15 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from autopar._compat import OptimizedModule
+from autopar._compat import is_compiled
 from autopar.errors import ConfigurationError
 
 
 def inner_module(module: nn.Module) -> nn.Module:
     """The module inside its wrappers. Raises ConfigurationError for a module that FSDP has sharded."""
     while True:
-        if isinstance(module, OptimizedModule):
-            module = module._orig_mod
+        if is_compiled(module):
+            module = module.get_submodule("_orig_mod")
         elif isinstance(module, (DataParallel, DistributedDataParallel)):
             module = module.module
         elif isinstance(module, (FSDPModule, FullyShardedDataParallel)):
