@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autopar.capture import capture, fingerprint, normalize_example_inputs
+from autopar.capture import Captures, fingerprint, normalize_example_inputs, take_off_wrappers, without_wrappers
 from autopar.capture.precision import precision_dtype
 from autopar.cluster import Cluster
 from autopar.errors import CaptureError, ConfigurationError, PlanMismatchError, UnsupportedOperatorError
@@ -108,6 +108,7 @@ def compile(
     UnsupportedOperatorError and VerificationError, on every rank.
     """
     _check_options(model, precision, batch, mode)
+    model = take_off_wrappers(model)
     given, running = attempt_on_all(lambda: (_load(plan), _running_cluster(cluster)))
     if precision is None and given is not None:
         precision = given.question.get("precision")
@@ -127,7 +128,7 @@ def compile(
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
     )
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-    build = functools.partial(_build, options=options, given=given)
+    build = functools.partial(_build, options=options, given=given, captures=Captures())
     module = ParallelModule(model, build, batch=batch, optimizer=instance, loss_fn=loss_fn, precision=precision)
     if example_inputs is None:
         if verify:
@@ -178,7 +179,8 @@ def plan(
         cache_dir=None if cache_dir is None else Path(cache_dir),
     )
     args, kwargs = normalize_example_inputs(example_inputs)
-    program = _capture(model, args, kwargs, model.training, options)
+    with without_wrappers(model) as plain:
+        program = _capture(plain, args, kwargs, plain.training, options, Captures())
     return _plan(program, options, None)
 
 
@@ -221,9 +223,10 @@ def _build(
     groups: ProcessGroups | None,
     options: Options,
     given: Plan | None,
+    captures: Captures,
 ) -> Step:
     """The journey of one graph, from the module to the function that this rank runs."""
-    program = attempt_on_all(lambda: _capture(model, args, kwargs, training, options))
+    program = attempt_on_all(lambda: _capture(model, args, kwargs, training, options, captures))
     mark = fingerprint(program)
     agree_on_fingerprint(mark)
     if pinned is None:
@@ -247,12 +250,17 @@ def realize(program: Program, chosen: Plan, groups: ProcessGroups) -> Step:
 
 
 def _capture(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, options: Options
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    training: bool,
+    options: Options,
+    captures: Captures,
 ) -> Program:
     with phase("capture", logging.INFO):
         args, kwargs = route(model, args, kwargs, options.loss_fn is not None)
         batch = kwargs.pop("batch", None) if options.loss_fn is not None else None
-        return capture(
+        return captures.capture(
             model,
             args,
             kwargs,

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from autopar._compat import TreeSpec, tree_map_only
+from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.layout import Layout
 from autopar.parallel_plan import Plan
@@ -198,7 +199,8 @@ class ParallelModule(nn.Module):
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, self._planned().program)
         step = self._step_for(leaves, spec, mode)
-        results = step(self._bind(step, leaves, mode), self._held)
+        with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
+            results = step(self._bind(step, leaves, mode), self._held)
         self.calls += 1
         self._write_mutations(step, results)
         return self._output(step, results)
@@ -214,7 +216,7 @@ class ParallelModule(nn.Module):
     def _key(self, leaves: list[Any], spec: TreeSpec) -> Signature:
         modes = tuple(module.training for module in self.modules())
         frozen = tuple(parameter.requires_grad for parameter in nn.Module.parameters(self))
-        return (batches.signature(leaves, spec), modes, frozen)
+        return (batches.signature(leaves, spec), modes, frozen, autocast_state())
 
     def _step_for(self, leaves: list[Any], spec: TreeSpec, mode: BatchMode) -> Step:
         """The emitted graph for arguments like these; built now where they are new."""

@@ -21,6 +21,7 @@ from torch.nn.modules import transformer
 
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
 from autopar._compat import FakeTensorMode, aot_export_joint_with_descriptors
+from autopar.capture.calls import Call, CallRecorder, resized
 from autopar.capture.decompositions import decomposition_table
 from autopar.capture.effects import remove_effects
 from autopar.capture.experts import adapted_experts
@@ -103,22 +104,11 @@ def _check_module(model: object) -> None:
 
 def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
     """The joint graph (forward-only when not `training`) as AOT autograd returns it."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     salts = Salts()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(fake_parameters(step, mode))
-        stack.enter_context(_plain_transformer_layers())
-        stack.enter_context(_known_as_export())
-        stack.enter_context(_dense_gradients(step))
-        stack.enter_context(adapted_huggingface(step, kwargs))
-        stack.enter_context(adapted_experts())
-        stack.enter_context(explained(step.model))
-        stack.enter_context(torch.set_grad_enabled(training))
+        tensors = _enter_fake_forward(stack, step, inputs.tensors, kwargs, training)
         stack.enter_context(module_paths(step))
         stack.enter_context(recomputed_within(salts.mark))
-        tensors = tuple(fake_twin(tensor, mode) for tensor in inputs.tensors)
-        if not training:
-            tensors = tuple(tensor.detach() for tensor in tensors)
         table = {**decomposition_table(), **random_decompositions(salts)}
         joint = aot_export_joint_with_descriptors(stack, step, tensors, decompositions=table)
         graph_module: GraphModule = joint.graph_module
@@ -126,6 +116,45 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
     remove_effects(graph_module)
     refuse_other_draws(graph_module)
     return graph_module
+
+
+def _enter_fake_forward(
+    stack: contextlib.ExitStack, step: Step, tensors: Sequence[Tensor], kwargs: Mapping[str, Any], training: bool
+) -> tuple[Tensor, ...]:
+    """Until `stack` closes, `step` runs on the fake twins of the tensors, which are returned."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    stack.enter_context(fake_parameters(step, mode))
+    stack.enter_context(_plain_transformer_layers())
+    stack.enter_context(_known_as_export())
+    stack.enter_context(_dense_gradients(step))
+    stack.enter_context(adapted_huggingface(step, kwargs))
+    stack.enter_context(adapted_experts())
+    stack.enter_context(explained(step.model))
+    stack.enter_context(torch.set_grad_enabled(training))
+    twins = tuple(fake_twin(tensor, mode) for tensor in tensors)
+    return twins if training else tuple(twin.detach() for twin in twins)
+
+
+def forward_calls(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    loss_fn: LossFunction | None,
+    batch: Any,
+    training: bool,
+    precision: str | None,
+) -> tuple[Call, ...]:
+    """The operators that the forward runs for arguments like these with tensors of `shapes`; nothing is traced."""
+    with_batch = loss_fn is not None and batch is not None
+    inputs = flatten_inputs(args, {**kwargs, BATCH: batch} if with_batch else kwargs)
+    step = Step(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical_names(model))
+    with contextlib.ExitStack() as stack:
+        tensors = _enter_fake_forward(stack, step, resized(inputs.tensors, shapes), kwargs, training)
+        with CallRecorder() as recorder:
+            step(*tensors)
+    return tuple(recorder.calls)
 
 
 def _check_state(step: Step, tensors: Sequence[Tensor]) -> None:

@@ -1,0 +1,90 @@
+"""All captures of one model: traced for two sizes of a kind, computed for further ones (see `family.py`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar._compat import tree_leaves
+from autopar.capture.family import Family, family, input_shapes
+from autopar.capture.inputs import FlatInputs, find_batch_dims, flatten_inputs
+from autopar.capture.step import BATCH, LossFunction
+from autopar.capture.trace import capture, forward_calls
+from autopar.program import Program
+
+
+class Captures:
+    """Captures of one model. traces, computed: how many programs were traced, and how many computed."""
+
+    def __init__(self) -> None:
+        self._families: dict[Any, Family] = {}
+        self._latest: dict[Any, Program] = {}
+        self.traces = 0
+        self.computed = 0
+
+    def capture(
+        self,
+        model: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        loss_fn: LossFunction | None,
+        batch: Any,
+        batch_dims: Mapping[str, int | None] | None,
+        training: bool,
+        precision: str | None,
+    ) -> Program:
+        """As `autopar.capture.capture`, from earlier captures of the model where they predict this one."""
+        beside = {BATCH: batch} if loss_fn is not None and batch is not None else {}
+        inputs = flatten_inputs(args, {**kwargs, **beside})
+        kind = _kind(model, inputs, training)
+        calls = functools.partial(
+            forward_calls, model, args, kwargs, loss_fn=loss_fn, batch=batch, training=training, precision=precision
+        )
+        if kind in self._families:
+            dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
+            program = self._families[kind].at([tuple(tensor.shape) for tensor in inputs.tensors], calls)
+            if program is not None and dims == tuple(e.batch_dim for e in program.inputs if e.role == "input"):
+                self.computed += 1
+                return program
+        program = capture(
+            model,
+            args,
+            kwargs,
+            loss_fn=loss_fn,
+            batch=batch,
+            batch_dims=batch_dims,
+            training=training,
+            precision=precision,
+        )
+        self.traces += 1
+        earlier = self._latest.get(kind)
+        self._latest[kind] = program
+        if earlier is not None and kind not in self._families:
+            both = (calls(input_shapes(earlier)), calls(input_shapes(program)))
+            found = family(earlier, program, both)
+            if found is not None:
+                self._families[kind] = found
+        return program
+
+
+def _kind(model: nn.Module, inputs: FlatInputs, training: bool) -> Any:
+    """All but the sizes that decides over a graph: structure, dtypes, constants, modes, what is trained, autocast."""
+    leaves = tuple(
+        (leaf.dtype, leaf.dim(), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        for leaf in tree_leaves(inputs.leaves)
+    )
+    modes = tuple(module.training for module in model.modules())
+    trained = tuple(parameter.requires_grad for parameter in model.parameters())
+    return (inputs.spec, leaves, training, modes, trained, autocast_state())
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """Which dtype autocast gives on each device type now, None where it is off."""
+    return tuple(
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None for device in ("cpu", "cuda")
+    )

@@ -1,0 +1,240 @@
+"""Further sizes of a captured model without tracing it again.
+
+    batch 8:   view(x, [512, 64])  arange(512)     traced
+    batch 4:   view(x, [256, 64])  arange(256)     traced: the graphs are equal but for numbers, 512 -> 256 for 8 -> 4
+    batch 6:   view(x, [384, 64])  arange(384)     computed: every number is affine in the size
+
+Two programs of one model that align node by node make a `Family`: integers that differ between them are affine
+functions of the one size that differs, floats are the factors of means, c / size. A third size is computed by putting the numbers in and propagating fake
+tensors, whose shapes must be the predicted ones. Numbers alone do not prove that the model does the same at that size
+(`x[:8]` is affine up to 8 rows only), so its forward is run on fake tensors as well and must perform the predicted
+operators, with the predicted numbers. Where anything does not fit, the model is traced again. Size 1 broadcasts and
+is always traced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from autopar._compat import FakeTensorMode, tree_flatten, tree_leaves, tree_unflatten
+from autopar.capture.calls import Call
+from autopar.program import Input, Program
+
+log = logging.getLogger(__name__)
+
+CallsAt: TypeAlias = Callable[[Sequence[tuple[int, ...]]], tuple[Call, ...]]
+"""Runs the forward on fake tensors of the given shapes, and says what it did."""
+
+
+class _DoesNotFitError(Exception):
+    """The programs or the size are no members of one family; the model is traced."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The affine function through (x0, y0) and (x1, y1)."""
+
+    x0: int
+    x1: int
+
+    def at(self, x: int, y0: int, y1: int) -> int:
+        value = y0 + Fraction((y1 - y0) * (x - self.x0), self.x1 - self.x0)
+        if value.denominator != 1 or (value < 0 <= min(y0, y1)):
+            raise _DoesNotFitError(f"{y0} and {y1} give {value} at size {x}")
+        return int(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Two programs that align, and the calls that their forwards make."""
+
+    first: Program
+    second: Program
+    first_calls: tuple[Call, ...]
+    second_calls: tuple[Call, ...]
+
+    def at(self, shapes: Sequence[tuple[int, ...]], calls: CallsAt) -> Program | None:
+        """The program for inputs of these shapes; None where it must be traced."""
+        try:
+            size, line = self._size(shapes)
+            program = self._instantiated(shapes, size, line)
+            _check_calls(calls(shapes), self.first_calls, self.second_calls, size, line)
+        except _DoesNotFitError as reason:
+            log.info("the model is traced anew: %s", reason)
+            return None
+        return program
+
+    def _size(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, _Line]:
+        """The size that varies, and the line between the two that were traced."""
+        old = [shape for program in (self.first, self.second) for shape in input_shapes(program)]
+        first, second = old[: len(old) // 2], old[len(old) // 2 :]
+        varying = [
+            (a, b, c)
+            for one, two, new in zip(first, second, shapes, strict=True)
+            for a, b, c in zip(one, two, new, strict=True)
+            if a != b
+        ]
+        if not varying:
+            raise _DoesNotFitError("the two programs have the same input shapes")
+        a, b, size = varying[0]
+        line = _Line(a, b)
+        if min(a, b, size) < 2:
+            raise _DoesNotFitError("a dim of size 1 broadcasts")
+        for one, two, new in zip(first, second, shapes, strict=True):
+            if tuple(line.at(size, y0, y1) for y0, y1 in zip(one, two, strict=True)) != tuple(new):
+                raise _DoesNotFitError(f"inputs of shapes {one} and {two} do not predict {tuple(new)}")
+        return size, line
+
+    def _instantiated(self, shapes: Sequence[tuple[int, ...]], size: int, line: _Line) -> Program:
+        graph = Graph()
+        copies: dict[Node, Node] = {}
+        mode = FakeTensorMode()
+        inputs: list[Input] = []
+        for (one, two), entry in _with_inputs(self.first, self.second):
+            node = graph.node_copy(one, lambda old: copies[old])
+            copies[one] = node
+            if one.op in ("call_function", "output"):
+                leaves, other, spec = _arguments(one, two)
+                numbers = [_number(y0, y1, size, line) for y0, y1 in zip(leaves, other, strict=True)]
+                args, kwargs = tree_unflatten(numbers, spec)
+                node.args = map_arg(args, lambda old: copies[old])
+                node.kwargs = map_arg(kwargs, lambda old: copies[old])
+            if one.op == "placeholder":
+                assert entry is not None
+                shape = tuple(line.at(size, y0, y1) for y0, y1 in zip(entry[0].shape, entry[1].shape, strict=True))
+                inputs.append(dataclasses.replace(entry[0], shape=shape))
+            _propagate(node, one, two, size, line, mode)
+        return dataclasses.replace(
+            self.first, graph_module=GraphModule(self.first.graph_module, graph), inputs=tuple(inputs)
+        )
+
+
+def family(first: Program, second: Program, calls: Sequence[tuple[Call, ...]]) -> Family | None:
+    """The family of two programs of one model at two sizes; None where they do not align."""
+    same = (
+        len(first.graph.nodes) == len(second.graph.nodes)
+        and first.in_spec == second.in_spec
+        and (first.outputs, first.output_leaves) == (second.outputs, second.output_leaves)
+        and [_named(entry) for entry in first.inputs] == [_named(entry) for entry in second.inputs]
+        and len(calls[0]) == len(calls[1])
+    )
+    if not same or not _varies(first, second):
+        return None
+    pairs: dict[Node, Node] = {}
+    for one, two in zip(first.graph.nodes, second.graph.nodes, strict=True):
+        pairs[one] = two
+        if not _aligned(one, two, pairs):
+            log.debug("%s and %s do not align", one.format_node(), two.format_node())
+            return None
+    return Family(first=first, second=second, first_calls=calls[0], second_calls=calls[1])
+
+
+def _varies(first: Program, second: Program) -> bool:
+    """Whether some input dim differs, and none of those is 1, which broadcasts."""
+    dims = [
+        pair
+        for one, two in zip(input_shapes(first), input_shapes(second), strict=True)
+        for pair in zip(one, two, strict=True)
+        if pair[0] != pair[1]
+    ]
+    return bool(dims) and all(min(pair) > 1 for pair in dims)
+
+
+def _named(entry: Input) -> Input:
+    return dataclasses.replace(entry, shape=())
+
+
+def _aligned(one: Node, two: Node, pairs: dict[Node, Node]) -> bool:
+    if (one.op, one.target if one.op == "call_function" else "") != (
+        two.op,
+        two.target if two.op == "call_function" else "",
+    ):
+        return False
+    if one.op == "get_attr" or any(one.meta.get(key) != two.meta.get(key) for key in ("operator", "phase")):
+        return False
+    leaves, others = tree_flatten((one.args, one.kwargs)), tree_flatten((two.args, two.kwargs))
+    return leaves[1] == others[1] and all(
+        pairs.get(a) is b if isinstance(a, Node) else _may_vary(a, b) for a, b in zip(leaves[0], others[0], strict=True)
+    )
+
+
+def _may_vary(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (type(a) in (int, float) or bool(a == b))
+
+
+def _arguments(one: Node, two: Node) -> tuple[list[Any], list[Any], Any]:
+    leaves, spec = tree_flatten((one.args, one.kwargs))
+    return leaves, tree_flatten((two.args, two.kwargs))[0], spec
+
+
+def _number(a: Any, b: Any, size: int, line: _Line) -> Any:
+    """The number at `size`: an int on the line through a and b, a float as the factor of a mean, c / size."""
+    if type(a) is int and type(b) is int and a != b:
+        return line.at(size, a, b)
+    if type(a) is float and type(b) is float and a != b:
+        if not math.isclose(a * line.x0, b * line.x1, rel_tol=1e-12):
+            raise _DoesNotFitError(f"{a} and {b} do not predict the factor at size {size}")
+        return a * line.x0 / size
+    return a
+
+
+def _with_inputs(first: Program, second: Program) -> Iterator[tuple[tuple[Node, Node], tuple[Input, Input] | None]]:
+    entries = zip(first.inputs, second.inputs, strict=True)
+    for one, two in zip(first.graph.nodes, second.graph.nodes, strict=True):
+        yield (one, two), next(entries) if one.op == "placeholder" else None
+
+
+def _propagate(node: Node, one: Node, two: Node, size: int, line: _Line, mode: FakeTensorMode) -> None:
+    """`meta["val"]` of a node at the new size; its shapes must be the predicted ones."""
+    if node.op == "output":
+        return
+    shapes = [
+        tuple(line.at(size, y0, y1) for y0, y1 in zip(a, b, strict=True))
+        for a, b in zip(_shapes(one), _shapes(two), strict=True)
+    ]
+    if node.op == "placeholder":
+        value = one.meta["val"]
+        with mode:
+            node.meta["val"] = torch.empty(shapes[0], dtype=value.dtype, device=value.device)
+        return
+    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
+    try:
+        with mode, torch.no_grad():
+            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise _DoesNotFitError(f"{node.format_node()}: {error}") from None
+    if _shapes(node) != shapes:
+        raise _DoesNotFitError(f"{node.format_node()} has shapes {_shapes(node)}, predicted were {shapes}")
+
+
+def _shapes(node: Node) -> list[tuple[int, ...]]:
+    return [tuple(value.shape) for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
+
+
+def input_shapes(program: Program) -> list[tuple[int, ...]]:
+    """Shapes of the input tensors, in order."""
+    return [entry.shape for entry in program.inputs if entry.role == "input"]
+
+
+def _check_calls(
+    calls: tuple[Call, ...], first: tuple[Call, ...], second: tuple[Call, ...], size: int, line: _Line
+) -> None:
+    if len(calls) != len(first):
+        raise _DoesNotFitError(f"forward makes {len(calls)} calls at size {size}, {len(first)} before")
+    for (target, arguments), (one, before), (_, after) in zip(calls, first, second, strict=True):
+        same_form = target == one and len(arguments) == len(before) == len(after)
+        if not same_form or any(
+            x != _number(a, b, size, line) for x, a, b in zip(arguments, before, after, strict=True)
+        ):
+            raise _DoesNotFitError(f"forward calls {target} with {arguments} at size {size}")
