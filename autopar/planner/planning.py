@@ -244,8 +244,8 @@ def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
         )
     if forbidden:
         raise InfeasibleError(
-            f"found no plan that obeys the constraints on mesh {mesh.shape} in {query.search.exact_seconds:g} s: the best "
-            f'one makes {forbidden} forbidden choices; search longer with mode="exact", or loosen the constraints'
+            f"found no plan that obeys the constraints on mesh {mesh.shape} in {query.search.exact_seconds:g} s: the "
+            f'best one makes {forbidden} forbidden choices; search longer with mode="exact", or loosen the constraints'
         )
     solution = _checked(built.problem, solution)
     if all(_row_bytes(row.bytes, solution.assignment) <= limit for row in rows):
