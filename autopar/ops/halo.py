@@ -31,7 +31,7 @@ def extended(
     borrowed: as `edges` gives them; the first `num_before` come before the own rows (`own`, a run of x). fill: number
     of rows with `value` at both ends.
     """
-    rows = x.narrow(dim, *own)
+    rows = x.narrow(dim, own[0], own[1])
     parts = [_filled(rows, dim, fill[0], value), rows, _filled(rows, dim, fill[1], value)]
     if borrowed is not None:
         moved = borrowed.movedim(0, dim)
@@ -52,9 +52,9 @@ def folded(
     shape = list(gradient.shape)
     shape[dim] = size
     result = gradient.new_zeros(shape)
-    result.narrow(dim, at, own[1]).add_(gradient.narrow(dim, *own))
+    result.narrow(dim, at, own[1]).add_(gradient.narrow(dim, own[0], own[1]))
     if returned is not None:
-        pieces = returned.movedim(0, dim).split([length for _, length in runs], dim)
+        pieces = torch.split(returned.movedim(0, dim), [length for _, length in runs], dim)
         for piece, (start, length) in zip(pieces, runs, strict=True):
             result.narrow(dim, start, length).add_(piece)
     return result
@@ -75,7 +75,7 @@ def scattered(gradient: Tensor, positions: Tensor, size: Sequence[int]) -> Tenso
     num_dims = len(size)
     flat = gradient.flatten(-num_dims)
     result = gradient.new_zeros((*gradient.shape[:-num_dims], *size)).flatten(-num_dims)
-    return result.scatter_add(-1, positions.flatten(-num_dims), flat).unflatten(-1, list(size))
+    return result.scatter_add(-1, positions.flatten(-num_dims), flat).reshape(gradient.shape[:-num_dims] + tuple(size))
 
 
 def packed(*values: Tensor | None) -> tuple[Tensor | None, ...]:
