@@ -2,7 +2,8 @@
 
 Capture replaces `torch.nn.functional.dropout` by `autopar::dropout`; the compiled program calls `dropout_by_index`
 with the step's seed. Outside a compiled program the operator draws from torch's initial seed: the same call gives the
-same mask, another salt another mask.
+same mask, another salt another mask. On CUDA a block that lies in rows goes through `autopar::dropout_rows`, for which
+the runtime has a Triton kernel (`runtime/kernels/dropout.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.ops.random_index import Runs, full_runs, keep_mask, reference_seed
+from autopar.ops.random_index import Runs, as_rows, drop_threshold, full_runs, keep_mask, reference_seed, row_words
 
 
 def dropout_by_index(
@@ -23,8 +24,35 @@ def dropout_by_index(
 
     runs: per dim, the runs of global indices that `x` holds (`layout.local_runs`); seed: 0-dim int64 tensor.
     """
+    rows = as_rows(shape, runs) if x.is_cuda and x.dtype != torch.float64 else None
+    if rows is not None:
+        out, kept = dropout_rows(x, p, seed, salt, *rows)
+        return out, kept
     mask = keep_mask(shape, p, seed, salt, runs)
     return _scale_kept(x, mask, p), mask
+
+
+def dropout_rows_reference(
+    x: Tensor, p: float, seed: Tensor, salt: int, first: int, row_stride: int, rows: int
+) -> tuple[Tensor, Tensor]:
+    """Dropout of a block that lies in rows: element c of row r has the number first + r * row_stride + c."""
+    columns = x.numel() // max(rows, 1)
+    starts = first + row_stride * torch.arange(rows, device=x.device)
+    mask = (row_words(starts, columns, seed, salt) >= drop_threshold(p)).reshape(x.shape)
+    return _scale_kept(x, mask, p), mask
+
+
+dropout_rows = torch.library.custom_op(
+    "autopar::dropout_rows",
+    dropout_rows_reference,
+    mutates_args=(),
+    schema="(Tensor x, float p, Tensor seed, int salt, int first, int row_stride, int rows) -> (Tensor, Tensor)",
+)
+
+
+@dropout_rows.register_fake
+def _(x: Tensor, p: float, seed: Tensor, salt: int, first: int, row_stride: int, rows: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
 
 
 @torch.library.custom_op(

@@ -71,11 +71,22 @@ def random_words(shape: Sequence[int], seed: Tensor, salt: int, runs: Runs, draw
         return torch.empty(local, dtype=torch.int64, device=seed.device)
     sizes, merged = merge_dims(shape or (1,), runs or (((0, 1),),))
     origins = global_index(sizes[:-1], merged[:-1], seed.device).reshape(-1) * sizes[-1]
-    pieces = [_row_words(origins + start, length, seed, salt, draw) for start, length in merged[-1]]
+    pieces = [row_words(origins + start, length, seed, salt, draw) for start, length in merged[-1]]
     return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).reshape(local)
 
 
-def _row_words(starts: Tensor, length: int, seed: Tensor, salt: int, draw: int) -> Tensor:
+def as_rows(shape: Sequence[int], runs: Runs) -> tuple[int, int, int] | None:
+    """(first number, numbers from row to row, rows) of a block that is one row or a grid of equal rows; else None."""
+    sizes, merged = merge_dims(shape or (1,), runs or (((0, 1),),))
+    if len(merged) > 2 or any(len(dim_runs) != 1 for dim_runs in merged):
+        return None
+    if len(merged) == 1:
+        return merged[0][0][0], sizes[0], 1
+    ((row, rows),), ((column, _),) = merged
+    return row * sizes[1] + column, sizes[1], rows
+
+
+def row_words(starts: Tensor, length: int, seed: Tensor, salt: int, draw: int = 0) -> Tensor:
     """Words of the numbers starts[i] ... starts[i] + length - 1, shape (len(starts), length)."""
     first = starts // LANES
     count = (length + 2 * (LANES - 1)) // LANES  # counters that a row touches at most, wherever it starts

@@ -1,0 +1,45 @@
+"""Runs the Triton dropout in Triton's interpreter (TRITON_INTERPRET=1) beside the torch reference; prints a count.
+
+    TRITON_INTERPRET=1 python -m tests.runtime.interpreted_dropout [shift]
+
+`shift` moves the first number that the kernel is told: a fault that the comparison must see.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from autopar.ops.dropout import dropout_rows_reference
+from autopar.runtime.kernels.dropout import dropout_rows
+
+# (rows, columns, first, row_stride): aligned and not, one row, more than a tile, numbers beyond 2**32
+BLOCKS = [
+    (1, 64, 0, 64),
+    (1, 5000, 3, 5000),
+    (5, 16, 32, 64),
+    (7, 13, 5, 29),
+    (3, 1, 2, 7),
+    (2, 2100, (1 << 33) + 1, 4099),
+]
+SALTS = (0, 1, 77, (1 << 31) + 5)
+
+
+def compare(shift: int) -> int:
+    """Compares every block; raises AssertionError where they differ."""
+    count = 0
+    for seed in (torch.tensor(1), torch.tensor(-(1 << 40) - 7)):
+        for rows, columns, first, row_stride in BLOCKS:
+            for salt, p, dtype in zip(SALTS, (0.1, 0.5, 1.0, 0.0), (torch.float32, torch.bfloat16) * 2, strict=True):
+                x = torch.randn(rows, columns, dtype=dtype)
+                out, mask = dropout_rows(x, p, seed, salt, first + shift, row_stride, rows)
+                expected, kept = dropout_rows_reference(x, p, seed, salt, first, row_stride, rows)
+                assert torch.equal(mask, kept), (rows, columns, first, salt, p)
+                torch.testing.assert_close(out, expected)
+                count += 1
+    return count
+
+
+if __name__ == "__main__":
+    print(compare(int(sys.argv[1]) if len(sys.argv) > 1 else 0))
