@@ -15,11 +15,11 @@ Call: TypeAlias = tuple[str, tuple[Any, ...]]
 """An operator, and its arguments in order: the sizes of a tensor, an int as it is, anything else as text."""
 
 
-class CallRecorder(TorchDispatchMode):
+class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within the mode, every operator is noted in `calls`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
 
     def __torch_dispatch__(

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from autopar._compat import ForwardTokenAOTInput, ForwardTokenAOTOutput, OpOverload, with_effects
+from autopar._compat import ForwardTokenAOTInput, ForwardTokenAOTOutput, with_effects
 from autopar.errors import CaptureError
 
 
@@ -49,7 +49,6 @@ def _erase(node: Node) -> None:
         if getitem.args[1] == 0:
             getitem.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         elif getitem.users:
-            name = target.name() if isinstance(target, OpOverload) else str(target)
-            raise CaptureError(f"{name} has an effect and a result, which a graph cannot keep; compute without it")
+            raise CaptureError(f"{target} has an effect and a result, which a graph cannot keep; compute without it")
         node.graph.erase_node(getitem)
     node.graph.erase_node(node)

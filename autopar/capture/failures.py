@@ -30,12 +30,12 @@ _MODULES = str(Path(_TORCH, "nn", "modules"))
 
 VALUES_BY_SOURCE = (
     ("momentum=None", "cumulative averages count their calls on the host: give the batch norm a momentum, such as 0.1"),
+    ("assert ", "check outside forward, or leave the assertion out: a graph has no place for it"),
     (".item()", "keep the 0-dim tensor itself instead of .item(): arithmetic takes it like a number"),
     (".tolist()", "keep the tensor instead of .tolist(): index and stack tensors"),
     (".numpy()", "use torch operators instead of numpy: they take tensors as they are"),
     ("np.", "use torch operators instead of numpy: they take tensors as they are"),
     ("numpy.", "use torch operators instead of numpy: they take tensors as they are"),
-    ("assert ", "check outside forward, or leave the assertion out: a graph has no place for it"),
     ("while ", "run a fixed number of rounds and freeze finished values with torch.where"),
     ("if ", "choose with torch.where(condition, a, b) instead of if, which keeps one graph"),
     ("float(", "keep the 0-dim tensor itself instead of float(): arithmetic takes it like a number"),
@@ -49,7 +49,7 @@ _SHAPE_HINT = (
 )
 
 KNOWN_MESSAGES = (
-    ("is not supported for tensor subclasses", VALUES_BY_SOURCE[3][1]),
+    ("is not supported for tensor subclasses", VALUES_BY_SOURCE[4][1]),
     ("Cannot backprop through mirrored meta", "call torch.autograd.grad, or return the loss: backward runs outside"),
     ("_nested_tensor", "pad to one length and mask: a graph has one shape"),
     ("NestedTensor", "pad to one length and mask: a graph has one shape"),

@@ -125,7 +125,7 @@ class ForwardState:
 
         with self.running(), mock.patch.object(nn.Module, "__getattr__", served):
             for name, key in stored:
-                vars(self._modules[name]).pop(key, None)
+                self._modules[name].__dict__.pop(key, None)
             self.changed = {}
             yield
             again = dict(self.changed)

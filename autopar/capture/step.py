@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar._compat import TreeSpec, tree_flatten_with_path
+from autopar.capture.checks import PassedChecks
 from autopar.capture.expert_loops import ExpertLoops
 from autopar.capture.forward_state import ForwardState
 from autopar.capture.inputs import FlatInputs, path_part, unflatten_inputs
@@ -71,6 +72,7 @@ class Step(nn.Module):
         batch = kwargs.pop(BATCH) if self._with_batch else (kwargs or args)
         with (
             self.state.running(),
+            PassedChecks(),
             Interception(),
             ExpertLoops(),
             computing_in(self.model, self._dtype, self._canonical),

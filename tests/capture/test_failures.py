@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.capture import capture
+from autopar.capture import capture, fingerprint
 from autopar.errors import CaptureError
 
 HERE = r"test_failures\.py:\d+ \("
@@ -54,7 +54,32 @@ def in_numpy(self: Any, x: Tensor) -> Any:
 
 
 def asserted(self: Any, x: Tensor) -> Any:
-    assert x.abs().max() < 100
+    assert x.abs().max().item() < 100
+    return self.linear(x).mean()
+
+
+def checked(self: Any, x: Tensor) -> Any:
+    assert x.abs().max() < 100, "too large"
+    assert not torch.isnan(x).any().item()
+    if x.max() > 100 or x.min() < -100:
+        raise ValueError("out of range")
+    if not torch.isfinite(x).all():
+        raise ValueError("not finite")
+    return self.linear(x).mean()
+
+
+def chosen(self: Any, x: Tensor) -> Any:
+    if x.max() > 100:
+        raise ValueError("out of range")
+    elif x.min() > 0:
+        x = -x
+    return self.linear(x).mean()
+
+
+def raised_later(self: Any, x: Tensor) -> Any:
+    if x.max() > 100:
+        x = x / 2
+        raise ValueError("out of range")
     return self.linear(x).mean()
 
 
@@ -107,6 +132,18 @@ def test_the_message_says_where_and_what_helps(run: Callable[[Any, Tensor], Any]
     with pytest.raises(CaptureError, match=FAILURES[run]) as caught:
         capture(Model(run), (torch.randn(4, 8),))
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_checks_that_only_raise_are_taken_to_pass() -> None:
+    program = capture(Model(checked), (torch.randn(4, 8),))
+    plain = capture(Model(lambda self, x: self.linear(x).mean()), (torch.randn(4, 8),))
+    assert fingerprint(program) == fingerprint(plain)
+
+
+@pytest.mark.parametrize("run", [chosen, raised_later])
+def test_a_choice_is_no_check(run: Callable[[Any, Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match=HERE + r"if x\.max\(\) > 100:\)"):
+        capture(Model(run), (torch.randn(4, 8),))
 
 
 def test_cumulative_batch_norm_names_torchs_line_and_the_momentum() -> None:
