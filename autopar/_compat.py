@@ -10,11 +10,13 @@ import importlib
 import re
 import sys
 import warnings
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 from torch._decomp import get_decompositions
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     ForwardTokenAOTInput,
@@ -27,7 +29,7 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._higher_order_ops.effects import with_effects
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -79,6 +81,17 @@ def aot_export_joint_with_descriptors(*args: Any, **kwargs: Any) -> Any:
     return module.aot_export_joint_with_descriptors(*args, **kwargs)
 
 
+def whole_triton_operators() -> AbstractContextManager[None]:
+    """Within the context, a trace keeps operators of `torch.library.triton_op` and does not open them."""
+    context: AbstractContextManager[None] = functorch_config.patch(decompose_custom_triton_ops=False)
+    return context
+
+
+def is_kernel_launch(target: object) -> bool:
+    """Whether the target of a node launches a Triton kernel outside of an operator."""
+    return isinstance(target, HigherOrderOperator) and target.name().startswith("triton_kernel_wrapper")
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether `torch.compile` made the module, which then holds the plain one as `_orig_mod`. A process that has not
     loaded torch._dynamo (seconds of import) has none."""
@@ -117,6 +130,7 @@ __all__ = [
     "get_decompositions",
     "grouped_mm",
     "is_compiled",
+    "is_kernel_launch",
     "is_registered",
     "keystr",
     "lone_device_mesh",
@@ -129,5 +143,6 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
     "warn_about_untested_torch",
+    "whole_triton_operators",
     "with_effects",
 ]

@@ -19,13 +19,15 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from autopar._compat import DataDependentOutputException, DynamicOutputShapeException
+from autopar.capture.user_kernels import ADVICE
 from autopar.errors import AutoparError, CaptureError
 
 log = logging.getLogger(__name__)
 
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException)
 _TORCH = str(Path(torch.__file__).parent)
-_LIBRARIES = (_TORCH, str(Path(__file__).parent))
+_TRITON = str(Path(_TORCH).parent / "triton")
+_LIBRARIES = (_TORCH, _TRITON, str(Path(__file__).parent))
 _MODULES = str(Path(_TORCH, "nn", "modules"))
 
 VALUES_BY_SOURCE = (
@@ -53,6 +55,7 @@ KNOWN_MESSAGES = (
     ("Cannot backprop through mirrored meta", "call torch.autograd.grad, or return the loss: backward runs outside"),
     ("_nested_tensor", "pad to one length and mask: a graph has one shape"),
     ("NestedTensor", "pad to one length and mask: a graph has one shape"),
+    ("Cannot access data pointer", ADVICE),
     ("quantized", "quantised operators have no gradient: train in bf16 or fp32"),
     ("modified by an inplace operation", "write out of place what backward needs: x = x + y instead of x += y"),
 )
@@ -83,10 +86,17 @@ def _explain(model: nn.Module, error: Exception) -> str:
     if _is_data_dependent(error):
         hint = next((hint for words, hint in VALUES_BY_SOURCE if words in source), _VALUES_DEFAULT)
         return f"{name} decides by the values of a tensor at {place}, so it has no single graph: {hint}."
+    if _launches_kernel(error):
+        return f"{name} launches a Triton kernel outside of an operator at {place}: {ADVICE}."
     message = _first_line(error)
     what = f"{name} cannot be traced at {place}: {type(error).__name__}: {message}"
     hint = next((hint for words, hint in KNOWN_MESSAGES if words in message), "")
     return f"{what.rstrip('.')}. What helps: {hint}." if hint else what
+
+
+def _launches_kernel(error: BaseException) -> bool:
+    launcher = str(Path(_TRITON, "runtime"))
+    return any(frame.filename.startswith(launcher) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _is_data_dependent(error: BaseException | None) -> bool:

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from torch.nn.modules import transformer
 
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
-from autopar._compat import FakeTensorMode, aot_export_joint_with_descriptors
+from autopar._compat import FakeTensorMode, aot_export_joint_with_descriptors, whole_triton_operators
 from autopar.capture.calls import Call, CallRecorder, resized
 from autopar.capture.decompositions import decomposition_table
 from autopar.capture.effects import remove_effects
@@ -35,6 +35,7 @@ from autopar.capture.random_draws import random_decompositions, refuse_other_dra
 from autopar.capture.recomputation import Salts, recomputed_within
 from autopar.capture.roles import Names, assign_roles
 from autopar.capture.step import BATCH, LossFunction, Step
+from autopar.capture.user_kernels import refuse_bare_kernels
 from autopar.errors import CaptureError
 from autopar.passes.runner import run_passes
 from autopar.passes.tidy import TIDY_PASSES, TidyContext
@@ -108,6 +109,7 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
     with contextlib.ExitStack() as stack:
         tensors = _enter_fake_forward(stack, step, inputs.tensors, kwargs, training)
         stack.enter_context(module_paths(step))
+        stack.enter_context(whole_triton_operators())
         stack.enter_context(recomputed_within(salts.mark))
         table = {**decomposition_table(), **random_decompositions(salts)}
         joint = aot_export_joint_with_descriptors(stack, step, tensors, decompositions=table)
@@ -115,6 +117,7 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
         _check_state(step, tensors)
     remove_effects(graph_module)
     refuse_other_draws(graph_module)
+    refuse_bare_kernels(graph_module)
     return graph_module
 
 
