@@ -178,7 +178,7 @@ def _plan_apart(program: Program) -> tuple[Plan, str]:
     """A plan whose weights cannot all be replicated, and what forced them apart.
 
     A device that held all weights with gradients and optimizer state would need `whole` bytes, so a limit below that
-    is enough. Where activations alone exceed it, no limit does it, and the weights are pinned apart instead.
+    is enough. Where activations alone exceed it, no limit does it, and the weights are stored split by ZeRO-3 instead.
     """
     states = state_bytes(program, None)
     whole = sum(
@@ -196,8 +196,8 @@ def _plan_apart(program: Program) -> tuple[Plan, str]:
                 break
         else:
             return plan, f"memory limit {format_bytes(limit)}, {limit / whole:.2f} of the weights and their state"
-    pinned = {entry.name: {"inner": "S(0)"} for entry in program.inputs if entry.role == "parameter" and entry.shape}
-    return _plan(program, constraints=pinned, mesh=FLAT_MESH), "all weights pinned to S(0): no such limit was met"
+    zero3 = {"dp_shard": dist.get_world_size()}
+    return _plan(program, dims=zero3), "all weights stored split (dp_shard): no such limit was met"
 
 
 def _sharded_share(program: Program, plan: Plan) -> float:
