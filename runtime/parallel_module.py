@@ -362,6 +362,10 @@ def without_weights(model: nn.Module, training: bool) -> nn.Module:
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+    for module in model.modules():  # attributes that a hook computes before each forward (weight_norm)
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
     skeleton = copy.deepcopy(model, memo)
     skeleton.training = training
     return skeleton
