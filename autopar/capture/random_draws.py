@@ -23,6 +23,7 @@ from autopar._compat import OpOverload
 from autopar.capture.recomputation import Salts
 from autopar.errors import CaptureError
 from autopar.ops.random import SITE_BIT
+from autopar.passes.arguments import argument
 from autopar.rules.call import argument_slot
 
 aten = torch.ops.aten
@@ -63,11 +64,10 @@ def _draws(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False
-    names = {argument.name for argument in schema.arguments}
+    names = {entry.name for entry in schema.arguments}
     if "dropout_p" in names:
         position, default = argument_slot(node.target, "dropout_p")
-        given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", default)
-        return schema.name.startswith("aten::") and given > 0.0
+        return bool(schema.name.startswith("aten::") and argument(node, position, "dropout_p", default) > 0.0)
     tags = getattr(node.target, "tags", ())
     return "generator" in names or torch.Tag.nondeterministic_seeded in tags
 

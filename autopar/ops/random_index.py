@@ -105,7 +105,7 @@ def keep_mask(shape: Sequence[int], p: float, seed: Tensor, salt: int, runs: Run
 
 def drop_threshold(p: float) -> int:
     """Words below it drop their element."""
-    return round(p * 2**WORD_BITS)
+    return round(p * (1 << WORD_BITS))
 
 
 def reference_seed(device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ LANES = tl.constexpr(4)
 LARGEST_BLOCK = 2048
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def words_of_tile(counters, salt, seed, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """BLOCK words, four of each counter, in the order of the numbers."""
     low = (counters & 0xFFFFFFFF).to(tl.uint32)
@@ -30,7 +30,7 @@ def words_of_tile(counters, salt, seed, BLOCK: tl.constexpr):  # type: ignore[no
     return tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), (BLOCK,))
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def dropout_kernel(  # type: ignore[no-untyped-def]
     x,
     out,

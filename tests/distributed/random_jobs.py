@@ -1,0 +1,24 @@
+"""Jobs of the workers that draw: one training step of a small module per random operator."""
+
+from __future__ import annotations
+
+import torch
+
+import autopar
+from tests.capture.random_models import DRAWS, Drawing
+
+
+def steps(names: tuple[str, ...], dims: dict[str, int] | None) -> dict[str, list[float]]:
+    """Per operator: the losses of two steps, then the norm of the weight's gradient after them."""
+    found = {}
+    for name in names:
+        torch.manual_seed(3)
+        model, x = Drawing(DRAWS[name]), torch.randn(4, 5, 6)
+        module = autopar.compile(model, x, dims=dims)
+        losses = [module(x) for _ in range(2)]
+        for loss in losses:
+            loss.backward()
+        weight = dict(module.named_parameters())["linear.weight"].grad
+        whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+        found[name] = [*(float(loss.detach()) for loss in losses), float(whole.norm())]
+    return found
