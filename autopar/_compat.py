@@ -89,7 +89,7 @@ def whole_triton_operators() -> AbstractContextManager[None]:
 
 def is_kernel_launch(target: object) -> bool:
     """Whether the target of a node launches a Triton kernel outside of an operator."""
-    return isinstance(target, HigherOrderOperator) and target.name().startswith("triton_kernel_wrapper")
+    return isinstance(target, HigherOrderOperator) and str(target).startswith("triton_kernel_wrapper")
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -31,6 +31,7 @@ from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
 from autopar.planner.search import Mode
 from autopar.program import Program
+from autopar.rules.engine import registered_rules
 from autopar.runtime.batches import BatchMode, route
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit import Step, emit
@@ -278,7 +279,9 @@ def _plan(program: Program, options: Options, pinned: Plan | None) -> Plan:
         return _plan_pinned(program, options, pinned)
     path = _cache_path(program, options)
     if path is not None and path.exists():
-        return Plan.load(path)
+        known = Plan.load(path)
+        _report_uncovered(known, options.strict)
+        return known
     chosen = _make_plan()(
         program,
         options.cluster,
@@ -339,6 +342,7 @@ def _cache_path(program: Program, options: Options) -> Path | None:
         _name_of(options.optimizer),
         options.with_baselines,
         options.mode,
+        registered_rules(program),
     ]
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
     return options.cache_dir / f"plan-{digest[:24]}.json"
@@ -355,7 +359,8 @@ def _report_uncovered(chosen: Plan, strict: bool) -> None:
     lines = ", ".join(f"{name} ({seconds * 1e3:.3f} ms)" for name, seconds in sorted(chosen.uncovered.items()))
     if strict:
         raise UnsupportedOperatorError(
-            f"operators without a sharding rule (strict=True): {lines}; add one with autopar.register_rule"
+            f"operators without a sharding rule (strict=True): {lines}; `autopar rules discover LIBRARY::OPERATOR "
+            "--example '...'` proposes one, autopar.register_rule adds it"
         )
     log.warning("operators without a sharding rule run whole on every device, predicted cost: %s", lines)
 

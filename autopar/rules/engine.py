@@ -77,6 +77,12 @@ def add_rule(name: str, text: str) -> None:
     rule_of.cache_clear()
 
 
+def registered_rules(program: Program) -> dict[str, str]:
+    """Operator -> rule of those operators of the program whose rule comes from a user."""
+    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    return {name: text for name, text in sorted(_REGISTERED.items()) if name in names}
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether the node only renames dims: reshapes, permutations, full-range slices, expands that do nothing."""
     if node.target in _RESHAPING:
