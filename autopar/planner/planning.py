@@ -123,7 +123,7 @@ def make_plan(
         search=SEARCH[mode],
     )
     candidates, failures = _try_meshes(query, meshes, log)
-    if not candidates and dims is None:
+    if not candidates and dims is None and query.search.tries_mends:
         candidates = [_of_known(c) for c in _try_meshes(query, _known_meshes(query, meshes, log), log)[0]]
     if not candidates:
         short = [failure for failure in failures if isinstance(failure, DoesNotFit)]

@@ -18,7 +18,8 @@ Mode: TypeAlias = Literal["fast", "default", "exact"]
 class Search:
     """exact_seconds: limit of one solve without a memory limit; memory_seconds: of one under it, which returns the
     best plan that fits. memory_rounds: how often the budget is tightened by the transient bytes that the lowered
-    program shows. tries_mends: whether a memory limit that nothing fits is answered with changes that would fit."""
+    program shows. tries_mends: whether a memory limit that nothing fits makes the planner look
+    among the known plans, and then for changes that would fit."""
 
     exact_seconds: float
     memory_seconds: float
