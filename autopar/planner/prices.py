@@ -95,37 +95,53 @@ class Prices:
         return self._collective[key]
 
     def redistribution_seconds(self, shape: Sequence[int], nbytes: float, source: Layout, target: Layout) -> float:
-        """All steps from `source` to `target`; FORBIDDEN where nothing leads there."""
-        if source == target:
-            return 0.0
-        uneven = uneven_dims(shape, source, target, self.mesh.shape)
-        plain = not uneven and all(not isinstance(p, Shard) or p.split == 1 for p in (*source, *target))
-        key = (nbytes, source, target, None if plain else tuple(shape))
-        if key not in self._pair:
-            if is_reachable(source, target):
-                # blocks that divide and have one spelling take the same steps for every shape: far fewer to work out
-                steps = (
-                    redistribution(source, target, self.mesh.shape)
-                    if plain
-                    else redistribution_steps(tuple(shape), source, target, self.mesh)
-                )
-                changes = sum(a != b for a, b in zip(source, target, strict=True))
-                seconds = sum(self.step_seconds(step, nbytes) for step in steps) + TIE_BREAK_SECONDS * changes
-            else:
-                seconds = FORBIDDEN
-            self._pair[key] = seconds
-        return self._pair[key]
+        """One entry of `redistribution_table`."""
+        return float(self.redistribution_table(shape, nbytes, (source,), (target,))[0, 0])
 
     def redistribution_table(
         self, shape: Sequence[int], nbytes: float, sources: Sequence[Layout], targets: Sequence[Layout | None]
     ) -> Floats:
-        """(sources, targets) seconds; a target of None (not expressible behind a view) is FORBIDDEN."""
+        """(sources, targets) seconds of all steps between two layouts of a tensor of global `nbytes`.
+
+        FORBIDDEN where nothing leads there, and for a target of None (not expressible behind a view).
+        """
         table = np.full((len(sources), len(targets)), FORBIDDEN)
+        known = {layout: self._is_plain(shape, layout) for layout in (*sources, *targets) if layout is not None}
+        whole = tuple(shape)
         for i, source in enumerate(sources):
+            plain = known[source]
             for j, target in enumerate(targets):
                 if target is not None:
-                    table[i, j] = self.redistribution_seconds(shape, nbytes, source, target)
+                    # blocks that divide and have one spelling take the same steps for every shape
+                    kind = None if plain and known[target] else whole
+                    table[i, j] = self._redistribution_seconds(kind, nbytes, source, target)
         return table
+
+    def _is_plain(self, shape: Sequence[int], layout: Layout) -> bool:
+        """Whether a layout cuts this shape evenly and without strides."""
+        strided = any(isinstance(p, Shard) and p.split > 1 for p in layout)
+        return not strided and not uneven_dims(shape, layout, layout, self.mesh.shape)
+
+    def _redistribution_seconds(
+        self, shape: tuple[int, ...] | None, nbytes: float, source: Layout, target: Layout
+    ) -> float:
+        """shape: None where both layouts are plain."""
+        if source == target:
+            return 0.0
+        key = (nbytes, source, target, shape)
+        seconds = self._pair.get(key)
+        if seconds is None:
+            seconds = FORBIDDEN
+            if is_reachable(source, target):
+                steps = (
+                    redistribution(source, target, self.mesh.shape)
+                    if shape is None
+                    else redistribution_steps(shape, source, target, self.mesh)
+                )
+                changes = sum(a != b for a, b in zip(source, target, strict=True))
+                seconds = sum(self.step_seconds(step, nbytes) for step in steps) + TIE_BREAK_SECONDS * changes
+            self._pair[key] = seconds
+        return seconds
 
     def operator_costs(
         self, node: fx.Node, rule: Rule, strategies: Strategies, traffic: Traffic, leads_kernel: bool
