@@ -1,5 +1,5 @@
-"""While a model is traced, attention, dropout and recurrent layers become our own operators, each random call site
-with its own salt.
+"""While a model is traced, attention, dropout, recurrent layers and CTC losses become our own operators, each random
+call site with its own salt.
 
 A torch function mode sees the calls of the model. `multi_head_attention_forward` calls attention and dropout
 from inside torch, where no mode is active; while it runs, the two functions are replaced in its module.
@@ -18,12 +18,14 @@ from torch.nn import functional
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
+from autopar.capture.ctc import Selected, ctc_loss
 from autopar.capture.embedding_bags import embedding_bag
 from autopar.capture.flex import plain_flex_attention
 from autopar.capture.recomputation import Salts, recomputed_within
 from autopar.capture.recurrent import MODES, recurrent_stack, refuse_packed
 
 _original_attention = functional.scaled_dot_product_attention
+_original_ctc_loss = functional.ctc_loss
 _original_dropout = functional.dropout
 _original_embedding_bag = functional.embedding_bag
 
@@ -63,6 +65,10 @@ class Interception(TorchFunctionMode):
             return self.attention(*args, **kwargs)
         if func is _original_embedding_bag:
             return embedding_bag(*args, **kwargs)
+        if func is _original_ctc_loss:
+            return ctc_loss(*args, **kwargs)
+        if func in (Tensor.masked_select, torch.masked_select):
+            return Selected(*args, **kwargs)
         if func is _original_dropout:
             return self.dropout(*args, **kwargs)
         if func is torch.dropout:

@@ -8,6 +8,7 @@ from autopar.ops.attention import (
     attention_backward_with_mask_by_index,
     attention_by_index,
 )
+from autopar.ops.ctc import ctc_loss, ctc_loss_backward
 from autopar.ops.dropout import dropout, dropout_backward, dropout_by_index
 from autopar.ops.experts import expert_linear, expert_outer
 from autopar.ops.random import exponential, integers, normal, uniform
@@ -22,6 +23,8 @@ __all__ = [
     "attention_backward_with_mask",
     "attention_backward_with_mask_by_index",
     "attention_by_index",
+    "ctc_loss",
+    "ctc_loss_backward",
     "dropout",
     "dropout_backward",
     "dropout_by_index",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.ops.constant import constant
 from autopar.program import Program
 from autopar.rules.binding import bind_rule
 from autopar.rules.call import Call, TensorSpec, call_of, tensor_operands
@@ -26,6 +27,7 @@ from autopar.rules.table_attention import ATTENTION_RULES, NATIVE_ATTENTION_RULE
 from autopar.rules.table_experts import EXPERT_RULES
 from autopar.rules.table_functions import RULE_FUNCTIONS
 from autopar.rules.table_index import INDEX_RULES
+from autopar.rules.table_losses import LOSS_RULES
 from autopar.rules.table_norms import NORM_RULES
 from autopar.rules.table_pooling import POOLING_RULES
 from autopar.rules.table_random import RANDOM_RULES
@@ -48,6 +50,7 @@ _RESHAPING = frozenset(
         _aten.squeeze.dims,
     }
 )
+_CONSTANT = "-> [...]"
 _VIEWS_OF_EQUAL_SHAPE = frozenset({_aten.slice.Tensor, _aten.expand.default})
 
 TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
@@ -55,6 +58,7 @@ TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
         **RULES,
         **RULE_FUNCTIONS,
         **INDEX_RULES,
+        **LOSS_RULES,
         **NORM_RULES,
         **RANDOM_RULES,
         **RECURRENT_RULES,
@@ -118,6 +122,8 @@ def table_entry(target: Any) -> str | Callable[[Call], str | None] | None:
     """The entry of an operator: the user's, else that of the table, else `POINTWISE` for those that torch tags so."""
     if str(target) in _REGISTERED:
         return _REGISTERED[str(target)]
+    if target is constant:
+        return _CONSTANT
     key = table_key(target)
     if key is not None:
         return TABLE[key]

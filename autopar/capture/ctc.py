@@ -1,0 +1,78 @@
+"""`torch.nn.functional.ctc_loss` as our operator per sample, with torch's reductions around it.
+
+ctc_loss(log_probs, targets[sum(lengths)], ...)   -->   targets[n, s] padded to one width; mean(ctc_loss(...) / lengths)
+
+Speech models of Hugging Face join the labels of all samples by `labels.masked_select(mask)`, whose shape depends on
+values. `Selected` stands for such a selection until somebody reads it: for a CTC loss its order is enough, and every
+other reader fails as `masked_select` itself would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from autopar._compat import DynamicOutputShapeException
+
+
+class Selected:
+    """The elements of `source` where `mask` holds, in order; how many these are is not known."""
+
+    def __init__(self, source: Tensor, mask: Tensor) -> None:
+        self._source, self._mask = source, mask
+
+    def in_front(self) -> Tensor:
+        """(numel,): the selected elements, then the others."""
+        source, mask = torch.broadcast_tensors(self._source, self._mask)
+        order = (~mask.reshape(-1)).to(torch.uint8).argsort(stable=True)
+        return source.reshape(-1)[order]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _shape_depends_on_values()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise _shape_depends_on_values()
+
+
+def _shape_depends_on_values() -> DynamicOutputShapeException:
+    return DynamicOutputShapeException(torch.ops.aten.masked_select.default)
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor | Selected,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.ctc_loss`: log_probs (T, N, C) or (T, C); targets (N, S) or all of them in a row."""
+    labels = targets.in_front() if isinstance(targets, Selected) else targets
+    is_single = log_probs.dim() == 2
+    if is_single:
+        log_probs, labels = log_probs.unsqueeze(1), labels.reshape(1, -1)
+    num_samples, device = log_probs.shape[1], log_probs.device
+    inputs = torch.as_tensor(input_lengths, device=device).reshape(num_samples)
+    lengths = torch.as_tensor(target_lengths, device=device).reshape(num_samples)
+    labels = labels.to(device)
+    if labels.dim() == 1:
+        labels = _padded(labels, lengths)
+    losses: Tensor = torch.ops.autopar.ctc_loss(log_probs, labels, inputs, lengths, blank, zero_infinity)
+    if reduction == "mean":
+        return (losses / lengths.clamp(min=1)).mean()
+    if reduction == "sum":
+        return losses.sum()
+    return losses.squeeze(0) if is_single else losses
+
+
+def _padded(labels: Tensor, lengths: Tensor) -> Tensor:
+    """(sum of lengths or more,) -> (N, S): row i starts with the labels of sample i; S fits always."""
+    starts = lengths.cumsum(0) - lengths
+    columns = torch.arange(labels.shape[0], device=labels.device)
+    positions = starts.unsqueeze(1) + columns
+    return labels[positions.clamp(max=labels.shape[0] - 1)]
