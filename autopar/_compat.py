@@ -38,6 +38,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import (
     SUPPORTED_NODES,
     TreeSpec,
@@ -134,6 +135,7 @@ __all__ = [
     "is_registered",
     "keystr",
     "lone_device_mesh",
+    "no_dispatch",
     "register_dataclass",
     "torch_version",
     "tree_flatten",

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from autopar._compat import tree_leaves, tree_map
-from autopar.capture.expert_rows import AllExperts, Position, Row, Unlike
+from autopar._compat import DynamicOutputShapeException, tree_leaves, tree_map
+from autopar.capture.expert_rows import AllExperts, Choice, Position, Row, Unlike
 from autopar.capture.routing import Mask, Routing
 from autopar.errors import CaptureError
 
@@ -70,6 +70,7 @@ class ExpertLoops(TorchFunctionMode):
         self._routing = Routing()
         self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor -> Position or Row
         self._pending: dict[int, _Pending] = {}
+        self._asked: dict[Choice, set[int]] = {}  # whose rows were picked
         self._stale: set[Row] = set()  # rows read from what the loop is about to write
 
     def __torch_function__(
@@ -89,10 +90,13 @@ class ExpertLoops(TorchFunctionMode):
             return self._where(args[0], mask)
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         try:
-            if any(leaf in self._known for leaf in leaves) or (name in _INDEXING and self._is_mask(args[1])):
+            takes_part = any(leaf in self._known for leaf in leaves)
+            if takes_part or (name in _INDEXING and self._is_mask(args[1]) and not self._is_plain_write(name, args)):
                 return self._on_rows(func, name, args, kwargs)
             self._settle(leaves)
         except Unlike as difference:
+            if not self._is_loop():
+                raise DynamicOutputShapeException(torch.ops.aten.index.Tensor) from difference
             raise CaptureError(_explanation(str(difference))) from difference
         result = func(*args, **kwargs)
         self._routing.follow(func, args, kwargs, result)
@@ -101,8 +105,17 @@ class ExpertLoops(TorchFunctionMode):
     def _is_mask(self, key: Any) -> bool:
         return any(self._routing.mask_of(part) is not None for part in _as_tuple(key))
 
+    def _is_loop(self) -> bool:
+        """Whether rows were picked for experts: from a choice that a router made, or for more than two numbers."""
+        return any(choice.known or len(experts) > 2 for choice, experts in self._asked.items())
+
+    def _is_plain_write(self, name: str, args: tuple[Any, ...]) -> bool:
+        """Whether `x[mask] = value` writes what is no row of an expert: a value that is the same for all rows."""
+        return name == "__setitem__" and not isinstance(self._leaf_formula(args[2]), Row)
+
     def _where(self, mask: Tensor, fact: Mask) -> tuple[Tensor, ...]:
         """Index tensors along every dim of the mask, of all pairs; they are remembered as positions."""
+        self._asked.setdefault(fact.choice, set()).add(fact.expert)
         found = []
         for dim, axes in enumerate([fact.axes] if fact.merged else [(axis,) for axis in fact.axes]):
             shape = [1] * mask.dim()

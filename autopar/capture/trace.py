@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from torch.nn.modules import transformer
 
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
-from autopar._compat import FakeTensorMode, aot_export_joint_with_descriptors, whole_triton_operators
+from autopar._compat import aot_export_joint_with_descriptors, whole_triton_operators
 from autopar.capture.calls import Call, CallRecorder, resized
 from autopar.capture.decompositions import decomposition_table
 from autopar.capture.effects import remove_effects
@@ -29,6 +29,7 @@ from autopar.capture.failures import explained
 from autopar.capture.fake import fake_parameters, fake_twin
 from autopar.capture.huggingface import adapted_huggingface
 from autopar.capture.inputs import FlatInputs, check_signature, find_batch_dims, flatten_inputs
+from autopar.capture.known_values import KnownValues, fold_known_shapes
 from autopar.capture.module_paths import module_paths
 from autopar.capture.precision import canonical_names, precision_dtype
 from autopar.capture.random_draws import random_decompositions, refuse_other_draws
@@ -116,6 +117,7 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
         graph_module: GraphModule = joint.graph_module
         _check_state(step, tensors)
     remove_effects(graph_module)
+    fold_known_shapes(graph_module)
     refuse_other_draws(graph_module)
     refuse_bare_kernels(graph_module)
     return graph_module
@@ -125,7 +127,7 @@ def _enter_fake_forward(
     stack: contextlib.ExitStack, step: Step, tensors: Sequence[Tensor], kwargs: Mapping[str, Any], training: bool
 ) -> tuple[Tensor, ...]:
     """Until `stack` closes, `step` runs on the fake twins of the tensors, which are returned."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = KnownValues(allow_non_fake_inputs=True)
     stack.enter_context(fake_parameters(step, mode))
     stack.enter_context(_plain_transformer_layers())
     stack.enter_context(_known_as_export())

@@ -39,7 +39,7 @@ ENTRIES = (
         segment_means_seq_len=16,
         conv_kernel_size=5,
     ),
-    _masked("longformer", model="LongformerForMaskedLM", attention_window=8),
+    _masked("longformer", model="LongformerForMaskedLM", inputs=tokens, attention_window=8),
     _masked("big_bird", model="BigBirdForMaskedLM", attention_type="original_full"),
     _masked("roformer", model="RoFormerForMaskedLM"),
     _masked("megatron_bert", model="MegatronBertForMaskedLM"),

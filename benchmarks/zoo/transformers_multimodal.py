@@ -45,7 +45,6 @@ def _questions(batch: int) -> Inputs:
     return {
         "input_ids": _text(batch),
         "pixel_values": _pictures(batch),
-        "pixel_mask": torch.ones(batch, IMAGE, IMAGE, dtype=torch.long),
         "labels": torch.rand(batch, CLASSES),
     }
 

@@ -149,3 +149,36 @@ def test_loops_that_are_no_product_are_an_error_with_the_line(loop: Callable[...
     _, inputs = mixture("one_hot")
     with pytest.raises(CaptureError, match=rf"test_expert_loops.py:\d+.*{reason}.*index_add_"):
         capture(Mixture(loop).double(), (), inputs)
+
+
+class WritesByMask(nn.Module):
+    """A padding mask made by comparing ids with numbers, as Longformer makes it: no loop over experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, kinds: Tensor) -> Tensor:
+        bias = torch.zeros_like(x)
+        bias[kinds == 2] = 3.0
+        bias[kinds == 0] = torch.finfo(x.dtype).eps
+        return (self.linear(x) + bias).square().mean()
+
+
+def test_writing_numbers_by_mask_is_no_expert_loop() -> None:
+    model, x, kinds = WritesByMask(), torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
+    program = capture(model, (x, kinds))
+    values = run_program(program, model, (x, kinds), {})
+    torch.testing.assert_close(outputs_of(program, values, "loss")["loss"], model(x, kinds).detach())
+
+
+class MeanByMask(nn.Module):
+    """The mean of the rows of one kind: their number depends on the data, and no other kind follows."""
+
+    def forward(self, x: Tensor, kinds: Tensor) -> Tensor:
+        return x[kinds == 2].mean()
+
+
+def test_reading_by_one_mask_is_explained_as_a_shape() -> None:
+    with pytest.raises(CaptureError, match=r"shape depends on values.*keep all elements and mask"):
+        capture(MeanByMask(), (torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 2, 1, 0])))
