@@ -26,9 +26,9 @@ class Selected:
 
     def in_front(self) -> Tensor:
         """(numel,): the selected elements, then the others."""
-        source, mask = torch.broadcast_tensors(self._source, self._mask)
-        order = (~mask.reshape(-1)).to(torch.uint8).argsort(stable=True)
-        return source.reshape(-1)[order]
+        shape = torch.broadcast_shapes(self._source.shape, self._mask.shape)
+        source, mask = self._source.expand(shape).reshape(-1), self._mask.expand(shape).reshape(-1)
+        return source[(~mask).to(torch.uint8).argsort(stable=True)]
 
     def __getattr__(self, name: str) -> NoReturn:
         raise _shape_depends_on_values()

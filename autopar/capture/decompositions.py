@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from autopar._compat import OpOverload, get_decompositions
+from autopar.capture.batch_norms import BATCH_NORMS
 from autopar.capture.foreach import foreach_decompositions
 from autopar.capture.masked_scatter import masked_scatter, masked_scatter_backward
 
@@ -114,6 +115,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
         get_decompositions([*LOSSES, *VIEWS, *COPIES, *COMPOSED, *POINTWISE, *FACTORIES])
     )
     table |= foreach_decompositions()
+    table |= BATCH_NORMS
     table[aten.addmm.default] = _addmm
     table[aten.baddbmm.default] = _baddbmm
     table[aten.addbmm.default] = _addbmm

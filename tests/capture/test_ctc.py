@@ -33,7 +33,8 @@ class Speech(nn.Module):
         log_probs = functional.log_softmax(self.classes(x), -1)
         if lengths is not LENGTHS:
             return functional.ctc_loss(log_probs, targets, lengths, target_lengths, **self.options).sum()
-        return functional.ctc_loss(log_probs, targets, tuple(LENGTHS), tuple(TARGET_LENGTHS), **self.options).sum()
+        numbers: Any = (LENGTHS, TARGET_LENGTHS)
+        return functional.ctc_loss(log_probs, targets, *numbers, **self.options).sum()
 
 
 class JoinedLabels(Speech):
