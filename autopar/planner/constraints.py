@@ -93,7 +93,7 @@ def allowed_choices(
     which tensor parallelism splits as Megatron does.
     """
     if axis_name in BATCH_AXES:
-        split = [c for c in choices if c.name is not None and c.atom_class == batch and _divides(c, axis_size)]
+        split = [c for c in choices if c.part is not None and c.atom_class == batch and _divides(c, axis_size)]
         return split or list(choices)
     found = list(choices)
     if axis_name == "tp":
