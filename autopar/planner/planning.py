@@ -210,9 +210,10 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
             query.kernel_backend,
             query.factorisation,
         ).build()
+    free = _solve(built, mesh, query)
     limit = query.budget_bytes
     for _ in range(query.search.memory_rounds):
-        solution = _solve(built, mesh, query, limit)
+        solution = _within_memory(built, mesh, query, free, limit)
         with phase("predict"):
             timeline = predict_timeline(query.program, built, solution.assignment, prices)
         plan = _read_plan(query, mesh, built, solution, timeline)
@@ -231,9 +232,8 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
 
 
 @phase("solve")
-def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
-    """Exactly without the limit; with the limit as rows only where the free optimum breaks it."""
-    rows = memory_rows(built, mesh, query.state_bytes, limit)
+def _solve(built: Built, mesh: Mesh, query: Query) -> Solution:
+    """The optimum without a memory limit. Raises InfeasibleError where the constraints leave nothing."""
     start = _first_labels(built.problem)
     solution = solve(built.problem, gap=EXACT_GAP, time_limit=query.search.exact_seconds, warm_start=start)
     forbidden = solution.statistics.get("forbidden", 0)
@@ -247,9 +247,15 @@ def _solve(built: Built, mesh: Mesh, query: Query, limit: float) -> Solution:
             f"found no plan that obeys the constraints on mesh {mesh.shape} in {query.search.exact_seconds:g} s: the "
             f'best one makes {forbidden} forbidden choices; search longer with mode="exact", or loosen the constraints'
         )
-    solution = _checked(built.problem, solution)
-    if all(_row_bytes(row.bytes, solution.assignment) <= limit for row in rows):
-        return solution
+    return _checked(built.problem, solution)
+
+
+@phase("solve")
+def _within_memory(built: Built, mesh: Mesh, query: Query, free: Solution, limit: float) -> Solution:
+    """The optimum under a memory limit: the free one where it fits, else a solve with the limit as rows."""
+    rows = memory_rows(built, mesh, query.state_bytes, limit)
+    if all(_row_bytes(row.bytes, free.assignment) <= limit for row in rows):
+        return free
     limited = replace(built.problem, memory_rows=rows)
     solution = solve(limited, gap=MEMORY_GAP, time_limit=query.search.memory_seconds)
     fits = all(_row_bytes(row.bytes, solution.assignment) <= limit * (1 + 1e-9) for row in rows)
