@@ -26,7 +26,7 @@ class Selected:
 
     def in_front(self) -> Tensor:
         """(numel,): the selected elements, then the others."""
-        shape = torch.broadcast_shapes(self._source.shape, self._mask.shape)
+        shape = torch.broadcast_shapes(self._source.shape, self._mask.shape)  # type: ignore[no-untyped-call]
         source, mask = self._source.expand(shape).reshape(-1), self._mask.expand(shape).reshape(-1)
         return source[(~mask).to(torch.uint8).argsort(stable=True)]
 

@@ -57,5 +57,6 @@ class Rule:
         return tuple(found)
 
     def needs_one_range(self, name: str) -> bool:
-        """Whether a rank must hold one contiguous range of the name: masked lookups and halos address it so."""
-        return name in self.exchanged_bytes or self.implementations.get(name, "").startswith("masked")
+        """Whether a rank must hold one contiguous range of the name: masked lookups, halos and running sums address
+        it so."""
+        return name in self.exchanged_bytes or self.implementations.get(name, "").startswith(("masked", "prefix"))

@@ -49,7 +49,6 @@ _REDUCTIONS: Mapping[str, str] = {
 }
 
 _ALONG_A_DIM: Mapping[str, str] = {
-    "aten.cumsum": "... -> ... ; whole: dim ; linear: x",
     "aten.cummax": "... -> ..., ... ; whole: dim",
     "aten.cummin": "... -> ..., ... ; whole: dim",
     "aten.cumprod": "... -> ... ; whole: dim",

@@ -1,12 +1,15 @@
-"""Rules of reductions that need statistics of the whole dim: variance, logsumexp and norms of vectors.
+"""Rules of operators that need statistics of the whole dim: variance, logsumexp, norms of vectors, running sums.
 
-A split of a reduced dim all_reduces one or two numbers per output element; every rank then has the result.
+A split of a reduced dim all_reduces one or two numbers per output element; every rank then has the result. A running
+sum all_reduces a number per row and block.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+
+import torch
 
 from autopar.rules.call import Call
 
@@ -30,7 +33,20 @@ def _vector_norm(call: Call) -> str:
     return f"... -> ... ; {left}"
 
 
+def _running_sum(call: Call) -> str:
+    """The bytes are those of 8 blocks; how many there are is not known here."""
+    out = call.outputs[0]
+    assert out is not None
+    linear = "" if call.operands[0].dtype == torch.bool else " ; linear: x"
+    if not out.shape:
+        return f"... -> ...{linear}"
+    dim = call.argument("dim") % len(out.shape)
+    nbytes = 8 * out.dtype.itemsize * math.prod(size for at, size in enumerate(out.shape) if at != dim)
+    return f"... -> ... ; d{dim}: by prefix_sum bytes {nbytes}{linear}"
+
+
 STATISTICS_RULES: Mapping[str, Callable[[Call], str]] = {
+    "aten.cumsum": _running_sum,
     "aten.var.correction": _synchronised("synchronised_variance", 1, 2),
     "aten.std.correction": _synchronised("synchronised_variance", 1, 2),
     "aten.var_mean.correction": _synchronised("synchronised_variance", 2, 2),

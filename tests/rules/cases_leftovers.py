@@ -21,4 +21,7 @@ def _ctc(s: int) -> Arguments:
 CASES: list[Case] = [
     case(ours.ctc_loss.default, _ctc),
     case(ours.ctc_loss_backward.default, lambda s: (x(s), *_ctc(s))),
+    case(aten.cumsum.default, lambda s: (x(4, s, 3), -2), "along"),
+    case(aten.cumsum.default, lambda s: (torch.rand(s, 3) > 0.4, 0), "of_bools"),
+    case(aten.cumsum.default, lambda s: (torch.arange(4 * s).view(4, s) - s, 1), "widened", dtype=torch.float64),
 ]
