@@ -36,6 +36,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.utils._mode_utils import no_dispatch
@@ -117,6 +118,7 @@ __all__ = [
     "FakeTensorMode",
     "ForwardTokenAOTInput",
     "ForwardTokenAOTOutput",
+    "FunctionalTensor",
     "GradAOTOutput",
     "InputMutationAOTOutput",
     "OpOverload",

@@ -13,6 +13,7 @@ read so is a CaptureError with the line.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +26,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from autopar._compat import DynamicOutputShapeException, tree_leaves, tree_map
+from autopar.capture.expert_groups import Sizes, joined, lists_as_sizes, position_in, split_sizes
 from autopar.capture.expert_rows import AllExperts, Choice, Position, Row, Unlike
 from autopar.capture.routing import Mask, Routing
 from autopar.errors import CaptureError
 
 _INDEX_ADD = (Tensor.index_add_, Tensor.index_add, torch.index_add)
 _ADDED = ("__iadd__", "add_", "__add__", "__radd__", "add")
+_JOINING = ("cat", "concat", "concatenate")
 _INDEXING = ("__getitem__", "__setitem__")
 _ARITHMETIC = ("add", "sub", "mul", "div", "pow", "neg", "abs", "maximum", "minimum", "where", "masked_fill")
 _OPERATORS = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__pow__", "__neg__")
@@ -68,9 +71,11 @@ class ExpertLoops(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._routing = Routing()
+        self._replaced = contextlib.ExitStack()
         self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor -> Position or Row
         self._pending: dict[int, _Pending] = {}
         self._asked: dict[Choice, set[int]] = {}  # whose rows were picked
+        self._groups: dict[Choice, int] = {}  # choices of sorted rows -> number of groups
         self._stale: set[Row] = set()  # rows read from what the loop is about to write
 
     def __torch_function__(
@@ -90,6 +95,9 @@ class ExpertLoops(TorchFunctionMode):
             return self._where(args[0], mask)
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         try:
+            sizes = split_sizes(name, args, kwargs)
+            if sizes is not None:
+                return self._split(args[0], sizes)
             takes_part = any(leaf in self._known for leaf in leaves)
             if takes_part or (name in _INDEXING and self._is_mask(args[1]) and not self._is_plain_write(name, args)):
                 return self._on_rows(func, name, args, kwargs)
@@ -125,6 +133,24 @@ class ExpertLoops(TorchFunctionMode):
             found.append(index)
         return tuple(found)
 
+    def _split(self, rows: Tensor, sizes: Sizes) -> tuple[Tensor, ...]:
+        """The rows sorted by expert, as one group per expert."""
+        if rows in self._known:
+            raise Unlike("groups of the rows of one expert")
+        choice = sizes.choice(rows.shape[0])
+        self._groups[choice] = len(sizes)
+        formulas = [Row(Tensor.__getitem__, (rows, Position(choice, e, (0,))), {}) for e in range(len(sizes))]
+        return tuple(self._remember(rows.clone(), formula, "split") for formula in formulas)
+
+    def _joined(self, tensors: Any) -> Tensor | None:
+        """The rows of all groups in order, where `tensors` are those."""
+        formulas = [self._leaf_formula(tensor) for tensor in tensors]
+        if not all(isinstance(formula, Row) for formula in formulas):
+            return None
+        positions = [position_in(formula) for formula in formulas]
+        whole = [p.expert for p in positions if p is not None and self._groups.get(p.choice) == len(formulas)]
+        return joined(formulas) if whole == list(range(len(formulas))) else None
+
     def _on_rows(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in _QUESTIONS and not kwargs:
             return func(*args)
@@ -132,6 +158,9 @@ class ExpertLoops(TorchFunctionMode):
             return self._index_add(func, *args, **kwargs)
         if name in _INDEXING:
             return self._index(name, *args)
+        rows = self._joined(args[0]) if name in _JOINING and _along_first(args, kwargs) else None
+        if rows is not None:
+            return rows
         self._check(func, name, args, kwargs)
         dense = func(*args, **kwargs)
         formula = Row(func, self._formula(args), self._formula(kwargs))
@@ -240,7 +269,13 @@ class ExpertLoops(TorchFunctionMode):
             pending = self._pending[id(target)] = _Pending(target, added)
         pending.entries.append((position, row))
 
+    def __enter__(self) -> ExpertLoops:
+        self._replaced.enter_context(lists_as_sizes(self._routing.counts_rows))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
     def __exit__(self, *error: Any) -> None:
+        self._replaced.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if error[0] is None:
             self._settle([pending.target for pending in self._pending.values()])
@@ -268,6 +303,10 @@ class ExpertLoops(TorchFunctionMode):
                 dense.append(part)
                 formula.append(self._leaf_formula(part))
         return tuple(dense), tuple(formula)
+
+
+def _along_first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0
 
 
 def _write(pending: _Pending) -> None:

@@ -55,6 +55,14 @@ class _OneHot:
 
 
 @dataclass(frozen=True, eq=False)
+class _Marked:
+    """Per token a one at each expert that it chose: ids scattered along `dim`."""
+
+    dim: int
+    limit: int
+
+
+@dataclass(frozen=True, eq=False)
 class _Hit:
     """Per expert how many pairs chose it."""
 
@@ -124,12 +132,17 @@ class Routing:
     def __init__(self) -> None:
         self._facts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._choices: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._viewed: list[Tensor] = []
         self._bases: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # reshaped ids -> the ids
 
     def mask_of(self, value: Any) -> Mask | None:
         """The mask that a tensor is, without a leading dim."""
         fact = self._fact(value)
         return fact if isinstance(fact, Mask) and not fact.leading else None
+
+    def counts_rows(self, value: Any) -> bool:
+        """Whether a tensor says per expert how many rows it has."""
+        return isinstance(self._fact(value), _Hit) and value.dim() == 1 and value.dtype == torch.int64
 
     def selected(self, value: Tensor) -> Selected | None:
         """The matrix of one expert that a tensor is."""
@@ -183,6 +196,8 @@ class Routing:
             return
         elif name in ("argmax", "argsort", "argmin"):
             self._learn_order(name, args, kwargs, result)
+        elif name in ("scatter", "scatter_") and isinstance(self._fact(args[2]), _Ids):
+            self._facts[result] = _Marked(args[1] % result.dim(), result.shape[args[1]])
         elif name == "one_hot":
             self._learn_one_hot(args[0], result)
         elif name in _COMPARED and _COMPARED[name] == "eq" and self._is_routing(args):
@@ -239,6 +254,9 @@ class Routing:
             return self._derived_one_hot(fact, name, args, kwargs, result)
         if isinstance(fact, Mask):
             return self._derived_mask(fact, name, args, kwargs, result)
+        if isinstance(fact, _Marked):
+            counted = name == "sum" and result.dim() == 1 and fact.dim == args[0].dim() - 1
+            return fact if name in _KEEPING else _Hit(fact.limit) if counted else None
         if isinstance(fact, _Hit):
             return fact if name in _KEEPING or name in _COMPARED else Number() if name == "__getitem__" else None
         if isinstance(fact, Selected):
@@ -258,8 +276,9 @@ class Routing:
         if name == "__getitem__" and isinstance(args[1], int) and args[0].dim() > 1 and args[0].is_floating_point():
             origin = self._facts.get(args[0]) or (id(args[0]),)  # type: ignore[no-untyped-call]
             return Selected(args[0], origin, int(args[1])) if isinstance(origin, tuple) else None
-        if name in ("view", "reshape") and args[0].is_floating_point() and args[0].is_leaf:
-            return (id(args[0]), *map(str, args[1:]))
+        if name in ("view", "reshape") and args[0].is_floating_point() and result.dim() == 3 and args[0].dim() == 2:
+            self._viewed.append(args[0])  # while it lives, its id is its own
+            return (id(args[0]), args[0]._version, *map(str, args[1:]))
         return None
 
     def _derived_one_hot(
