@@ -105,7 +105,11 @@ class LocalContext:
     def _collective(
         self, target: Any, value: fx.Node, arguments: tuple[Any, ...], axes: tuple[int, ...], shape: tuple[int, ...]
     ) -> fx.Node:
-        names, dtype = tuple(self.mesh.axis_names[axis] for axis in axes), value.meta["dtype"]
+        """The waited result; the value itself where no axis has a second device."""
+        names = tuple(self.mesh.axis_names[axis] for axis in axes if self.mesh.shape[axis] > 1)
+        dtype = value.meta["dtype"]
+        if not names:
+            return value
         started = self.describe(self.call(target, value, *arguments, "+".join(names)), shape, dtype)
         started.meta["group_axes"] = names
         return self.describe(self.call(_c10d.wait_tensor.default, started), shape, dtype)

@@ -144,3 +144,23 @@ def test_a_model_sharded_by_fsdp_is_refused() -> None:
     model.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})
     with pytest.raises(ConfigurationError, match="sharded by FSDP already"):
         autopar.compile(model, (X,))
+
+
+class Statistics(nn.Module):
+    """Operators whose local forms would exchange values between processes, the first inside a spectral norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.utils.spectral_norm(nn.Linear(8, 6))
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x))
+        largest = hidden.logsumexp(1, keepdim=True) + hidden.var(1, keepdim=True)
+        return (hidden.cumsum(0).softmax(0) + largest).square().mean()
+
+
+def test_one_process_exchanges_nothing() -> None:
+    model = Statistics()
+    module = autopar.compile(copy.deepcopy(model), example_inputs=(X,))
+    assert_trains_alike(module, model, (X,), {})
