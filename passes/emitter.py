@@ -92,7 +92,8 @@ class Emitter:
         """
         dtype = x.meta["dtype"]
         if dtype.is_complex:
-            pairs = self.call(aten.view_as_real.default, (x,), (*x.meta["local_shape"], 2), dtype.to_real())
+            plain = self.call(aten.resolve_conj.default, (x,), x.meta["local_shape"], dtype)
+            pairs = self.call(aten.view_as_real.default, (plain,), (*x.meta["local_shape"], 2), dtype.to_real())
             travelled = self.collective(target, pairs, args, axes, (*shape, 2))
             return self.call(aten.view_as_complex.default, (travelled,), shape, dtype)
         names = tuple(self.mesh.axis_names[axis] for axis in axes)

@@ -102,12 +102,8 @@ def _group_norm_backward(context: LocalContext, args: tuple[Any, ...], kwargs: d
 def _with_group_sizes(
     context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...], groups: int
 ) -> fx.Node:
-    """The operator with N, C and group of the local block.
-
-    torch's group norm reads its operands as if they were contiguous, without a check: a strided one gives wrong values.
-    """
+    """The operator with N, C and group of the local block."""
     target: Any = context.node.target
-    args, kwargs = fx.node.map_arg((args, kwargs), lambda x: context.call(torch.ops.aten.contiguous.default, x))
     for name, value in (("N", shape[0]), ("C", shape[1]), ("group", groups)):
         args, kwargs = replace_argument(target, args, kwargs, name, value)
     return context.call_operator(args, kwargs)
