@@ -33,19 +33,6 @@ _JUMPS = (
     *("sign", "floor", "ceil", "round", "trunc", "heaviside", "fmod", "remainder", "frac", "Tensor_mode"),
     *("linalg", "geqrf"),
 )
-    "sign",
-    "floor",
-    "ceil",
-    "round",
-    "trunc",
-    "heaviside",
-    "fmod",
-    "remainder",
-    "frac",
-    "Tensor_mode",
-    "linalg",
-    "geqrf",
-)
 _NO_VALUES = ("empty",)
 _aten = torch.ops.aten
 
