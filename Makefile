@@ -25,7 +25,7 @@ fast: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not distributed and not gpu"
 
 zoo: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.zoo --ci
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.zoo --ci --seconds 100
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

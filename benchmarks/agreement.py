@@ -54,7 +54,10 @@ def reference(model: nn.Module, inputs: Mapping[str, Tensor], loss_fn: LossFunct
     """Run copies of the plain model; the model itself is left as it was. loss_fn: as of `autopar.compile`."""
     loss, gradients = _loss_and_gradients(copy.deepcopy(model), inputs, loss_fn)
     doubled = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
-    exact_loss, exact = _loss_and_gradients(copy.deepcopy(model).double(), doubled, loss_fn)
+    try:
+        exact_loss, exact = _loss_and_gradients(copy.deepcopy(model).double(), doubled, loss_fn)
+    except RuntimeError:  # written for one precision (XGLM): nothing beyond the tolerance is allowed
+        exact_loss, exact = loss, gradients
     largest = max(gradient.double().norm().item() for gradient in gradients.values())
     allowed = {"": max(TOLERANCE, ROUNDING_FACTOR * _relative(loss, exact_loss, 0.0))}
     for name, gradient in gradients.items():
