@@ -2,8 +2,8 @@
 
     mm "m k, k n -> m n", k in 2 parts     a[:, :3] @ b[:3] + a[:, 3:] @ b[3:]  ==  a @ b
 
-Rules that users register, and rules that `discovery` proposes, pass through here. Implementations (masked lookups, halos)
-belong to autopar's own operators, whose proof is in its tests.
+Rules that users register, and rules that `discovery` proposes, pass through here. Implementations (masked lookups,
+halos) belong to autopar's own operators, whose proof is in its tests.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def register_rule(name: str, text: str, example: Sequence[Any] | None = None) ->
 
 
 def find_operator(name: str) -> Any:
-    """The operator "lib::op" (its default overload) or "lib::op.overload". Raises ConfigurationError if there is none."""
+    """The operator "lib::op" (its default overload) or "lib::op.overload". Raises ConfigurationError for others."""
     namespace, _, rest = name.replace("::", ".", 1).partition(".")
     operator, _, overload = rest.partition(".")
     try:
