@@ -31,6 +31,7 @@ What a split leaves. A name that an output lacks leaves Partial(sum) there. Anno
                                 nowhere else) with the neighbouring blocks; a rank holds one range of s, never a strided
                                 one. The input of a window of stride 2 is `(s [t])`, its output `s`, with `; t = 2`:
                                 blocks of both lie above each other, and where they would not the dim is `[x]`, whole
+Random operators have no word of their own: they draw by global element index, so a block draws its part of the whole.
 Dims that an argument of the operator names (an int, a list, or None for all), where `...` stands:
     whole: dim                  stay whole
     drop: dim                   stay whole and are missing from the outputs (or have size 1 there)
