@@ -14,6 +14,7 @@ from autopar.capture.family import Family, family, input_shapes
 from autopar.capture.inputs import FlatInputs, find_batch_dims, flatten_inputs
 from autopar.capture.step import BATCH, LossFunction
 from autopar.capture.trace import capture, forward_calls
+from autopar.errors import CaptureError
 from autopar.program import Program
 
 
@@ -47,7 +48,10 @@ class Captures:
         )
         if kind in self._families:
             dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
-            program = self._families[kind].at([tuple(tensor.shape) for tensor in inputs.tensors], calls)
+            try:
+                program = self._families[kind].at([tuple(tensor.shape) for tensor in inputs.tensors], calls)
+            except CaptureError:  # the forward of the model itself does not trace: see `fallback.py`
+                program = None
             if program is not None and dims == tuple(e.batch_dim for e in program.inputs if e.role == "input"):
                 self.computed += 1
                 return program

@@ -30,14 +30,15 @@ _TRITON = str(Path(_TORCH).parent / "triton")
 _LIBRARIES = (_TORCH, _TRITON, str(Path(__file__).parent))
 _MODULES = str(Path(_TORCH, "nn", "modules"))
 
+NUMPY_HINT = "use torch operators instead of numpy: they take tensors as they are"
 VALUES_BY_SOURCE = (
     ("momentum=None", "cumulative averages count their calls on the host: give the batch norm a momentum, such as 0.1"),
     ("assert ", "check outside forward, or leave the assertion out: a graph has no place for it"),
     (".item()", "keep the 0-dim tensor itself instead of .item(): arithmetic takes it like a number"),
     (".tolist()", "keep the tensor instead of .tolist(): index and stack tensors"),
-    (".numpy()", "use torch operators instead of numpy: they take tensors as they are"),
-    ("np.", "use torch operators instead of numpy: they take tensors as they are"),
-    ("numpy.", "use torch operators instead of numpy: they take tensors as they are"),
+    (".numpy()", NUMPY_HINT),
+    ("np.", NUMPY_HINT),
+    ("numpy.", NUMPY_HINT),
     ("while ", "run a fixed number of rounds and freeze finished values with torch.where"),
     ("if ", "choose with torch.where(condition, a, b) instead of if, which keeps one graph"),
     ("float(", "keep the 0-dim tensor itself instead of float(): arithmetic takes it like a number"),
@@ -51,7 +52,7 @@ _SHAPE_HINT = (
 )
 
 KNOWN_MESSAGES = (
-    ("is not supported for tensor subclasses", VALUES_BY_SOURCE[4][1]),
+    ("is not supported for tensor subclasses", NUMPY_HINT),
     ("Cannot backprop through mirrored meta", "call torch.autograd.grad, or return the loss: backward runs outside"),
     ("_nested_tensor", "pad to one length and mask: a graph has one shape"),
     ("NestedTensor", "pad to one length and mask: a graph has one shape"),

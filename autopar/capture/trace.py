@@ -25,8 +25,9 @@ from autopar.capture.calls import Call, CallRecorder, resized
 from autopar.capture.decompositions import decomposition_table
 from autopar.capture.effects import remove_effects
 from autopar.capture.experts import adapted_experts
-from autopar.capture.failures import explained
+from autopar.capture.failures import NUMPY_HINT, explained
 from autopar.capture.fake import fake_parameters, fake_twin
+from autopar.capture.fallback import dynamo_forward, replaced_forward
 from autopar.capture.huggingface import adapted_huggingface
 from autopar.capture.inputs import FlatInputs, check_signature, find_batch_dims, flatten_inputs
 from autopar.capture.known_values import KnownValues, fold_known_shapes
@@ -78,7 +79,7 @@ def capture(
     dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
     canonical = canonical_names(model)
     step = Step(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical)
-    graph_module = _trace(step, inputs, kwargs, training)
+    graph_module = _trace_with_fallback(step, inputs, args, kwargs, training)
     names = _names(model, step, inputs, dims, training, canonical)
     program_inputs, program_outputs = assign_roles(graph_module, names)
     graph_module = _tidy(graph_module, program_inputs, program_outputs)
@@ -102,6 +103,23 @@ def _check_module(model: object) -> None:
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("a TorchScript module cannot be captured; pass the module it was made from")
+
+
+def _trace_with_fallback(
+    step: Step, inputs: FlatInputs, args: Sequence[Any], kwargs: Mapping[str, Any], training: bool
+) -> GraphModule:
+    """The trace of the model; where numpy stops it, that of Dynamo's graph. Raises the model's CaptureError."""
+    try:
+        return _trace(step, inputs, kwargs, training)
+    except CaptureError as error:
+        forward = dynamo_forward(step.model, args, kwargs) if NUMPY_HINT in str(error) else None
+        if forward is None:
+            raise
+        with replaced_forward(step.model, forward):
+            try:
+                return _trace(step, inputs, kwargs, training)
+            except CaptureError:
+                raise error from None
 
 
 def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
