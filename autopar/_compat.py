@@ -120,6 +120,7 @@ __all__ = [
     "ForwardTokenAOTOutput",
     "FunctionalTensor",
     "GradAOTOutput",
+    "HigherOrderOperator",
     "InputMutationAOTOutput",
     "OpOverload",
     "OpOverloadPacket",

@@ -2,9 +2,9 @@
 
     python -m benchmarks.capture_fallback --output benchmarks/results/capture_fallback.json
 
-Per construct: whether capture takes it, `fallback.py` included; whether `torch._dynamo.export` and `torch.export.export(strict=True)` make a
-graph of it; and whether that graph computes the same for a second input, whose values differ. A graph that froze a
-value, or lost a custom gradient, is wrong and rescues nothing.
+Per construct: whether capture takes it, `fallback.py` included; whether `torch._dynamo.export` and
+`torch.export.export(strict=True)` make a graph of it; and whether that graph computes the same for a second input,
+whose values differ. A graph that froze a value, or lost a custom gradient, is wrong and rescues nothing.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ class ExpertLoops(TorchFunctionMode):
 
 
 def _along_first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0
+    return bool(kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0)
 
 
 def _write(pending: _Pending) -> None:

@@ -69,7 +69,7 @@ class _Forward:
         for name, path in self._links.items():
             owner, _, key = name.rpartition(".")
             module = self._graph_module.get_submodule(owner)
-            holder = module._parameters if key in module._parameters else module._buffers
+            holder: dict[str, Any] = module._parameters if key in module._parameters else module._buffers
             holder[key] = _tensor_at(self._model, path)
         return self._graph_module(*args, **kwargs)
 

@@ -43,7 +43,7 @@ _DETERMINISTIC = ("aten", "prims", "prim")
 """Namespaces whose operators say whether they draw random numbers; those of ours and of users need not."""
 
 
-class KnownValues(FakeTensorMode):
+class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A fake mode in which tensors from factories, and what follows from them alone, have values."""
 
     supports_higher_order_operators = True  # torch seeks their rules by exact class and finds none for a subclass
