@@ -42,7 +42,7 @@ ENTRIES = (
     _experts(
         "nllb_moe",
         model="NllbMoeForConditionalGeneration",
-        router_dtype="float64",
+        dtype=torch.float32,  # its routers cast themselves to float32
         encoder_sparse_step=2,
         decoder_sparse_step=2,
         expert_capacity=64,
