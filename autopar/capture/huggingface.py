@@ -66,8 +66,10 @@ def _install_output_hooks(model: nn.Module) -> None:
 
 def _keep_causal_flags(stack: contextlib.ExitStack) -> None:
     masks = sys.modules.get(_MASKS)
+    if masks is None:
+        return  # no model that makes masks was imported
     for name, decision in _DECISIONS.items():
-        if masks is not None and hasattr(masks, name):
+        if hasattr(masks, name):
             stack.enter_context(mock.patch.object(masks, name, decision))
         else:
             log.warning("%s.%s not found: causal masks will be written out as tensors", _MASKS, name)

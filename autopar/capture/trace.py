@@ -192,8 +192,12 @@ def _check_state(step: Step, tensors: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _known_as_export() -> Iterator[None]:
-    """`torch.compiler.is_exporting()` is true: libraries then leave out what needs the values of tensors."""
+    """`torch.compiler.is_exporting()` is true: libraries then leave out what needs the values of tensors.
+
+    So do the distributions of torch, whose checks of their parameters only raise.
+    """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
         for flag in ("_is_compiling_flag", "_is_exporting_flag"):
             stack.enter_context(mock.patch.object(torch.compiler, flag, True))
         stack.enter_context(mock.patch.object(torch, "cond", _refuse_cond))

@@ -175,3 +175,21 @@ class Opaque:
 def test_inputs_that_no_graph_takes_are_named(argument: Any, words: str) -> None:
     with pytest.raises(CaptureError, match=words):
         capture(Model(lambda self, x: self.linear(x).mean()), (argument,))
+
+
+class Likelihood(nn.Module):
+    """Checks of a distribution's parameters only raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, scale = self.layer(x).unbind(-1)
+        return -torch.distributions.Normal(mean, nn.functional.softplus(scale)).log_prob(x[:, 0]).mean()
+
+
+def test_distributions_are_captured_without_their_checks() -> None:
+    program = capture(Likelihood(), (torch.randn(3, 4),))
+    assert program.training
+    assert torch.distributions.Distribution._validate_args  # the switch is restored
