@@ -5,11 +5,11 @@
     batch 6:   view(x, [384, 64])  arange(384)     computed: every number is affine in the size
 
 Two programs of one model that align node by node make a `Family`: integers that differ between them are affine
-functions of the one size that differs, floats are the factors of means, c / size. A third size is computed by putting the numbers in and propagating fake
-tensors, whose shapes must be the predicted ones. Numbers alone do not prove that the model does the same at that size
-(`x[:8]` is affine up to 8 rows only), so its forward is run on fake tensors as well and must perform the predicted
-operators, with the predicted numbers. Where anything does not fit, the model is traced again. Size 1 broadcasts and
-is always traced.
+functions of the one size that differs, floats are the factors of means, c / size. A third size is computed by putting
+the numbers in and propagating fake tensors, whose shapes must be the predicted ones. Numbers alone do not prove that
+the model does the same at that size (`x[:8]` is affine up to 8 rows only), so its forward is run on fake tensors as
+well and must perform the predicted operators, with the predicted numbers. Where anything does not fit, the model is
+traced again. Size 1 broadcasts and is always traced.
 """
 
 from __future__ import annotations
