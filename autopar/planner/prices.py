@@ -64,8 +64,8 @@ def tensor_bytes(node: fx.Node, output: int = 0) -> int:
 def _known_redistributions(
     cluster: str, mesh_shape: tuple[int, ...]
 ) -> dict[tuple[float, Layout, Layout, tuple[int, ...] | None], float]:
-    """Seconds by (bytes, source, target, shape; None where it does not matter) for a cluster, by its fingerprint, and the
-    sizes of a mesh: the plans that one process compares, baselines and looser limits, ask for the same ones."""
+    """Seconds by (bytes, source, target, shape or None where it does not matter) for a cluster, by its fingerprint, and
+    the sizes of a mesh: the plans that one process compares, baselines and looser limits, ask for the same ones."""
     return {}
 
 
