@@ -11,6 +11,7 @@ A gradient is reduced as soon as it exists, so that the unreduced ones of a whol
 
 from __future__ import annotations
 
+import itertools
 import operator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -166,14 +167,22 @@ class _Lowering:
             graph=self._graph,
             seed=self._seed,
         )
+        last = next(reversed(self._graph.nodes), None)
         produced = emit_local_call(context, args, kwargs)
         self._emit.at(phase, node.meta["operator"])
+        self._name_helpers(last)
         if produced not in local:
             self._describe(produced, node, entry)
         if isinstance(node.meta["val"], torch.Tensor):
             self._define(node, produced, node, entry, phase, 0)
         else:
             self._several[node] = _Produced(produced, phase, entry)
+
+    def _name_helpers(self, last: fx.Node | None) -> None:
+        """Phase and operator of the nodes behind `last` that an implementation wrote without."""
+        for helper in itertools.takewhile(lambda node: node is not last, reversed(self._graph.nodes)):
+            if "phase" not in helper.meta:
+                helper.meta.update(phase=self._emit.phase, operator=self._emit.operator)
 
     def _describe(self, produced: fx.Node, node: fx.Node, entry: OperatorPlan) -> None:
         value = node.meta["val"]
@@ -185,10 +194,6 @@ class _Lowering:
             self._emit.describe(produced, shapes[0], value.dtype)
         else:
             self._emit.describe(produced, tuple(shapes), tuple(getattr(v, "dtype", None) for v in value))
-        helper = produced.prev
-        while helper.op == "call_function" and "phase" not in helper.meta:  # written by the implementation
-            helper.meta.update(phase=self._emit.phase, operator=self._emit.operator)
-            helper = helper.prev
 
     def _output_of_several(self, node: fx.Node) -> None:
         source, index = node.args

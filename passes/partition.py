@@ -152,6 +152,8 @@ def _forward_graph(program: Program, inputs: list[fx.Node], results: list[Any]) 
     graph = fx.Graph()
     made = {node: graph.node_copy(node) for node in inputs}
     needed = _reached_from(results)
+    late = [node for node in needed if _is_backward(node)]
+    assert not late, f"forward needs what backward computes: {late[:3]}"
     for node in program.graph.nodes:
         if node in needed and node not in made:
             made[node] = graph.node_copy(node, made.__getitem__)
