@@ -29,6 +29,8 @@ _DECISIONS = {
     "find_packed_sequence_indices": lambda position_ids: None,
     "is_torchdynamo_exporting": lambda: False,
 }
+_MAKE_MASKS_UNLESS_COMPILING = ("longt5", "pop2piano", "switch_transformers", "udop")
+"""Models that make their mask of ones only while nobody compiles, and fail without one."""
 _WITHOUT_CHECKS = {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"}  # read by transformers at every check
 
 
@@ -46,6 +48,7 @@ def adapted_huggingface(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator
             _install_output_hooks(model)
             if not any(kwargs.get(name) is not None for name in ("attention_mask", "position_ids")):
                 _keep_causal_flags(stack)
+                _let_models_make_masks(stack)
             if not kwargs.get("use_cache"):
                 _disable_cache(stack, model)
         yield
@@ -73,6 +76,13 @@ def _keep_causal_flags(stack: contextlib.ExitStack) -> None:
             stack.enter_context(mock.patch.object(masks, name, decision))
         else:
             log.warning("%s.%s not found: causal masks will be written out as tensors", _MASKS, name)
+
+
+def _let_models_make_masks(stack: contextlib.ExitStack) -> None:
+    for name in _MAKE_MASKS_UNLESS_COMPILING:
+        module = sys.modules.get(f"transformers.models.{name}.modeling_{name}")
+        if module is not None and hasattr(module, "is_torchdynamo_compiling"):
+            stack.enter_context(mock.patch.object(module, "is_torchdynamo_compiling", lambda: False))
 
 
 def _disable_cache(stack: contextlib.ExitStack, model: nn.Module) -> None:

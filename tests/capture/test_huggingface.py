@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
+import transformers
 
 from autopar.capture import capture, huggingface
 from autopar.errors import CaptureError
@@ -26,3 +28,14 @@ def test_the_switch_for_checks_is_as_before_after_a_capture() -> None:
     model, inputs = zoo_model("gpt2")
     capture(model, (), inputs)
     assert os.environ.get(SWITCH) == before
+
+
+def test_a_model_that_makes_its_mask_only_outside_of_compilers_is_captured() -> None:
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_heads=2, num_layers=2, num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1, num_experts=2, expert_capacity=64, decoder_start_token_id=0, dropout_rate=0.0,
+    )  # fmt: skip
+    model = transformers.SwitchTransformersForConditionalGeneration(config)
+    tokens = torch.randint(1, 64, (2, 8))
+    program = capture(model, (), {"input_ids": tokens, "labels": tokens})
+    assert program.training
