@@ -82,7 +82,7 @@ def _let_models_make_masks(stack: contextlib.ExitStack) -> None:
     for name in _MAKE_MASKS_UNLESS_COMPILING:
         module = sys.modules.get(f"transformers.models.{name}.modeling_{name}")
         if module is not None and hasattr(module, "is_torchdynamo_compiling"):
-            stack.enter_context(mock.patch.object(module, "is_torchdynamo_compiling", lambda: False))
+            stack.enter_context(mock.patch.object(module, "is_torchdynamo_compiling", return_value=False))
 
 
 def _disable_cache(stack: contextlib.ExitStack, model: nn.Module) -> None:
