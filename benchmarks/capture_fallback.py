@@ -52,20 +52,20 @@ class Tagged(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Functions of tensors of this class."""
-        result = super().__torch_function__(func, types, args, kwargs or {})
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         return result * 2 if func in (torch.add, Tensor.add) else result
 
 
 def numpy_on_values(model: Model, x: Tensor) -> Tensor:
-    return model.linear(x) * torch.from_numpy(np.tanh(x.detach().numpy()))
+    return model.linear(x) * torch.from_numpy(np.tanh(x.detach().numpy()))  # type: ignore[no-any-return]
 
 
 def numpy_on_constants(model: Model, x: Tensor) -> Tensor:
-    return model.linear(x) * torch.from_numpy(np.hanning(SIZE).astype(np.float32))
+    return model.linear(x) * torch.from_numpy(np.hanning(SIZE).astype(np.float32))  # type: ignore[no-any-return]
 
 
 def numpy_round_trip(model: Model, x: Tensor) -> Tensor:
-    return model.linear(x) + float(np.mean(x.detach().numpy()))
+    return model.linear(x) + float(np.mean(x.detach().numpy()))  # type: ignore[no-any-return]
 
 
 def closure(model: Model, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def dict_mutation(model: Model, x: Tensor) -> Tensor:
 
 
 def tensor_subclass(model: Model, x: Tensor) -> Tensor:
-    return torch.add(model.linear(x).as_subclass(Tagged), 1.0).as_subclass(Tensor)  # type: ignore[no-any-return]
+    return torch.add(model.linear(x).as_subclass(Tagged), 1.0).as_subclass(Tensor)
 
 
 def partial_function(model: Model, x: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def generator(model: Model, x: Tensor) -> Tensor:
     return model.linear(torch.cat(list(rows()), dim=1))  # type: ignore[no-any-return]
 
 
-@torch._dynamo.disable  # type: ignore[no-untyped-call]
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
 def _disabled(value: Tensor) -> Tensor:
     return value.tanh()
 
@@ -222,12 +222,12 @@ def _input(seed: int) -> Tensor:
 
 def dynamo_export(model: nn.Module, x: Tensor) -> Callable[[Tensor], Any]:
     """`torch._dynamo.export`: the graph of the forward's bytecode."""
-    return torch._dynamo.export(model)(x).graph_module  # type: ignore[no-any-return]
+    return torch._dynamo.export(model)(x).graph_module
 
 
 def strict_export(model: nn.Module, x: Tensor) -> Callable[[Tensor], Any]:
     """`torch.export.export(strict=True)`."""
-    return torch.export.export(model, (x,), strict=True).module()  # type: ignore[return-value]
+    return torch.export.export(model, (x,), strict=True).module()
 
 
 def measure() -> list[dict[str, str]]:

@@ -66,7 +66,7 @@ def tiny_config(config_class: Any, **changes: Any) -> Any:
         if _is_number(field.default) and field.name in SIZES:
             values[field.name] = SIZES[field.name]
         elif _is_dropout(field.name) and type(field.default) in (int, float):
-            values[field.name] = type(field.default)(0)
+            values[field.name] = type(field.default)(0)  # type: ignore[misc]
     for name, inner in config_class.sub_configs.items():
         change = changes.pop(name, {})
         if isinstance(change, dict):

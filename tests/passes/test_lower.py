@@ -390,7 +390,7 @@ def test_a_layout_that_no_view_carries_is_redistributed_behind_the_view():
     case.check(hand_plan(case.program, FLAT, split))
 
 
-class Normalised(nn.Module):
+class GroupNormalised(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv1d(2, 4, 3, padding=1)
@@ -405,7 +405,7 @@ def test_helpers_of_local_forms_belong_to_the_phase_of_their_operator(name):
     """Group norm of split positions writes several nodes in front of its own; all of backward's stay in backward."""
     torch.manual_seed(0)
     inputs = {"x": torch.randn(4, 2, 8, dtype=torch.double), "y": torch.randn(4, 4, 8, dtype=torch.double)}
-    case = Case(Normalised().double(), inputs)
+    case = Case(GroupNormalised().double(), inputs)
     entries = picked(case.program, FLAT, lambda node, rule: [name if "group_norm" in str(node.target) else None])
     assert sum("group_norm" in n for n in entries) == 2
     case.check(hand_plan(case.program, FLAT, entries))
