@@ -48,19 +48,20 @@ def show(operator: str, modules: Sequence[str], as_json: bool) -> None:
     if as_json:
         print_document({"operator": operator, "rule": text})
     else:
-        click.echo(text or f"{operator} has no rule; autopar rules discover {operator} --example '...' proposes one")
+        click.echo(text or f"{operator} has no rule; autopar rules discover {operator} proposes one")
 
 
 @rules.command(name="discover")
 @click.argument("operator")
-@click.option("--example", required=True, help="Its positional arguments in Python: 'randn(6, 12), randn(12, 18)'.")
+@click.option("--example", help="Its positional arguments: 'randn(6, 12), randn(12, 18)'. Default: made up.")
 @import_option
 @click.option("--fresh", is_flag=True, help="Try again instead of taking the cached answer.")
 @as_json_option
-def discover_command(operator: str, example: str, modules: Sequence[str], fresh: bool, as_json: bool) -> None:
+def discover_command(operator: str, example: str | None, modules: Sequence[str], fresh: bool, as_json: bool) -> None:
     """Propose a rule for OPERATOR by trying how it may be split, in a child process."""
     _import(modules)
-    found = discover(operator, _example(example), use_cache=not fresh)
+    arguments = None if example is None else _example(example)
+    found = discover(operator, arguments, use_cache=not fresh)
     if as_json:
         print_document(asdict(found))
         return
@@ -69,7 +70,8 @@ def discover_command(operator: str, example: str, modules: Sequence[str], fresh:
     if found.rule is None:
         click.echo(f"{operator}: no split was found; it runs whole on every device")
     else:
-        click.echo(f'autopar.register_rule("{operator}", "{found.rule}", example=({example},))')
+        given = f", example=({example},)" if example else ""
+        click.echo(f'autopar.register_rule("{operator}", "{found.rule}"{given})')
 
 
 @rules.command(name="coverage")

@@ -22,28 +22,31 @@ from autopar.errors import ConfigurationError
 TRIAL_SECONDS = 30.0
 
 
-def run_in_child(trial: Callable[[int], Any], count: int) -> tuple[list[Any], int]:
+def run_in_child(trial: Callable[[int], Any], count: int, *, until: Any = None) -> tuple[list[Any], int]:
     """(results of `trial(0)` ... `trial(count - 1)`, number of crashes). A trial that crashes, or takes longer than
-    `TRIAL_SECONDS`, gives None. Raises ConfigurationError where the system cannot fork."""
+    `TRIAL_SECONDS`, gives None. until: the result behind which no more trials are made. Raises ConfigurationError
+    where the system cannot fork."""
     if not hasattr(os, "fork"):
         raise ConfigurationError("trials need a system that can fork; write the rule by hand and register it")
     results: list[Any] = []
     crashes = 0
     while len(results) < count:
         before = len(results)
-        results += _run_until_crash(trial, before, count)
+        results += _run_until_crash(trial, before, count, until)
+        if until is not None and results and results[-1] == until:
+            break
         if len(results) < count:
             results.append(None)
             crashes += 1
     return results, crashes
 
 
-def _run_until_crash(trial: Callable[[int], Any], first: int, count: int) -> list[Any]:
+def _run_until_crash(trial: Callable[[int], Any], first: int, count: int, until: Any) -> list[Any]:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _work(trial, first, count, writer)
+        _work(trial, first, count, until, writer)
     os.close(writer)
     try:
         lines = _lines(reader)
@@ -65,7 +68,7 @@ def _lines(reader: int) -> list[bytes]:
     return received.split(b"\n")[:-1]
 
 
-def _work(trial: Callable[[int], Any], first: int, count: int, writer: int) -> None:
+def _work(trial: Callable[[int], Any], first: int, count: int, until: Any, writer: int) -> None:
     """Body of the child: never returns, runs no exit handlers of the parent."""
     status = 1
     try:
@@ -73,7 +76,10 @@ def _work(trial: Callable[[int], Any], first: int, count: int, writer: int) -> N
         torch.set_num_threads(1)  # the threads of the parent do not exist here
         with os.fdopen(writer, "w", buffering=1) as out:
             for index in range(first, count):
-                out.write(json.dumps(trial(index)) + "\n")
+                result = trial(index)
+                out.write(json.dumps(result) + "\n")
+                if until is not None and result == until:
+                    break
         status = 0
     finally:
         os._exit(status)

@@ -32,6 +32,7 @@ from autopar.errors import ConfigurationError
 from autopar.files import cache_directory, write_atomically
 from autopar.rules.binding import bind_rule
 from autopar.rules.child_process import run_in_child
+from autopar.rules.made_up import made_up_example
 from autopar.rules.proof import (
     BLOCK_ERRORS,
     NUM_PARTS,
@@ -63,15 +64,18 @@ class Discovery:
     crashes: int
 
 
-def discover(name: str, example: Sequence[Any], *, use_cache: bool = True) -> Discovery:
+def discover(name: str, example: Sequence[Any] | None = None, *, use_cache: bool = True) -> Discovery:
     """Propose a rule for the operator `name` ("lib::op[.overload]") from positional example arguments.
 
     example: float tensors with distinct values of both signs; dims whose sizes 2 or 3 divide are tried (6 and 12 are
-    good sizes). The result is cached by operator, torch version and example shapes, and is not registered: pass it to
-    `register_rule`. Raises ConfigurationError for operators and examples that are refused (see the module).
+    good sizes). Without it, small shapes are tried until the operator runs. The result is cached by operator, torch
+    version and example shapes, and is not registered: pass it to `register_rule`. Raises ConfigurationError for
+    operators and examples that are refused (see the module), and where no example can be made up.
     """
-    target, arguments = find_operator(name), tuple(example)
-    _check_operator(target, arguments)
+    target = find_operator(name)
+    _check_tags(target)
+    arguments = made_up_example(target) if example is None else tuple(example)
+    _check_example(target, arguments)
     path = _cache_path(target, arguments)
     if use_cache and path.exists():
         log.info("rule of %s: taken from %s", name, path)
@@ -86,7 +90,7 @@ def discover(name: str, example: Sequence[Any], *, use_cache: bool = True) -> Di
     return discovery
 
 
-def _check_operator(target: Any, arguments: tuple[Any, ...]) -> None:
+def _check_tags(target: Any) -> None:
     tags = set(getattr(target, "tags", ()))
     for tag, reason in (
         (torch.Tag.nondeterministic_seeded, "draws random numbers"),
@@ -97,6 +101,9 @@ def _check_operator(target: Any, arguments: tuple[Any, ...]) -> None:
             raise ConfigurationError(f"{target} {reason}: no rule can be discovered by trying")
     if target._schema.is_mutable:
         raise ConfigurationError(f"{target} changes its operands: write a functional operator and a rule for it")
+
+
+def _check_example(target: Any, arguments: tuple[Any, ...]) -> None:
     for position, leaf in enumerate(_tensors(arguments)):
         if leaf.is_floating_point() and leaf.numel() > 1:
             distinct = torch.unique(leaf).numel()

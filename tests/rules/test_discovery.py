@@ -105,3 +105,21 @@ def test_a_child_goes_on_behind_a_crash() -> None:
         return index * index
 
     assert run_in_child(trial, 4) == ([0, None, 4, 9], 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aten::mm", "a b, b c -> a c ; linear: x - | - x"),
+        ("aten::bmm", "a b c, a c e -> a b e ; linear: x - | - x"),
+        ("aten::relu", "a b -> a b"),
+        ("aten::mv", "a b, b -> a ; linear: x - | - x"),
+    ],
+)
+def test_an_example_is_made_up(name: str, expected: str) -> None:
+    assert discover(name).rule == expected
+
+
+def test_an_operator_that_takes_what_nobody_can_make_up_asks_for_an_example() -> None:
+    with pytest.raises(ConfigurationError, match="give an example"):
+        discover("aten::gather")
