@@ -31,7 +31,7 @@ from autopar.planner.constraints import Constraints, check_axes, parse_constrain
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.leaves import StateBytes
 from autopar.planner.memory_rows import memory_rows
-from autopar.planner.notes import uneven_notes
+from autopar.planner.notes import expert_notes, uneven_notes
 from autopar.planner.optimizers import resolve_optimizer, state_bytes
 from autopar.planner.predict import predict_timeline
 from autopar.planner.prices import Prices
@@ -326,7 +326,15 @@ def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, timel
         kernel_backend=query.kernel_backend,
         prices_hash=prices_hash(problem),
         uncovered={str(node.meta["operator"]): _cost_of(built, node, solution) for node in built.uncovered},
-        notes=tuple(dict.fromkeys([*built.notes, *uneven_notes(query.program, built, solution.assignment, mesh)])),
+        notes=tuple(
+            dict.fromkeys(
+                [
+                    *built.notes,
+                    *uneven_notes(query.program, built, solution.assignment, mesh),
+                    *expert_notes(query.program),
+                ]
+            )
+        ),
         statistics={
             "variables": len(problem.node_costs),
             "strategies": sum(len(costs) for costs in problem.node_costs),

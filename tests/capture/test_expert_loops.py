@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
+import autopar
 from autopar.capture import capture
 from autopar.errors import CaptureError
 from autopar.program import Program
@@ -182,3 +183,9 @@ class MeanByMask(nn.Module):
 def test_reading_by_one_mask_is_explained_as_a_shape() -> None:
     with pytest.raises(CaptureError, match=r"shape depends on values.*keep all elements and mask"):
         capture(MeanByMask(), (torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 2, 1, 0])))
+
+
+def test_the_plan_says_that_no_token_is_dropped() -> None:
+    model, inputs = mixture(next(iter(LOOPS)))
+    plan = autopar.plan(model, inputs, cluster="2 H100-SXM", mode="fast")
+    assert any("no token is dropped" in note for note in plan.notes)
