@@ -44,7 +44,8 @@ def expert_notes(program: Program) -> list[str]:
         str(node.target) == "autopar.expert_linear.default" and node.meta["phase"] == "forward"
         for node in program.graph.nodes
     )
-    return [f"{products} products of experts run in grouped form: no token is dropped (drop rate 0)"] if products else []
+    grouped = f"{products} products of experts run in grouped form: no token is dropped (drop rate 0)"
+    return [grouped] if products else []
 
 
 def _batch_sizes(program: Program) -> list[int]:
