@@ -33,6 +33,7 @@ ENTRIES = (
     _experts(
         "switch_transformers",
         model="SwitchTransformersForConditionalGeneration",
+        dtype=torch.float32,  # its routers cast themselves to float32
         router_jitter_noise=0.0,
         expert_capacity=64,
         decoder_start_token_id=0,
