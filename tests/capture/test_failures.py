@@ -190,6 +190,7 @@ class Likelihood(nn.Module):
 
 
 def test_distributions_are_captured_without_their_checks() -> None:
+    checks = torch.distributions.Distribution._validate_args
     program = capture(Likelihood(), (torch.randn(3, 4),))
     assert program.training
-    assert torch.distributions.Distribution._validate_args  # the switch is restored
+    assert torch.distributions.Distribution._validate_args is checks  # the switch is restored
