@@ -44,7 +44,7 @@ def _arange(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]
         context.call(
             torch.ops.aten.arange.start_step,
             first + step * start,
-            first + step * (start + length) - step / 2 if isinstance(step, float) else first + step * (start + length),
+            first + step * (start + length) - step / 2 if output.dtype.is_floating_point else first + step * (start + length),
             step,
             **options,
         )

@@ -294,6 +294,7 @@ FACTORIES = [
     case(aten.scalar_tensor.default, lambda s: (2.5,)),
     case(aten.arange.start_step, lambda s: (3, 3 + 2 * s, 2)),
     case(aten.arange.start_step, lambda s: (1.0, 1.0 - 0.5 * s, -0.5), "negative", dtype=torch.float64),
+    case(aten.arange.start_step, lambda s: (float(s), 0.0, -1.0), "integers of floats", dtype=torch.int64),
     case(aten.arange.start, lambda s: (-2, s - 2)),
     case(aten.arange.default, lambda s: (s,)),
 ]
