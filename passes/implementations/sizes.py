@@ -40,11 +40,12 @@ def _arange(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]
     step = context.global_argument("step") if "step" in names else 1
     output = context.global_output()
     options = {"dtype": output.dtype, "device": output.device}
+    early = step / 2 if output.dtype.is_floating_point else 0  # integers end exactly, floats may round past the end
     pieces = [
         context.call(
             torch.ops.aten.arange.start_step,
             first + step * start,
-            first + step * (start + length) - step / 2 if output.dtype.is_floating_point else first + step * (start + length),
+            first + step * (start + length) - early,
             step,
             **options,
         )
