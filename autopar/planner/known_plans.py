@@ -1,0 +1,82 @@
+"""Known plans: what people write by hand for a cluster, completed by the planner on the same prices.
+
+known_plans(Cluster.parse("8 H100-SXM"))      {"DDP": {"dp_replicate": 8}, "ZeRO-3": {"dp_shard": 8}, ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.cluster import Cluster
+from autopar.errors import InfeasibleError
+from autopar.layout import Mesh
+from autopar.parallel_plan import Baseline
+from autopar.planner.constraints import Constraints, resolve_meshes
+from autopar.planner.one_mesh import Candidate, plan_on_mesh
+from autopar.planner.query import Progress, Query
+
+
+def known_plans(cluster: Cluster) -> dict[str, dict[str, int]]:
+    """The plans that people write by hand for this cluster: name -> dims."""
+    n, per_node = cluster.num_devices, cluster.devices_per_node
+    if n == 1:
+        return {}
+    plans = {"DDP": {"dp_replicate": n}, "ZeRO-3": {"dp_shard": n}}
+    if cluster.num_nodes > 1 and per_node > 1:
+        plans["HSDP"] = {"dp_replicate": cluster.num_nodes, "dp_shard": per_node}
+        plans["ZeRO-3 x TP"] = {"dp_shard": cluster.num_nodes, "tp": per_node}
+    else:
+        plans["Megatron TP"] = {"tp": n}
+        if n % 2 == 0 and n > 2:
+            plans["ZeRO-3 x TP"] = {"dp_shard": n // 2, "tp": 2}
+    return plans
+
+
+def known_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> list[Mesh]:
+    """The known plans on meshes of these shapes. Their constraints leave a smaller space, in which the limited search
+    under a tight memory limit finds plans that it misses in the whole."""
+    shapes = {mesh.shape for mesh in meshes}
+    devices = query.cluster.num_devices
+    named = [resolve_meshes(devices, None, dims, log)[0] for dims in known_plans(query.cluster).values()]
+    return [mesh for mesh in named if mesh.shape in shapes]
+
+
+def of_known(candidate: Candidate) -> Candidate:
+    """The candidate with a note that the free search did not find it."""
+    axes = "+".join(candidate.mesh.axis_names)
+    note = f"the free search found nothing that fits: this is the optimum of the plans with the axes {axes}"
+    return replace(candidate, plan=replace(candidate.plan, notes=(*candidate.plan.notes, note)))
+
+
+def as_baseline(candidate: Candidate) -> Baseline:
+    """The best of one mesh, as a line of the plan's comparison."""
+    dims = dict(zip(candidate.mesh.axis_names, candidate.mesh.shape, strict=True))
+    return Baseline(
+        name=f"mesh {'x'.join(map(str, candidate.mesh.shape))}",
+        dims=dims,
+        objective_seconds=candidate.plan.objective_seconds,
+        predicted=candidate.plan.predicted,
+    )
+
+
+def baselines(query: Query, log: Progress) -> tuple[Baseline, ...]:
+    """The known plans, completed by the planner, on the same prices and without the user's own constraints."""
+    free = replace(query, constraints=Constraints())
+    found = []
+    for name, dims in known_plans(query.cluster).items():
+        mesh = resolve_meshes(query.cluster.num_devices, None, dims, log)[0]
+        try:
+            candidate = plan_on_mesh(free, mesh, log)
+        except InfeasibleError as error:
+            found.append(Baseline(name=name, dims=dims, error=str(error)))
+            continue
+        found.append(
+            Baseline(
+                name=name,
+                dims=dims,
+                objective_seconds=candidate.plan.objective_seconds,
+                predicted=candidate.plan.predicted,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,65 @@
+"""Query: everything that a plan answers besides the mesh, and how its arguments are read.
+
+Query(program=..., cluster=..., budget_bytes=budget("0.9", cluster), search=SEARCH["default"], ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autopar.cluster import Cluster
+from autopar.cost_models.memory import usable_bytes
+from autopar.errors import ConfigurationError
+from autopar.planner.constraints import Constraints
+from autopar.planner.factorisation import Factorisation
+from autopar.planner.leaves import StateBytes
+from autopar.planner.search import Search
+from autopar.program import Program
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Everything that a plan answers, besides the mesh."""
+
+    program: Program
+    cluster: Cluster
+    state_bytes: Mapping[str, StateBytes]
+    constraints: Constraints
+    budget_bytes: float
+    kernel_backend: str
+    factorisation: Factorisation
+    search: Search
+
+
+def kernel_backend(cluster: Cluster) -> str:
+    """Who emits kernels: PyTorch eager on CPUs, inductor on CUDA."""
+    return "eager" if cluster.device.kind == "cpu" else "inductor"
+
+
+def budget(memory_limit: float | str | None, cluster: Cluster) -> float:
+    """Bytes per device: a number of bytes, "72GiB", "0.8" or 0.8 of the device; default: what is usable of it."""
+    usable = usable_bytes(cluster.device.memory_bytes, cluster.device.kind)
+    if memory_limit is None:
+        return float(usable)
+    try:
+        value = parse_bytes(memory_limit)
+    except ValueError as error:
+        raise ConfigurationError(f"memory_limit={memory_limit!r}: write bytes, '72GiB' or a fraction") from error
+    if value <= 0:
+        raise ConfigurationError(f"memory_limit={memory_limit!r} must be positive")
+    return value * usable if value <= 1 else value
+
+
+def parse_bytes(text: float | str) -> float:
+    """ "72GiB", "500MB", "1e9" or a number -> number. Raises ValueError."""
+    if not isinstance(text, str):
+        return float(text)
+    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9, "b": 1.0}
+    lowered = text.strip().lower()
+    for unit, factor in units.items():
+        if lowered.endswith(unit):
+            return float(lowered.removesuffix(unit)) * factor
+    return float(lowered)
