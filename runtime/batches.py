@@ -103,12 +103,6 @@ def exchange_block(
     return local_block(parts.full_tensor(), wanted, groups.mesh, rank()).contiguous()
 
 
-def expected_part(value: Input, axes: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
-    """Shape of the part of an input that this rank passes with batch="local"."""
-    layout = data_layout(value.batch_dim, axes, len(mesh.shape))
-    return local_shape(value.shape, layout, mesh, mesh.coordinate(rank()))
-
-
 def global_sizes(sizes: list[list[int]], axes: Sequence[int], mesh: Mesh) -> list[int]:
     """Global batch sizes from those of every rank. Raises ConfigurationError where the parts are not ceil blocks."""
     shards: dict[tuple[int, ...], list[int]] = {}

@@ -53,3 +53,22 @@ def test_a_gradient_whose_true_value_is_zero_is_measured_against_the_largest() -
     assert key_biases
     assert all(expected.allowed[name] < 1e-3 for name in key_biases)
     assert torch.isfinite(expected.loss)
+
+
+class OverflowsInDouble(nn.Module):
+    """A model whose gradient is infinite in fp64 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = torch.finfo(torch.float64).max * 10 if x.dtype == torch.float64 else 1.0
+        return (self.weight * x * factor).sum()
+
+
+def test_a_model_that_only_overflows_in_double_precision_is_compared_in_its_own() -> None:
+    model, inputs = OverflowsInDouble(), {"x": torch.ones(3)}
+    expected = reference(model, inputs)
+    assert compare(copy.deepcopy(model), inputs, expected).agrees
+    assert not compare(Faulty(copy.deepcopy(model), gradient=1.001), inputs, expected).agrees

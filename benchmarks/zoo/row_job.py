@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from autopar.api import realize
 from autopar.capture import capture
 from autopar.cluster import Cluster
+from autopar.errors import InfeasibleError
 from autopar.layout import Shard
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_mesh
@@ -194,6 +195,8 @@ def _plan_apart(program: Program) -> tuple[Plan, str]:
             limit = LOOSER * max(error.needed_bytes, limit)
             if limit >= whole:
                 break
+        except InfeasibleError:  # the limited search found nothing that obeys the constraints in its time
+            break
         else:
             return plan, f"memory limit {format_bytes(limit)}, {limit / whole:.2f} of the weights and their state"
     zero3 = {"dp_shard": dist.get_world_size()}

@@ -30,7 +30,6 @@ def test_a_sound_row_agrees_after_all_the_broken_ones(rows: dict[str, Row]) -> N
     assert set(row.answers) == {STEP_TIME, APART, NO_REPLICATION}
     assert row.answers[APART].sharded_share is not None
     assert row.answers[APART].sharded_share > 0.5
-    assert row.seconds["row"] < LONGER_THAN_ANY_BUT_THE_HANGING
 
 
 @pytest.mark.distributed
