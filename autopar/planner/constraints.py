@@ -12,8 +12,7 @@ operator go and the plan carries a note.
 from __future__ import annotations
 
 import fnmatch
-import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.errors import ConfigurationError
@@ -22,9 +21,6 @@ from autopar.parallel_plan import ParameterPlan
 from autopar.planner.strategies import Choice, divides
 
 BATCH_AXES = ("dp_replicate", "dp_shard")
-LATER_AXES = {"cp": "context", "ep": "expert", "pp": "pipeline"}
-AXIS_NAMES = (*BATCH_AXES, "tp")
-FREE_AXIS_NAMES = ("outer", "inner")
 NO_REPLICATED_COMPUTE = "no_replicated_compute"
 
 PlacementRules = Mapping[str, Mapping[str, Placement]]  # parameter pattern -> axis name -> placement
@@ -157,55 +153,3 @@ def weights_stay_split(mesh: Mesh) -> tuple[int, ...]:
 def gathers(source: Layout, target: Layout, axes: Sequence[int]) -> bool:
     """Whether a parameter in `source` would be gathered over one of `axes` to reach `target`."""
     return any(isinstance(source[axis], Shard) and source[axis] != target[axis] for axis in axes)
-
-
-def resolve_meshes(
-    num_devices: int, mesh: Sequence[int] | None, dims: Mapping[str, int] | None, log: Callable[[str], None]
-) -> list[Mesh]:
-    """The meshes to try: the given one, the pinned axes with free ones in front, or every 1-D and 2-D factorisation.
-
-    Raises ConfigurationError for unknown axes and sizes that do not divide the devices.
-    """
-    if mesh is not None and dims is not None:
-        raise ConfigurationError("give mesh= (sizes) or dims= (named sizes), not both")
-    if mesh is not None:
-        return [_sized_mesh(tuple(mesh), num_devices)]
-    if dims:
-        return _named_meshes(dict(dims), num_devices)
-    shapes = [(num_devices,), *((a, num_devices // a) for a in range(2, num_devices) if num_devices % a == 0)]
-    log(f"trying meshes {', '.join(map(str, shapes))}")
-    return [Mesh(FREE_AXIS_NAMES[-len(shape) :], shape) for shape in shapes]
-
-
-def _sized_mesh(shape: tuple[int, ...], num_devices: int) -> Mesh:
-    if not shape or any(size < 1 for size in shape) or math.prod(shape) != num_devices:
-        raise ConfigurationError(f"mesh {shape} has {math.prod(shape)} devices, the cluster {num_devices}")
-    if len(shape) > 2:
-        raise ConfigurationError(f"mesh {shape} has {len(shape)} axes; 1 or 2 are supported")
-    return Mesh(FREE_AXIS_NAMES[-len(shape) :], shape)
-
-
-def _named_meshes(dims: dict[str, int], num_devices: int) -> list[Mesh]:
-    for name, size in dims.items():
-        if name in LATER_AXES:
-            raise ConfigurationError(f"axis {name} ({LATER_AXES[name]} parallelism) comes in a later version")
-        if name not in AXIS_NAMES:
-            raise ConfigurationError(f"unknown axis {name!r}; axes are {', '.join(AXIS_NAMES)}")
-        if not isinstance(size, int) or size == 0 or size < -1:
-            raise ConfigurationError(f"axis {name} has size {size!r}; write a positive number, or -1 to fill")
-    fixed = math.prod(size for size in dims.values() if size > 0)
-    fill = [name for name, size in dims.items() if size == -1]
-    if num_devices % fixed or len(fill) > 1:
-        raise ConfigurationError(f"dims {dims} (product {fixed}) do not divide {num_devices} devices")
-    rest = num_devices // fixed
-    if fill:
-        dims[fill[0]], rest = rest, 1
-    names = [name for name in AXIS_NAMES if dims.get(name, 1) > 1]
-    shape = tuple(dims[name] for name in names)
-    if rest > 1:
-        names, shape = ["outer", *names], (rest, *shape)
-    if not names:
-        names, shape = [next(iter(dims))], (1,)
-    if len(names) > 2:
-        raise ConfigurationError(f"dims {dims} need {len(names)} mesh axes; 1 or 2 are supported")
-    return [Mesh(tuple(names), shape)]

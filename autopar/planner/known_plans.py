@@ -12,7 +12,8 @@ from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline
-from autopar.planner.constraints import Constraints, resolve_meshes
+from autopar.planner.constraints import Constraints
+from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate, plan_on_mesh
 from autopar.planner.query import Progress, Query
 

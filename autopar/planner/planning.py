@@ -16,10 +16,11 @@ from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
-from autopar.planner.constraints import check_axes, parse_constraints, resolve_meshes
+from autopar.planner.constraints import check_axes, parse_constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.known_plans import as_baseline, baselines, known_meshes, of_known
 from autopar.planner.mends import mended
+from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate, plan_on_mesh
 from autopar.planner.optimizers import resolve_optimizer, state_bytes
 from autopar.planner.query import Progress, Query, budget, kernel_backend

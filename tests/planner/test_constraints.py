@@ -7,7 +7,8 @@ from torch import nn
 import autopar
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh, Shard
-from autopar.planner.constraints import check_axes, parse_constraints, resolve_meshes
+from autopar.planner.constraints import check_axes, parse_constraints
+from autopar.planner.mesh_shapes import resolve_meshes
 
 
 def meshes(num_devices: int, mesh: object = None, dims: object = None) -> list[Mesh]:
