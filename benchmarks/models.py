@@ -16,6 +16,7 @@ import transformers
 from torch import nn
 
 from autopar.demo.gpt import GPT, GPTConfig
+from benchmarks.vision import UNet
 
 Inputs: TypeAlias = dict[str, torch.Tensor]
 
@@ -38,6 +39,24 @@ def token_inputs(vocabulary: int, label: str = "labels", tokens: str = "input_id
             tokens: torch.randint(0, vocabulary, (batch, seq)),
             label: torch.randint(0, vocabulary, (batch, seq)),
         }
+
+    return make
+
+
+def images_and_labels(classes: int) -> Callable[[int, int], Inputs]:
+    """Inputs of a classifier: images of shape (batch, 3, size, size) and labels (batch,)."""
+
+    def make(batch: int, size: int) -> Inputs:
+        return {"pixel_values": torch.randn(batch, 3, size, size), "labels": torch.randint(0, classes, (batch,))}
+
+    return make
+
+
+def images_and_masks(classes: int) -> Callable[[int, int], Inputs]:
+    """Inputs of a segmentation: images of shape (batch, 3, size, size) and masks (batch, size, size)."""
+
+    def make(batch: int, size: int) -> Inputs:
+        return {"images": torch.randn(batch, 3, size, size), "masks": torch.randint(0, classes, (batch, size, size))}
 
     return make
 
@@ -95,19 +114,39 @@ def bert(*, layers: int, width: int, heads: int, vocabulary: int, positions: int
     )
 
 
-def t5(*, layers: int, width: int, heads: int, vocabulary: int) -> nn.Module:
-    """T5 encoder-decoder without dropout."""
+def t5(
+    *, layers: int, width: int, heads: int, vocabulary: int, head_width: int | None = None, hidden: int | None = None
+) -> nn.Module:
+    """T5 encoder-decoder without dropout; heads of width / heads and 4 * width hidden units where nothing is said."""
     return transformers.T5ForConditionalGeneration(
         transformers.T5Config(  # type: ignore[call-arg]  # every configuration takes the base class's keywords
             num_layers=layers,
             d_model=width,
-            d_kv=width // heads,
-            d_ff=4 * width,
+            d_kv=head_width or width // heads,
+            d_ff=hidden or 4 * width,
             num_heads=heads,
             vocab_size=vocabulary,
             dropout_rate=0.0,
             use_cache=False,
             decoder_start_token_id=0,
+        )
+    )
+
+
+def olmoe(*, layers: int, width: int, hidden: int, heads: int, experts: int, chosen: int, vocabulary: int) -> nn.Module:
+    """OLMoE: every token goes through `chosen` of `experts` experts of every layer."""
+    return transformers.OlmoeForCausalLM(
+        transformers.OlmoeConfig(
+            num_hidden_layers=layers,
+            hidden_size=width,
+            intermediate_size=hidden,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            num_experts=experts,
+            num_experts_per_tok=chosen,
+            vocab_size=vocabulary,
+            max_position_embeddings=4096,
+            use_cache=False,
         )
     )
 
@@ -168,12 +207,54 @@ WORKLOADS: dict[str, ModelEntry] = {
         batch=16,
         seq=512,
     ),
+    "llama3-70b": ModelEntry(
+        build=lambda: llama(
+            layers=80, width=8192, hidden=28672, heads=64, kv_heads=8, vocabulary=128256, positions=8192
+        ),
+        inputs=token_inputs(128256),
+        batch=512,
+        seq=8192,
+    ),
+    "llama3.1-405b": ModelEntry(
+        build=lambda: llama(
+            layers=126, width=16384, hidden=53248, heads=128, kv_heads=8, vocabulary=128256, positions=8192
+        ),
+        inputs=token_inputs(128256),
+        batch=2048,
+        seq=8192,
+    ),
+    "olmoe-64-experts": ModelEntry(
+        build=lambda: olmoe(layers=16, width=2048, hidden=1024, heads=16, experts=64, chosen=8, vocabulary=50304),
+        inputs=token_inputs(50304),
+        batch=64,
+        seq=4096,
+    ),
+    "unet": ModelEntry(
+        build=lambda: UNet(channels=(64, 128, 256, 512, 1024), classes=21),
+        inputs=images_and_masks(21),
+        batch=64,
+        seq=256,
+    ),
+    "vit-22b": ModelEntry(
+        build=lambda: vit(layers=48, width=6144, heads=48, size=224, patch=14, classes=1000),
+        inputs=images_and_labels(1000),
+        batch=1024,
+        seq=224,
+    ),
+    "t5-11b": ModelEntry(
+        build=lambda: t5(layers=24, width=1024, heads=128, vocabulary=32128, head_width=128, hidden=65536),
+        inputs=token_inputs(32128),
+        batch=128,
+        seq=512,
+    ),
 }
 """Real sizes, built on the meta device: nothing is allocated."""
 
 
 def workload(name: str, *, batch: int | None = None, seq: int | None = None) -> tuple[nn.Module, Inputs]:
-    """A model of real size in bf16 and its inputs, all on the meta device."""
+    """A model of real size in bf16 and its inputs (images in bf16 too), all on the meta device."""
     entry = WORKLOADS[name]
     with torch.device("meta"):
-        return entry.build().to(torch.bfloat16).train(), entry.inputs(batch or entry.batch, seq or entry.seq)
+        inputs = entry.inputs(batch or entry.batch, seq or entry.seq)
+        narrow = {name: v.bfloat16() if v.is_floating_point() else v for name, v in inputs.items()}
+        return entry.build().to(torch.bfloat16).train(), narrow

@@ -1,6 +1,8 @@
-"""A small residual network with BatchNorm, in plain torch: what convolutions and batch statistics ask of a plan."""
+"""Vision in plain torch: a residual network with BatchNorm, and a U-Net whose skips reach over the whole graph."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import nn
@@ -45,3 +47,34 @@ class ResNet(nn.Module):
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         hidden = self.layers(torch.relu(self.norm(self.stem(images))))
         return nn.functional.cross_entropy(self.head(hidden.mean((2, 3))), labels)
+
+
+def _double_convolution(channels_in: int, channels_out: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for channels in (channels_in, channels_out):
+        layers += [nn.Conv2d(channels, channels_out, 3, padding=1), nn.GroupNorm(32, channels_out), nn.SiLU()]
+    return nn.Sequential(*layers)
+
+
+class UNet(nn.Module):
+    """One level per entry of `channels`, two convolutions each, halving the image from level to level; every level
+    hands its output to the way back. forward(images (B, 3, H, W), masks (B, H, W)) -> loss."""
+
+    def __init__(self, *, channels: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        pairs = list(itertools.pairwise(channels))
+        self.stem = _double_convolution(3, channels[0])
+        self.down = nn.ModuleList(_double_convolution(above, below) for above, below in pairs)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(below, above, 2, 2) for above, below in reversed(pairs))
+        self.merge = nn.ModuleList(_double_convolution(2 * above, above) for above, _ in reversed(pairs))
+        self.head = nn.Conv2d(channels[0], classes, 1)
+
+    def forward(self, images: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+        hidden = self.stem(images)
+        skips = []
+        for level in self.down:
+            skips.append(hidden)
+            hidden = level(nn.functional.max_pool2d(hidden, 2))
+        for widen, merge, skip in zip(self.up, self.merge, reversed(skips), strict=True):
+            hidden = merge(torch.cat([skip, widen(hidden)], dim=1))
+        return nn.functional.cross_entropy(self.head(hidden), masks)

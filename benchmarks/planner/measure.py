@@ -1,0 +1,119 @@
+"""One case of the planner benchmark, phase by phase, from importing torch to the lowered program of one rank."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+STARTED = (time.perf_counter(), time.process_time())
+
+import torch  # noqa: E402 - what importing costs is a phase of its own
+
+from autopar.capture import capture, normalize_example_inputs  # noqa: E402
+from autopar.cluster import Cluster  # noqa: E402
+from autopar.parallel_plan import Baseline, Plan  # noqa: E402
+from autopar.phases import PhaseTime, PhaseTimes, cpu_seconds  # noqa: E402
+from autopar.planner.planning import make_plan  # noqa: E402
+from autopar.program import Program  # noqa: E402
+from benchmarks.models import WORKLOADS, workload  # noqa: E402
+from benchmarks.planner.cases import Case  # noqa: E402
+
+IMPORTS = PhaseTime(time.perf_counter() - STARTED[0], time.process_time() - STARTED[1])
+INSIDE = {"price": "enumerate and price", "solve": "solve", "predict": "predict", "lower": "lower"}
+
+Result = TypeVar("Result")
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Plan one case; one row of the report. CPU seconds count this process and its children."""
+    batch = case.batch or WORKLOADS[case.workload].batch
+    (model, inputs), building = timed(lambda: workload(case.workload, batch=batch))
+    with PhaseTimes() as times:
+        program, capturing = timed(lambda: capture(model, *normalize_example_inputs(inputs)))
+        plan, planning = timed(lambda: plan_case(program, case))
+    spent = {name: times.phases.get(name, PhaseTime(0.0, 0.0)) for name in ("tidy", *INSIDE)}
+    phases = {
+        "imports": IMPORTS,
+        "build model": building,
+        "capture": less(capturing, spent["tidy"]),
+        "tidy": spent["tidy"],
+        **{label: spent[name] for name, label in INSIDE.items()},
+        "other planning": less(planning, *(spent[name] for name in INSIDE)),
+    }
+    return {
+        "case": case.name,
+        "workload": case.workload,
+        "devices": case.devices,
+        "mesh_is_given": case.mesh is not None,
+        "global_batch": batch,
+        "seq": WORKLOADS[case.workload].seq,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "nodes": len(program.graph.nodes),
+        "phases": {key: {"seconds": t.seconds, "cpu_seconds": t.cpu_seconds} for key, t in phases.items()},
+        "cpu_seconds": cpu_seconds(),
+        "goal_cpu_seconds": case.goal_seconds,
+        "must_cpu_seconds": case.must_seconds,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "torch": torch.__version__,
+        **of_plan(plan),
+    }
+
+
+def of_plan(plan: Plan) -> dict[str, Any]:
+    """What a row says of a plan, and of the other meshes that were looked at."""
+    return {
+        "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+        "micro_batches": plan.micro_batches,
+        "statistics": dict(plan.statistics),
+        "objective_seconds": plan.objective_seconds,
+        "bound_seconds": plan.bound_seconds,
+        "gap": plan.gap,
+        "predicted_peak_bytes": plan.predicted.peak_bytes,
+        "predicted_step_seconds": plan.predicted.step_seconds,
+        "notes": list(plan.notes),
+        "alternatives": [of_baseline(other) for other in plan.alternatives],
+    }
+
+
+def of_baseline(other: Baseline) -> dict[str, Any]:
+    """Another mesh, as solved or as dropped."""
+    return {"name": other.name, "objective_seconds": other.objective_seconds, "error": other.error}
+
+
+def plan_case(program: Program, case: Case) -> Plan:
+    """The plan with AdamW, without the known plans beside it."""
+    return make_plan(
+        program,
+        cluster_of(case.devices),
+        mesh=case.mesh,
+        optimizer=torch.optim.AdamW,
+        memory_limit=case.memory_limit,
+        with_baselines=False,
+    )
+
+
+def cluster_of(devices: int) -> Cluster:
+    """H100 nodes of eight, or one smaller node."""
+    return Cluster.parse(f"{max(1, devices // 8)}x{min(devices, 8)} H100-SXM")
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, PhaseTime]:
+    """The result of `work` and what it took."""
+    started, started_cpu = time.perf_counter(), cpu_seconds()
+    result = work()
+    return result, PhaseTime(time.perf_counter() - started, cpu_seconds() - started_cpu)
+
+
+def less(whole: PhaseTime, *parts: PhaseTime) -> PhaseTime:
+    """What remains of `whole`."""
+    return PhaseTime(
+        whole.seconds - sum(part.seconds for part in parts),
+        whole.cpu_seconds - sum(part.cpu_seconds for part in parts),
+    )
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process, or one of its children, held."""
+    return 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
