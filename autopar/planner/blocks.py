@@ -73,10 +73,16 @@ def operator_graph(program: Program) -> nx.DiGraph:
 def _members(graph: nx.DiGraph) -> dict[str, list[fx.Node]]:
     found: dict[str, list[fx.Node]] = {}
     for node in graph:
-        match = _BLOCK.match(str(node.meta["operator"]))
-        if match:
-            found.setdefault(match[1], []).append(node)
+        path = block_path(str(node.meta["operator"]))
+        if path is not None:
+            found.setdefault(path, []).append(node)
     return found
+
+
+def block_path(name: str) -> str | None:
+    """The block to which an operator or a parameter belongs, None outside of blocks: "layers.3/add#0" -> "layers.3"."""
+    match = _BLOCK.match(name)
+    return match[1] if match else None
 
 
 def _label(node: fx.Node) -> Hashable:

@@ -27,7 +27,7 @@ from autopar.planner.constraints import (
     gathers,
     weights_stay_split,
 )
-from autopar.planner.factorisation import Factorisation, Value, shape_of
+from autopar.planner.factorisation import Factorisation, Value, batch_class, shape_of
 from autopar.planner.leaves import Leaves, StateBytes
 from autopar.planner.operators import (
     base_of,
@@ -46,6 +46,7 @@ from autopar.planner.strategies import (
     choices_of,
     enumerate_strategies,
 )
+from autopar.planner.targets import find_wishes, freed_axes
 from autopar.planner.wide_sums import keeps_sums, masters, values_summed_wide
 from autopar.program import Program
 from autopar.rules.engine import rule_for, tensor_operands
@@ -72,6 +73,7 @@ class Variable:
     labels: tuple[ParameterPlan, ...] = ()
     stored: LayoutSet | None = None
     phase: str = "forward"
+    availability: NDArray[np.int64] | None = None  # per label, for backward: see `recomputation.py`
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +127,7 @@ class Builder:
         self.state_bytes = state_bytes
         self.factorisation = factorisation
         self.leaves = Leaves(mesh, prices, factorisation)
+        self.freed = freed_axes(find_wishes(program, constraints, factorisation), mesh)
         groups = kernel_groups(program.graph, kernel_backend)
         self.traffic = group_reads_writes(program.graph, groups)
         self.leaders = kernel_leaders(groups)
@@ -133,7 +136,7 @@ class Builder:
         self.heavy = {node for node, rule in self.rules.items() if rule.flops > HEAVY_FLOPS_SHARE * total}
         self.matrices = weight_matrices(program, self.heavy)
         self.uncovered = [node for node in operators(program) if node not in self.rules]
-        self.batch = self._batch_class()
+        self.batch = batch_class(program, factorisation)
         self.masters = masters(program)
         self.summed_wide = values_summed_wide(program, self.rules, self._has_batch)
         self.notes: list[str] = []
@@ -214,7 +217,9 @@ class Builder:
 
     def _add_parameter(self, node: fx.Node, name: str) -> None:
         labels, stored, used = self.leaves.parameter_labels(node)
-        allowed = allowed_labels(labels, name, self.mesh, self.constraints, node in self.matrices)
+        allowed = allowed_labels(
+            labels, name, self.mesh, self.constraints, node in self.matrices, self.freed.get(node, ())
+        )
         if node in self.masters:
             allowed = [i for i in allowed if not labels[i].keep_gathered] or allowed
         pick = np.array(allowed, dtype=np.int64)
@@ -248,10 +253,13 @@ class Builder:
         is_batch = tuple(choice.part is not None and choice.atom_class == self.batch for choice in choices)
         atoms = tuple((choice.name, choice.atom) for choice in choices)
         heavy = node in self.heavy
-        key = (rule_key(node, rule), atoms, is_batch, heavy)
+        freed = self.freed.get(node, ())
+        key = (rule_key(node, rule), atoms, is_batch, heavy, freed)
         if key not in self._strategies:
             allowed = [
-                allowed_choices(
+                list(choices)
+                if axis in freed
+                else allowed_choices(
                     choices,
                     name,
                     size,
@@ -260,7 +268,7 @@ class Builder:
                     spread=self.constraints.no_replicated_compute,
                     lookups=frozenset(n for n, how in rule.implementations.items() if how in LABEL_LOOKUPS),
                 )
-                for name, size in zip(self.mesh.axis_names, self.mesh.shape, strict=True)
+                for axis, (name, size) in enumerate(zip(self.mesh.axis_names, self.mesh.shape, strict=True))
             ]
             strategies = enumerate_strategies(node, allowed, self.mesh)
             if strategies is None:
@@ -434,9 +442,3 @@ class Builder:
             for position in range(len(self.factorisation.atoms(value, dim)))
         )
         return self.batch in classes
-
-    def _batch_class(self) -> Hashable:
-        for node, entry in zip(self.program.placeholders, self.program.inputs, strict=True):
-            if entry.role == "input" and entry.batch_dim is not None and shape_of(node)[entry.batch_dim] > 1:
-                return self.factorisation.atom_class((node, 0), entry.batch_dim)
-        return None
