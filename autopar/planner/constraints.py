@@ -5,14 +5,17 @@
     tp             the axis never splits the batch; weights stay split in use    (Megatron)
     any other name the axis is free
 
-A constraint only removes choices. Where nothing would be left (a batch of 6 over 4, a 0-dim parameter), it lets that
-operator go and the plan carries a note.
+    {"layers.*.mlp.*": {"tp": Shard(1)}, "lm_head": Replicate()}      by parameter, module or operator (`targets`)
+
+A constraint only removes choices. Where a preset would leave nothing (a batch of 6 over 4, a 0-dim parameter), it lets
+that operator go and the plan carries a note. What a user writes for an axis takes the place of the preset there, and
+never lets go.
 """
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Hashable, Mapping, Sequence
+import re
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.errors import ConfigurationError
@@ -22,13 +25,16 @@ from autopar.planner.strategies import Choice, divides
 
 BATCH_AXES = ("dp_replicate", "dp_shard")
 NO_REPLICATED_COMPUTE = "no_replicated_compute"
+EVERY_AXIS = "*"
+"""The axis of a placement that is written without one."""
+_FROM_THE_END = re.compile(r"S\(-(\d+)\)")
 
-PlacementRules = Mapping[str, Mapping[str, Placement]]  # parameter pattern -> axis name -> placement
+PlacementRules = Mapping[str, Mapping[str, Placement]]  # pattern -> axis name or EVERY_AXIS -> placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """What the search may not choose. `placements`: parameter pattern -> axis -> stored placement; `pinned`: whole
+    """What the search may not choose. `placements`: pattern -> axis -> placement, see `targets`; `pinned`: whole
     decisions for parameters; `no_replicated_compute`: heavy operators may not be replicated on any axis."""
 
     placements: PlacementRules = field(default_factory=dict)
@@ -37,39 +43,51 @@ class Constraints:
 
 
 def parse_constraints(constraints: object, pinned: Mapping[str, ParameterPlan] | None = None) -> Constraints:
-    """The `constraints=` argument: None, "no_replicated_compute", or {pattern: {axis: placement or its text}}.
+    """The `constraints=` argument: None, "no_replicated_compute", or a dictionary.
 
-    A dict may also carry the key "no_replicated_compute": True. Raises ConfigurationError naming what is unknown.
+    {pattern: {axis: placement}, pattern: placement (on every axis), "no_replicated_compute": True}; a placement is
+    an object or its text, and S(-1) is the last dim. Raises ConfigurationError naming what cannot be meant.
     """
     if constraints is None:
         return Constraints(pinned=pinned or {})
-    if constraints == NO_REPLICATED_COMPUTE:
+    if isinstance(constraints, str) and constraints == NO_REPLICATED_COMPUTE:
         return Constraints(no_replicated_compute=True, pinned=pinned or {})
     if not isinstance(constraints, Mapping):
         raise ConfigurationError(
             f"constraints={constraints!r}: write {NO_REPLICATED_COMPUTE!r} or {{'layers.*.weight': {{'tp': 'S(0)'}}}}"
         )
-    rules: dict[str, dict[str, Placement]] = {}
-    for pattern, by_axis in constraints.items():
-        if pattern == NO_REPLICATED_COMPUTE:
-            continue
-        if not isinstance(by_axis, Mapping):
-            raise ConfigurationError(f"constraint {pattern!r} must map axis names to placements, not {by_axis!r}")
-        rules[pattern] = {axis: parse_placement(str(p)) for axis, p in by_axis.items()}
+    rules = {
+        _pattern(pattern): _by_axis(pattern, value)
+        for pattern, value in constraints.items()
+        if pattern != NO_REPLICATED_COMPUTE
+    }
     spread = bool(constraints.get(NO_REPLICATED_COMPUTE, False))
     return Constraints(placements=rules, no_replicated_compute=spread, pinned=pinned or {})
 
 
-def check_axes(constraints: Constraints, mesh: Mesh, parameters: Sequence[str]) -> None:
-    """Raises ConfigurationError for a constraint on an axis that the mesh lacks or a pattern that matches nothing."""
-    for pattern, by_axis in constraints.placements.items():
-        for axis in by_axis:
-            if axis not in mesh.axis_names:
-                raise ConfigurationError(
-                    f"constraint {pattern!r} names axis {axis!r}; the mesh has {', '.join(mesh.axis_names)}"
-                )
-        if not fnmatch.filter(parameters, pattern):
-            raise ConfigurationError(f"constraint {pattern!r} matches no parameter, for example {parameters[:3]}")
+def _pattern(pattern: object) -> str:
+    if not isinstance(pattern, str):
+        raise ConfigurationError(f"constraint {pattern!r}: a pattern is a text, such as 'layers.*.weight'")
+    return pattern
+
+
+def _by_axis(pattern: str, value: object) -> dict[str, Placement]:
+    if not isinstance(value, Mapping):
+        return {EVERY_AXIS: _placement(pattern, value)}
+    if not value:
+        raise ConfigurationError(f"constraint {pattern!r} is empty; write an axis and a placement: {{'tp': 'S(0)'}}")
+    return {str(axis): _placement(pattern, placement) for axis, placement in value.items()}
+
+
+def _placement(pattern: str, value: object) -> Placement:
+    """A placement, as an object (also torch's own) or as text."""
+    if isinstance(value, Shard):
+        return value
+    match = _FROM_THE_END.fullmatch(str(value).strip())
+    try:
+        return Shard(-int(match[1])) if match else parse_placement(str(value))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"constraint {pattern!r}: {error}") from error
 
 
 def allowed_choices(
@@ -101,9 +119,15 @@ def allowed_choices(
 
 
 def allowed_labels(
-    labels: Sequence[ParameterPlan], name: str, mesh: Mesh, constraints: Constraints, is_matrix: bool
+    labels: Sequence[ParameterPlan],
+    name: str,
+    mesh: Mesh,
+    constraints: Constraints,
+    is_matrix: bool,
+    freed: Collection[int] = (),
 ) -> list[int]:
-    """Indices of the parameter decisions that the axes and the user's constraints leave."""
+    """Indices of the parameter decisions that pinned layouts and the names of the axes leave. freed: axes that the
+    user's own constraints decide for this parameter."""
     if name in constraints.pinned:
         wanted = constraints.pinned[name]
         exact = [i for i, label in enumerate(labels) if (label.stored, label.used) == (wanted.stored, wanted.used)]
@@ -112,17 +136,8 @@ def allowed_labels(
         return exact
     kept = list(range(len(labels)))
     for axis, axis_name in enumerate(mesh.axis_names):
-        kept = _keep(kept, [i for i in kept if _suits(labels[i], axis, axis_name, is_matrix)])
-    for pattern, by_axis in constraints.placements.items():
-        if fnmatch.fnmatch(name, pattern):
-            for axis_name, placement in by_axis.items():
-                axis = mesh.axis_names.index(axis_name)
-                wanted_labels = [i for i in kept if labels[i].stored[axis] == placement]
-                if not wanted_labels:
-                    raise ConfigurationError(
-                        f"constraint {pattern!r}: {name} cannot be stored {placement} on {axis_name}={mesh.shape[axis]}"
-                    )
-                kept = wanted_labels
+        if axis not in freed:
+            kept = _keep(kept, [i for i in kept if _suits(labels[i], axis, axis_name, is_matrix)])
     return kept
 
 

@@ -224,6 +224,14 @@ class Factorisation:
         return [((key, index), atom) for key, size in side for index, atom in enumerate(self._split(key, size))]
 
 
+def batch_class(program: Program, factorisation: Factorisation) -> Hashable:
+    """The class of the batch atom; None where no input has a batch dim longer than 1."""
+    for node, entry in zip(program.placeholders, program.inputs, strict=True):
+        if entry.role == "input" and entry.batch_dim is not None and shape_of(node)[entry.batch_dim] > 1:
+            return factorisation.atom_class((node, 0), entry.batch_dim)
+    return None
+
+
 def factor_sizes(rule: Rule, factors: Dim, size: int) -> tuple[int, ...]:
     """Sizes of the factors of one dim; a whole factor takes what the named ones leave."""
     named = math.prod(rule.sizes[factor] for factor in factors if factor is not None)

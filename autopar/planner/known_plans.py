@@ -63,7 +63,7 @@ def as_baseline(candidate: Candidate) -> Baseline:
 
 def baselines(query: Query, log: Progress) -> tuple[Baseline, ...]:
     """The known plans, completed by the planner, on the same prices and without the user's own constraints."""
-    free = replace(query, constraints=Constraints())
+    free = replace(query, constraints=Constraints(), wishes=())
     found = []
     for name, dims in known_plans(query.cluster).items():
         mesh = resolve_meshes(query.cluster.num_devices, None, dims, log)[0]

@@ -35,6 +35,7 @@ from autopar.planner.predict import predict_timeline
 from autopar.planner.prices import Prices
 from autopar.planner.query import Progress, Query
 from autopar.planner.read import prices_hash, read_data, read_operators, read_parameters, replicated_flops_share
+from autopar.planner.restrict import restricted
 from autopar.planner.shortage import DoesNotFit, fullest_parts
 from autopar.planner.solver import Problem, Solution, Status, check_certificate, evaluate, is_forbidden, solve
 
@@ -61,7 +62,7 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
 @phase("price")
 def price(query: Query, mesh: Mesh) -> Built:
     """Strategies and prices of everything on one mesh."""
-    return Builder(
+    whole = Builder(
         query.program,
         mesh,
         Prices(query.cluster, mesh),
@@ -70,6 +71,7 @@ def price(query: Query, mesh: Mesh) -> Built:
         query.kernel_backend,
         query.factorisation,
     ).build()
+    return restricted(whole, mesh, query.wishes)
 
 
 def fit(query: Query, built: Built, mesh: Mesh, free: Solution, log: Progress) -> Candidate:

@@ -16,7 +16,7 @@ from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
-from autopar.planner.constraints import check_axes, parse_constraints
+from autopar.planner.constraints import parse_constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.known_plans import as_baseline, baselines, known_meshes, of_known
 from autopar.planner.mends import mended
@@ -27,6 +27,7 @@ from autopar.planner.query import Progress, Query, budget, kernel_backend
 from autopar.planner.read import switching_costs
 from autopar.planner.search import SEARCH, Mode
 from autopar.planner.shortage import DoesNotFit
+from autopar.planner.targets import find_wishes, meshes_with_axes
 from autopar.program import Program
 
 
@@ -55,16 +56,18 @@ def make_plan(
     log = progress or (lambda message: None)
     parsed = parse_constraints(constraints, parameter_layouts)
     meshes = resolve_meshes(cluster.num_devices, mesh, dims, log)
-    names = [entry.name for entry in program.inputs if entry.role == "parameter"]
-    check_axes(parsed, meshes[0], names)
+    factorisation = Factorisation(program)
+    wishes = find_wishes(program, parsed, factorisation)
+    meshes = meshes_with_axes(parsed.placements, meshes)
     query = Query(
         program=program,
         cluster=cluster,
         state_bytes=state_bytes(program, optimizer),
         constraints=parsed,
+        wishes=wishes,
         budget_bytes=budget(memory_limit, cluster),
         kernel_backend=kernel_backend(cluster),
-        factorisation=Factorisation(program),
+        factorisation=factorisation,
         search=SEARCH[mode],
     )
     candidates, failures = _try_meshes(query, meshes, log)

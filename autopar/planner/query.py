@@ -15,6 +15,7 @@ from autopar.planner.constraints import Constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.leaves import StateBytes
 from autopar.planner.search import Search
+from autopar.planner.targets import Wish
 from autopar.program import Program
 
 Progress = Callable[[str], None]
@@ -32,6 +33,7 @@ class Query:
     kernel_backend: str
     factorisation: Factorisation
     search: Search
+    wishes: tuple[Wish, ...] = ()
 
 
 def kernel_backend(cluster: Cluster) -> str:

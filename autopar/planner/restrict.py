@@ -1,0 +1,205 @@
+"""Restrict: take the choices away that the user's constraints forbid, from a problem that is built and priced.
+
+A constraint never changes a price, so one `Built` serves every question about the same mesh: what stays of a menu is
+a set of rows, of a table a block.
+
+    costs of lm_head/mm#0   [R: 3.1, S(0): 1.2, S(1): 0.9] ms   --"lm_head": Replicate()-->   [R: 3.1] ms
+
+Where a single constraint leaves a tensor nothing, its placement is impossible on this mesh; where several do it
+together, or the rules between tensors do, `smallest_conflict` names a set of which none can be spared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.layout import Mesh, Partial, Placement, Replicate, Shard
+from autopar.planner.build import Built, Variable
+from autopar.planner.prices import Floats
+from autopar.planner.solver import Edge, Problem, is_forbidden, solve
+from autopar.planner.strategies import LayoutSet, Strategies
+from autopar.planner.targets import Target, Wish
+
+Flags = NDArray[np.bool_]
+Rows = NDArray[np.int64]
+
+FEASIBILITY_SECONDS = 5.0
+"""Limit of one question whether a set of constraints can be met."""
+
+
+class ImpossiblePlacement(ConfigurationError):
+    """A tensor cannot lie as a constraint asks on this mesh, whatever the rest does."""
+
+
+def restricted(built: Built, mesh: Mesh, wishes: Sequence[Wish]) -> Built:
+    """The problem without the choices that the wishes forbid.
+
+    Raises ImpossiblePlacement where a wish alone leaves a tensor nothing, and InfeasibleError naming a smallest
+    conflicting set where several do so together.
+    """
+    if not wishes:
+        return built
+    allowed = _allowed(built, mesh, wishes)
+    rows: dict[int, Rows] = {}
+    for index, by_wish in allowed.items():
+        kept = np.flatnonzero(np.all(list(by_wish.values()), axis=0))
+        if not len(kept):
+            conflict = smallest_conflict(
+                list(by_wish), lambda some, masks=by_wish: bool(np.all([masks[w] for w in some], axis=0).any())
+            )
+            raise conflict_error(conflict, mesh, f"{built.variables[index].name} cannot obey them together")
+        rows[index] = kept
+    return _narrowed(built, rows)
+
+
+def smallest_conflict(wishes: Sequence[Wish], can_be_met: Callable[[Sequence[Wish]], bool]) -> list[Wish]:
+    """A set of wishes that cannot be met and of which none can be left out (deletion filter: one question per wish)."""
+    kept = list(wishes)
+    for wish in wishes:
+        without = [other for other in kept if other is not wish]
+        if without and not can_be_met(without):
+            kept = without
+    return kept
+
+
+def conflict_error(conflict: Sequence[Wish], mesh: Mesh, why: str) -> InfeasibleError:
+    """The error that names the constraints of which at least one must go."""
+    listed = "; ".join(map(str, conflict))
+    axes = ", ".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+    return InfeasibleError(
+        f"no plan obeys these constraints on the mesh {axes}: {listed}. {why}; leave out or loosen one of them"
+    )
+
+
+def can_be_met(built: Built, mesh: Mesh, wishes: Sequence[Wish]) -> bool:
+    """Whether some assignment obeys the wishes and makes no forbidden choice. Seconds do not count: the problem that
+    is solved costs 1 per forbidden choice. Unknown counts as yes."""
+    try:
+        problem = restricted(built, mesh, wishes).problem
+    except InfeasibleError:
+        return False
+    marks: dict[int, Floats] = {}
+
+    def mark(costs: Floats) -> Floats:
+        return marks.setdefault(id(costs), is_forbidden(costs).astype(np.float64))
+
+    counted = Problem(
+        node_costs=tuple(mark(costs) for costs in problem.node_costs),
+        edges=tuple(
+            Edge(source=edge.source, target=edge.target, costs=mark(edge.costs))
+            for edge in problem.edges
+            if is_forbidden(edge.costs).any()
+        ),
+    )
+    return solve(counted, time_limit=FEASIBILITY_SECONDS).lower_bound < 0.5
+
+
+def _allowed(built: Built, mesh: Mesh, wishes: Sequence[Wish]) -> dict[int, dict[Wish, Flags]]:
+    """Variable -> wish -> which of its labels obey."""
+    found: dict[int, dict[Wish, Flags]] = {}
+    for wish in wishes:
+        for target in wish.targets:
+            node, output = target.value
+            index = built.operators[node] if node in built.operators else built.placeholders[node]
+            variable = built.variables[index]
+            mask = np.ones(len(variable.costs), dtype=bool)
+            for axis in wish.axes(mesh):
+                lies = _lies(variable, target, output, axis, wish.placement, mesh)
+                if not lies.any():
+                    raise _impossible(variable, target, output, axis, wish, mesh)
+                mask &= lies
+            by_wish = found.setdefault(index, {})
+            by_wish[wish] = by_wish[wish] & mask if wish in by_wish else mask
+    return found
+
+
+def _lies(variable: Variable, target: Target, output: int, axis: int, placement: Placement, mesh: Mesh) -> Flags:
+    """Which labels of a variable give the tensor a placement on an axis; of a parameter, stored and used."""
+    flags = np.ones(len(variable.costs), dtype=bool)
+    for layouts in _layouts(variable, output):
+        fine = np.array([target.lies(layout, axis, placement, mesh) for layout in layouts.distinct])
+        flags &= fine[layouts.index]
+    return flags
+
+
+def _layouts(variable: Variable, output: int) -> list[LayoutSet]:
+    found = [variable.layouts[output], variable.stored]
+    return [layouts for layouts in found if layouts is not None]
+
+
+def _impossible(
+    variable: Variable, target: Target, output: int, axis: int, wish: Wish, mesh: Mesh
+) -> ImpossiblePlacement:
+    seen = {
+        layout[axis]
+        for layouts in _layouts(variable, output)
+        for known in layouts.distinct
+        if (layout := target.layout_seen(known, mesh)) is not None
+    }
+    options = [str(p) for kind in (Replicate, Shard, Partial) for p in sorted(filter(_is(kind), seen), key=str)]
+    verb = "be stored" if variable.kind == "parameter" else "be made"
+    return ImpossiblePlacement(
+        f"constraint {wish.pattern!r}: {target.name} {target.user_shape} cannot {verb} {wish.placement} on "
+        f"{mesh.axis_names[axis]}={mesh.shape[axis]}; it can be {', '.join(options)} there (in dims of {target.shape})"
+    )
+
+
+def _is(kind: type) -> Callable[[object], bool]:
+    return lambda placement: isinstance(placement, kind)
+
+
+def _narrowed(built: Built, rows: dict[int, Rows]) -> Built:
+    """Only these labels of these variables; arrays that were shared stay shared."""
+    known: dict[tuple[int, bytes, bytes], Floats] = {}
+
+    def block(costs: Floats, index: tuple[Rows, ...]) -> Floats:
+        key = (id(costs), index[0].tobytes(), index[-1].tobytes())
+        if key not in known:
+            known[key] = np.ascontiguousarray(costs[np.ix_(*index)])
+        return known[key]
+
+    everything = {index: np.arange(len(v.costs)) for index, v in enumerate(built.variables)}
+    variables = [
+        _with_rows(variable, rows[index], block(variable.costs, (rows[index],))) if index in rows else variable
+        for index, variable in enumerate(built.variables)
+    ]
+    edges = tuple(
+        replace(edge, costs=block(edge.costs, tuple(rows.get(i, everything[i]) for i in (edge.source, edge.target))))
+        if edge.source in rows or edge.target in rows
+        else edge
+        for edge in built.problem.edges
+    )
+    problem = replace(built.problem, node_costs=tuple(v.costs for v in variables), edges=edges)
+    return replace(built, problem=problem, variables=variables)
+
+
+def _with_rows(variable: Variable, rows: Rows, costs: Floats) -> Variable:
+    def take(layouts: LayoutSet | None) -> LayoutSet | None:
+        return None if layouts is None else LayoutSet(layouts.distinct, layouts.index[rows])
+
+    strategies = variable.strategies
+    return replace(
+        variable,
+        costs=costs,
+        layouts=tuple(take(layouts) for layouts in variable.layouts),
+        stored=take(variable.stored),
+        labels=tuple(variable.labels[row] for row in rows) if variable.labels else (),
+        strategies=None if strategies is None else _strategies(strategies, rows),
+    )
+
+
+def _strategies(strategies: Strategies, rows: Rows) -> Strategies:
+    return Strategies(
+        axes=tuple(strategies.axes[row] for row in rows),
+        inputs=tuple(LayoutSet(layouts.distinct, layouts.index[rows]) for layouts in strategies.inputs),
+        outputs=tuple(
+            None if layouts is None else LayoutSet(layouts.distinct, layouts.index[rows])
+            for layouts in strategies.outputs
+        ),
+        fraction=strategies.fraction[rows],
+    )
