@@ -345,7 +345,8 @@ class Builder:
         """Axes over which a value may not be gathered: any for a master, which is cast first; tp for a weight."""
         if node in self.masters:
             return tuple(range(len(self.mesh.shape)))
-        return weights_stay_split(self.mesh) if node in self.matrices else ()
+        freed = self.freed.get(node, ())
+        return tuple(a for a in weights_stay_split(self.mesh) if a not in freed) if node in self.matrices else ()
 
     def _before_views(self, operand: fx.Node, layouts: tuple[Layout, ...]) -> tuple[Layout | None, ...]:
         _, views = base_of(operand)

@@ -23,7 +23,7 @@ from autopar.planner.build import Built, Variable
 from autopar.planner.prices import Floats
 from autopar.planner.solver import Edge, Problem, is_forbidden, solve
 from autopar.planner.strategies import LayoutSet, Strategies
-from autopar.planner.targets import Target, Wish
+from autopar.planner.targets import Target, Wish, notes_of
 
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.int64]
@@ -54,7 +54,7 @@ def restricted(built: Built, mesh: Mesh, wishes: Sequence[Wish]) -> Built:
             )
             raise conflict_error(conflict, mesh, f"{built.variables[index].name} cannot obey them together")
         rows[index] = kept
-    return _narrowed(built, rows)
+    return _narrowed(built, rows, notes_of(wishes))
 
 
 def smallest_conflict(wishes: Sequence[Wish], can_be_met: Callable[[Sequence[Wish]], bool]) -> list[Wish]:
@@ -65,6 +65,14 @@ def smallest_conflict(wishes: Sequence[Wish], can_be_met: Callable[[Sequence[Wis
         if without and not can_be_met(without):
             kept = without
     return kept
+
+
+def why_nothing_obeys(built: Built, mesh: Mesh, wishes: Sequence[Wish]) -> InfeasibleError | None:
+    """The smallest conflict between the wishes where the rest of a built problem forbids them together, if any."""
+    if not wishes or can_be_met(built, mesh, wishes):
+        return None
+    conflict = smallest_conflict(wishes, lambda some: can_be_met(built, mesh, some))
+    return conflict_error(conflict, mesh, "what they ask of neighbouring tensors cannot be connected")
 
 
 def conflict_error(conflict: Sequence[Wish], mesh: Mesh, why: str) -> InfeasibleError:
@@ -153,7 +161,7 @@ def _is(kind: type) -> Callable[[object], bool]:
     return lambda placement: isinstance(placement, kind)
 
 
-def _narrowed(built: Built, rows: dict[int, Rows]) -> Built:
+def _narrowed(built: Built, rows: dict[int, Rows], notes: Sequence[str]) -> Built:
     """Only these labels of these variables; arrays that were shared stay shared."""
     known: dict[tuple[int, bytes, bytes], Floats] = {}
 
@@ -175,7 +183,7 @@ def _narrowed(built: Built, rows: dict[int, Rows]) -> Built:
         for edge in built.problem.edges
     )
     problem = replace(built.problem, node_costs=tuple(v.costs for v in variables), edges=edges)
-    return replace(built, problem=problem, variables=variables)
+    return replace(built, problem=problem, variables=variables, notes=[*built.notes, *notes])
 
 
 def _with_rows(variable: Variable, rows: Rows, costs: Floats) -> Variable:
@@ -189,6 +197,7 @@ def _with_rows(variable: Variable, rows: Rows, costs: Floats) -> Variable:
         layouts=tuple(take(layouts) for layouts in variable.layouts),
         stored=take(variable.stored),
         labels=tuple(variable.labels[row] for row in rows) if variable.labels else (),
+        availability=None if variable.availability is None else variable.availability[rows],
         strategies=None if strategies is None else _strategies(strategies, rows),
     )
 

@@ -21,11 +21,13 @@ from torch import fx
 
 from autopar.errors import ConfigurationError
 from autopar.layout import Layout, Mesh, Placement, Shard
+from autopar.passes.place_casts import is_cast
 from autopar.passes.view_layouts import cut_positions, layout_after_view
 from autopar.planner.constraints import EVERY_AXIS, Constraints, PlacementRules
 from autopar.planner.factorisation import Factorisation, Value, batch_class, shape_of, value_of
 from autopar.planner.operators import base_of, operators
 from autopar.program import Program
+from autopar.rules.engine import tensor_operands
 
 NEAREST_NAMES = 3
 
@@ -114,19 +116,38 @@ def meshes_with_axes(rules: PlacementRules, meshes: Sequence[Mesh]) -> list[Mesh
         known = list(dict.fromkeys(name for mesh in meshes for name in mesh.axis_names))
         axis, pattern = next(((a, p) for a, p in named.items() if a not in known), next(iter(named.items())))
         raise ConfigurationError(
-            f"constraint {pattern!r} names axis {axis!r}; the mesh has {', '.join(known)}. dims= names axes: "
-            f"dims={{{axis!r}: 2}}"
+            f"constraint {pattern!r} names axis {axis!r}; the mesh has {', '.join(known)}; dims= names axes, for "
+            f"example dims={{{axis!r}: 2}}"
         )
     return found
 
 
 def freed_axes(wishes: Sequence[Wish], mesh: Mesh) -> dict[fx.Node, tuple[int, ...]]:
-    """Parameter or operator -> the axes on which the user's wishes take the place of what the axis' name asks."""
+    """Parameter or operator -> the axes on which the user's wishes take the place of what the axis' name asks.
+
+    Weights that such an operator reads are freed too: one that is replicated over tp needs whole weights there.
+    """
     found: dict[fx.Node, set[int]] = {}
     for wish in wishes:
+        axes = wish.axes(mesh)
         for target in wish.targets:
-            found.setdefault(target.value[0], set()).update(wish.axes(mesh))
+            node = target.value[0]
+            for freed in (node, *_weights(node)):
+                found.setdefault(freed, set()).update(axes)
     return {node: tuple(sorted(axes)) for node, axes in found.items()}
+
+
+def _weights(node: fx.Node) -> list[fx.Node]:
+    """The placeholders that an operator reads through views and a cast, and the casts."""
+    if node.op != "call_function":
+        return []
+    found = []
+    for operand in tensor_operands(node):
+        source = base_of(operand)[0][0]
+        origin = base_of(source.all_input_nodes[0])[0][0] if is_cast(source) else source
+        if origin.op == "placeholder":
+            found += [origin] if origin is source else [origin, source]
+    return found
 
 
 def notes_of(wishes: Sequence[Wish]) -> list[str]:
