@@ -17,14 +17,13 @@ import math
 import os
 import platform
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from autopar.errors import ConfigurationError
 from autopar.files import cache_directory, write_atomically
@@ -44,6 +43,7 @@ __all__ = [
     "Device",
     "GroupTopology",
     "Link",
+    "cut_at_nodes",
     "machine_name",
     "measured_cluster_path",
     "process_memory_bytes",
@@ -156,20 +156,56 @@ class GroupTopology:
         return _group_topology(cluster.devices_per_node, shape, chosen)
 
 
+def cut_at_nodes(mesh_shape: Sequence[int], devices_per_node: int) -> tuple[tuple[int, int], ...] | None:
+    """(part across nodes, part inside a node) of every axis of a mesh laid row-major over the ranks.
+
+    cut_at_nodes((4, 16), 8) is ((4, 1), (2, 8)). None where the axes do not line up with the nodes, as (4, 3) on 8.
+    """
+    room, parts = devices_per_node, []
+    for size in reversed(mesh_shape):
+        if size % room and room % size:
+            return None
+        inside = min(size, room)
+        room //= inside
+        parts.append((size // inside, inside))
+    return tuple(reversed(parts))
+
+
 @functools.lru_cache(maxsize=4096)
 def _group_topology(
     devices_per_node: int, mesh_shape: tuple[int, ...], axes: frozenset[int]
 ) -> GroupTopology:
-    node_counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    for rank, coordinates in enumerate(product(*map(range, mesh_shape))):
-        group = tuple(c for axis, c in enumerate(coordinates) if axis not in axes)
-        node_counts[group][rank // devices_per_node] += 1
-    groups_on_node = Counter(node for counts in node_counts.values() for node in counts)
+    parts = cut_at_nodes(mesh_shape, devices_per_node)
+    if parts is None:
+        return _counted_topology(devices_per_node, mesh_shape, axes)
+    nodes = math.prod(across for axis, (across, _) in enumerate(parts) if axis in axes)
+    ranks_per_node = math.prod(inside for axis, (_, inside) in enumerate(parts) if axis in axes)
     return GroupTopology(
-        ranks=math.prod(mesh_shape[axis] for axis in axes),
-        nodes=max(len(counts) for counts in node_counts.values()),
-        ranks_per_node=max(max(counts.values()) for counts in node_counts.values()),
-        groups_per_node=max(groups_on_node.values()),
+        ranks=nodes * ranks_per_node,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        groups_per_node=math.prod(inside for axis, (_, inside) in enumerate(parts) if axis not in axes),
+    )
+
+
+def _counted_topology(
+    devices_per_node: int, mesh_shape: tuple[int, ...], axes: frozenset[int]
+) -> GroupTopology:
+    """The same for any mesh, by counting the members of every group on every node."""
+    others = [axis for axis in range(len(mesh_shape)) if axis not in axes]
+    ranks = math.prod(mesh_shape[axis] for axis in axes)
+    node_of_rank = np.arange(math.prod(mesh_shape)).reshape(mesh_shape) // devices_per_node
+    groups = node_of_rank.transpose([*others, *sorted(axes)]).reshape(-1, ranks)
+    num_nodes = int(groups.max()) + 1
+    members = np.bincount(
+        (np.arange(len(groups))[:, None] * num_nodes + groups).ravel(), minlength=len(groups) * num_nodes
+    ).reshape(len(groups), num_nodes)
+    present = members > 0
+    return GroupTopology(
+        ranks=ranks,
+        nodes=int(present.sum(axis=1).max()),
+        ranks_per_node=int(members.max()),
+        groups_per_node=int(present.sum(axis=0).max()),
     )
 
 

@@ -1,4 +1,7 @@
 import dataclasses
+import itertools
+import math
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -99,6 +102,24 @@ def test_a_file_that_is_no_cluster_is_an_error(tmp_path) -> None:
 def test_topology_of_mesh_axes_on_two_nodes_of_eight(mesh, axes, expected) -> None:
     topology = GroupTopology.of(Cluster.parse("2x8 H100"), mesh, axes)
     assert (topology.ranks, topology.nodes, topology.ranks_per_node, topology.groups_per_node) == expected
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 4, 6, 8, 16])
+@pytest.mark.parametrize("mesh", [(24,), (2, 12), (12, 2), (4, 6), (3, 8), (2, 3, 4), (4, 3, 2), (2, 2, 3, 2)])
+def test_topology_equals_the_count_over_all_ranks(mesh: tuple[int, ...], per_node: int) -> None:
+    cluster = dataclasses.replace(Cluster.parse("24x1 H100"), num_nodes=24, devices_per_node=per_node)
+    for size in range(len(mesh) + 1):
+        for axes in itertools.combinations(range(len(mesh)), size):
+            nodes_of_groups: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+            for rank, coordinates in enumerate(itertools.product(*map(range, mesh))):
+                group = tuple(c for axis, c in enumerate(coordinates) if axis not in axes)
+                nodes_of_groups[group][rank // per_node] += 1
+            found = GroupTopology.of(cluster, mesh, axes)
+            assert found.ranks == math.prod(mesh[axis] for axis in axes)
+            assert found.nodes == max(map(len, nodes_of_groups.values()))
+            assert found.ranks_per_node == max(max(counts.values()) for counts in nodes_of_groups.values())
+            siblings = Counter(node for counts in nodes_of_groups.values() for node in counts)
+            assert found.groups_per_node == max(siblings.values())
 
 
 def test_a_mesh_larger_than_the_cluster_is_an_error() -> None:
