@@ -102,7 +102,7 @@ def compile(
     plan: a Plan or its file, instead of planning; its precision holds where none is given.
     batch: "global" (each rank passes all of it) or "local" (its part, see `ParallelModule.data_shard`).
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
-    mode: how long the planner may search: "fast" (seconds), "default", or "exact" (many minutes); see `plan.gap`.
+    mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
 
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,

@@ -111,7 +111,7 @@ def solve_free(query: Query, built: Built, mesh: Mesh) -> Solution:
     if forbidden:
         raise InfeasibleError(
             f"found no plan that obeys the constraints on mesh {mesh.shape} in {query.search.exact_seconds:g} s: the "
-            f'best one makes {forbidden} forbidden choices; search longer with mode="exact", or loosen the constraints'
+            f'best one makes {forbidden} forbidden choices; search longer with mode="max", or loosen the constraints'
         )
     return _checked(built.problem, solution)
 
@@ -128,7 +128,7 @@ def _within_memory(built: Built, mesh: Mesh, query: Query, free: Solution, limit
     if fits and solution.statistics.get("forbidden"):
         raise InfeasibleError(
             f"found no plan that obeys the constraints within {format_bytes(limit)} on mesh {mesh.shape} in "
-            f'{query.search.memory_seconds:g} s; search longer with mode="exact", or loosen the constraints'
+            f'{query.search.memory_seconds:g} s; search longer with mode="max", or loosen the constraints'
         )
     if solution.status is Status.INFEASIBLE or not fits:
         needed, parts = fullest_parts(built, rows, solution.assignment)

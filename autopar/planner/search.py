@@ -1,6 +1,7 @@
 """Search: how long the planner may look for the optimum. Every mode returns a valid plan with the gap that is proven.
 
-    autopar.plan(model, inputs, mode="fast")       # SEARCH["fast"]: a few seconds per mesh
+    autopar.plan(model, inputs, mode="fast")         # SEARCH["fast"]: a few seconds per mesh
+    autopar.plan(model, inputs, time_limit=60.0)     # 60 s for everything, whatever the mode says
 
 Most plans of most models are proven optimal long before the limit, in every mode; where latency rules, as on gloo,
 branch and bound may need minutes, and what differs is the gap that remains.
@@ -8,10 +9,13 @@ branch and bound may need minutes, and what differs is the gap that remains.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-Mode: TypeAlias = Literal["fast", "default", "exact"]
+from autopar.errors import ConfigurationError
+
+Mode: TypeAlias = Literal["fast", "default", "max"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,21 @@ class Search:
 SEARCH: dict[Mode, Search] = {
     "fast": Search(exact_seconds=1.0, memory_seconds=1.0, memory_rounds=3, tries_mends=False),
     "default": Search(exact_seconds=15.0, memory_seconds=10.0, memory_rounds=3),
-    "exact": Search(exact_seconds=600.0, memory_seconds=300.0, memory_rounds=6),
+    "max": Search(exact_seconds=600.0, memory_seconds=300.0, memory_rounds=6),
 }
 """Llama-3-8B on 256 devices takes 4 s to the proof."""
+
+
+def search_of(mode: Mode, time_limit: float | None) -> Search:
+    """The limits of a mode; a time limit in seconds for the whole planning takes the place of those of one solve.
+
+    Raises ConfigurationError for an unknown mode and for a limit that is no positive number.
+    """
+    if mode not in SEARCH:
+        raise ConfigurationError(f"mode={mode!r}: write one of {', '.join(SEARCH)}")
+    if time_limit is None:
+        return SEARCH[mode]
+    number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
+    if not number or not math.isfinite(time_limit) or time_limit <= 0:
+        raise ConfigurationError(f"time_limit={time_limit!r}: write seconds for the whole planning, for example 60.0")
+    return replace(SEARCH[mode], exact_seconds=float(time_limit), memory_seconds=float(time_limit))
