@@ -241,7 +241,7 @@ def schedule_ranks(core: Core) -> list[int]:
 
 def class_ranks(core: Core) -> list[int]:
     """Return ranks that sweep nodes with equal surroundings (`CLASS_ROUNDS` steps far) together."""
-    classes = _equal_surroundings(core)
+    classes = equal_surroundings(core)
     earlier: list[list[int]] = [[] for _ in core.costs]
     for u, v, _ in core.edges:
         earlier[v].append(u)
@@ -255,7 +255,7 @@ def class_ranks(core: Core) -> list[int]:
     return [rank[key] for key in keys]
 
 
-def _equal_surroundings(core: Core) -> list[int]:
+def equal_surroundings(core: Core) -> list[int]:
     """Colour refinement: nodes get one class when costs, matrices and classes of their neighbours agree."""
     around: list[list[tuple[int, bool, int]]] = [[] for _ in core.costs]
     for u, v, matrix in core.edges:

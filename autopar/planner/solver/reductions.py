@@ -22,13 +22,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.planner.solver.arena import Arena, Array
 from autopar.planner.solver.problem import Floats, Integers
 from autopar.planner.solver.solution import Dominate, Eliminate, Step
 
-CHUNK_ENTRIES = 2_000_000
-"""Temporary tables stay below this many numbers (16 MB), which also keeps them near the cache."""
+CHUNK_ENTRIES = 200_000
+"""Temporary tables stay below about this many numbers (1.6 MB), which keeps them in the cache."""
+SCREEN_LABELS = 6
+"""A pair of labels is first compared at about this many labels of every neighbour, before all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,13 +228,12 @@ def _remove_dominated(graph: Graph, node: int) -> bool:
         return False
     matrices = sorted(graph.neighbours[node].values())
     weights = [] if graph.weights is None else [graph.weights[node]]
-    gains = [graph.arena.derive("largest gain", _largest_gain, matrix)[0] for matrix in matrices]
 
     def undominated(costs: Floats, *rest: Floats) -> tuple[Integers]:
         return (_undominated(costs, rest[len(weights) :], rest[: len(weights)], graph.tolerance),)
 
     (token,) = graph.arena.derive(
-        "undominated", undominated, graph.costs[node], *weights, *gains, key=len(weights)
+        "undominated", undominated, graph.costs[node], *weights, *matrices, key=len(weights)
     )
     kept = graph.arena[token]
     if len(kept) == graph.size(node):
@@ -242,28 +244,39 @@ def _remove_dominated(graph: Graph, node: int) -> bool:
 
 
 def _undominated(
-    costs: Floats, gains: Sequence[Floats], weights: Sequence[Floats], tolerance: float
+    costs: Floats, matrices: Sequence[Floats], weights: Sequence[Floats], tolerance: float
 ) -> Integers:
     """Return the positions that survive. The most expensive labels go first: of equals the cheapest stays."""
-    worst = costs[:, None] - costs[None, :]
-    for gain in gains:
-        worst = worst + gain
-    dominates = worst <= tolerance
-    for rows in weights:
-        dominates &= (rows[:, :, None] <= rows[:, None, :]).all(axis=0)
-    np.fill_diagonal(dominates, False)
+    better, worse = np.nonzero(_may_dominate(costs, matrices, weights, tolerance))
+    worst = costs[better] - costs[worse]
+    for matrix in matrices:
+        rows = max(1, CHUNK_ENTRIES // matrix.shape[1])
+        gains = [
+            (matrix[better[i : i + rows]] - matrix[worse[i : i + rows]]).max(axis=1)
+            for i in range(0, len(better), rows)
+        ]
+        worst = worst + np.concatenate([np.zeros(0), *gains])
+    dominates = np.zeros((costs.size, costs.size), dtype=bool)
+    dominates[better, worse] = worst <= tolerance
     kept = np.ones(costs.size, dtype=bool)
     for label in np.argsort(-costs, kind="stable"):
         kept[label] = not (dominates[:, label] & kept).any()
     return np.flatnonzero(kept)
 
 
-def _largest_gain(matrix: Floats) -> tuple[Floats]:
-    """Return G[a, b] = max_t R[a, t] - R[b, t]."""
-    labels, others = matrix.shape
-    rows = max(1, CHUNK_ENTRIES // (labels * others))
-    parts = [(matrix[i : i + rows, None, :] - matrix[None, :, :]).max(axis=2) for i in range(0, labels, rows)]
-    return (np.concatenate(parts),)
+def _may_dominate(
+    costs: Floats, matrices: Sequence[Floats], weights: Sequence[Floats], tolerance: float
+) -> NDArray[np.bool_]:
+    """Mark pairs (a, b) that a few labels t of each neighbour do not rule out: most pairs end here, cheaply."""
+    least = costs[:, None] - costs[None, :]
+    for matrix in matrices:
+        some = np.ascontiguousarray(matrix[:, :: max(1, matrix.shape[1] // SCREEN_LABELS)].T)
+        least += (some[:, :, None] - some[:, None, :]).max(axis=0)
+    possible = least <= tolerance
+    for rows in weights:
+        possible &= (rows[:, :, None] <= rows[:, None, :]).all(axis=0)
+    np.fill_diagonal(possible, False)
+    return np.asarray(possible)
 
 
 def _absorb_weight(graph: Graph, node: int) -> None:
