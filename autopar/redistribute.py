@@ -44,6 +44,12 @@ class Step:
     after: Layout
     local_fraction: float
 
+    @property
+    def is_transposing(self) -> bool:
+        """Whether the blocks that move are strided in memory: those of every dim but the first."""
+        moved = (p for a, b in zip(self.before, self.after, strict=True) if a != b for p in (a, b))
+        return any(isinstance(p, Shard) and (p.dim > 0 or p.split > 1) for p in moved)
+
     def buffer_fraction(self, mesh_shape: Sequence[int]) -> float:
         """Part of the global tensor in the full logical buffer of the collective (gather output, reduce input)."""
         group = math.prod(mesh_shape[axis] for axis in self.axes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 import torch
@@ -18,12 +17,12 @@ from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import collective_seconds
 from autopar.cost_models.kernel_groups import Traffic
 from autopar.cost_models.operators import OperatorKind, copy_seconds, element_flops, operator_seconds
-from autopar.layout import Layout, Mesh, Shard
-from autopar.passes.emit_redistribution import redistribution_steps
+from autopar.layout import Layout, Mesh
 from autopar.planner.factorisation import shape_of, value_of
+from autopar.planner.routes import routes_of
 from autopar.planner.solver import FORBIDDEN
 from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
-from autopar.redistribute import Step, is_reachable, redistribution, uneven_dims
+from autopar.redistribute import Step
 from autopar.rules.engine import tensor_operands
 from autopar.rules.rule import Rule
 
@@ -60,15 +59,6 @@ def tensor_bytes(node: fx.Node, output: int = 0) -> int:
     return int(math.prod(tensor.shape) * tensor.dtype.itemsize)
 
 
-@cache
-def _known_redistributions(
-    cluster: str, mesh_shape: tuple[int, ...]
-) -> dict[tuple[float, Layout, Layout, tuple[int, ...] | None], float]:
-    """Seconds by (bytes, source, target, shape or None where it does not matter) for a cluster, by its fingerprint, and
-    the sizes of a mesh: the plans that one process compares, baselines and looser limits, ask for the same ones."""
-    return {}
-
-
 class Prices:
     """Seconds of strategies and redistributions for one (cluster, mesh)."""
 
@@ -77,21 +67,17 @@ class Prices:
         self.mesh = mesh
         self._topology: dict[tuple[int, ...], GroupTopology] = {}
         self._collective: dict[tuple[str, tuple[int, ...], float], float] = {}
-        self._pair = _known_redistributions(cluster.fingerprint, mesh.shape)
-        self._nameless = Mesh(tuple(map(str, range(len(mesh.shape)))), mesh.shape)
+        self._routes = routes_of(mesh.shape)
+        self._step_seconds: dict[float, list[float]] = {}
 
     def step_seconds(self, step: Step, nbytes: float) -> float:
         """One step of a redistribution of a tensor of global `nbytes`, with its local copies."""
-        local = step.local_fraction * nbytes
-        moved = [
-            p for a, b in zip(step.before, step.after, strict=True) for p in (a, b) if a != b and isinstance(p, Shard)
-        ]
-        transposing = any(p.dim > 0 or p.split > 1 for p in moved)
         if step.kind == "slice":
-            return float(copy_seconds(self.cluster.device, local / self._ranks(step.axes)))
+            kept = step.local_fraction * nbytes / self._ranks(step.axes)
+            return float(copy_seconds(self.cluster.device, kept))
         buffer = step.buffer_fraction(self.mesh.shape) * nbytes
         seconds = self.collective_seconds(step.kind, step.axes, buffer)
-        if transposing:
+        if step.is_transposing:
             seconds += float(copy_seconds(self.cluster.device, buffer, transposing=True))
         return seconds
 
@@ -117,42 +103,17 @@ class Prices:
         FORBIDDEN where nothing leads there, and for a target of None (not expressible behind a view).
         """
         table = np.full((len(sources), len(targets)), FORBIDDEN)
-        known = {layout: self._is_plain(shape, layout) for layout in (*sources, *targets) if layout is not None}
-        whole = tuple(shape)
-        for i, source in enumerate(sources):
-            plain = known[source]
-            for j, target in enumerate(targets):
-                if target is not None:
-                    # blocks that divide and have one spelling take the same steps for every shape
-                    kind = None if plain and known[target] else whole
-                    table[i, j] = self._redistribution_seconds(kind, nbytes, source, target)
+        columns = [j for j, target in enumerate(targets) if target is not None]
+        routes = self._routes.table(shape, sources, [target for target in targets if target is not None])
+        step_seconds = self._seconds_of_steps(nbytes)
+        table[:, columns] = self._routes.seconds(routes, step_seconds, TIE_BREAK_SECONDS, FORBIDDEN)
         return table
 
-    def _is_plain(self, shape: Sequence[int], layout: Layout) -> bool:
-        """Whether a layout cuts this shape evenly and without strides."""
-        strided = any(isinstance(p, Shard) and p.split > 1 for p in layout)
-        return not strided and not uneven_dims(shape, layout, layout, self.mesh.shape)
-
-    def _redistribution_seconds(
-        self, shape: tuple[int, ...] | None, nbytes: float, source: Layout, target: Layout
-    ) -> float:
-        """shape: None where both layouts are plain."""
-        if source == target:
-            return 0.0
-        key = (nbytes, source, target, shape)
-        seconds = self._pair.get(key)
-        if seconds is None:
-            seconds = FORBIDDEN
-            if is_reachable(source, target):
-                steps = (
-                    redistribution(source, target, self.mesh.shape)
-                    if shape is None
-                    else redistribution_steps(shape, source, target, self._nameless)
-                )
-                changes = sum(a != b for a, b in zip(source, target, strict=True))
-                seconds = sum(self.step_seconds(step, nbytes) for step in steps) + TIE_BREAK_SECONDS * changes
-            self._pair[key] = seconds
-        return seconds
+    def _seconds_of_steps(self, nbytes: float) -> Floats:
+        """(steps of `Routes`,) seconds of each for a tensor of global `nbytes`."""
+        known = self._step_seconds.setdefault(nbytes, [])
+        known.extend(self.step_seconds(step, nbytes) for step in self._routes.steps[len(known) :])
+        return np.array(known, dtype=np.float64)
 
     def operator_costs(
         self, node: fx.Node, rule: Rule, strategies: Strategies, traffic: Traffic, leads_kernel: bool
