@@ -9,14 +9,15 @@ to one to `inputs`, the flat tuple that it returns corresponds one to one to `ou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils._pytree import TreeSpec
 
-InputRole: TypeAlias = Literal["parameter", "buffer", "input", "tangent", "seed"]
-OutputRole: TypeAlias = Literal["loss", "output", "mutation", "gradient"]
+InputRole: TypeAlias = Literal["parameter", "buffer", "input", "tangent", "seed", "statistic"]
+OutputRole: TypeAlias = Literal["loss", "output", "mutation", "statistic", "gradient"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One value of the returned tuple. name: path of the output, or the parameter, input or buffer it belongs to."""
+    """One value of the returned tuple. name: path of the output, or the parameter, input or buffer it belongs to.
+
+    A "statistic" is what one micro-batch adds to a value of the whole batch, which comes back as the input of that name.
+    """
 
     role: OutputRole
     name: str
@@ -56,7 +60,7 @@ class Constant:
 class Program:
     """A graph, the meaning of its inputs and outputs, and how to flatten the user's arguments.
 
-    Outputs come in the order: mutations, loss and outputs, gradients. `in_spec` flattens (args, kwargs);
+    Outputs come in the order: mutations, loss and outputs, statistics, gradients. `in_spec` flattens (args, kwargs);
     `tensor_leaves` says which leaf each "input" placeholder takes; `out_spec` rebuilds the user's output from the
     leaves `output_leaves` (indices into `outputs`, or a `Constant`).
     """
@@ -83,3 +87,28 @@ class Program:
         """The returned nodes, one per entry of `outputs`."""
         output = next(node for node in reversed(self.graph.nodes) if node.op == "output")
         return list(output.args[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """How an output of the whole batch is made of those of the micro-batches: laid end to end along `dim`, else their
+    sum times `scale`, else (both None) that of any of them."""
+
+    dim: int | None = None
+    scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroProgram:
+    """A step in `count` equal parts of the batch: `program` runs once per part, `whole` is what was captured.
+
+    The loss and the gradients of the whole are sums over the parts, each with the tangent times `loss_scale`. A
+    statistic of the whole is the sum of what the parts return times `statistic_scales[name]`.
+    """
+
+    program: Program
+    whole: Program
+    count: int
+    loss_scale: float
+    statistic_scales: Mapping[str, float]
+    joined: Mapping[str, Joined]

@@ -129,7 +129,14 @@ def family(first: Program, second: Program, calls: Sequence[tuple[Call, ...]]) -
         and [_named(entry) for entry in first.inputs] == [_named(entry) for entry in second.inputs]
         and len(calls[0]) == len(calls[1])
     )
-    if not same or not _varies(first, second):
+    if not same or not _varies(first, second) or aligned(first, second) is None:
+        return None
+    return Family(first=first, second=second, first_calls=calls[0], second_calls=calls[1])
+
+
+def aligned(first: Program, second: Program) -> dict[Node, Node] | None:
+    """Node of the first program -> the node of the second that does the same, numbers aside; None where one has none."""
+    if len(first.graph.nodes) != len(second.graph.nodes):
         return None
     pairs: dict[Node, Node] = {}
     for one, two in zip(first.graph.nodes, second.graph.nodes, strict=True):
@@ -137,7 +144,7 @@ def family(first: Program, second: Program, calls: Sequence[tuple[Call, ...]]) -
         if not _aligned(one, two, pairs):
             log.debug("%s and %s do not align", one.format_node(), two.format_node())
             return None
-    return Family(first=first, second=second, first_calls=calls[0], second_calls=calls[1])
+    return pairs
 
 
 def _varies(first: Program, second: Program) -> bool:
