@@ -35,9 +35,10 @@ from autopar.planner.predict import predict_timeline
 from autopar.planner.prices import Prices
 from autopar.planner.query import Progress, Query
 from autopar.planner.read import prices_hash, read_data, read_operators, read_parameters, replicated_flops_share
-from autopar.planner.restrict import restricted
+from autopar.planner.restrict import restricted, why_nothing_obeys
 from autopar.planner.shortage import DoesNotFit, fullest_parts
 from autopar.planner.solver import Problem, Solution, Status, check_certificate, evaluate, is_forbidden, solve
+from autopar.planner.warm_start import labels_like
 
 EXACT_GAP = 1e-9
 MEMORY_GAP = 1e-3
@@ -62,7 +63,12 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
 @phase("price")
 def price(query: Query, mesh: Mesh) -> Built:
     """Strategies and prices of everything on one mesh."""
-    whole = Builder(
+    whole = query.kept.built.recall(query.priced(mesh), lambda: _build(query, mesh))
+    return restricted(whole, mesh, query.wishes)
+
+
+def _build(query: Query, mesh: Mesh) -> Built:
+    return Builder(
         query.program,
         mesh,
         Prices(query.cluster, mesh),
@@ -71,7 +77,6 @@ def price(query: Query, mesh: Mesh) -> Built:
         query.kernel_backend,
         query.factorisation,
     ).build()
-    return restricted(whole, mesh, query.wishes)
 
 
 def fit(query: Query, built: Built, mesh: Mesh, free: Solution, log: Progress) -> Candidate:
@@ -100,17 +105,23 @@ def fit(query: Query, built: Built, mesh: Mesh, free: Solution, log: Progress) -
 @phase("solve")
 def solve_free(query: Query, built: Built, mesh: Mesh) -> Solution:
     """The optimum without a memory limit. Raises InfeasibleError where the constraints leave nothing."""
-    start = _first_labels(built.problem)
-    solution = solve(built.problem, gap=EXACT_GAP, time_limit=query.search.exact_seconds, warm_start=start)
+    seconds = query.seconds(query.search.exact_seconds)
+    start = _first_labels(query, built, mesh)
+    solution = query.kept.solved.recall(
+        (query.priced(mesh), query.constraints.placements),
+        lambda: solve(built.problem, gap=EXACT_GAP, time_limit=seconds, warm_start=start),
+        is_final=lambda found: found.status is Status.OPTIMAL,
+    )
     forbidden = solution.statistics.get("forbidden", 0)
     if forbidden and solution.status is Status.INFEASIBLE:
-        raise InfeasibleError(
+        whole = query.kept.built.recall(query.priced(mesh), lambda: _build(query, mesh))
+        raise why_nothing_obeys(whole, mesh, query.wishes) or InfeasibleError(
             f"no plan obeys the constraints on mesh {mesh.shape}: the best one still makes {forbidden} forbidden "
             "choices; loosen constraints=, dims= or the pinned layouts"
         )
     if forbidden:
         raise InfeasibleError(
-            f"found no plan that obeys the constraints on mesh {mesh.shape} in {query.search.exact_seconds:g} s: the "
+            f"found no plan that obeys the constraints on mesh {mesh.shape} in {seconds:.3g} s: the "
             f'best one makes {forbidden} forbidden choices; search longer with mode="max", or loosen the constraints'
         )
     return _checked(built.problem, solution)
@@ -123,12 +134,14 @@ def _within_memory(built: Built, mesh: Mesh, query: Query, free: Solution, limit
     if all(_row_bytes(row.bytes, free.assignment) <= limit for row in rows):
         return free
     limited = replace(built.problem, memory_rows=rows)
-    solution = solve(limited, gap=MEMORY_GAP, time_limit=query.search.memory_seconds)
+    seconds = query.seconds(query.search.memory_seconds)
+    start = _first_labels(query, built, mesh) if query.warm_start else None
+    solution = solve(limited, gap=MEMORY_GAP, time_limit=seconds, warm_start=start)
     fits = all(_row_bytes(row.bytes, solution.assignment) <= limit * (1 + 1e-9) for row in rows)
     if fits and solution.statistics.get("forbidden"):
         raise InfeasibleError(
             f"found no plan that obeys the constraints within {format_bytes(limit)} on mesh {mesh.shape} in "
-            f'{query.search.memory_seconds:g} s; search longer with mode="max", or loosen the constraints'
+            f'{seconds:.3g} s; search longer with mode="max", or loosen the constraints'
         )
     if solution.status is Status.INFEASIBLE or not fits:
         needed, parts = fullest_parts(built, rows, solution.assignment)
@@ -136,12 +149,14 @@ def _within_memory(built: Built, mesh: Mesh, query: Query, free: Solution, limit
     return _checked(limited, solution)
 
 
-def _first_labels(problem: Problem) -> NDArray[np.int64] | None:
-    """Everything replicated, which is the first label of all variables, where the constraints allow it: the search then
-    never ends at its time limit without a valid plan."""
-    labels = np.zeros(len(problem.node_costs), dtype=np.int64)
-    objective, _ = evaluate(problem, labels)
-    return labels if not is_forbidden(np.asarray(objective)) else None
+def _first_labels(query: Query, built: Built, mesh: Mesh) -> NDArray[np.int64] | None:
+    """The older plan of the query, or everything replicated (the first label of all variables), where the constraints
+    allow it: the search then never ends at its time limit without a valid plan."""
+    like = None if query.warm_start is None else labels_like(built, mesh, query.warm_start)
+    for labels in (like, np.zeros(len(built.problem.node_costs), dtype=np.int64)):
+        if labels is not None and not is_forbidden(np.asarray(evaluate(built.problem, labels)[0])):
+            return labels
+    return None
 
 
 def _checked(problem: Problem, solution: Solution) -> Solution:

@@ -6,19 +6,24 @@ Query(program=..., cluster=..., budget_bytes=budget("0.9", cluster), search=SEAR
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from autopar.cluster import Cluster
 from autopar.cost_models.memory import usable_bytes
 from autopar.errors import ConfigurationError
-from autopar.planner.constraints import Constraints
+from autopar.layout import Mesh
+from autopar.parallel_plan import Plan
+from autopar.planner.constraints import BATCH_AXES, Constraints
 from autopar.planner.factorisation import Factorisation
+from autopar.planner.kept import Kept
 from autopar.planner.leaves import StateBytes
-from autopar.planner.search import Search
-from autopar.planner.targets import Wish
+from autopar.planner.search import SEARCH, Search
+from autopar.planner.solver.deadline import Deadline
+from autopar.planner.targets import Wish, freed_axes
 from autopar.program import Program
 
 Progress = Callable[[str], None]
+NO_DEADLINE = Deadline(at=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,31 @@ class Query:
     factorisation: Factorisation
     search: Search
     wishes: tuple[Wish, ...] = ()
+    deadline: Deadline = NO_DEADLINE
+    warm_start: Plan | None = None
+    kept: Kept = field(default_factory=Kept, compare=False)
+
+    def seconds(self, limit: float) -> float:
+        """How long a solve with this limit may take: no longer than what is left of the whole."""
+        return min(limit, self.deadline.left())
+
+    def priced(self, mesh: Mesh) -> tuple[object, ...]:
+        """What the priced problem on a mesh depends on, before the user's own constraints take choices away. They count
+        only where they free an axis of what its name asks."""
+        names_ask = {axis for axis, name in enumerate(mesh.axis_names) if name in (*BATCH_AXES, "tp")}
+        names_ask |= set(range(len(mesh.shape))) if self.constraints.no_replicated_compute else set()
+        freed = {node: names_ask & set(axes) for node, axes in freed_axes(self.wishes, mesh).items()}
+        question = replace(
+            self,
+            constraints=replace(self.constraints, placements={}),
+            wishes=(),
+            budget_bytes=0.0,
+            search=SEARCH["default"],
+            deadline=NO_DEADLINE,
+            warm_start=None,
+            kept=Kept(),
+        )
+        return mesh, question, {node: axes for node, axes in freed.items() if axes}
 
 
 def kernel_backend(cluster: Cluster) -> str:
