@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +34,7 @@ def solve(
     gap: float = 1e-9,
     time_limit: float | None = None,
     warm_start: Integers | None = None,
+    warm_multipliers: Sequence[float] | None = None,
 ) -> Solution:
     """Return the best assignment found, a lower bound, and the proof of the bound.
 
@@ -50,7 +51,18 @@ def solve(
     started, deadline = time.process_time(), Deadline.after(time_limit)
     _check_warm_start(problem, warm_start)
     for ceiling in ceilings(problem):
-        outcome = _solve_cut(_cut(problem, ceiling), gap, deadline, warm_start)
+        cut = _cut(problem, ceiling)
+        if problem.memory_rows:
+            outcome = solve_within_budgets(
+                cut,
+                original=problem,
+                gap=gap,
+                deadline=deadline,
+                warm_start=warm_start,
+                warm_multipliers=warm_multipliers,
+            )
+        else:
+            outcome = _solve_without_budgets(cut, gap, deadline, warm_start)
         if outcome.infeasible or deadline.left() <= 0.0:
             break
         if not _uses_more_than(problem, outcome.assignment, ceiling):
@@ -90,24 +102,20 @@ def _cut(problem: Problem, ceiling: float) -> Problem:
         return problem
     # One cut array per array, so that sharing survives.
     cut = {id(values): np.minimum(values, ceiling) for values in _distinct_arrays(problem)}
-    edges = tuple(
-        Edge(source=edge.source, target=edge.target, costs=cut[id(edge.costs)]) for edge in problem.edges
-    )
+    edges = tuple(Edge(source=edge.source, target=edge.target, costs=cut[id(edge.costs)]) for edge in problem.edges)
     return replace(problem, node_costs=tuple(cut[id(costs)] for costs in problem.node_costs), edges=edges)
 
 
 def _uses_more_than(problem: Problem, assignment: Integers, ceiling: float) -> bool:
     labels = assignment.tolist()
-    return any(
-        costs[label] > ceiling for costs, label in zip(problem.node_costs, labels, strict=True)
-    ) or any(edge.costs[labels[edge.source], labels[edge.target]] > ceiling for edge in problem.edges)
+    return any(costs[label] > ceiling for costs, label in zip(problem.node_costs, labels, strict=True)) or any(
+        edge.costs[labels[edge.source], labels[edge.target]] > ceiling for edge in problem.edges
+    )
 
 
-def _solve_cut(
+def _solve_without_budgets(
     problem: Problem, gap: float, deadline: Deadline, warm_start: Integers | None
 ) -> BudgetedOutcome:
-    if problem.memory_rows:
-        return solve_within_budgets(problem, gap=gap, deadline=deadline, warm_start=warm_start)
     edges = [(edge.source, edge.target, edge.costs) for edge in problem.edges]
     graph = Graph(Arena(), problem.node_costs, edges, tolerance=1e-15 * _ordinary_cost(problem))
     outcome = solve_graph(graph, gap=gap, deadline=deadline, pool=() if warm_start is None else (warm_start,))
@@ -165,9 +173,7 @@ def _status(infeasible: bool, fits: bool, closed: bool, deadline: Deadline) -> S
 
 def _count_forbidden(problem: Problem, assignment: Integers) -> int:
     labels = assignment.tolist()
-    nodes = sum(
-        bool(is_forbidden(costs)[label]) for costs, label in zip(problem.node_costs, labels, strict=True)
-    )
+    nodes = sum(bool(is_forbidden(costs)[label]) for costs, label in zip(problem.node_costs, labels, strict=True))
     return nodes + sum(
         bool(is_forbidden(edge.costs[labels[edge.source], labels[edge.target]])) for edge in problem.edges
     )

@@ -1,0 +1,101 @@
+"""Assignments met during a solve under budgets, and the best of those that fit.
+
+Every assignment is a cut: for all multipliers lam >= 0 the Lagrangian bound obeys
+    L(lam)  <=  cost(x) + lam.(usage(x) - budget),
+so the assignments together bound max L from above (`Plans.master`), and tell which multipliers to try next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.planner.solver import mip
+from autopar.planner.solver.problem import Floats, Integers, Problem, evaluate, is_forbidden
+
+FITS = 1e-12
+"""Rounding allowed in a sum of bytes, relative to the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """An assignment with its cost in seconds and its bytes per row (without the row's constant)."""
+
+    labels: Integers
+    cost: float
+    usage: Floats
+
+
+class Plans:
+    """All assignments of one solve; `budgets` are bytes without the rows' constants, (rows,)."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        rows = problem.memory_rows
+        self.budgets = np.array([row.budget_bytes - row.constant_bytes for row in rows])
+        self.units = np.maximum(np.abs(self.budgets), 1.0)
+        self.known: list[Assigned] = []
+        self.best: Assigned | None = None
+        self.last: Assigned | None = None
+        self._seen: dict[bytes, Assigned] = {}
+
+    def take(self, labels: Integers) -> Assigned:
+        """Remember an assignment, unless it makes a FORBIDDEN choice; it is the best if it fits and costs less."""
+        key = labels.tobytes()
+        if key in self._seen:
+            return self._seen[key]
+        cost, used = evaluate(self.problem, labels)
+        constants = np.array([row.constant_bytes for row in self.problem.memory_rows])
+        plan = Assigned(labels=labels, cost=cost, usage=np.array(used) - constants)
+        self._seen[key] = plan
+        self.last = plan
+        if is_forbidden(np.asarray(cost)):
+            return plan
+        self.known.append(plan)
+        if self.fits(plan.usage) and plan.cost < self.objective():
+            self.best = plan
+        return plan
+
+    def objective(self) -> float:
+        """Return the cost of the best assignment that fits, or infinity."""
+        return np.inf if self.best is None else self.best.cost
+
+    def fits(self, usage: Floats) -> bool:
+        """Return whether these bytes are within all budgets."""
+        return bool((usage <= self.budgets + FITS * self.units).all())
+
+    def excess(self, plan: Assigned) -> Floats:
+        """Return by how much each budget is exceeded, in budgets (rows,)."""
+        return np.asarray(np.maximum(plan.usage - self.budgets, 0.0) / self.units)
+
+    def exceeded(self) -> list[int]:
+        """Return the rows that some known assignment exceeds: the only ones whose multipliers can help."""
+        worst = np.max([self.excess(plan) for plan in self.known], axis=0)
+        return np.flatnonzero(worst > FITS).tolist()
+
+    def answer(self) -> Assigned:
+        """Return the best that fits, else the one that exceeds its worst row least, else one that is FORBIDDEN."""
+        if self.best is not None:
+            return self.best
+        if self.known:
+            return min(self.known, key=lambda plan: (float(self.excess(plan).max()), plan.cost))
+        if self.last is None:
+            raise AssertionError("a solve meets an assignment before it ends")
+        return self.last
+
+    def master(self, rows: list[int]) -> tuple[float, Floats]:
+        """Return (upper bound on max L over multipliers of `rows`, the multipliers that attain it)."""
+        costs = np.array([plan.cost for plan in self.known])
+        usage = np.stack([(plan.usage - self.budgets) / self.units + 1.0 for plan in self.known], axis=1)
+        value, duals = mip.solve_master(costs, usage[rows], penalty=1e3 * float(np.abs(costs).max()))
+        multipliers = np.zeros(len(self.budgets))
+        multipliers[rows] = duals / self.units[rows]
+        return value, multipliers
+
+    def promising(self, multipliers: Floats, priced: int, fitting: int) -> list[Assigned]:
+        """Return assignments near the Lagrangian optimum at `multipliers`, and the cheapest that (nearly) fit."""
+        by_price = sorted(self.known, key=lambda plan: plan.cost + float(multipliers @ plan.usage))
+        by_fit = sorted(self.known, key=lambda plan: (float(self.excess(plan).max()), plan.cost))
+        chosen = {plan.labels.tobytes(): plan for plan in [*by_price[:priced], *by_fit[:fitting]]}
+        return list(chosen.values())
