@@ -349,6 +349,7 @@ class _Search:
             weights=[arena[weights[node]] for node in nodes],
             budgets=self.plans.budgets - graph.weight_constant,
             relative_gap=min(self.gap, 1e-9),
+            stop=self.deadline.stop,
         )
         if found.labels is not None:
             labels = {node: int(graph.domains[node][label]) for node, label in zip(nodes, found.labels, strict=True)}

@@ -14,6 +14,7 @@ MathOpt's protocol buffer takes whole columns of triplets (0.05 s for 160,000 va
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +28,11 @@ from ortools.math_opt import (
 )
 from ortools.math_opt.core.python import solver
 
+from autopar.planner.solver.deadline import Switch
 from autopar.planner.solver.problem import Floats, Integers
+
+LOOK_SECONDS = 0.02
+"""How often the waiting thread looks whether it should stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +78,15 @@ def solve_core(
     weights: Sequence[Floats] = (),
     budgets: Floats | None = None,
     relative_gap: float = 1e-9,
+    stop: Switch | None = None,
 ) -> CoreSolution:
-    """Solve a core with HiGHS; `weights[v]` is (rows, d_v), `budgets` (rows,) of the same unit."""
+    """Solve a core with HiGHS; `weights[v]` is (rows, d_v), `budgets` (rows,) of the same unit.
+
+    Once `stop` is pressed, nothing is returned: no labels, and no bound.
+    """
     scale = _typical_cost(node_costs, edges)
     program = core_program(node_costs, edges, scale, weights, budgets)
-    found = _run(program, parameters_pb2.SOLVER_TYPE_HIGHS, time_limit, relative_gap)
+    found = _run_until(stop or Switch(), program, time_limit, relative_gap)
     labels = None
     if found.values is not None:
         starts = np.cumsum([0] + [costs.size for costs in node_costs])
@@ -195,6 +204,27 @@ def _typical_cost(node_costs: Sequence[Floats], edges: Sequence[tuple[int, int, 
     spreads = np.array([np.ptp(values) for values in [*node_costs, *(costs for _, _, costs in edges)]])
     positive = spreads[spreads > 0.0]
     return float(max(np.median(positive), 1e-7 * positive.max())) if positive.size else 1.0
+
+
+def _run_until(stop: Switch, program: LinearProgram, time_limit: float, relative_gap: float) -> LinearSolution:
+    """Run HiGHS beside this thread, which stays awake for signals; leave it alone once `stop` is pressed.
+
+    HiGHS does not look at MathOpt's interrupter, so a run that was left ends at its own time limit, unheard.
+    """
+    found: list[LinearSolution] = []
+
+    def work() -> None:
+        found.append(_run(program, parameters_pb2.SOLVER_TYPE_HIGHS, time_limit, relative_gap))
+
+    worker = threading.Thread(target=work, name="HiGHS", daemon=True)
+    worker.start()
+    while worker.is_alive() and not stop.pressed:
+        worker.join(LOOK_SECONDS)
+    if found:
+        return found[0]
+    if not stop.pressed:
+        raise RuntimeError("HiGHS failed; its thread has printed why")
+    return LinearSolution(values=None, objective=np.inf, bound=-np.inf, infeasible=False, duals=None)
 
 
 def _run(program: LinearProgram, kind: int, time_limit: float, relative_gap: float) -> LinearSolution:

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.planner.solver.arena import Arena
-from autopar.planner.solver.deadline import Deadline
+from autopar.planner.solver.deadline import Deadline, interruptible
 from autopar.planner.solver.exact import solve_graph
 from autopar.planner.solver.memory import BudgetedOutcome, solve_within_budgets
 from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate, is_forbidden
@@ -48,26 +48,27 @@ def solve(
     Without a time limit, memory rows at the default gap may cost HiGHS a minute; a gap of 1e-3 takes seconds
     and needs no HiGHS for its bound. Raises ValueError when `warm_start` does not fit the problem.
     """
-    started, deadline = time.process_time(), Deadline.after(time_limit)
+    started = time.process_time()
     _check_warm_start(problem, warm_start)
-    for ceiling in ceilings(problem):
-        cut = _cut(problem, ceiling)
-        if problem.memory_rows:
-            outcome = solve_within_budgets(
-                cut,
-                original=problem,
-                gap=gap,
-                deadline=deadline,
-                warm_start=warm_start,
-                warm_multipliers=warm_multipliers,
-            )
-        else:
-            outcome = _solve_without_budgets(cut, gap, deadline, warm_start)
-        if outcome.infeasible or deadline.left() <= 0.0:
-            break
-        if not _uses_more_than(problem, outcome.assignment, ceiling):
-            break
-    return _solution(problem, outcome, ceiling, gap, deadline, started)
+    with interruptible(Deadline.after(time_limit)) as deadline:
+        for ceiling in ceilings(problem):
+            cut = _cut(problem, ceiling)
+            if problem.memory_rows:
+                outcome = solve_within_budgets(
+                    cut,
+                    original=problem,
+                    gap=gap,
+                    deadline=deadline,
+                    warm_start=warm_start,
+                    warm_multipliers=warm_multipliers,
+                )
+            else:
+                outcome = _solve_without_budgets(cut, gap, deadline, warm_start)
+            if outcome.infeasible or deadline.left() <= 0.0:
+                break
+            if not _uses_more_than(problem, outcome.assignment, ceiling):
+                break
+        return _solution(problem, outcome, ceiling, gap, deadline, started)
 
 
 def ceilings(problem: Problem) -> Iterator[float]:
