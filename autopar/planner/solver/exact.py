@@ -20,6 +20,7 @@ from autopar.planner.solver import mip
 from autopar.planner.solver.bucket import eliminate_all, elimination_order
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.solver.dual_ascent import Core, DualAscent, class_ranks, schedule_ranks
+from autopar.planner.solver.lifting import lift
 from autopar.planner.solver.problem import Floats, Integers
 from autopar.planner.solver.reductions import Graph, back_substitute, simplify
 from autopar.planner.solver.solution import Fix, Step
@@ -192,8 +193,7 @@ class _Search:
 
     def _ascend(self) -> tuple[DualAscent, list[int]]:
         core, nodes = core_of(self.graph)
-        ascent = start_ascent(core)
-        _load(ascent, nodes, self.graph, self.warmth)
+        ascent = self._start(core, nodes)
         for _ in range(LOOKS_PER_ROUND):
             for _ in range(SWEEPS_PER_LOOK):
                 ascent.sweep(True)
@@ -207,11 +207,25 @@ class _Search:
         self.warmth = _save(ascent, nodes, self.graph)
         return ascent, nodes
 
-    def _look(self, ascent: DualAscent, nodes: list[int]) -> None:
-        chosen = ascent.improve(ascent.round_backward_messages())
+    def _start(self, core: Core, nodes: list[int]) -> DualAscent:
+        """Return an ascent that starts from known messages, else from those of a short copy, else from none."""
+        lifted = None if self.warmth else lift(core, gap=self.gap, deadline=self.deadline)
+        if lifted is not None:
+            self.sweeps += lifted.sweeps
+            self._offer_positions(lifted.labels, nodes)
+            return lifted.ascent
+        ascent = start_ascent(core)
+        _load(ascent, nodes, self.graph, self.warmth)
+        return ascent
+
+    def _offer_positions(self, chosen: Integers, nodes: list[int]) -> None:
+        """Offer label positions of the living nodes."""
         domains = self.graph.domains
         labels = {node: int(domains[node][label]) for node, label in zip(nodes, chosen.tolist(), strict=True)}
         self._offer(back_substitute(self.graph, labels))
+
+    def _look(self, ascent: DualAscent, nodes: list[int]) -> None:
+        self._offer_positions(ascent.improve(ascent.round_backward_messages()), nodes)
         messages = ascent.shared_messages()
         self._prove(self.graph.constant + ascent.label_bounds(messages).bound, messages, eliminated=False)
 
@@ -262,6 +276,7 @@ class _Search:
             [(u, v, arena[matrix]) for u, v, matrix in core.edges],
             time_limit=min(self.deadline.left(), BRANCH_SECONDS),
             relative_gap=self.gap,
+            stop=self.deadline.stop,
         )
         self.method = "branch and bound"
         if found.labels is not None:
