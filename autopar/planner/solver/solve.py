@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.planner.solver.arena import Arena
-from autopar.planner.solver.deadline import Deadline, interruptible
+from autopar.planner.solver.deadline import Deadline, Switch, interruptible
 from autopar.planner.solver.exact import solve_graph
 from autopar.planner.solver.memory import BudgetedOutcome, solve_within_budgets
 from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate, is_forbidden
@@ -35,6 +35,7 @@ def solve(
     time_limit: float | None = None,
     warm_start: Integers | None = None,
     warm_multipliers: Sequence[float] | None = None,
+    stop: Switch | None = None,
 ) -> Solution:
     """Return the best assignment found, a lower bound, and the proof of the bound.
 
@@ -43,14 +44,14 @@ def solve(
     no assignment fits, status INFEASIBLE: `statistics["minimum_bytes"]` is the least that
     `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
     FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
-    Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
+    `stop`, or the first Ctrl-C, ends the time at once. Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
 
     Without a time limit, memory rows at the default gap may cost HiGHS a minute; a gap of 1e-3 takes seconds
     and needs no HiGHS for its bound. Raises ValueError when `warm_start` does not fit the problem.
     """
     started = time.process_time()
     _check_warm_start(problem, warm_start)
-    with interruptible(Deadline.after(time_limit)) as deadline:
+    with interruptible(Deadline.after(time_limit, stop)) as deadline:
         for ceiling in ceilings(problem):
             cut = _cut(problem, ceiling)
             if problem.memory_rows:
