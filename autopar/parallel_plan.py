@@ -66,11 +66,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """A known plan (DDP, ZeRO-3, Megatron) priced by the same model; `error` says why it is impossible."""
+    """A known plan (DDP, ZeRO-3, Megatron) or the best of another mesh, priced by the same model; `error` says why it
+    is impossible. A mesh that was dropped unsolved has only `bound_seconds`: nothing on it is cheaper."""
 
     name: str
     dims: Mapping[str, int]
     objective_seconds: float | None = None
+    bound_seconds: float | None = None
     predicted: Prediction | None = None
     error: str | None = None
 
@@ -78,7 +80,8 @@ class Baseline:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """See the module docstring. `inputs` and `buffers` hold the layouts of data; `prices_hash` identifies the cost
-    tables to which objective, bound and gap belong; `statistics` counts strategies, nodes and replicated FLOPs."""
+    tables to which objective, bound and gap belong; `statistics` counts strategies, nodes and replicated FLOPs. With
+    `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step runs them m times."""
 
     mesh: Mesh
     parameters: Mapping[str, ParameterPlan]
@@ -94,6 +97,7 @@ class Plan:
     cluster: str
     profile: str
     kernel_backend: str = "eager"
+    micro_batches: int = 1
     prices_hash: str = ""
     question: Mapping[str, Any] = field(default_factory=dict)
     baselines: tuple[Baseline, ...] = ()

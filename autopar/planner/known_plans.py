@@ -13,7 +13,7 @@ from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline
 from autopar.planner.constraints import Constraints
-from autopar.planner.mesh_shapes import resolve_meshes
+from autopar.planner.mesh_shapes import resolve_meshes, same_links
 from autopar.planner.one_mesh import Candidate, plan_on_mesh
 from autopar.planner.query import Progress, Query
 
@@ -34,20 +34,13 @@ def known_plans(cluster: Cluster) -> dict[str, dict[str, int]]:
     return plans
 
 
-def known_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> list[Mesh]:
+def known_meshes(query: Query, meshes: Sequence[Mesh]) -> list[Mesh]:
     """The known plans on meshes of these shapes. Their constraints leave a smaller space, in which the limited search
     under a tight memory limit finds plans that it misses in the whole."""
     shapes = {mesh.shape for mesh in meshes}
-    devices = query.cluster.num_devices
-    named = [resolve_meshes(devices, None, dims, log)[0] for dims in known_plans(query.cluster).values()]
-    return [mesh for mesh in named if mesh.shape in shapes]
-
-
-def of_known(candidate: Candidate) -> Candidate:
-    """The candidate with a note that the free search did not find it."""
-    axes = "+".join(candidate.mesh.axis_names)
-    note = f"the free search found nothing that fits: this is the optimum of the plans with the axes {axes}"
-    return replace(candidate, plan=replace(candidate.plan, notes=(*candidate.plan.notes, note)))
+    per_node = query.cluster.devices_per_node
+    named = [resolve_meshes(query.cluster, None, dims)[0] for dims in known_plans(query.cluster).values()]
+    return [mesh for mesh in named if any(same_links(mesh.shape, shape, per_node) for shape in shapes)]
 
 
 def as_baseline(candidate: Candidate) -> Baseline:
@@ -66,7 +59,7 @@ def baselines(query: Query, log: Progress) -> tuple[Baseline, ...]:
     free = replace(query, constraints=Constraints(), wishes=())
     found = []
     for name, dims in known_plans(query.cluster).items():
-        mesh = resolve_meshes(query.cluster.num_devices, None, dims, log)[0]
+        mesh = resolve_meshes(query.cluster, None, dims)[0]
         try:
             candidate = plan_on_mesh(free, mesh, log)
         except InfeasibleError as error:

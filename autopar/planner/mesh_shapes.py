@@ -1,54 +1,138 @@
 """Mesh shapes: which meshes a question leaves to try.
 
-resolve_meshes(8, (2, 4), None, log)              the given one
-resolve_meshes(8, None, {"tp": 4}, log)           named axes, the rest as a free outer axis
-resolve_meshes(8, None, None, log)                every factorisation
+    resolve_meshes(cluster, (2, 4), None)         the given one
+    resolve_meshes(cluster, None, {"tp": 4})      named axes inside, free ones in front of them
+    resolve_meshes(cluster, None, None)           every factorisation: (8,), (2, 4), (2, 2, 2) on one node of 8
+
+A mesh lies row-major over the ranks, so its sizes say which links an axis uses: on "32x8 H100-SXM" the first axis of
+(32, 8) crosses nodes and the second stays inside one, while the second of (16, 16) straddles. Two shapes that differ
+only in the order of axes that see the same links are one shape; the one with the smaller outer axis stays. At most
+`MAX_AXES` axes: two kinds of links with two uses each (split the batch, split the model) are four.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from autopar.cluster import Cluster, GroupTopology, cut_at_nodes
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh
 from autopar.planner.constraints import BATCH_AXES
 
-LATER_AXES = {"cp": "context", "ep": "expert", "pp": "pipeline"}
 AXIS_NAMES = (*BATCH_AXES, "tp")
-FREE_AXIS_NAMES = ("outer", "inner")
+LATER_AXES = {"cp": "context", "ep": "expert", "pp": "pipeline"}
+FREE_AXIS_NAMES: dict[int, tuple[str, ...]] = {
+    0: (),
+    1: ("inner",),
+    2: ("outer", "inner"),
+    3: ("outer", "middle", "inner"),
+    4: ("outermost", "outer", "middle", "inner"),
+}
+"""Names of the free axes of a mesh, by their number."""
+MAX_AXES = 4
+
+Shape = tuple[int, ...]
 
 
-def resolve_meshes(
-    num_devices: int, mesh: Sequence[int] | None, dims: Mapping[str, int] | None, log: Callable[[str], None]
-) -> list[Mesh]:
-    """The meshes to try: the given one, the pinned axes with free ones in front, or every 1-D and 2-D factorisation.
+def resolve_meshes(cluster: Cluster, mesh: Sequence[int] | None, dims: Mapping[str, int] | None) -> list[Mesh]:
+    """The meshes to try, those of few axes first: the given one, or every one that has the pinned axes.
 
     Raises ConfigurationError for unknown axes and sizes that do not divide the devices.
     """
     if mesh is not None and dims is not None:
         raise ConfigurationError("give mesh= (sizes) or dims= (named sizes), not both")
     if mesh is not None:
-        return [_sized_mesh(tuple(mesh), num_devices)]
-    if dims:
-        return _named_meshes(dict(dims), num_devices)
-    shapes = [(num_devices,), *((a, num_devices // a) for a in range(2, num_devices) if num_devices % a == 0)]
-    log(f"trying meshes {', '.join(map(str, shapes))}")
-    return [Mesh(FREE_AXIS_NAMES[-len(shape) :], shape) for shape in shapes]
+        return [_sized_mesh(tuple(mesh), cluster.num_devices)]
+    named = _named_axes(dict(dims or {}), cluster.num_devices)
+    rest = cluster.num_devices // math.prod(named.values())
+    pinned = tuple(named.values())
+    shapes = free_shapes(rest, pinned, cluster.devices_per_node)
+    if not shapes and rest > 1:
+        raise ConfigurationError(
+            f"dims {dict(dims or {})} leave {rest} devices without an axis; give one of them -1 to fill the cluster"
+        )
+    found = [Mesh((*free_names(len(shape), named), *named), (*shape, *pinned)) for shape in shapes]
+    return found or [Mesh((next(iter(dims or {}), "inner"),), (1,))]
 
 
-def _sized_mesh(shape: tuple[int, ...], num_devices: int) -> Mesh:
+def free_shapes(num_devices: int, pinned: Shape, devices_per_node: int) -> list[Shape]:
+    """Sizes of the free axes in front of `pinned` ones: every factorisation of `num_devices` once, few axes first.
+
+    A list with () where pinned axes use all devices.
+    """
+    if num_devices == 1:
+        return [()] if pinned else []
+    found: dict[object, Shape] = {}
+    for num_axes in range(1, MAX_AXES - len(pinned) + 1):
+        for shape in _factorisations(num_devices, num_axes):
+            found.setdefault(_links(shape, pinned, devices_per_node), shape)
+    return list(found.values())
+
+
+def free_names(num_axes: int, taken: Mapping[str, int]) -> tuple[str, ...]:
+    """Names of the free axes beside named ones: a single one in front of others is "outer"."""
+    if num_axes == 1 and taken:
+        return ("outer",)
+    return FREE_AXIS_NAMES[num_axes]
+
+
+def same_links(first: Shape, second: Shape, devices_per_node: int) -> bool:
+    """Whether two shapes differ at most in the order of axes that see the same links."""
+    return _links(first, (), devices_per_node) == _links(second, (), devices_per_node)
+
+
+def _links(shape: Shape, pinned: Shape, devices_per_node: int) -> object:
+    """Equal for shapes whose sets of axes all have the same `GroupTopology`: that of a set is determined by the parts
+    of its axes across and inside nodes, in any order. A shape that does not line up with nodes equals only itself."""
+    parts = cut_at_nodes((*shape, *pinned), devices_per_node)
+    if parts is None:
+        return shape
+    return tuple(sorted(parts[: len(shape)])), parts[len(shape) :]
+
+
+def _factorisations(number: int, num_factors: int) -> Iterator[Shape]:
+    """Ordered factorisations into factors above one, ascending."""
+    if num_factors == 1:
+        yield (number,)
+        return
+    for first in _divisors(number):
+        yield from ((first, *others) for others in _factorisations(number // first, num_factors - 1))
+
+
+def _divisors(number: int) -> list[int]:
+    """Divisors but one and itself, ascending."""
+    small = [d for d in range(2, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def links_of_axes(cluster: Cluster, mesh: Mesh) -> dict[str, str]:
+    """Axis name -> "inside a node", "across nodes" or "inside and across nodes"."""
+    words = {}
+    for axis, name in enumerate(mesh.axis_names):
+        topology = GroupTopology.of(cluster, mesh.shape, (axis,))
+        if topology.nodes == 1:
+            words[name] = "inside a node"
+        else:
+            words[name] = "across nodes" if topology.ranks_per_node == 1 else "inside and across nodes"
+    return words
+
+
+def _sized_mesh(shape: Shape, num_devices: int) -> Mesh:
     if not shape or any(size < 1 for size in shape) or math.prod(shape) != num_devices:
         raise ConfigurationError(f"mesh {shape} has {math.prod(shape)} devices, the cluster {num_devices}")
-    if len(shape) > 2:
-        raise ConfigurationError(f"mesh {shape} has {len(shape)} axes; 1 or 2 are supported")
-    return Mesh(FREE_AXIS_NAMES[-len(shape) :], shape)
+    if len(shape) > MAX_AXES:
+        raise ConfigurationError(f"mesh {shape} has {len(shape)} axes; at most {MAX_AXES} are supported")
+    return Mesh(FREE_AXIS_NAMES[len(shape)], shape)
 
 
-def _named_meshes(dims: dict[str, int], num_devices: int) -> list[Mesh]:
+def _named_axes(dims: dict[str, int], num_devices: int) -> dict[str, int]:
+    """The pinned axes of more than one device, outermost first, with -1 filled in."""
     for name, size in dims.items():
         if name in LATER_AXES:
-            raise ConfigurationError(f"axis {name} ({LATER_AXES[name]} parallelism) comes in a later version")
+            raise ConfigurationError(
+                f"axis {name} ({LATER_AXES[name]} parallelism) comes in a later version: nothing can run it yet"
+            )
         if name not in AXIS_NAMES:
             raise ConfigurationError(f"unknown axis {name!r}; axes are {', '.join(AXIS_NAMES)}")
         if not isinstance(size, int) or size == 0 or size < -1:
@@ -57,15 +141,6 @@ def _named_meshes(dims: dict[str, int], num_devices: int) -> list[Mesh]:
     fill = [name for name, size in dims.items() if size == -1]
     if num_devices % fixed or len(fill) > 1:
         raise ConfigurationError(f"dims {dims} (product {fixed}) do not divide {num_devices} devices")
-    rest = num_devices // fixed
     if fill:
-        dims[fill[0]], rest = rest, 1
-    names = [name for name in AXIS_NAMES if dims.get(name, 1) > 1]
-    shape = tuple(dims[name] for name in names)
-    if rest > 1:
-        names, shape = ["outer", *names], (rest, *shape)
-    if not names:
-        names, shape = [next(iter(dims))], (1,)
-    if len(names) > 2:
-        raise ConfigurationError(f"dims {dims} need {len(names)} mesh axes; 1 or 2 are supported")
-    return [Mesh(tuple(names), shape)]
+        dims[fill[0]] = num_devices // fixed
+    return {name: dims[name] for name in AXIS_NAMES if dims.get(name, 1) > 1}

@@ -12,16 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.cluster import Cluster
-from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
 from autopar.parallel_plan import ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
+from autopar.planner.choose_mesh import choose_mesh, of_known
 from autopar.planner.constraints import parse_constraints
 from autopar.planner.factorisation import Factorisation
-from autopar.planner.known_plans import as_baseline, baselines, known_meshes, of_known
+from autopar.planner.known_plans import baselines, known_meshes
 from autopar.planner.mends import mended
 from autopar.planner.mesh_shapes import resolve_meshes
-from autopar.planner.one_mesh import Candidate, plan_on_mesh
 from autopar.planner.optimizers import resolve_optimizer, state_bytes
 from autopar.planner.query import Progress, Query, budget, kernel_backend
 from autopar.planner.read import switching_costs
@@ -55,7 +53,7 @@ def make_plan(
     """
     log = progress or (lambda message: None)
     parsed = parse_constraints(constraints, parameter_layouts)
-    meshes = resolve_meshes(cluster.num_devices, mesh, dims, log)
+    meshes = resolve_meshes(cluster, mesh, dims)
     factorisation = Factorisation(program)
     wishes = find_wishes(program, parsed, factorisation)
     meshes = meshes_with_axes(parsed.placements, meshes)
@@ -70,14 +68,15 @@ def make_plan(
         factorisation=factorisation,
         search=SEARCH[mode],
     )
-    candidates, failures = _try_meshes(query, meshes, log)
+    chosen = choose_mesh(query, meshes, log)
     axes_are_free = dims is None and not parsed.placements and not parsed.pinned
-    if not candidates and axes_are_free and query.search.tries_mends:
-        candidates = [of_known(c) for c in _try_meshes(query, known_meshes(query, meshes, log), log)[0]]
-    if not candidates:
+    failures = chosen.failures
+    if chosen.best is None and axes_are_free and query.search.tries_mends:
+        chosen = of_known(choose_mesh(query, known_meshes(query, meshes), log))
+    if chosen.best is None:
         short = [failure for failure in failures if isinstance(failure, DoesNotFit)]
         raise mended(query, min(short, key=lambda failure: failure.needed_bytes), log) if short else failures[0]
-    best = min(candidates, key=lambda candidate: candidate.plan.objective_seconds)
+    best = chosen.best
     kind, _ = resolve_optimizer(optimizer)
     answer = {
         **(question or {}),
@@ -92,20 +91,9 @@ def make_plan(
     return replace(
         best.plan,
         question=answer,
-        statistics={**best.plan.statistics, **structure},
+        notes=(*best.plan.notes, *chosen.notes),
+        statistics={**best.plan.statistics, **structure, **chosen.statistics},
         explanations=switching_costs(best.built, best.solution.assignment),
-        alternatives=tuple(as_baseline(candidate) for candidate in candidates if candidate is not best),
+        alternatives=chosen.alternatives,
         baselines=baselines(query, log) if with_baselines else (),
     )
-
-
-def _try_meshes(query: Query, meshes: Sequence[Mesh], log: Progress) -> tuple[list[Candidate], list[InfeasibleError]]:
-    candidates: list[Candidate] = []
-    failures: list[InfeasibleError] = []
-    for mesh in meshes:
-        try:
-            candidates.append(plan_on_mesh(query, mesh, log))
-        except InfeasibleError as error:
-            log(f"mesh {mesh.shape}: {error}")
-            failures.append(error)
-    return candidates, failures

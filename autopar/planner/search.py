@@ -23,18 +23,32 @@ class Search:
     """exact_seconds: limit of one solve without a memory limit; memory_seconds: of one under it, which returns the
     best plan that fits. memory_rounds: how often the budget is tightened by the transient bytes that the lowered
     program shows. tries_mends: whether a memory limit that nothing fits makes the planner look
-    among the known plans, and then for changes that would fit."""
+    among the known plans, and then for changes that would fit. meshes_seconds: after these no other mesh is opened;
+    largest_tables: entries of the tables up to which meshes of more than two axes are tried."""
 
     exact_seconds: float
     memory_seconds: float
     memory_rounds: int
+    meshes_seconds: float
+    largest_tables: float
     tries_mends: bool = True
 
 
 SEARCH: dict[Mode, Search] = {
-    "fast": Search(exact_seconds=1.0, memory_seconds=1.0, memory_rounds=3, tries_mends=False),
-    "default": Search(exact_seconds=15.0, memory_seconds=10.0, memory_rounds=3),
-    "max": Search(exact_seconds=600.0, memory_seconds=300.0, memory_rounds=6),
+    "fast": Search(
+        exact_seconds=1.0,
+        memory_seconds=1.0,
+        memory_rounds=3,
+        meshes_seconds=10.0,
+        largest_tables=1e5,
+        tries_mends=False,
+    ),
+    "default": Search(
+        exact_seconds=15.0, memory_seconds=10.0, memory_rounds=3, meshes_seconds=60.0, largest_tables=1e6
+    ),
+    "max": Search(
+        exact_seconds=600.0, memory_seconds=300.0, memory_rounds=6, meshes_seconds=3600.0, largest_tables=1e9
+    ),
 }
 """Llama-3-8B on 256 devices takes 4 s to the proof."""
 
@@ -51,4 +65,9 @@ def search_of(mode: Mode, time_limit: float | None) -> Search:
     number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
     if not number or not math.isfinite(time_limit) or time_limit <= 0:
         raise ConfigurationError(f"time_limit={time_limit!r}: write seconds for the whole planning, for example 60.0")
-    return replace(SEARCH[mode], exact_seconds=float(time_limit), memory_seconds=float(time_limit))
+    return replace(
+        SEARCH[mode],
+        exact_seconds=float(time_limit),
+        memory_seconds=float(time_limit),
+        meshes_seconds=float(time_limit),
+    )

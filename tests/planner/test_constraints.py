@@ -8,44 +8,6 @@ import autopar
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh, Shard
 from autopar.planner.constraints import check_axes, parse_constraints
-from autopar.planner.mesh_shapes import resolve_meshes
-
-
-def meshes(num_devices: int, mesh: object = None, dims: object = None) -> list[Mesh]:
-    return resolve_meshes(num_devices, mesh, dims, lambda message: None)  # type: ignore[arg-type]
-
-
-def test_all_one_and_two_dimensional_factorisations_are_tried() -> None:
-    assert {mesh.shape for mesh in meshes(8)} == {(8,), (2, 4), (4, 2)}
-
-
-def test_a_prime_number_of_devices_has_one_mesh() -> None:
-    assert [mesh.shape for mesh in meshes(7)] == [(7,)]
-
-
-def test_minus_one_fills_and_the_rest_is_a_free_outer_axis() -> None:
-    assert meshes(8, dims={"dp_shard": -1, "tp": 2})[0] == Mesh(("dp_shard", "tp"), (4, 2))
-    assert meshes(8, dims={"tp": 4})[0] == Mesh(("outer", "tp"), (2, 4))
-
-
-@pytest.mark.parametrize(
-    ("dims", "words"),
-    [
-        ({"tp": 3}, "do not divide 8"),
-        ({"cp": 2}, "later version"),
-        ({"tensor": 2}, "unknown axis"),
-        ({"tp": 0}, "size 0"),
-        ({"tp": -1, "dp_shard": -1}, "do not divide"),
-    ],
-)
-def test_impossible_dims_say_why(dims: dict[str, int], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        meshes(8, dims=dims)
-
-
-def test_a_mesh_of_another_size_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="the cluster 8"):
-        meshes(8, mesh=(3, 2))
 
 
 def test_constraints_name_parameters_and_axes() -> None:
