@@ -44,7 +44,8 @@ def solve(
     no assignment fits, status INFEASIBLE: `statistics["minimum_bytes"]` is the least that
     `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
     FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
-    `stop`, or the first Ctrl-C, ends the time at once. Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
+    `stop`, or the first Ctrl-C, ends the time at once.
+    Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
 
     Without a time limit, memory rows at the default gap may cost HiGHS a minute; a gap of 1e-3 takes seconds
     and needs no HiGHS for its bound. Raises ValueError when `warm_start` does not fit the problem.
