@@ -1,14 +1,15 @@
 """Classes of (source, target) pairs: what a redistribution looks at, and nothing else.
 
-Which collectives lead from one layout to another does not depend on the names of dims, nor on most of their sizes. On a
-(2, 2) mesh these two pairs are one class:
+Which collectives lead from one layout to another does not depend on the names of dims. On a (2, 2) mesh these two pairs
+are one class:
 
-    (S(1), R) -> (R, S(1))  of a tensor of (64, 4096)
-    (S(2), R) -> (R, S(2))  of a tensor of (8, 16, 32)
+    (S(1), R) -> (R, S(1))           of a tensor of (64, 4096)
+    (S(2, 4), R) -> (R, S(2, 4))     of a tensor of (8, 16, 32)
 
-A class keeps which axes share a factor of a dim, whether a dim is the first (blocks of dim 0 need no transposing copy),
-and sizes and splits up to what a mesh can tell apart: `plain_dim` replaces the ratio of neighbouring factors by its
-common divisor with the mesh, and leaves dims that do not divide as they are. `PairClasses.codes` numbers the pairs of a
+A factor (a dim and a split) is roomy in a pair when the axes that cut it there divide it and leave something. Then only
+two things count: which axes share a factor, and whether it is the plain first dim, whose blocks need no transposing
+copy; every factor may be written as a dim of its own (`_own_dims`). Otherwise sizes and splits decide what is legal and
+what nests; they are kept up to what the mesh can tell apart (`plain_dim`). `PairClasses.codes` numbers the pairs of a
 whole table at once: every layout has a pattern, in which its dims are counted by first appearance, and a pair has two
 patterns and, per dim of the target, the dim of the source that is the same.
 """
@@ -16,46 +17,58 @@ patterns and, per dim of the target, the dim of the source that is the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Layout, Placement, Shard
+from autopar.layout import Layout, Partial, Placement, Shard
 
 Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
 Shape = tuple[int, ...]
+Splits = Mapping[int, Sequence[int]]
+
+UNREACHABLE = -1
+"""The code of pairs without a redistribution."""
 
 _PATTERN_BITS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class PlainDim:
-    """A dim as a redistribution sees it: is it the first, a size, and what to write for each split."""
+class Factor:
+    """How a class writes a Shard: a dim (any number that tells dims apart), is it the first, its size, the split."""
 
+    dim: int
     is_first: bool
     size: int
-    splits: tuple[tuple[int, int], ...]
+    split: int
 
 
-def plain_dim(dim: int, size: int, splits: Sequence[int], ranks: int) -> PlainDim:
-    """The dim `dim` of `size`, with ascending `splits`, on a mesh of `ranks`: the same for all that move alike.
+Factors = Mapping[Shard, Factor]
 
-    Every question about a dim is whether a product of axes divides the ratio of two factors, or equals it. `ranks`
-    squared is a multiple of all products that are asked for (an all_to_all within one dim counts an axis twice).
+
+def plain_dim(dim: int, size: int, splits: Sequence[int], ranks: int) -> dict[Shard, Factor]:
+    """The factors of a dim of `size` at ascending `splits`, on a mesh of `ranks`: equal for dims that move alike.
+
+    Every question about a dim is whether a product of axes divides the ratio of two factors, or equals it. `ranks` is a
+    multiple of all these products; where a dim has several factors `ranks` squared is, since an all_to_all between them
+    counts an axis twice. A dim that does not divide stays as it is.
     """
     chain = [1, *(split for split in splits if split > 1), size]
     if size % ranks or any(inner % outer for outer, inner in pairwise(chain)):
-        return PlainDim(dim == 0, size, tuple((split, split) for split in splits))
+        return {Shard(dim, split): Factor(dim, dim == 0, size, split) for split in splits}
+    multiple = ranks if len(chain) == 2 else ranks**2
     plain = [1]
     for outer, inner in pairwise(chain):
         ratio = inner // outer
-        divisor = math.gcd(ratio, ranks**2)
+        divisor = math.gcd(ratio, multiple)
         plain.append(plain[-1] * (divisor if divisor == ratio else divisor * _stranger(ranks)))
     names = dict(zip(chain, plain, strict=True))
-    return PlainDim(dim == 0, plain[-1], tuple((split, names[split]) for split in splits))
+    shortest = plain[-2] * math.gcd(chain[-1] // chain[-2], multiple)
+    return {Shard(dim, split): Factor(dim, dim == 0, shortest, names[split]) for split in splits}
 
 
 def _stranger(ranks: int) -> int:
@@ -85,16 +98,29 @@ class PairClasses:
     """The patterns of one mesh shape, numbered as they come."""
 
     def __init__(self, mesh_shape: tuple[int, ...]) -> None:
+        self._sizes = mesh_shape
         self._axes = len(mesh_shape)
         self._ranks = math.prod(mesh_shape)
         self._numbers: dict[Pattern, int] = {}
         self._patterns: list[Pattern] = []
 
     def codes(self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
-        """(sources, targets) codes; pairs with one code take the same steps and cost the same per byte."""
-        dims = self._plain_dims(shape, (*sources, *targets))
-        source_numbers, source_dims = self._read(sources, dims)
-        target_numbers, target_dims = self._read(targets, dims)
+        """(sources, targets) codes: pairs with one code take the same steps and cost the same. UNREACHABLE where
+        something would have to turn into a Partial."""
+        splits = _splits((*sources, *targets))
+        own = _own_dims(splits, self._ranks)
+        codes = self._codes(sources, targets, own)
+        tight = ~self._are_roomy(shape, sources, targets, splits)
+        if tight.any():
+            exact: dict[Shard, Factor] = {}
+            for dim, found in splits.items():
+                exact |= plain_dim(dim, shape[dim], found, self._ranks)
+            codes = np.where(tight, self._codes(sources, targets, exact), codes)
+        return np.where(_are_reachable(sources, targets), codes, UNREACHABLE)
+
+    def _codes(self, sources: Sequence[Layout], targets: Sequence[Layout], factors: Factors) -> Integers:
+        source_numbers, source_dims = self._read(sources, factors)
+        target_numbers, target_dims = self._read(targets, factors)
         relation = np.zeros((len(sources), len(targets)), np.int64)
         for j in reversed(range(self._axes)):
             relation *= self._axes + 1
@@ -103,6 +129,30 @@ class PairClasses:
                 relation += (i + 1) * (same & (target_dims[None, :, j] >= 0))
         relation <<= 2 * _PATTERN_BITS
         return relation | source_numbers[:, None] << _PATTERN_BITS | target_numbers[None, :]
+
+    def _are_roomy(
+        self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout], splits: Splits
+    ) -> Booleans:
+        """(sources, targets) whether the axes that cut a factor in one of two layouts always divide it, and leave
+        something of it where another factor of the dim follows: else two spellings could be one layout."""
+        roomy = np.ones((len(sources), len(targets)), np.bool_)
+        for dim, found in splits.items():
+            end = np.full_like(roomy, shape[dim], np.int64)  # where the next factor begins that this pair cuts
+            for split in reversed(found):
+                cut = self._cut(Shard(dim, split), sources, targets)
+                fits = (end % (split * cut) == 0) & ((end == shape[dim]) | (end > split * cut))
+                roomy &= fits | (cut == 1)
+                end = np.where(cut > 1, split, end)
+        return roomy
+
+    def _cut(self, shard: Shard, sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
+        """(sources, targets) product of the axes that cut a factor in one of two layouts."""
+        cut = np.ones((len(sources), len(targets)), np.int64)
+        for axis, size in enumerate(self._sizes):
+            in_source = np.array([layout[axis] == shard for layout in sources], np.bool_)
+            in_target = np.array([layout[axis] == shard for layout in targets], np.bool_)
+            cut[in_source[:, None] | in_target[None, :]] *= size
+        return cut
 
     def representative(self, code: int) -> Pair:
         """A pair of the class."""
@@ -119,31 +169,26 @@ class PairClasses:
         shape = tuple(sizes[dim] for dim in range(len(sizes)))
         return Pair(shape, _renamed(source.layout, source_names), _renamed(target.layout, target_names))
 
-    def _plain_dims(self, shape: Sequence[int], layouts: Sequence[Layout]) -> dict[int, PlainDim]:
-        splits: dict[int, set[int]] = {}
-        for placement in {p for layout in layouts for p in layout}:
-            if isinstance(placement, Shard):
-                splits.setdefault(placement.dim, set()).add(placement.split)
-        return {dim: plain_dim(dim, shape[dim], sorted(found), self._ranks) for dim, found in splits.items()}
-
-    def _read(self, layouts: Sequence[Layout], dims: dict[int, PlainDim]) -> tuple[Integers, Integers]:
-        """(layouts,) numbers of patterns; (layouts, axes) the dim of the tensor behind each dim of a pattern, or -1."""
-        shards = {Shard(dim, split): (dim, plain) for dim, found in dims.items() for split, plain in found.splits}
+    def _read(self, layouts: Sequence[Layout], factors: Factors) -> tuple[Integers, Integers]:
+        """(layouts,) numbers of patterns; (layouts, axes) the dim of a factor behind each dim of a pattern, or -1."""
         numbers = np.empty(len(layouts), np.int64)
-        own_dims = np.full((len(layouts), self._axes), -1, np.int64)
+        dims = np.full((len(layouts), self._axes), -1, np.int64)
         for row, layout in enumerate(layouts):
             order: dict[int, int] = {}
             placements: list[Placement] = []
+            seen: list[tuple[bool, int]] = []
             for placement in layout:
                 if isinstance(placement, Shard):
-                    dim, split = shards[placement]
-                    placements.append(Shard(order.setdefault(dim, len(order)), split))
+                    factor = factors[placement]
+                    if factor.dim not in order:
+                        order[factor.dim] = len(order)
+                        seen.append((factor.is_first, factor.size))
+                    placements.append(Shard(order[factor.dim], factor.split))
                 else:
                     placements.append(placement)
-            pattern = Pattern(tuple(placements), tuple((dims[dim].is_first, dims[dim].size) for dim in order))
-            numbers[row] = self._number(pattern)
-            own_dims[row, : len(order)] = list(order)
-        return numbers, own_dims
+            numbers[row] = self._number(Pattern(tuple(placements), tuple(seen)))
+            dims[row, : len(order)] = list(order)
+        return numbers, dims
 
     def _number(self, pattern: Pattern) -> int:
         number = self._numbers.get(pattern)
@@ -152,6 +197,37 @@ class PairClasses:
             self._patterns.append(pattern)
             assert number < 1 << _PATTERN_BITS, "more layouts than codes have room for"
         return number
+
+
+def _splits(layouts: Sequence[Layout]) -> Splits:
+    """Dim -> the splits at which some layout cuts it, ascending."""
+    found: dict[int, set[int]] = {}
+    for placement in {p for layout in layouts for p in layout}:
+        if isinstance(placement, Shard):
+            found.setdefault(placement.dim, set()).add(placement.split)
+    return {dim: sorted(found[dim]) for dim in sorted(found)}
+
+
+def _own_dims(splits: Splits, ranks: int) -> dict[Shard, Factor]:
+    """Every factor as a dim of its own that all axes divide."""
+    shards = [Shard(dim, split) for dim, found in splits.items() for split in found]
+    return {shard: Factor(number, shard == Shard(0), ranks, 1) for number, shard in enumerate(shards)}
+
+
+def _are_reachable(sources: Sequence[Layout], targets: Sequence[Layout]) -> Booleans:
+    """(sources, targets) `is_reachable`."""
+    names: dict[Placement, int] = {}
+    numbers = [
+        np.array(
+            [[names.setdefault(p, len(names) + 1) if isinstance(p, Partial) else 0 for p in row] for row in rows],
+            np.int64,
+        ).reshape(len(rows), -1)
+        for rows in (sources, targets)
+    ]
+    reached = np.ones((len(sources), len(targets)), np.bool_)
+    for before, after in zip(numbers[0].T, numbers[1].T, strict=True):
+        reached &= (after[None, :] == 0) | (before[:, None] == after[None, :])
+    return reached
 
 
 def _name_dim(sizes: dict[int, int], is_first: bool, size: int) -> int:

@@ -103,6 +103,8 @@ class Prices:
         FORBIDDEN where nothing leads there, and for a target of None (not expressible behind a view).
         """
         table = np.full((len(sources), len(targets)), FORBIDDEN)
+        if all(target is None for target in targets):
+            return table
         columns = [j for j, target in enumerate(targets) if target is not None]
         routes = self._routes.table(shape, sources, [target for target in targets if target is not None])
         step_seconds = self._seconds_of_steps(nbytes)

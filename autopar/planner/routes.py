@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from autopar.layout import Layout, Mesh
 from autopar.passes.emit_redistribution import redistribution_steps
-from autopar.planner.pair_classes import Pair, PairClasses
-from autopar.redistribute import Step, is_reachable
+from autopar.planner.pair_classes import UNREACHABLE, Pair, PairClasses
+from autopar.redistribute import Step
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -34,7 +34,7 @@ class Routes:
         self._mesh = Mesh(tuple(map(str, range(len(mesh_shape)))), mesh_shape)
         self._pairs = PairClasses(mesh_shape)
         self._numbers: dict[tuple[object, ...], int] = {}
-        self._route_of: dict[int, int] = {}
+        self._route_of: dict[int, int] = {UNREACHABLE: 0}
         self._steps_of = np.full((_START, 1), -1, np.int64)
         self._changes = np.zeros(_START, np.int64)
         self._count = 1
@@ -59,8 +59,6 @@ class Routes:
         return np.asarray(total[routes])
 
     def _find(self, pair: Pair) -> int:
-        if not is_reachable(pair.source, pair.target):
-            return 0
         steps = redistribution_steps(pair.shape, pair.source, pair.target, self._mesh)
         numbers = [self._number(step) for step in steps]
         self._make_room(len(numbers))
