@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from autopar.errors import ConfigurationError
 
@@ -71,9 +72,7 @@ def usable_bytes(memory_bytes: int, kind: str) -> int:
     return int(memory_bytes * (1.0 - FRAGMENTATION_FRACTION[kind])) - CONTEXT_BYTES[kind]
 
 
-def peak_over_time(
-    events: Iterable[LiveRange | tuple[str, int, int, int]], *, largest: int = 10
-) -> MemoryPeak:
+def peak_over_time(events: Iterable[LiveRange | tuple[str, int, int, int]], *, largest: int = 10) -> MemoryPeak:
     """The peak over all indices of live ranges (name, bytes, first_index, last_index); empty: 0 at index 0.
 
     `largest` bounds the contributors named. Raises ValueError for a range that ends before it starts.
@@ -85,15 +84,20 @@ def peak_over_time(
     if not ranges:
         return MemoryPeak(peak_bytes=0, index=0, contributors=())
     begin = min(live.first_index for live in ranges)
-    change = np.zeros(max(live.last_index for live in ranges) - begin + 2, np.int64)
-    for live in ranges:
-        change[live.first_index - begin] += live.bytes
-        change[live.last_index - begin + 1] -= live.bytes
-    total = np.cumsum(change)
+    total = bytes_over_time(ranges, begin)
     index = int(np.argmax(total)) + begin
     alive = [live for live in ranges if live.first_index <= index <= live.last_index]
     alive.sort(key=lambda live: (-live.bytes, live.name))
     return MemoryPeak(peak_bytes=int(total.max()), index=index, contributors=tuple(alive[:largest]))
+
+
+def bytes_over_time(ranges: Sequence[LiveRange], begin: int = 0) -> NDArray[np.int64]:
+    """Live bytes at every index from `begin` to the last one that a range names."""
+    change = np.zeros(max((live.last_index for live in ranges), default=begin - 1) - begin + 2, np.int64)
+    for live in ranges:
+        change[live.first_index - begin] += live.bytes
+        change[live.last_index - begin + 1] -= live.bytes
+    return np.cumsum(change)[:-1]
 
 
 def optimizer_state_bytes(

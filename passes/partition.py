@@ -110,7 +110,7 @@ class _Needs:
                 self.replaced[node] = own
             elif self._is_made_again(node, is_direct):
                 self.copied.add(node)
-                recomputed = node.meta.get("operator") in self._recompute
+                recomputed = self._is_recomputed(node)
                 (direct if is_direct and not recomputed else indirect).extend(node.all_input_nodes)
             else:
                 saved.add(node)
@@ -127,10 +127,20 @@ class _Needs:
             return False
         copy: Copy | None = node.meta.get("redistributes")
         if copy is not None:
-            return copy.grows and not is_direct
+            return (copy.grows and not is_direct) or self._is_recomputed(_source(node))
         if node.target in _VIEWS or not node.all_input_nodes:
             return True
-        return node.meta.get("operator") in self._recompute
+        return self._is_recomputed(node)
+
+    def _is_recomputed(self, node: fx.Node) -> bool:
+        return node.op == "call_function" and node.meta.get("operator") in self._recompute
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """The node whose value a redistribution moves, seen through views."""
+    while node.all_input_nodes and (node.meta.get("redistributes") is not None or node.target in _VIEWS):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _used_by_backward(graph: fx.Graph, gradients: list[Any]) -> Iterator[fx.Node]:

@@ -4,14 +4,12 @@
     free = solve_free(query, built, mesh)         the optimum without a memory limit: a bound for every limit
     candidate = fit(query, built, mesh, free)     the optimum under the limit; raises DoesNotFit
 
-The memory rows count what is saved; transient buffers are measured on the lowered program and taken off the budget,
-so that the limit holds for the program that runs.
+What does not fit is solved again with recomputation and one memory row per moment (`within_memory.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,29 +17,39 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.capture import fingerprint
-from autopar.cost_models.memory import peak_over_time
 from autopar.cost_models.simulator import Timeline
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Plan, Prediction
 from autopar.passes.lower import lower
-from autopar.passes.partition import memory_events, split_forward_backward
+from autopar.passes.micro_batches import for_micro_batches, joined_bytes
+from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
-from autopar.plan_text import format_bytes
 from autopar.planner.build import Builder, Built
-from autopar.planner.memory_rows import memory_rows
+from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.memory_rows import Moment
+from autopar.planner.micro_batches import in_micro_batches
+from autopar.planner.moments import measured_bytes
 from autopar.planner.notes import expert_notes, uneven_notes
 from autopar.planner.predict import predict_timeline
 from autopar.planner.prices import Prices
 from autopar.planner.query import Progress, Query
-from autopar.planner.read import prices_hash, read_data, read_operators, read_parameters, replicated_flops_share
+from autopar.planner.read import (
+    prices_hash,
+    read_data,
+    read_operators,
+    read_parameters,
+    recomputation_statistics,
+    replicated_flops_share,
+)
 from autopar.planner.restrict import restricted, why_nothing_obeys
-from autopar.planner.shortage import DoesNotFit, fullest_parts
+from autopar.planner.segments import Segments
+from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver import Problem, Solution, Status, check_certificate, evaluate, is_forbidden, solve
 from autopar.planner.warm_start import labels_like
+from autopar.planner.within_memory import WithinMemory
 
 EXACT_GAP = 1e-9
-MEMORY_GAP = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +60,15 @@ class Candidate:
     plan: Plan
     built: Built
     solution: Solution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """A candidate, what its program holds at every moment, and by how much that exceeds the limit."""
+
+    candidate: Candidate
+    measured: dict[Moment, float]
+    excess: float
 
 
 def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
@@ -68,38 +85,46 @@ def price(query: Query, mesh: Mesh) -> Built:
 
 
 def _build(query: Query, mesh: Mesh) -> Built:
-    return Builder(
+    prices = Prices(query.cluster, mesh)
+    built = Builder(
         query.program,
         mesh,
-        Prices(query.cluster, mesh),
+        prices,
         query.constraints,
         dict(query.state_bytes),
         query.kernel_backend,
         query.factorisation,
     ).build()
+    return built if query.micro is None else in_micro_batches(built, query.micro.count, prices)
 
 
 def fit(query: Query, built: Built, mesh: Mesh, free: Solution, log: Progress) -> Candidate:
     """The optimum under the memory limit, given the one without it. Raises InfeasibleError."""
-    prices = Prices(query.cluster, mesh)
-    limit = query.budget_bytes
-    for _ in range(query.search.memory_rounds):
-        solution = _within_memory(built, mesh, query, free, limit)
-        with phase("predict"):
-            timeline = predict_timeline(query.program, built, solution.assignment, prices)
-        plan = _read_plan(query, mesh, built, solution, timeline)
-        excess = plan.predicted.peak_bytes - query.budget_bytes
-        if excess <= 0:
-            break
-        limit -= excess
-    else:
-        raise DoesNotFit(mesh, plan.predicted.peak_bytes, query.budget_bytes, plan.predicted.bytes_by_kind)
+    lifetimes = Lifetimes(query.program)
+    starts = [free.assignment, *_given_labels(query, built, mesh)]
+    attempt = _read_plan(query, mesh, built, free, lifetimes)
+    if attempt.excess > 0 or query.recompute == "full":
+        attempt = _within_memory(query, attempt, WithinMemory.of(query, mesh, built, lifetimes, starts))
+    plan = attempt.candidate.plan
     log(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
         f"bound {plan.bound_seconds * 1e3:.2f} ms, gap {plan.gap:.1e}, "
         f"predicted {plan.predicted.step_seconds * 1e3:.1f} ms"
     )
-    return Candidate(mesh=mesh, plan=plan, built=built, solution=solution)
+    return attempt.candidate
+
+
+def _within_memory(query: Query, attempt: _Attempt, search: WithinMemory) -> _Attempt:
+    """Solve and measure until the lowered program fits."""
+    candidate = attempt.candidate
+    for _ in range(query.search.memory_rounds):
+        search.learn(candidate.built, candidate.solution.assignment, attempt.measured)
+        attempt = _read_plan(query, candidate.mesh, search.built, search.solve(), search.lifetimes)
+        candidate = attempt.candidate
+        if attempt.excess <= 0:
+            return attempt
+    predicted = candidate.plan.predicted
+    raise DoesNotFit(candidate.mesh, predicted.peak_bytes, query.budget_bytes, predicted.bytes_by_kind)
 
 
 @phase("solve")
@@ -109,7 +134,7 @@ def solve_free(query: Query, built: Built, mesh: Mesh) -> Solution:
     start = _first_labels(query, built, mesh)
     solution = query.kept.solved.recall(
         (query.priced(mesh), query.constraints.placements),
-        lambda: solve(built.problem, gap=EXACT_GAP, time_limit=seconds, warm_start=start),
+        lambda: solve(built.problem, gap=EXACT_GAP, time_limit=seconds, warm_start=start, stop=query.deadline.stop),
         is_final=lambda found: found.status is Status.OPTIMAL,
     )
     forbidden = solution.statistics.get("forbidden", 0)
@@ -127,36 +152,19 @@ def solve_free(query: Query, built: Built, mesh: Mesh) -> Solution:
     return _checked(built.problem, solution)
 
 
-@phase("solve")
-def _within_memory(built: Built, mesh: Mesh, query: Query, free: Solution, limit: float) -> Solution:
-    """The optimum under a memory limit: the free one where it fits, else a solve with the limit as rows."""
-    rows = memory_rows(built, mesh, query.state_bytes, limit)
-    if all(_row_bytes(row.bytes, free.assignment) <= limit for row in rows):
-        return free
-    limited = replace(built.problem, memory_rows=rows)
-    seconds = query.seconds(query.search.memory_seconds)
-    start = _first_labels(query, built, mesh) if query.warm_start else None
-    solution = solve(limited, gap=MEMORY_GAP, time_limit=seconds, warm_start=start)
-    fits = all(_row_bytes(row.bytes, solution.assignment) <= limit * (1 + 1e-9) for row in rows)
-    if fits and solution.statistics.get("forbidden"):
-        raise InfeasibleError(
-            f"found no plan that obeys the constraints within {format_bytes(limit)} on mesh {mesh.shape} in "
-            f'{seconds:.3g} s; search longer with mode="max", or loosen the constraints'
-        )
-    if solution.status is Status.INFEASIBLE or not fits:
-        needed, parts = fullest_parts(built, rows, solution.assignment)
-        raise DoesNotFit(mesh, needed + query.budget_bytes - limit, query.budget_bytes, parts)
-    return _checked(limited, solution)
-
-
 def _first_labels(query: Query, built: Built, mesh: Mesh) -> NDArray[np.int64] | None:
     """The older plan of the query, or everything replicated (the first label of all variables), where the constraints
     allow it: the search then never ends at its time limit without a valid plan."""
-    like = None if query.warm_start is None else labels_like(built, mesh, query.warm_start)
-    for labels in (like, np.zeros(len(built.problem.node_costs), dtype=np.int64)):
-        if labels is not None and not is_forbidden(np.asarray(evaluate(built.problem, labels)[0])):
+    for labels in (*_given_labels(query, built, mesh), np.zeros(len(built.problem.node_costs), dtype=np.int64)):
+        if not is_forbidden(np.asarray(evaluate(built.problem, labels)[0])):
             return labels
     return None
+
+
+def _given_labels(query: Query, built: Built, mesh: Mesh) -> list[NDArray[np.int64]]:
+    """What the older plan of the query says, if there is one for this mesh."""
+    like = None if query.warm_start is None else labels_like(built, mesh, query.warm_start)
+    return [] if like is None else [like]
 
 
 def _checked(problem: Problem, solution: Solution) -> Solution:
@@ -165,11 +173,10 @@ def _checked(problem: Problem, solution: Solution) -> Solution:
     return solution
 
 
-def _row_bytes(entries: Mapping[int, NDArray[np.float64]], assignment: NDArray[np.int64]) -> float:
-    return float(sum(weights[assignment[index]] for index, weights in entries.items()))
-
-
-def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, timeline: Timeline) -> Plan:
+def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> _Attempt:
+    """The plan of a solution, lowered for one rank and measured."""
+    with phase("predict"):
+        timeline = predict_timeline(query.program, built, solution.assignment, Prices(query.cluster, mesh))
     inputs, buffers, outputs = read_data(query.program, built, solution.assignment, mesh)
     problem = built.problem
     plan = Plan(
@@ -187,6 +194,7 @@ def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, timel
         cluster=query.cluster.name,
         profile=query.cluster.profile,
         kernel_backend=query.kernel_backend,
+        micro_batches=1 if query.micro is None else query.micro.count,
         prices_hash=prices_hash(problem),
         uncovered={str(node.meta["operator"]): _cost_of(built, node, solution) for node in built.uncovered},
         notes=tuple(
@@ -205,9 +213,15 @@ def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, timel
             "edges": len(problem.edges),
             "replicated_flops_share": replicated_flops_share(built, solution.assignment, mesh),
             "certificate": solution.certificate.kind,
+            **recomputation_statistics(built, solution.assignment, lifetimes),
         },
     )
-    return replace(plan, predicted=_prediction(query, plan, timeline))
+    predicted, measured = _predicted(query, plan, timeline, lifetimes.segments)
+    return _Attempt(
+        candidate=Candidate(mesh=mesh, plan=replace(plan, predicted=predicted), built=built, solution=solution),
+        measured=measured,
+        excess=predicted.peak_bytes - query.budget_bytes,
+    )
 
 
 def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
@@ -215,26 +229,34 @@ def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
     return float(built.variables[index].costs[solution.assignment[index]])
 
 
-def _prediction(query: Query, plan: Plan, timeline: Timeline) -> Prediction:
-    """Peak bytes of rank 0 from the lowered program, with the parts that last the whole step."""
+def _predicted(
+    query: Query, plan: Plan, timeline: Timeline, segments: Segments
+) -> tuple[Prediction, dict[Moment, float]]:
+    """Seconds and bytes of rank 0, the bytes from the lowered program: their peak and what every moment holds."""
     with phase("lower"):
         lowered = lower(query.program, plan, rank=0)
-    recomputed = [name for name, operator in plan.operators.items() if operator.recompute]
-    peak = peak_over_time(memory_events(split_forward_backward(lowered, recomputed)))
+        recomputed = [name for name, operator in plan.operators.items() if operator.recompute]
+        partition = split_forward_backward(lowered, recomputed)
+    joined = 0.0
+    if query.micro is not None:
+        partition = for_micro_batches(lowered, partition).partition
+        joined = joined_bytes(query.micro, lowered)
     parameters = optimizer = 0.0
     for entry in lowered.inputs:
         if entry.role == "parameter":
             elements = math.prod(entry.shape)
             parameters += elements * entry.dtype.itemsize
             optimizer += elements * query.state_bytes[entry.name].optimizer
+    measured = measured_bytes(partition, segments, parameters + optimizer + joined)
+    peak = max(measured.values())
     return Prediction(
         step_seconds=timeline.makespan_seconds,
-        peak_bytes=parameters + optimizer + peak.peak_bytes,
+        peak_bytes=peak,
         compute_seconds=timeline.busy_seconds.get("compute", 0.0),
         exposed_communication_seconds=timeline.exposed_communication_seconds,
         bytes_by_kind={
             "parameters": parameters,
             "optimizer state": optimizer,
-            "activations, gradients and buffers at the peak": peak.peak_bytes,
+            "activations, gradients and buffers at the peak": peak - parameters - optimizer,
         },
-    )
+    ), measured

@@ -17,10 +17,11 @@ from autopar.planner.constraints import BATCH_AXES, Constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.kept import Kept
 from autopar.planner.leaves import StateBytes
+from autopar.planner.recomputation import Recompute
 from autopar.planner.search import SEARCH, Search
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.targets import Wish, freed_axes
-from autopar.program import Program
+from autopar.program import MicroProgram, Program
 
 Progress = Callable[[str], None]
 NO_DEADLINE = Deadline(at=None)
@@ -39,6 +40,8 @@ class Query:
     factorisation: Factorisation
     search: Search
     wishes: tuple[Wish, ...] = ()
+    recompute: Recompute | None = None
+    micro: MicroProgram | None = None
     deadline: Deadline = NO_DEADLINE
     warm_start: Plan | None = None
     kept: Kept = field(default_factory=Kept, compare=False)
@@ -61,6 +64,7 @@ class Query:
             search=SEARCH["default"],
             deadline=NO_DEADLINE,
             warm_start=None,
+            recompute=None,
             kept=Kept(),
         )
         return mesh, question, {node: axes for node, axes in freed.items() if axes}

@@ -16,7 +16,9 @@ from torch import fx
 from autopar.layout import Layout, Mesh, format_layout, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan
 from autopar.planner.build import Built, Variable
-from autopar.planner.prices import Floats
+from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.prices import Floats, base_name
+from autopar.planner.recomputation import RECOMPUTED, SAVED, state_of
 from autopar.planner.solver import FORBIDDEN, Problem
 from autopar.program import Program
 
@@ -65,7 +67,31 @@ def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: i
         ),
         shared_forward=forward if any(forward) else (),
         shared_backward=backward if any(backward) else (),
+        recompute=state_of(built.variables[index], chosen) == RECOMPUTED,
     )
+
+
+def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Lifetimes) -> dict[str, str]:
+    """{"recomputed": what is computed again}, per block and with the operators, or nothing.
+
+    A block is recomputed in full where nothing that it keeps for its own backward is left.
+    """
+    kept: dict[int, int] = {}
+    again: dict[int, list[str]] = {}
+    for node, index in built.operators.items():
+        state, home = state_of(built.variables[index], int(assignment[index])), lifetimes.segment[node]
+        if state == RECOMPUTED:
+            again.setdefault(home, []).append(base_name(node))
+        elif state == SAVED and home in lifetimes.reading_segments(node):
+            kept[home] = kept.get(home, 0) + 1
+    blocks = {segment for segment, name in enumerate(lifetimes.segments.names) if name}
+    full = [segment for segment in again if segment in blocks and segment not in kept]
+    names = sorted({name for segment, found in again.items() if segment not in full for name in found})
+    parts = [f"{len(full)} of {len(blocks)} blocks in full"] if full else []
+    if names:
+        selective = sum(segment in blocks for segment in again) - len(full)
+        parts.append(f"{selective} of {len(blocks)} blocks selectively ({', '.join(names)})")
+    return {"recomputed": ", ".join(parts)} if parts else {}
 
 
 def _copy_layout(built: Built, assignment: Assignment, node: fx.Node, output: int, phase: str) -> Layout | None:

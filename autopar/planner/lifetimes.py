@@ -1,0 +1,100 @@
+"""Lifetimes: which segments of a program make and read every value, so that its bytes count where it lives.
+
+x = layers.0/add     read by the backward of layers.1    saved in segment 1, dead once backward is below segment 2
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autopar.planner.factorisation import Value
+from autopar.planner.operators import base_of, operators
+from autopar.planner.segments import Segments, find_segments
+from autopar.program import Program
+from autopar.rules.engine import tensor_operands
+
+
+class Lifetimes:
+    """Readers and segments of one program, views folded away.
+
+    segment: operator -> its segment. forward_readers: value -> operators of forward. gradient_segment: placeholder of a
+    parameter -> segment whose backward finishes its gradient.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.segments: Segments = find_segments(program)
+        nodes = operators(program)
+        names = ((str(node.meta["phase"]), str(node.meta["operator"])) for node in nodes)
+        self.segment: dict[fx.Node, int] = dict(zip(nodes, self.segments.along(names), strict=True))
+        self.forward_readers: dict[Value, list[fx.Node]] = {}
+        self._backward: dict[Value, set[int]] = {}
+        for node in nodes:
+            for operand in tensor_operands(node):
+                value, _ = base_of(operand)
+                if node.meta["phase"] == "backward":
+                    self._backward.setdefault(value, set()).add(self.segment[node])
+                elif node not in (known := self.forward_readers.setdefault(value, [])):
+                    known.append(node)
+        self._parameters = {
+            entry.name: node
+            for node, entry in zip(program.placeholders, program.inputs, strict=True)
+            if entry.role == "parameter"
+        }
+        self.gradient_segment: dict[fx.Node, int] = {}
+        self._read_gradients(program)
+
+    def _read_gradients(self, program: Program) -> None:
+        for node, output in zip(program.returned, program.outputs, strict=True):
+            if output.role == "gradient" and isinstance(node, fx.Node):
+                value, _ = base_of(node)
+                if value[0].meta.get("phase") != "backward":
+                    self._backward.setdefault(value, set()).add(0)  # a value of forward that is returned at the end
+                if output.name in self._parameters:
+                    self.gradient_segment[self._parameters[output.name]] = self.segment.get(value[0], 0)
+
+    def backward_segments(self, node: fx.Node) -> set[int]:
+        """Segments whose backward reads an output of an operator of forward."""
+        return {segment for output in self.kept_outputs(node) for segment in self._backward[node, output]}
+
+    def kept_outputs(self, node: fx.Node) -> list[int]:
+        """Outputs that backward reads."""
+        return sorted(output for value, output in self._outputs_of(node, self._backward))
+
+    def saved_outputs(self, node: fx.Node) -> list[int]:
+        """Outputs that are kept when an operator is saved: those that backward reads, else those that forward reads."""
+        return self.kept_outputs(node) or sorted(output for _, output in self._outputs_of(node, self.forward_readers))
+
+    def is_kept(self, value: Value) -> bool:
+        """Whether saving its producer keeps this value."""
+        return value[1] in self.saved_outputs(value[0])
+
+    def is_weight_of_backward(self, value: Value) -> bool:
+        """Whether a value is a parameter that backward reads by itself."""
+        return value[0].op == "placeholder" and value in self._backward
+
+    def parameter_segments(self, node: fx.Node) -> tuple[int, int]:
+        """(first segment of forward, last segment of backward to go) that read a parameter."""
+        readers = [self.segment[reader] for reader in self.forward_readers.get((node, 0), ())]
+        first = min(readers, default=self.segments.last)
+        return first, min(self._backward.get((node, 0), {first}))
+
+    def reading_segments(self, node: fx.Node) -> set[int]:
+        """Segments whose backward may want an output: to read it, or to compute from it again."""
+        again = {
+            self.segment[reader]
+            for output in self.saved_outputs(node)
+            for reader in self.forward_readers.get((node, output), ())
+        }
+        return self.backward_segments(node) | again
+
+    def outputs_read(self, reader: fx.Node, source: fx.Node) -> list[int]:
+        """Which outputs of `source` an operator reads."""
+        read = (base_of(operand)[0] for operand in tensor_operands(reader))
+        return sorted({output for node, output in read if node is source})
+
+    @staticmethod
+    def _outputs_of(node: fx.Node, readers: object) -> list[Value]:
+        assert isinstance(readers, dict)
+        value = node.meta["val"]
+        count = len(value) if isinstance(value, tuple | list) else 1
+        return [(node, output) for output in range(count) if (node, output) in readers]
