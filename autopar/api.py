@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,14 +27,18 @@ from autopar.errors import CaptureError, ConfigurationError, PlanMismatchError, 
 from autopar.files import write_atomically
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
+from autopar.passes.micro_batches import for_micro_batches
 from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
+from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.micro_batches import AtBatch, in_parts
 from autopar.planner.search import Mode
-from autopar.program import Program
+from autopar.program import MicroProgram, Program
 from autopar.rules.engine import registered_rules
-from autopar.runtime.batches import BatchMode, route
+from autopar.runtime.batches import BatchMode, input_leaves, ordered, route
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit import Step, emit
+from autopar.runtime.micro_batches import MicroStep, emit_micro
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, rank, world_size
 from autopar.verification import Verification, compare
@@ -67,6 +71,7 @@ class Options:
     strict: bool = False
     mode: Mode = "default"
     cache_dir: Path | None = None
+    micro_batches: int | None = None
     with_baselines: bool = True
 
 
@@ -89,6 +94,7 @@ def compile(
     strict: bool = False,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
+    micro_batches: int | None = None,
 ) -> ParallelModule:
     """Plan `model` for the running processes and return the module that trains under the plan; `model` is consumed.
 
@@ -104,6 +110,7 @@ def compile(
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
     mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
+    micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.
 
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
@@ -126,6 +133,7 @@ def compile(
         strict=strict,
         mode=mode,
         cache_dir=None if cache_dir is None else Path(cache_dir),
+        micro_batches=micro_batches,
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
     )
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
@@ -158,6 +166,7 @@ def plan(
     strict: bool = False,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
+    micro_batches: int | None = None,
 ) -> Plan:
     """The best plan of `model` for `cluster`, without processes, devices or weights; arguments as of `compile`.
 
@@ -178,11 +187,15 @@ def plan(
         strict=strict,
         mode=mode,
         cache_dir=None if cache_dir is None else Path(cache_dir),
+        micro_batches=micro_batches,
     )
     args, kwargs = normalize_example_inputs(example_inputs)
     with without_wrappers(model) as plain:
-        program = _capture(plain, args, kwargs, plain.training, options, Captures())
-    return _plan(program, options, None)
+        captures = Captures()
+        program = _capture(plain, args, kwargs, plain.training, options, captures)
+        return _plan(
+            program, options, None, functools.partial(_capture_at, program, plain, args, kwargs, options, captures)
+        )
 
 
 def verify(
@@ -225,29 +238,67 @@ def _build(
     options: Options,
     given: Plan | None,
     captures: Captures,
-) -> Step:
+) -> Step | MicroStep:
     """The journey of one graph, from the module to the function that this rank runs."""
     program = attempt_on_all(lambda: _capture(model, args, kwargs, training, options, captures))
-    mark = fingerprint(program)
-    agree_on_fingerprint(mark)
+    agree_on_fingerprint(fingerprint(program))
+    at_batch = functools.partial(_capture_at, program, model, args, kwargs, options, captures)
     if pinned is None:
         agree_on_plan(given)
     if given is not None and pinned is None:
         chosen = given
-        _check_plan(chosen, mark)
     else:
-        text = from_first_rank(lambda: _plan(program, options, pinned).to_json())
+        text = from_first_rank(lambda: _plan(program, options, pinned, at_batch).to_json())
         chosen = Plan.from_json(text)
-    return realize(program, chosen, groups or ProcessGroups(chosen.mesh, _device_type(model)))
+    step = attempt_on_all(lambda: _in_parts(program, chosen, at_batch))
+    if given is not None and pinned is None:
+        _check_plan(chosen, fingerprint(program if step is None else step.program))
+    return realize(step or program, chosen, groups or ProcessGroups(chosen.mesh, _device_type(model)))
 
 
-def realize(program: Program, chosen: Plan, groups: ProcessGroups) -> Step:
+def _in_parts(program: Program, chosen: Plan, at_batch: AtBatch) -> MicroProgram | None:
+    """The program in the micro-batches of the plan; None where that is the whole batch."""
+    if chosen.micro_batches == 1:
+        return None
+    try:
+        return in_parts(program, chosen.micro_batches, at_batch)
+    except NotSeparable as reason:
+        raise PlanMismatchError(
+            f"the plan runs {chosen.micro_batches} micro-batches, but this model cannot: {reason}; plan again"
+        ) from reason
+
+
+def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step | MicroStep:
     """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
+    part = program.program if isinstance(program, MicroProgram) else program
     with phase("lower", logging.INFO):
-        lowered = attempt_on_all(lambda: lower(program, chosen, rank()))
+        lowered = attempt_on_all(lambda: lower(part, chosen, rank()))
         recompute = [name for name, operator in chosen.operators.items() if operator.recompute]
         partition = split_forward_backward(lowered, recompute)
+    if isinstance(program, MicroProgram):
+        return emit_micro(program, lowered, for_micro_batches(lowered, partition), chosen, groups)
     return emit(program, lowered, partition, chosen, groups)
+
+
+def _capture_at(
+    program: Program,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    captures: Captures,
+    size: int,
+) -> Program:
+    """The model of `program` captured at another size of the batch, from the first samples of the arguments."""
+    args, kwargs = route(model, args, kwargs, options.loss_fn is not None)
+    leaves, spec = ordered(args, kwargs, program)
+    dims = {}
+    for entry, leaf in input_leaves(program):
+        dims[entry.name] = entry.batch_dim
+        if entry.batch_dim is not None:
+            leaves[leaf] = leaves[leaf].narrow(entry.batch_dim, 0, size)
+    args, kwargs = spec.unflatten(leaves)
+    return _capture(model, args, kwargs, program.training, replace(options, batch_dims=dims), captures)
 
 
 def _capture(
@@ -273,10 +324,13 @@ def _capture(
         )
 
 
-def _plan(program: Program, options: Options, pinned: Plan | None) -> Plan:
-    """A plan by `options`, or with the mesh and parameter layouts of `pinned`; kept in the cache where there is one."""
+def _plan(program: Program, options: Options, pinned: Plan | None, at_batch: AtBatch) -> Plan:
+    """A plan by `options`, or with the mesh and parameter layouts of `pinned`; kept in the cache where there is one.
+
+    at_batch: captures the model at another size of the batch.
+    """
     if pinned is not None:
-        return _plan_pinned(program, options, pinned)
+        return _plan_pinned(program, options, pinned, at_batch)
     path = _cache_path(program, options)
     if path is not None and path.exists():
         known = Plan.load(path)
@@ -293,6 +347,8 @@ def _plan(program: Program, options: Options, pinned: Plan | None) -> Plan:
         question=_question(program, options),
         with_baselines=options.with_baselines,
         mode=options.mode,
+        micro_batches=options.micro_batches,
+        at_batch=at_batch,
         progress=log.info,
     )
     _report_uncovered(chosen, options.strict)
@@ -301,7 +357,7 @@ def _plan(program: Program, options: Options, pinned: Plan | None) -> Plan:
     return chosen
 
 
-def _plan_pinned(program: Program, options: Options, pinned: Plan) -> Plan:
+def _plan_pinned(program: Program, options: Options, pinned: Plan, at_batch: AtBatch) -> Plan:
     """Plan activations anew for another input shape or mode; parameters keep their layouts."""
     log.info("planning anew for other inputs, parameters keep their layouts")
     named = not set(pinned.mesh.axis_names) <= {"outer", "inner"}
@@ -315,6 +371,7 @@ def _plan_pinned(program: Program, options: Options, pinned: Plan) -> Plan:
         parameter_layouts=pinned.parameters,
         with_baselines=False,
         mode=options.mode,
+        at_batch=at_batch,
         progress=log.debug,
     )
 
@@ -327,6 +384,7 @@ def _question(program: Program, options: Options) -> dict[str, Any]:
         "mesh": None if options.mesh is None else list(options.mesh),
         "dims": None if options.dims is None else dict(options.dims),
         "precision": options.precision,
+        "micro_batches": options.micro_batches,
         "constraints": None if options.constraints is None else str(options.constraints),
         "cluster_fingerprint": options.cluster.fingerprint,
     }

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.cost_models.memory import LiveRange
-from autopar.passes.partition import Partition, memory_events, node_bytes
-from autopar.program import Program
+from autopar.passes.partition import Partition, node_bytes
+from autopar.program import MicroProgram, Program
 
 _aten = torch.ops.aten
 
@@ -28,7 +27,8 @@ _aten = torch.ops.aten
 class MicroPartition:
     """The graphs of one part: `statistics` (None where there are none), and forward and backward as `partition`.
 
-    totals: name of the accumulating placeholder of backward -> index of its gradient among the program's gradients.
+    totals: for each accumulating placeholder of backward, the index of its gradient among the program's gradients.
+    They state no shape: a total lives all the time and is counted with the states of its parameter.
     """
 
     statistics: fx.GraphModule | None
@@ -53,17 +53,15 @@ def for_micro_batches(program: Program, partition: Partition) -> MicroPartition:
     )
 
 
-def micro_memory_events(parts: MicroPartition) -> list[LiveRange]:
-    """Live ranges of one part beside the totals, which live all the time."""
-    events = memory_events(parts.partition)
-    backward = parts.partition.backward
-    if backward is None or not events:
-        return events
-    last = max(event.last_index for event in events)
-    totals = [
-        LiveRange(f"total of {node.name}", node_bytes(node), 0, last) for node in _fresh_gradients(backward.graph)
-    ]
-    return [*events, *totals]
+def joined_bytes(micro: MicroProgram, lowered: Program) -> float:
+    """Local bytes of outputs that wait until all parts are done, beside those of the part that runs."""
+    return float(
+        sum(
+            (micro.count - 1) * node_bytes(node)
+            for node, output in zip(lowered.returned, lowered.outputs, strict=True)
+            if output.role == "output" and isinstance(node, fx.Node) and micro.joined[output.name].dim is not None
+        )
+    )
 
 
 def _returned(graph: fx.Graph) -> list[Any]:
@@ -97,9 +95,7 @@ def _accumulating(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[i
             last = graph.placeholder(f"total_{index}")
         with graph.inserting_after(last if gradient.op == "placeholder" else gradient):
             added.append(graph.call_function(_aten.add_.Tensor, (last, gradient)))
+        for node in (last, added[-1]):
+            node.meta = {key: gradient.meta[key] for key in ("phase", "operator") if key in gradient.meta}
     graph.output(tuple(added))
     return fx.GraphModule(graph_module, graph), tuple(index for index, _ in gradients)
-
-
-def _fresh_gradients(graph: fx.Graph) -> list[fx.Node]:
-    return [node.args[1] for node in _returned(graph)]

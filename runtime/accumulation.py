@@ -62,7 +62,11 @@ class HeldGradients:
 
     def _reduce_others(self, cut: CutBackward) -> list[tuple[int, torch.Tensor]]:
         """Reduce now what another graph (of another input shape) left, since its cuts may lie elsewhere."""
-        if self.cut is None or self.cut is cut:
+        return [] if self.cut is cut else self.release()
+
+    def release(self) -> list[tuple[int, torch.Tensor]]:
+        """Reduce now what is held: (position among the gradients, gradient)."""
+        if self.cut is None:
             return []
         late = list(zip(self.cut.positions, self.cut.reduce(*self.sums), strict=True))
         self.sums, self.cut = [], None

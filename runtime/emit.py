@@ -75,6 +75,11 @@ class Step:
     """The backward graph without its last reductions, for `no_sync()`."""
 
     @property
+    def whole(self) -> Program:
+        """The program of the whole batch, which is what this runs."""
+        return self.program
+
+    @property
     def forward_outputs(self) -> tuple[Output, ...]:
         """Mutations, loss and outputs: what the forward graph returns before the saved tensors."""
         return tuple(output for output in self.lowered.outputs if output.role != "gradient")
@@ -151,19 +156,24 @@ def _by_input(step: Step, gradients: Sequence[torch.Tensor | None]) -> list[torc
     outputs = [output for output in step.lowered.outputs if output.role == "gradient"]
     by_name = {output.name: value for output, value in zip(outputs, gradients, strict=True)}
     return [
-        _as_gradient(step, value.role, value.name, by_name.get(value.name))
-        if value.role in ("parameter", "input")
+        as_gradient(step.program, step.plan, step.groups, value.name, by_name.get(value.name))
+        if value.role == "parameter"
+        else by_name.get(value.name)
+        if value.role == "input"
         else None
         for value in step.lowered.inputs
         if value.role != "tangent"
     ]
 
 
-def _as_gradient(step: Step, role: str, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    if gradient is None or role != "parameter":
-        return gradient
-    shape = next(value.shape for value in step.program.inputs if value.role == "parameter" and value.name == name)
-    return from_local(gradient, shape, step.plan.parameters[name].stored, step.groups)
+def as_gradient(
+    program: Program, plan: Plan, groups: ProcessGroups, name: str, gradient: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The gradient of the parameter `name` as a DTensor in its layout, from the local block."""
+    if gradient is None:
+        return None
+    shape = next(value.shape for value in program.inputs if value.role == "parameter" and value.name == name)
+    return from_local(gradient, shape, plan.parameters[name].stored, groups)
 
 
 def output_layout(plan: Plan, name: str) -> Layout:

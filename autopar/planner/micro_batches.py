@@ -10,17 +10,20 @@ where memory binds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 from torch import fx
 
 from autopar.capture.family import aligned
+from autopar.errors import CaptureError
 from autopar.planner.batch_flow import BatchFlow, Kind, NotSeparable
+from autopar.planner.build import Built, Variable
 from autopar.planner.factorisation import Factorisation, shape_of, value_of
-from autopar.planner.query import Query
+from autopar.planner.prices import Floats, Prices, tensor_bytes
+from autopar.planner.solver import FORBIDDEN
 from autopar.program import Input, Joined, MicroProgram, Output, Program
 
 AtBatch = Callable[[int], Program]
@@ -54,6 +57,20 @@ def micro_program(whole: Program, part: Program, count: int, factorisation: Fact
         statistic_scales=scales,
         joined=_joined(whole, flow, count),
     )
+
+
+def in_parts(whole: Program, count: int, at_batch: AtBatch, factorisation: Factorisation | None = None) -> MicroProgram:
+    """`micro_program` with the capture at the smaller batch. Raises NotSeparable."""
+    size = batch_size(whole)
+    if size is None:
+        raise NotSeparable("the inputs have no common batch")
+    if size % count:
+        raise NotSeparable(f"a batch of {size} does not split into {count} equal micro-batches")
+    try:
+        part = at_batch(size // count)
+    except CaptureError as error:
+        raise NotSeparable(f"the model does not run at batch {size // count}: {error}") from error
+    return micro_program(whole, part, count, factorisation or Factorisation(whole))
 
 
 def _name(node: fx.Node) -> str:
@@ -110,4 +127,35 @@ def _with_statistics(part: Program, statistics: list[fx.Node]) -> Program:
         graph_module=fx.GraphModule(part.graph_module, graph),
         inputs=tuple(inputs),
         outputs=(*part.outputs[:first], *extra, *part.outputs[first:]),
+    )
+
+
+def in_micro_batches(built: Built, count: int, prices: Prices) -> Built:
+    """The problem of `count` runs of a part: all costs times `count`, but for what the optimizer does."""
+    scaled: dict[int, Floats] = {}  # equal operators share arrays by identity, and still do
+
+    def times(costs: Floats) -> Floats:
+        if id(costs) not in scaled:
+            scaled[id(costs)] = np.where(costs >= FORBIDDEN / 2, costs, costs * count)
+        return scaled[id(costs)]
+
+    gathers: dict[tuple[object, ...], Floats] = {}
+    for variable in built.variables:
+        if variable.kind == "parameter":
+            key = (id(variable.costs), variable.labels, shape_of(variable.node))
+            if key not in gathers:
+                gathers[key] = variable.costs + (count - 1) * _gather_seconds(variable, prices)
+            variable.costs = gathers[key]
+        else:
+            variable.costs = times(variable.costs)
+    edges = tuple(replace(edge, costs=times(edge.costs)) for edge in built.problem.edges)
+    problem = replace(built.problem, node_costs=tuple(v.costs for v in built.variables), edges=edges)
+    built.problem = problem
+    return built
+
+
+def _gather_seconds(variable: Variable, prices: Prices) -> Floats:
+    shape, nbytes = shape_of(variable.node), tensor_bytes(variable.node)
+    return np.array(
+        [prices.redistribution_seconds(shape, nbytes, label.stored, label.used) for label in variable.labels]
     )

@@ -9,22 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.parallel_plan import ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
+from autopar.planner.choose_micro_batches import choose_micro_batches
 from autopar.planner.choose_mesh import choose_mesh, of_known
 from autopar.planner.constraints import parse_constraints
 from autopar.planner.factorisation import Factorisation
+from autopar.planner.kept import Kept
 from autopar.planner.known_plans import baselines, known_meshes
 from autopar.planner.mends import mended
+from autopar.planner.micro_batches import AtBatch
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.optimizers import resolve_optimizer, state_bytes
 from autopar.planner.query import Progress, Query, budget, kernel_backend
 from autopar.planner.read import switching_costs
-from autopar.planner.search import SEARCH, Mode
+from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
+from autopar.planner.solver.deadline import Deadline
 from autopar.planner.targets import find_wishes, meshes_with_axes
 from autopar.program import Program
 
@@ -42,19 +47,27 @@ def make_plan(
     question: Mapping[str, Any] | None = None,
     with_baselines: bool = True,
     mode: Mode = "default",
+    time_limit: float | None = None,
+    warm_start: Plan | None = None,
+    kept: Kept | None = None,
+    micro_batches: int | None = None,
+    at_batch: AtBatch | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """The best plan for a captured program on a cluster.
 
     mesh: sizes only; dims: named axes (-1 fills). memory_limit: bytes per device, "72GiB", or a fraction of the
     device; default: the device less context and fragmentation. parameter_layouts: decisions to keep. mode: how long
-    the solver may search (`planner.search`).
+    the solver may search (`planner.search`); time_limit: seconds for everything. warm_start: a plan to begin with.
+    kept: results of earlier questions about this program. micro_batches: in how many parts of the batch a step runs
+    (None: as memory asks); at_batch: captures the program at another size of the batch, for more than one.
     Raises ConfigurationError for impossible arguments and InfeasibleError when nothing fits.
     """
     log = progress or (lambda message: None)
     parsed = parse_constraints(constraints, parameter_layouts)
     meshes = resolve_meshes(cluster, mesh, dims)
-    factorisation = Factorisation(program)
+    kept = kept or Kept()
+    factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
     wishes = find_wishes(program, parsed, factorisation)
     meshes = meshes_with_axes(parsed.placements, meshes)
     query = Query(
@@ -66,9 +79,12 @@ def make_plan(
         budget_bytes=budget(memory_limit, cluster),
         kernel_backend=kernel_backend(cluster),
         factorisation=factorisation,
-        search=SEARCH[mode],
+        search=search_of(mode, time_limit),
+        deadline=Deadline.after(time_limit),
+        warm_start=warm_start,
+        kept=kept,
     )
-    chosen = choose_mesh(query, meshes, log)
+    chosen = choose_micro_batches(query, micro_batches, at_batch, partial(choose_mesh, meshes=meshes, log=log), log)
     axes_are_free = dims is None and not parsed.placements and not parsed.pinned
     failures = chosen.failures
     if chosen.best is None and axes_are_free and query.search.tries_mends:
