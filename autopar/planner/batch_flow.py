@@ -30,9 +30,10 @@ from torch import fx
 from autopar._compat import tree_leaves
 from autopar.layout import Partial, Replicate, Shard
 from autopar.passes.lower import is_random
+from autopar.planner.choices import choices_of
 from autopar.planner.factorisation import Factorisation, Value, shape_of, value_of
 from autopar.planner.operators import is_operator
-from autopar.planner.strategies import Choice, choices_of
+from autopar.planner.strategies import Choice
 from autopar.program import Program
 from autopar.rules.engine import is_view, rule_for, tensor_operands
 from autopar.rules.rule import Rule

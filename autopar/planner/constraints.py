@@ -19,7 +19,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Layout, Mesh, Placement, Replicate, Shard, parse_placement
+from autopar.layout import Mesh, Placement, Replicate, Shard, parse_placement
 from autopar.parallel_plan import ParameterPlan
 from autopar.planner.strategies import Choice, divides
 
@@ -163,8 +163,3 @@ def _suits(label: ParameterPlan, axis: int, axis_name: str, is_matrix: bool) -> 
 def weights_stay_split(mesh: Mesh) -> tuple[int, ...]:
     """Axes over which no operator may gather a parameter."""
     return tuple(axis for axis, name in enumerate(mesh.axis_names) if name == "tp")
-
-
-def gathers(source: Layout, target: Layout, axes: Sequence[int]) -> bool:
-    """Whether a parameter in `source` would be gathered over one of `axes` to reach `target`."""
-    return any(isinstance(source[axis], Shard) and source[axis] != target[axis] for axis in axes)

@@ -72,6 +72,8 @@ class Factorisation:
         self._atoms = _Classes()
         self._cuts: dict[_Key, set[int]] = {}
         self._groups: dict[tuple[_Side, _Side], None] = {}
+        self.rules: dict[fx.Node, Rule] = {}  # of every operator that has one, in program order
+        self.derived: dict[Hashable, object] = {}  # what others read off the program and keep with this
         for node in program.graph.nodes:
             if node.op == "call_function":
                 self._read_node(node)
@@ -106,6 +108,7 @@ class Factorisation:
             return
         rule = rule_for(node)
         if rule is not None:
+            self.rules[node] = rule
             self._read_rule(node, rule)
 
     def _read_view(self, node: fx.Node) -> None:

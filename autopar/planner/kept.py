@@ -1,8 +1,8 @@
 """Kept: what earlier questions about one program have worked out, for the next question.
 
     kept = Kept(32)
-    built = kept.built.recall((mesh, prices), lambda: Builder(...).build())     works
-    built = kept.built.recall((mesh, prices), lambda: Builder(...).build())     remembers
+    built = kept.built.recall((mesh, prices), lambda: build_problem(...))     works
+    built = kept.built.recall((mesh, prices), lambda: build_problem(...))     remembers
 
 A question names everything that the answer depends on; an answer is found again for an equal question only. Who plans
 once keeps nothing: a priced problem of a large model takes some hundred MB.

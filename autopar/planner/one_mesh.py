@@ -25,7 +25,7 @@ from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches, joined_bytes
 from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
-from autopar.planner.build import Builder, Built
+from autopar.planner.build import Built, build_problem
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.memory_rows import Moment
 from autopar.planner.micro_batches import in_micro_batches
@@ -86,7 +86,7 @@ def price(query: Query, mesh: Mesh) -> Built:
 
 def _build(query: Query, mesh: Mesh) -> Built:
     prices = Prices(query.cluster, mesh)
-    built = Builder(
+    built = build_problem(
         query.program,
         mesh,
         prices,
@@ -94,7 +94,7 @@ def _build(query: Query, mesh: Mesh) -> Built:
         dict(query.state_bytes),
         query.kernel_backend,
         query.factorisation,
-    ).build()
+    )
     return built if query.micro is None else in_micro_batches(built, query.micro.count, prices)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 import torch
 from torch import fx
@@ -11,7 +11,7 @@ from autopar.passes.place_casts import is_cast
 from autopar.passes.view_layouts import viewed
 from autopar.planner.factorisation import Value, shape_of, value_of
 from autopar.program import Program
-from autopar.rules.engine import is_view, rule_for, tensor_operands
+from autopar.rules.engine import is_view, tensor_operands
 from autopar.rules.rule import Rule
 
 
@@ -24,13 +24,18 @@ def base_of(node: fx.Node) -> tuple[Value, tuple[fx.Node, ...]]:
     return value_of(node), tuple(views)
 
 
-def rule_key(node: fx.Node, rule: Rule) -> Hashable:
-    """Equal for nodes whose rule, shapes and dtypes are equal."""
+def tensor_key(node: fx.Node) -> Hashable:
+    """Equal for nodes whose outputs have equal shapes and dtypes."""
     value = node.meta["val"]
     values = value if isinstance(value, tuple | list) else (value,)
-    outputs = tuple((tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in values)
-    operands = tuple((shape_of(*value_of(o)), tensor_dtype(o)) for o in tensor_operands(node))
-    return node.target, rule.inputs, rule.outputs, rule.linear, tuple(rule.reductions.items()), outputs, operands
+    return tuple((tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in values)
+
+
+def rule_key(rule: Rule) -> Hashable:
+    """Equal for rules that say the same."""
+    mappings = (rule.sizes, rule.reductions, rule.implementations, rule.synchronised_bytes, rule.exchanged_bytes)
+    said = tuple(tuple(mapping.items()) for mapping in mappings)
+    return rule.inputs, rule.outputs, rule.linear, said, rule.flops
 
 
 def tensor_dtype(node: fx.Node) -> torch.dtype:
@@ -73,7 +78,7 @@ def kernel_leaders(groups: dict[fx.Node, int]) -> set[fx.Node]:
     return leaders
 
 
-def weight_matrices(program: Program, heavy: set[fx.Node]) -> set[fx.Node]:
+def weight_matrices(program: Program, heavy: set[fx.Node], rules: Mapping[fx.Node, Rule]) -> set[fx.Node]:
     """Parameters with at least two dims that a heavy operator or a lookup reads, through views and a cast, and can
     read split (recurrent layers cannot); and the casts."""
     parameters = {
@@ -84,7 +89,7 @@ def weight_matrices(program: Program, heavy: set[fx.Node]) -> set[fx.Node]:
     found = set()
     for node in operators(program):
         if node in heavy or "embedding" in str(node.target):
-            rule = rule_for(node)
+            rule = rules.get(node)
             for position, operand in enumerate(tensor_operands(node)):
                 if rule is not None and not any(name for dim in rule.inputs[position] for name in dim):
                     continue

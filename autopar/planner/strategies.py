@@ -1,14 +1,16 @@
-"""Strategies: every legal way to run one operator on a mesh, from its rule and the atoms of its dims.
+"""Strategies: every legal way to run one operator on a mesh.
 
-Every axis picks one choice: a name of the rule (and an atom of it), a linear pattern ("partial": operands and outputs
-stay Partial), or nothing (replicated). The product over the axes, less what does not divide, are the strategies.
-Equal operators share one `Strategies` object, so that everything computed from it is computed once.
+Every axis picks one `Choice`: a name of the rule (and an atom of it), a linear pattern ("partial": operands and outputs
+stay Partial), or nothing (replicated). The product over the axes, less what does not divide, are the strategies:
+
+    mm on a (2, 4) mesh:  (m, n)    inputs (S(0), R), (R, S(1))    output (S(0), S(1))    fraction 1/8
+
+The product is a table of choice numbers, one row per strategy and one column per axis; layouts, cuts and fractions are
+read off it column by column in numpy, and only distinct layouts become objects.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -16,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal
+from autopar.layout import Layout, Mesh, Placement, Shard, is_legal
 from autopar.passes.view_layouts import canonical
-from autopar.planner.factorisation import Factorisation, factor_sizes, shape_of, value_of
+from autopar.planner.factorisation import shape_of, value_of
 from autopar.rules.engine import tensor_operands
-from autopar.rules.rule import Rule, Tensor
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 MINIMUM_UNEVEN_BLOCKS = 4
 """An uneven dim is split only when it is at least this many times longer than the axes: padding stays small."""
@@ -31,7 +35,7 @@ class LayoutSet:
     """The layouts that one operand or output takes: distinct ones, and which of them each strategy uses."""
 
     distinct: tuple[Layout, ...]
-    index: NDArray[np.int64]  # (strategies,) into `distinct`
+    index: Integers  # (strategies,) into `distinct`
 
     @staticmethod
     def of(layouts: Sequence[Layout], shape: tuple[int, ...], mesh: Mesh) -> LayoutSet:
@@ -39,6 +43,14 @@ class LayoutSet:
         spelled = [canonical(shape, layout, mesh.shape) for layout in layouts]
         index = np.array([numbers.setdefault(layout, len(numbers)) for layout in spelled], dtype=np.int64)
         return LayoutSet(tuple(numbers), index)
+
+    def take(self, rows: Integers) -> LayoutSet:
+        """The layouts of some of the strategies, distinct ones in the order of their first use."""
+        used, first, index = np.unique(self.index[rows], return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        position = np.empty_like(order)
+        position[order] = np.arange(len(order))
+        return LayoutSet(tuple(self.distinct[used[i]] for i in order), position[index])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,42 +84,57 @@ class Choice:
     atom_class: Hashable = None
 
 
-def choices_of(node: fx.Node, rule: Rule, factorisation: Factorisation) -> list[Choice]:
-    """The choices of one axis for an operator: replicated first, then the names, then the linear patterns."""
-    found = [_replicated(rule)]
-    for name in rule.names:
-        atoms = factorisation.name_atoms(node, name, rule.sizes[name])
-        for position, atom in enumerate(atoms):
-            choice = _split_choice(node, rule, name, atoms, position)
-            if choice is not None:
-                found.append(
-                    Choice(name, (name, position), atom, *choice, factorisation.name_atom_class(node, name, position))
-                )
-    for pattern in rule.linear:
-        inputs = tuple(Partial() if marked else Replicate() for marked in pattern)
-        found.append(Choice("partial", None, 0, False, inputs, _everywhere(rule, Partial())))
-    return found
-
-
 def enumerate_strategies(node: fx.Node, choices: Sequence[Sequence[Choice]], mesh: Mesh) -> Strategies | None:
     """The product of the choices of every axis (`choices[axis]`), less what does not divide; None if none is left."""
-    combinations = [c for c in itertools.product(*choices) if _fits(c, mesh) and _has_no_empty_block(node, c, mesh)]
-    if not combinations:
+    menu, picks = combinations(choices, mesh)
+    if not len(picks):
         return None
     shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
-    outputs = combinations[0][0].outputs
+    inputs = [layouts_of([c.inputs[i] for c in menu], picks, shape, mesh) for i, shape in enumerate(shapes)]
+    outputs = [
+        None if placement is None else layouts_of(_outputs(menu, o), picks, shape_of(node, o), mesh)
+        for o, placement in enumerate(menu[0].outputs)
+    ]
+    tensors = [*zip(inputs, shapes, strict=True)]
+    tensors += [(layouts, shape_of(node, o)) for o, layouts in enumerate(outputs) if layouts is not None]
+    rows = np.flatnonzero(_has_no_empty_block(menu, picks, tensors, mesh))
+    if not len(rows):
+        return None
+    names = np.array([choice.name for choice in menu], dtype=object)
     return Strategies(
-        axes=tuple(tuple(choice.name for choice in combination) for combination in combinations),
-        inputs=tuple(
-            LayoutSet.of([tuple(choice.inputs[i] for choice in c) for c in combinations], shape, mesh)
-            for i, shape in enumerate(shapes)
-        ),
-        outputs=tuple(
-            None if placement is None else _output_layouts(node, combinations, o, mesh)
-            for o, placement in enumerate(outputs)
-        ),
-        fraction=np.array([_fraction(combination, mesh) for combination in combinations]),
+        axes=tuple(map(tuple, names[picks[rows]].tolist())),
+        inputs=tuple(layouts.take(rows) for layouts in inputs),
+        outputs=tuple(None if layouts is None else layouts.take(rows) for layouts in outputs),
+        fraction=_fractions(menu, picks[rows], mesh),
     )
+
+
+def combinations(choices: Sequence[Sequence[Choice]], mesh: Mesh) -> tuple[list[Choice], Integers]:
+    """(distinct choices, (combinations, axes) numbers of choices) of what divides; the last axis varies fastest."""
+    menu: list[Choice] = []
+    numbers: dict[int, int] = {}  # by identity: the axes share the choices of one operator
+    columns = []
+    for options in choices:
+        for choice in options:
+            if id(choice) not in numbers:
+                numbers[id(choice)] = len(menu)
+                menu.append(choice)
+        columns.append([numbers[id(choice)] for choice in options])
+    picks = np.stack([grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")], axis=1)
+    return menu, picks[_fits(menu, picks, mesh)]
+
+
+def layouts_of(placements: Sequence[Placement], picks: Integers, shape: tuple[int, ...], mesh: Mesh) -> LayoutSet:
+    """The layouts of one tensor: row r places it on axis a as `placements[picks[r, a]]`."""
+    numbers: dict[Placement, int] = {}
+    number = np.array([numbers.setdefault(placement, len(numbers)) for placement in placements], dtype=np.int64)
+    named = list(numbers)
+    _, first, inverse = np.unique(
+        number[picks] @ (len(named) ** np.arange(picks.shape[1])), return_index=True, return_inverse=True
+    )
+    distinct = [tuple(named[code] for code in number[picks[row]]) for row in first]
+    layouts = LayoutSet.of(distinct, shape, mesh)
+    return LayoutSet(layouts.distinct, layouts.index[inverse]).take(np.arange(len(picks)))
 
 
 def local_fraction(layout: Layout, shape: Sequence[int], mesh: Mesh) -> float:
@@ -122,103 +149,50 @@ def local_fraction(layout: Layout, shape: Sequence[int], mesh: Mesh) -> float:
     return fraction
 
 
-def shard_choices(value_node: fx.Node, output: int, factorisation: Factorisation) -> list[tuple[Placement, int, bool]]:
-    """Placements of one axis for a stored tensor: (Replicate, 0, False), then (Shard, atom size, may be uneven)."""
-    found: list[tuple[Placement, int, bool]] = [(Replicate(), 0, False)]
-    for dim in range(len(shape_of(value_node, output))):
-        atoms = factorisation.atoms((value_node, output), dim)
-        for position, atom in enumerate(atoms):
-            found.append((Shard(dim, math.prod(atoms[:position])), atom, len(atoms) == 1))
-    return found
-
-
 def divides(atom: int, cut: int, may_be_uneven: bool) -> bool:
     """Whether an atom may be split into `cut` blocks."""
     return atom % cut == 0 or (may_be_uneven and atom >= MINIMUM_UNEVEN_BLOCKS * cut)
 
 
-def _replicated(rule: Rule) -> Choice:
-    return Choice(None, None, 0, False, (Replicate(),) * len(rule.inputs), _everywhere(rule, Replicate()))
+def _cuts(menu: Sequence[Choice], picks: Integers, mesh: Mesh) -> list[tuple[Choice, Integers]]:
+    """Per part that is split: a choice of it, and into how many blocks every combination cuts it."""
+    parts: dict[tuple[str, int], Choice] = {c.part: c for c in menu if c.part is not None}
+    sizes = np.array(mesh.shape, dtype=np.int64)
+    found = []
+    for part, choice in parts.items():
+        takes = np.array([c.part == part for c in menu])
+        found.append((choice, np.where(takes[picks], sizes, 1).prod(axis=1)))
+    return found
 
 
-def _everywhere(rule: Rule, placement: Placement) -> tuple[Placement | None, ...]:
-    return tuple(None if tensor is None else placement for tensor in rule.outputs)
+def _fits(menu: Sequence[Choice], picks: Integers, mesh: Mesh) -> Flags:
+    fits = np.ones(len(picks), dtype=bool)
+    for choice, cut in _cuts(menu, picks, mesh):
+        allowed = {int(size): divides(choice.atom, int(size), choice.may_be_uneven) for size in np.unique(cut)}
+        fits &= np.array([allowed[int(size)] for size in cut])
+    return fits
 
 
-def _split_choice(
-    node: fx.Node, rule: Rule, name: str, atoms: tuple[int, ...], position: int
-) -> tuple[bool, tuple[Placement, ...], tuple[Placement | None, ...]] | None:
-    """(may be uneven, input placements, output placements) of splitting one atom of a name; None if impossible."""
-    one_range = rule.needs_one_range(name)
-    if one_range and position > 0:
-        return None
-    inner = math.prod(atoms[:position])
-    shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
-    found = [_placement(rule, tensor, name, inner, shape) for tensor, shape in zip(rule.inputs, shapes, strict=True)]
-    outputs: list[Placement | None] = []
-    for index, tensor in enumerate(rule.outputs):
-        if tensor is None:
-            outputs.append(None)
-            continue
-        placement = _placement(rule, tensor, name, inner, shape_of(node, index))
-        if isinstance(placement, Replicate):
-            if name not in rule.reductions:
-                if name not in rule.implementations and name not in rule.synchronised_bytes:
-                    return None
-            elif rule.reductions[name][index] is not None:
-                placement = Partial(str(rule.reductions[name][index]))
-        outputs.append(placement)
-    everything = [*found, *outputs]
-    if one_range and any(isinstance(p, Shard) and p.split > 1 for p in everything):
-        return None
-    uneven = len(atoms) == 1 and all(not isinstance(p, Shard) or p.split == 1 for p in everything)
-    return uneven and _alone(rule, name), tuple(found), tuple(outputs)
-
-
-def _alone(rule: Rule, name: str) -> bool:
-    """Whether the name never shares a dim with another factor."""
-    tensors = [*rule.inputs, *(tensor for tensor in rule.outputs if tensor is not None)]
-    return all(len(dim) == 1 for tensor in tensors for dim in tensor if name in dim)
-
-
-def _placement(rule: Rule, tensor: Tensor, name: str, inner: int, shape: Sequence[int]) -> Placement:
-    for dim, factors in enumerate(tensor):
-        if name in factors:
-            sizes = factor_sizes(rule, factors, shape[dim])
-            return Shard(dim, math.prod(sizes[: factors.index(name)]) * inner)
-    return Replicate()
-
-
-def _fits(combination: Sequence[Choice], mesh: Mesh) -> bool:
-    cuts: dict[tuple[str, int], tuple[Choice, int]] = {}
-    for axis, choice in enumerate(combination):
-        if choice.part is not None:
-            _, cut = cuts.get(choice.part, (choice, 1))
-            cuts[choice.part] = (choice, cut * mesh.shape[axis])
-    return all(divides(choice.atom, cut, choice.may_be_uneven) for choice, cut in cuts.values())
-
-
-def _has_no_empty_block(node: fx.Node, combination: Sequence[Choice], mesh: Mesh) -> bool:
+def _has_no_empty_block(
+    menu: Sequence[Choice], picks: Integers, tensors: Sequence[tuple[LayoutSet, tuple[int, ...]]], mesh: Mesh
+) -> Flags:
     """Whether every rank holds something of every tensor; only uneven splits can leave a rank without."""
-    if all(choice.atom % mesh.size == 0 for choice in combination):
-        return True
-    operands = [(shape_of(*value_of(operand)), i) for i, operand in enumerate(tensor_operands(node))]
-    layouts = [(shape, tuple(choice.inputs[i] for choice in combination)) for shape, i in operands]
-    for output, placement in enumerate(combination[0].outputs):
-        if placement is not None:
-            layouts.append((shape_of(node, output), tuple(c.outputs[output] for c in combination)))  # type: ignore[misc]
-    return all(is_legal(shape, canonical(shape, layout, mesh.shape), mesh) for shape, layout in layouts)
+    fine = np.all(np.array([choice.atom % mesh.size == 0 for choice in menu])[picks], axis=1)
+    if fine.all():
+        return fine
+    legal = np.ones(len(picks), dtype=bool)
+    for layouts, shape in tensors:
+        legal &= np.array([is_legal(shape, layout, mesh) for layout in layouts.distinct])[layouts.index]
+    return np.logical_or(fine, legal)
 
 
-def _output_layouts(node: fx.Node, combinations: Sequence[Sequence[Choice]], output: int, mesh: Mesh) -> LayoutSet:
-    layouts = [tuple(choice.outputs[output] for choice in c) for c in combinations]
-    return LayoutSet.of(layouts, shape_of(node, output), mesh)  # type: ignore[arg-type]
+def _outputs(menu: Sequence[Choice], output: int) -> list[Placement]:
+    found = [choice.outputs[output] for choice in menu]
+    return [placement for placement in found if placement is not None]
 
 
-def _fraction(combination: Sequence[Choice], mesh: Mesh) -> float:
-    cuts: dict[tuple[str, int], tuple[int, int]] = {}
-    for axis, choice in enumerate(combination):
-        if choice.part is not None:
-            atom, cut = cuts.get(choice.part, (choice.atom, 1))
-            cuts[choice.part] = (atom, cut * mesh.shape[axis])
-    return math.prod(-(-atom // cut) / atom for atom, cut in cuts.values())
+def _fractions(menu: Sequence[Choice], picks: Integers, mesh: Mesh) -> NDArray[np.float64]:
+    fraction = np.ones(len(picks))
+    for choice, cut in _cuts(menu, picks, mesh):
+        fraction *= -(-choice.atom // cut) / choice.atom
+    return fraction

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 
 from torch import fx
 
-from autopar.layout import Layout, Partial
 from autopar.passes.place_casts import is_cast
 from autopar.planner.factorisation import Value
 from autopar.planner.operators import base_of, operators, tensor_dtype
@@ -55,11 +54,6 @@ def masters(program: Program) -> set[fx.Node]:
         for node, entry in zip(program.placeholders, program.inputs, strict=True)
         if entry.role == "parameter" and all(is_cast(user) and _dtype_change(user) < 0 for user in node.users)
     }
-
-
-def keeps_sums(source: Layout, target: Layout) -> bool:
-    """Whether a redistribution leaves every Partial of `source` as it is."""
-    return all(t == s for s, t in zip(source, target, strict=True) if isinstance(s, Partial))
 
 
 def _dtype_change(cast: fx.Node) -> int:

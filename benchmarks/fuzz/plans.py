@@ -12,9 +12,10 @@ from torch import fx
 
 from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, Plan, Prediction
+from autopar.planner.choices import choices_of
 from autopar.planner.factorisation import Factorisation, Value
 from autopar.planner.operators import base_of, operators, whole_rule
-from autopar.planner.strategies import Strategies, choices_of, enumerate_strategies
+from autopar.planner.strategies import Strategies, enumerate_strategies
 from autopar.program import Program
 from autopar.rules.engine import rule_for, tensor_operands
 

@@ -5,11 +5,13 @@ import torch
 from autopar.capture import capture
 from autopar.cluster import Cluster
 from autopar.layout import Mesh
-from autopar.planner.build import Builder, Built
+from autopar.planner.build import Built, build_problem
 from autopar.planner.constraints import Constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.prices import Prices
+from autopar.planner.restrict import restricted
+from autopar.planner.targets import find_wishes
 from autopar.program import Program
 
 
@@ -35,12 +37,7 @@ def captured_mlp(batch: int = 16, width: int = 64) -> Program:
 
 def build(program: Program, cluster: Cluster, mesh: Mesh, constraints: Constraints | None = None) -> Built:
     """The problem of a program on a mesh, for AdamW and eager kernels."""
-    return Builder(
-        program,
-        mesh,
-        Prices(cluster, mesh),
-        constraints or Constraints(),
-        state_bytes(program, "AdamW"),
-        "eager",
-        Factorisation(program),
-    ).build()
+    factorisation, constraints = Factorisation(program), constraints or Constraints()
+    prices, state = Prices(cluster, mesh), state_bytes(program, "AdamW")
+    whole = build_problem(program, mesh, prices, constraints, state, "eager", factorisation)
+    return restricted(whole, mesh, find_wishes(program, constraints, factorisation))

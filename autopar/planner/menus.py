@@ -1,0 +1,179 @@
+"""Menus: the labels that a class of slots has on one mesh, what they cost, and the layouts that they offer and want.
+
+Operators choose among their strategies, parameters among (stored, used), data among layouts; a shared copy takes any
+layout that its producer makes or one of its readers wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import fx
+
+from autopar.layout import Layout, Mesh, replicated
+from autopar.parallel_plan import ParameterPlan
+from autopar.planner.classes import Classes
+from autopar.planner.constraints import Constraints, allowed_choices, allowed_labels
+from autopar.planner.factorisation import shape_of
+from autopar.planner.kin import LeafKin, OperatorKin
+from autopar.planner.leaves import StateBytes, parameter_costs, parameter_labels, storable_layouts
+from autopar.planner.prices import TIE_BREAK_SECONDS, Floats, Prices
+from autopar.planner.skeleton import Link, Skeleton, Slot
+from autopar.planner.strategies import LayoutSet, Strategies, enumerate_strategies
+from autopar.planner.tables import Tables, Targets
+
+LABEL_LOOKUPS = ("masked_gather", "masked_scatter")
+"""Implementations by which a loss finds the logit of a label."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Menu:
+    """The labels of one class. offered: per output, what readers find; wanted: per port, what the links into it must
+    bring. costs: (labels,) seconds. strategies: of operators; labels: of parameters."""
+
+    offered: tuple[LayoutSet | None, ...]
+    wanted: tuple[LayoutSet, ...]
+    costs: Floats
+    strategies: Strategies | None = None
+    labels: tuple[ParameterPlan, ...] = ()
+
+
+class Menus:
+    """The menus of one program on one mesh, and what a reader of the plan should know about them (`notes`)."""
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        classes: Classes,
+        mesh: Mesh,
+        prices: Prices,
+        constraints: Constraints,
+        state_bytes: Mapping[str, StateBytes],
+        freed: Mapping[fx.Node, tuple[int, ...]],
+    ) -> None:
+        self.skeleton, self.classes, self.mesh, self.prices = skeleton, classes, mesh, prices
+        self.constraints, self.state_bytes, self.freed = constraints, state_bytes, freed
+        self.tables = Tables(skeleton, mesh, prices)
+        self.notes: list[str] = []
+        self.menus: list[Menu] = []
+        self._strategies: dict[Hashable, Strategies] = {}
+        self._labels: dict[Hashable, tuple[list[ParameterPlan], LayoutSet, LayoutSet]] = {}
+        self._unions: dict[Hashable, LayoutSet] = {}
+        self._zeros: dict[int, Floats] = {}
+        for first in classes.slots:
+            self.menus.append(self._with_tolls(skeleton.slots[first], self._menu(first)))
+
+    def offered(self, slot: int, output: int) -> LayoutSet:
+        """What readers of an output find."""
+        layouts = self.menus[self.classes.of_slot[slot]].offered[output]
+        assert layouts is not None, "only tensors are read"
+        return layouts
+
+    def wanted(self, slot: int, port: int) -> LayoutSet:
+        """What a link into a port must bring."""
+        return self.menus[self.classes.of_slot[slot]].wanted[port]
+
+    def table(self, link: Link) -> Floats:
+        """(labels of the source, labels of the target) seconds of the redistribution that a link needs."""
+        freed = self.freed.get(self.skeleton.slots[link.source].node, ())
+        source, target = self.offered(link.source, link.output), self.wanted(link.target, link.port)
+        return self.tables.table(link.tensor, source, target, link.views, freed)
+
+    def _menu(self, index: int) -> Menu:
+        slot = self.skeleton.slots[index]
+        if slot.kind == "copy":
+            return self._copy(index)
+        kin = self.skeleton.kin[slot.kin]
+        if isinstance(kin, OperatorKin):
+            return self._operator(slot, kin)
+        return self._parameter(slot, kin) if slot.kind == "parameter" else self._data(kin)
+
+    def _with_tolls(self, slot: Slot, menu: Menu) -> Menu:
+        """What the loss and mutated buffers cost to be replicated in the end."""
+        whole = LayoutSet((replicated(len(self.mesh.shape)),), np.zeros(1, np.int64))
+        costs = menu.costs
+        for output, tensor in slot.tolls:
+            layouts = menu.offered[output]
+            assert layouts is not None, "only tensors are returned"
+            costs = costs + self.tables.table(tensor, layouts, whole)[:, 0]
+        return menu if costs is menu.costs else Menu(menu.offered, menu.wanted, costs, menu.strategies, menu.labels)
+
+    def _operator(self, slot: Slot, kin: OperatorKin) -> Menu:
+        strategies = self._strategies_of(slot, kin)
+        costs = self.prices.operator_costs(kin.node, kin.rule, strategies, kin.traffic, kin.leads_kernel)
+        return Menu(strategies.outputs, strategies.inputs, costs, strategies=strategies)
+
+    def _strategies_of(self, slot: Slot, kin: OperatorKin) -> Strategies:
+        """freed: axes on which the user's constraints take the place of what their names ask."""
+        freed = self.freed.get(slot.node, ())
+        if (kin.family, freed) not in self._strategies:
+            lookups = frozenset(n for n, how in kin.rule.implementations.items() if how in LABEL_LOOKUPS)
+            allowed = [
+                kin.choices
+                if axis in freed
+                else allowed_choices(
+                    kin.choices,
+                    axis_name,
+                    size,
+                    batch=self.skeleton.batch,
+                    heavy=kin.heavy,
+                    spread=self.constraints.no_replicated_compute,
+                    lookups=lookups,
+                )
+                for axis, (axis_name, size) in enumerate(zip(self.mesh.axis_names, self.mesh.shape, strict=True))
+            ]
+            strategies = enumerate_strategies(kin.node, allowed, self.mesh)
+            if strategies is None:
+                self.notes.append(f"{slot.name}: its dims do not divide as the axes ask; left free")
+                strategies = enumerate_strategies(kin.node, [kin.choices] * len(self.mesh.shape), self.mesh)
+                assert strategies is not None, "replicating is always possible"
+            self._strategies[kin.family, freed] = strategies
+        return self._strategies[kin.family, freed]
+
+    def _parameter(self, slot: Slot, kin: LeafKin) -> Menu:
+        shape = shape_of(kin.node)
+        key = (kin.choices, shape)
+        if key not in self._labels:
+            every = parameter_labels(kin.choices, shape, self.mesh)
+            self._labels[key] = (
+                every,
+                LayoutSet.of([label.stored for label in every], shape, self.mesh),
+                LayoutSet.of([label.used for label in every], shape, self.mesh),
+            )
+        every, stored, used = self._labels[key]
+        allowed = allowed_labels(
+            every, slot.name, self.mesh, self.constraints, kin.is_matrix, self.freed.get(slot.node, ())
+        )
+        if kin.is_master:
+            allowed = [i for i in allowed if not every[i].keep_gathered] or allowed
+        rows = np.array(allowed, dtype=np.int64)
+        stored, used = stored.take(rows), used.take(rows)
+        itemsize = kin.node.meta["val"].dtype.itemsize
+        costs = parameter_costs(stored, used, shape, itemsize, self.state_bytes[slot.name], self.prices)
+        return Menu((used,), (stored,), costs, labels=tuple(every[i] for i in allowed))
+
+    def _data(self, kin: LeafKin) -> Menu:
+        """A batch input: every rank can take its part for free; an output: any layout; a constant: replicated."""
+        whole = replicated(len(self.mesh.shape))
+        found = storable_layouts(kin.choices, shape_of(kin.node), self.mesh) if len(kin.choices) > 1 else [whole]
+        layouts = LayoutSet(tuple(found), np.arange(len(found)))
+        costs = np.array([TIE_BREAK_SECONDS * (kin.prefers_whole and layout != whole) for layout in found])
+        return Menu((layouts,), (layouts,), costs)
+
+    def _copy(self, index: int) -> Menu:
+        """Any layout that the producer makes or that a reader wants."""
+        into, readers = self.skeleton.copies_of[index]
+        menus: list[Targets] = [self.offered(into.source, into.output).distinct]
+        for link in readers:
+            menus.append(self.tables.before_views(link.views, self.wanted(link.target, link.port).distinct))
+        key = tuple(dict.fromkeys(map(id, menus)))  # `tables` keeps one tuple per menu alive
+        if key not in self._unions:
+            union: dict[Layout, None] = {}
+            for menu in menus:
+                union.update({layout: None for layout in menu if layout is not None})
+            self._unions[key] = LayoutSet(tuple(union), np.arange(len(union)))
+        layouts = self._unions[key]
+        size = len(layouts.distinct)
+        return Menu((layouts,), (layouts,), self._zeros.setdefault(size, np.zeros(size)))
