@@ -2,6 +2,7 @@
 
     (P(sum), R) -> (S(0), R)     reduce_scatter over axis 0
     (S(0), S(0)) -> (R, R)       one all_gather over both axes
+    (S(0), S(0)) -> (S(1), S(1)) one all_to_all over both axes
     (S(0), S(0)) -> (R, S(0))    all_gather over both axes (the inner blocks lie inside the outer ones), then slice
 
 `REDISTRIBUTE` names the move of one axis; `redistribution` orders the moves of all axes, merges equal moves into one
@@ -11,6 +12,7 @@ steps and the lowering emits exactly these steps.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,7 +87,7 @@ def _fraction(layout: Layout, mesh_shape: Sequence[int]) -> float:
 
 
 def _next_move(current: Layout, target: Layout, uneven: frozenset[int]) -> tuple[StepKind, tuple[int, ...], Layout]:
-    """The first legal move in `_ORDER`, merged over all axes that can make it together."""
+    """The first kind of `_ORDER` with a legal move, by as many axes as make it together in one collective."""
     moves: dict[int, tuple[StepKind, Placement]] = {}
     for axis, (now, goal) in enumerate(zip(current, target, strict=True)):
         if now != goal:
@@ -94,9 +96,12 @@ def _next_move(current: Layout, target: Layout, uneven: frozenset[int]) -> tuple
                 kind, goal = "all_gather", Replicate()
             moves[axis] = (kind, goal)
     for kind in _ORDER:
-        for axis in reversed(range(len(current))):
-            if axis in moves and moves[axis][0] == kind and _is_legal(axis, moves[axis][1], current, target):
-                return _merged(kind, axis, moves, current, target)
+        able = [axis for axis in reversed(range(len(current))) if axis in moves and moves[axis][0] == kind]
+        for count in range(len(able), 0, -1):
+            for axes in itertools.combinations(able, count):
+                after = tuple(moves[axis][1] if axis in axes else now for axis, now in enumerate(current))
+                if _move_together(kind, sorted(axes), current, after, target):
+                    return kind, tuple(sorted(axes)), after
     return _unblock(moves, current, target)
 
 
@@ -112,32 +117,23 @@ def _is_legal(axis: int, goal: Placement, current: Sequence[Placement], target: 
     return all((current[outer] == goal) == (target[outer] == goal) for outer in range(axis))
 
 
-def _merged(
-    kind: StepKind, axis: int, moves: dict[int, tuple[StepKind, Placement]], current: Layout, target: Layout
-) -> tuple[StepKind, tuple[int, ...], Layout]:
-    """Add to the move of `axis` every other axis that makes the same kind of move and stays legal beside it."""
-    after = list(current)
-    after[axis] = moves[axis][1]
-    axes = [axis]
-    for other in reversed(range(len(current))):
-        if kind in ("slice", "all_to_all") or other in axes or moves.get(other, ("",))[0] != kind:
-            continue
-        if kind == "all_reduce" and current[other] != current[axis]:
-            continue
-        if kind == "reduce_scatter" and current[other] != current[axis]:
-            continue
-        if kind == "reduce_scatter" or _is_legal(other, moves[other][1], after, target):
-            trial = list(after)
-            trial[other] = moves[other][1]
-            if kind != "reduce_scatter" or _entered_in_order(trial, [*axes, other], current, target):
-                after, axes = trial, [*axes, other]
-    return kind, tuple(sorted(axes)), tuple(after)
+def _move_together(kind: StepKind, axes: list[int], current: Layout, after: Layout, target: Layout) -> bool:
+    """Whether one collective takes ascending `axes` from `current` to `after`.
 
-
-def _entered_in_order(after: Sequence[Placement], axes: list[int], current: Layout, target: Layout) -> bool:
-    """Whether `axes`, entered from the outermost inwards, are each legal."""
+    They leave their factors from the innermost outwards, then enter the new ones from the outermost inwards. Reductions
+    have one operation. An all_to_all hands pieces of one block around, so what it cuts is not what it joins.
+    """
+    left = {current[axis] for axis in axes}
+    if kind in ("all_reduce", "reduce_scatter") and len(left) > 1:
+        return False
+    if kind == "all_to_all" and left & {after[axis] for axis in axes}:
+        return False
     state = list(current)
-    for axis in sorted(axes):
+    for axis in reversed(axes):
+        if not _is_legal(axis, Replicate(), state, target):
+            return False
+        state[axis] = Replicate()
+    for axis in axes:
         if not _is_legal(axis, after[axis], state, target):
             return False
         state[axis] = after[axis]
@@ -162,9 +158,7 @@ def _unblock(
     return "all_gather", tuple(together), after
 
 
-def uneven_dims(
-    shape: Sequence[int], source: Layout, target: Layout, mesh_shape: Sequence[int]
-) -> frozenset[int]:
+def uneven_dims(shape: Sequence[int], source: Layout, target: Layout, mesh_shape: Sequence[int]) -> frozenset[int]:
     """Dims of a tensor that one of the two layouts cuts into unequal blocks; they take no all_to_all."""
     found = set()
     for layout in (source, target):

@@ -2,7 +2,7 @@
 
     (S(1), R) -> (R, R)    pieces = all_gather_into_tensor(padded(x)); wait; pieces_joined(...)
     (P, R) -> (S(1), R)    reduce_scatter_tensor(pieces_first(x)); wait; trimmed(...)
-    (R, R) -> (S(0), R)    block(x, 0, start, length)
+    (R, R) -> (S(0), R)    region(x, starts, lengths)
 
 A collective over several axes is one call over their flattened group; what the axes cut is described by cuts
 (`autopar.ops.blocks`). Blocks of uneven dims are padded to the first (largest) block in front of a collective and
@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, chunk, is_legal, sharded_axes
-from autopar.ops.blocks import Cut, block, padded, piece, pieces_first, pieces_joined, trimmed
+from autopar.ops.blocks import Cut, padded, piece, pieces_first, pieces_joined, region, trimmed
 from autopar.passes.emitter import Emitter
 from autopar.passes.view_layouts import canonical
 from autopar.redistribute import Step, redistribution, uneven_dims
@@ -68,17 +68,19 @@ def _through_common_layout(shape: Shape, source: Layout, target: Layout, mesh: M
 
 
 def _is_possible(shape: Shape, step: Step, mesh: Mesh) -> bool:
-    """Whether the layouts around a step are legal and an all_to_all within one dim does not overlap itself."""
+    """Whether the layouts around a step are legal and no all_to_all within one dim overlaps itself."""
     if not (is_legal(shape, step.before, mesh) and is_legal(shape, step.after, mesh)):
         return False
     if step.kind != "all_to_all" or not _moves(shape, step, mesh):
         return True
-    (axis,) = step.axes
-    before, after = step.before[axis], step.after[axis]
-    assert isinstance(before, Shard)
-    assert isinstance(after, Shard)
-    both = Mesh((*mesh.axis_names, "again"), (*mesh.shape, mesh.shape[axis]))
-    return before.dim != after.dim or is_legal(shape, (*step.before, after), both)
+    left = {p.dim for axis in step.axes if isinstance(p := step.before[axis], Shard)}
+    entered = {p.dim for axis in step.axes if isinstance(p := step.after[axis], Shard)}
+    if not left & entered:
+        return True
+    again = (*step.before, *(step.after[axis] for axis in step.axes))
+    names = tuple(f"{mesh.axis_names[axis]} again" for axis in step.axes)
+    both = Mesh((*mesh.axis_names, *names), (*mesh.shape, *(mesh.shape[axis] for axis in step.axes)))
+    return is_legal(shape, again, both)
 
 
 def _axis_by_axis(shape: Shape, step: Step, mesh: Mesh) -> tuple[Step, ...]:
@@ -135,18 +137,27 @@ def _stacked(block_shape: Shape, ranks: int) -> Shape:
 
 
 def _slice(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.Node:
-    (axis,) = step.axes
-    placement = step.after[axis]
-    assert isinstance(placement, Shard)
+    """Plain dims by one range each, which may be uneven; dims with a strided factor by pieces."""
     here = emit.local_shape(shape, step.before)
+    starts, lengths = [0] * len(shape), list(here)
+    strided = []
+    for axis in step.axes:
+        placement = step.after[axis]
+        assert isinstance(placement, Shard)
+        dim = placement.dim
+        if any(split > 1 for split, _ in sharded_axes(step.after, dim)):
+            strided.append(axis)
+        else:
+            begin, lengths[dim] = chunk(lengths[dim], emit.mesh.shape[axis], emit.coordinate[axis])
+            starts[dim] += begin
+    dtype = value.meta["dtype"]
+    if tuple(lengths) != here:
+        value = emit.call(region, (value, tuple(starts), tuple(lengths)), tuple(lengths), dtype)
     result = emit.local_shape(shape, step.after)
-    if here == result:
+    if tuple(lengths) == result:
         return value
-    if all(split == 1 for split, _ in sharded_axes(step.after, placement.dim)):
-        start, length = chunk(here[placement.dim], emit.mesh.shape[axis], emit.coordinate[axis])
-        return emit.call(block, (value, placement.dim, start, length), result, value.meta["dtype"])
-    (cut,) = block_cuts(step.before, step.after, step.axes, emit.mesh)
-    return emit.call(piece, (value, cut, emit.coordinate[axis]), result, value.meta["dtype"])
+    cuts = block_cuts(step.before, step.after, strided, emit.mesh)
+    return emit.call(piece, (value, cuts, tuple(emit.coordinate[axis] for axis in strided)), result, dtype)
 
 
 def _all_gather(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.Node:

@@ -34,17 +34,19 @@ def trimmed(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x[tuple(slice(size) for size in shape)].contiguous()
 
 
-def piece(x: Tensor, cut: Cut, index: int) -> Tensor:
-    """Piece `index` of a cut that divides evenly; same number of dims, contiguous."""
-    dim, position, pieces = cut
-    seen = x.reshape(*x.shape[:dim], position, pieces, -1, *x.shape[dim + 1 :])
-    kept = seen.select(dim + 1, index)
-    return kept.reshape(*x.shape[:dim], x.shape[dim] // pieces, *x.shape[dim + 1 :]).contiguous()
+def piece(x: Tensor, cuts: Sequence[Cut], indices: Sequence[int]) -> Tensor:
+    """The piece that stands at `indices`, one per cut; the cuts divide evenly. Same number of dims, contiguous."""
+    factors, places = _factored(x.shape, cuts)
+    seen = x.reshape(factors)
+    for place, index in zip(places, indices, strict=True):
+        seen = seen.narrow(place, index, 1)
+    return seen.reshape(_block_shape(x.shape, cuts)).contiguous()
 
 
-def block(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """`length` indices of `dim` from `start`, contiguous."""
-    return x.narrow(dim, start, length).contiguous()
+def region(x: Tensor, starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """`lengths` indices from `starts` along every dim, contiguous."""
+    ranges = zip(starts, lengths, strict=True)
+    return x[tuple(slice(start, start + length) for start, length in ranges)].contiguous()
 
 
 def pieces_first(x: Tensor, cuts: Sequence[Cut], padded_shape: Sequence[int]) -> Tensor:
@@ -91,7 +93,7 @@ def _block_shape(shape: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
     return sizes
 
 
-__all__ = ["Cut", "block", "padded", "piece", "pieces_first", "pieces_joined", "trimmed"]
+__all__ = ["Cut", "padded", "piece", "pieces_first", "pieces_joined", "region", "trimmed"]
 
 
 def added_once(x: Tensor, first: bool) -> Tensor:
