@@ -11,8 +11,11 @@ bound over all meshes is that of perfect work: N devices are at most N times as 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
@@ -26,6 +29,7 @@ from autopar.planner.one_mesh import Candidate, fit, price, solve_free
 from autopar.planner.query import Progress, Query
 from autopar.planner.restrict import ImpossiblePlacement
 from autopar.planner.solver import Problem
+from autopar.planner.solver.deadline import Deadline
 
 AXIS_GROWTH = 36
 """An axis multiplies the entries of the tables by about this: six choices per operator, on both sides of an edge."""
@@ -53,7 +57,8 @@ def choose_mesh(query: Query, meshes: Sequence[Mesh], log: Progress) -> Chosen:
     sizes = Sizes(query.search.largest_tables, min(len(mesh.shape) for mesh in meshes))
     outcome: Outcome[Mesh, Candidate] = best_first(
         {mesh: _stages(query, mesh, sizes, log) for mesh in meshes},
-        seconds=query.search.meshes_seconds,
+        seconds=query.seconds(query.search.meshes_seconds),
+        clock=partial(_clock, query.deadline),
         failures=(InfeasibleError, ImpossiblePlacement),
         refuse=sizes.refusal,
     )
@@ -74,6 +79,11 @@ def choose_mesh(query: Query, meshes: Sequence[Mesh], log: Progress) -> Chosen:
         notes=(*roles, *_notes(outcome)),
         statistics=_statistics(query, outcome, meshes),
     )
+
+
+def _clock(deadline: Deadline) -> float:
+    """The time, which ends once the search is stopped."""
+    return math.inf if deadline.stop.pressed else time.monotonic()
 
 
 class Sizes:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh, Placement, Replicate, Shard, parse_placement
@@ -29,15 +30,21 @@ EVERY_AXIS = "*"
 """The axis of a placement that is written without one."""
 _FROM_THE_END = re.compile(r"S\(-(\d+)\)")
 
+RECOMPUTE = "recompute"
+"""The key beside the axes that says what backward computes again."""
+
+Recompute: TypeAlias = Literal["none", "selective", "full"]
 PlacementRules = Mapping[str, Mapping[str, Placement]]  # pattern -> axis name or EVERY_AXIS -> placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """What the search may not choose. `placements`: pattern -> axis -> placement, see `targets`; `pinned`: whole
+    """What the search may not choose. `placements`: pattern -> axis -> placement, see `targets`; `recompute`:
+    pattern of modules or operators -> what backward computes again; `pinned`: whole
     decisions for parameters; `no_replicated_compute`: heavy operators may not be replicated on any axis."""
 
     placements: PlacementRules = field(default_factory=dict)
+    recompute: Mapping[str, Recompute] = field(default_factory=dict)
     pinned: Mapping[str, ParameterPlan] = field(default_factory=dict)
     no_replicated_compute: bool = False
 
@@ -45,8 +52,9 @@ class Constraints:
 def parse_constraints(constraints: object, pinned: Mapping[str, ParameterPlan] | None = None) -> Constraints:
     """The `constraints=` argument: None, "no_replicated_compute", or a dictionary.
 
-    {pattern: {axis: placement}, pattern: placement (on every axis), "no_replicated_compute": True}; a placement is
-    an object or its text, and S(-1) is the last dim. Raises ConfigurationError naming what cannot be meant.
+    {pattern: {axis: placement, "recompute": "full"}, pattern: placement (on every axis), "no_replicated_compute":
+    True}; a placement is an object or its text, and S(-1) is the last dim. Raises ConfigurationError naming what
+    cannot be meant.
     """
     if constraints is None:
         return Constraints(pinned=pinned or {})
@@ -56,13 +64,29 @@ def parse_constraints(constraints: object, pinned: Mapping[str, ParameterPlan] |
         raise ConfigurationError(
             f"constraints={constraints!r}: write {NO_REPLICATED_COMPUTE!r} or {{'layers.*.weight': {{'tp': 'S(0)'}}}}"
         )
-    rules = {
-        _pattern(pattern): _by_axis(pattern, value)
-        for pattern, value in constraints.items()
-        if pattern != NO_REPLICATED_COMPUTE
+    given = {_pattern(key): value for key, value in constraints.items() if key != NO_REPLICATED_COMPUTE}
+    recompute = {
+        pattern: check_recompute(value[RECOMPUTE], f"constraint {pattern!r}")
+        for pattern, value in given.items()
+        if isinstance(value, Mapping) and RECOMPUTE in value
     }
+    rules = {pattern: _by_axis(pattern, value) for pattern, value in given.items()}
     spread = bool(constraints.get(NO_REPLICATED_COMPUTE, False))
-    return Constraints(placements=rules, no_replicated_compute=spread, pinned=pinned or {})
+    return Constraints(
+        placements={pattern: by_axis for pattern, by_axis in rules.items() if by_axis},
+        recompute=recompute,
+        no_replicated_compute=spread,
+        pinned=pinned or {},
+    )
+
+
+def check_recompute(value: object, where: str) -> Recompute:
+    """ "none", "selective" or "full". Raises ConfigurationError naming `where` it stands."""
+    known: tuple[Recompute, ...] = get_args(Recompute)
+    for choice in known:
+        if value == choice:
+            return choice
+    raise ConfigurationError(f"{where}: recompute={value!r}; write one of {', '.join(known)}")
 
 
 def _pattern(pattern: object) -> str:
@@ -76,7 +100,7 @@ def _by_axis(pattern: str, value: object) -> dict[str, Placement]:
         return {EVERY_AXIS: _placement(pattern, value)}
     if not value:
         raise ConfigurationError(f"constraint {pattern!r} is empty; write an axis and a placement: {{'tp': 'S(0)'}}")
-    return {str(axis): _placement(pattern, placement) for axis, placement in value.items()}
+    return {str(axis): _placement(pattern, placement) for axis, placement in value.items() if axis != RECOMPUTE}
 
 
 def _placement(pattern: str, value: object) -> Placement:

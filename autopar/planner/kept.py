@@ -41,7 +41,8 @@ class Memo(Generic[Answer]):
 
 
 class Kept:
-    """factorisations: of programs; built: problems, priced, before the user's constraints; solved: their optima without a memory limit."""
+    """factorisations: of programs; built: problems, priced, before the user's constraints; solved: their optima without
+    a memory limit."""
 
     def __init__(self, size: int = 0) -> None:
         self.factorisations: Memo[Factorisation] = Memo(size)

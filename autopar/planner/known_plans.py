@@ -59,6 +59,9 @@ def baselines(query: Query, log: Progress) -> tuple[Baseline, ...]:
     free = replace(query, constraints=Constraints(), wishes=())
     found = []
     for name, dims in known_plans(query.cluster).items():
+        if query.deadline.left() <= 0.0:
+            found.append(Baseline(name=name, dims=dims, error="not priced: the time was over"))
+            continue
         mesh = resolve_meshes(query.cluster, None, dims)[0]
         try:
             candidate = plan_on_mesh(free, mesh, log)

@@ -1,37 +1,159 @@
-"""Mends: when nothing fits, the changes that would fit, each found by planning again."""
+"""Mends: when nothing fits, the shortest list of changes that would fit, each found by planning again.
+
+Single changes first; pairs only where no single one fits. Within one kind (more devices) the smallest that fits counts.
+
+    It fits with 8-bit optimizer state (AdamW8bit) (61.2 GiB, predicted step 1.32 s), or with 16 devices (48.9 GiB, ...)
+
+`least_state_bytes` skips what cannot fit before anything is solved: parameters, gradients and optimizer state, divided
+by all devices, are there at the end of every backward pass.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-from autopar.errors import InfeasibleError
+from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layout import Mesh
-from autopar.parallel_plan import Plan
+from autopar.parallel_plan import Prediction
+from autopar.planner.leaves import StateBytes
 from autopar.planner.one_mesh import plan_on_mesh
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.query import Progress, Query
-from autopar.planner.shortage import MORE_DEVICES, Change, DoesNotFit, with_mends, with_more_devices
+from autopar.planner.search import SEARCH
+from autopar.planner.shortage import MORE_DEVICES, DoesNotFit, Mend, with_mends, with_more_devices
+from autopar.planner.solver.deadline import Deadline
+
+MENDS_SECONDS = 30.0
+"""After these no further change is tried; those that were not are listed as such."""
+EIGHT_BIT = "AdamW8bit"
+STATELESS = "SGD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A question that differs in one thing: what the user would write, and how query and mesh change."""
+
+    description: str
+    apply: Callable[[Query, Mesh], tuple[Query, Mesh]]
+
+
+Kind = Sequence[Change]
+"""Changes of which one is enough, the smallest first."""
 
 
 def mended(query: Query, failure: DoesNotFit, log: Progress) -> InfeasibleError:
-    """The failure with the changes that would fit: an optimizer without state, more devices."""
-    if query.constraints.pinned or not query.search.tries_mends:
+    """The failure with the changes that would fit."""
+    if query.constraints.pinned or not query.search.tries_mends or query.deadline.left() <= 0.0:
         return failure  # pinned parameters keep their layouts on this very mesh; there is nothing to change
-    stateless = state_bytes(query.program, "SGD")
-    log("nothing fits; trying an optimizer without state, and more devices")
+    kinds = _kinds(query, failure.mesh)
+    log(f"nothing fits; trying {sum(map(len, kinds))} changes")
+    until = Deadline.after(min(MENDS_SECONDS, query.deadline.left()), query.deadline.stop)
+    quick = replace(query, search=replace(SEARCH["fast"], tries_mends=False), deadline=until, warm_start=None)
+    tried = _Tried(quick, failure.mesh, log)
+    fits = tried.first_of_each([(kind,) for kind in kinds])
+    if not fits:
+        fits = tried.first_of_each(list(itertools.combinations(kinds, 2)))
+    return with_mends(failure, fits, tried.short, tried.untried, _in_the_search(query))
 
-    def on_more_devices(factor: int) -> Plan:
-        mesh = Mesh(failure.mesh.axis_names, (factor * failure.mesh.shape[0], *failure.mesh.shape[1:]))
-        return plan_on_mesh(replace(query, cluster=with_more_devices(query.cluster, factor)), mesh, log).plan
 
-    devices = [
-        Change(description=f"{factor * failure.mesh.size} devices", plan=partial(on_more_devices, factor))
-        for factor in MORE_DEVICES
-    ]
-    without_state = Change(
-        description="an optimizer without state (torch.optim.SGD)",
-        plan=lambda: plan_on_mesh(replace(query, state_bytes=stateless), failure.mesh, log).plan,
+def least_state_bytes(states: Mapping[str, StateBytes], query: Query) -> float:
+    """A bound on the bytes per device: every parameter with gradient and state, over all devices."""
+    entries = [entry for entry in query.program.inputs if entry.role == "parameter"]
+    total = sum(
+        math.prod(entry.shape) * (entry.dtype.itemsize + states[entry.name].gradient + states[entry.name].optimizer)
+        for entry in entries
     )
-    has_state = any(query.state_bytes[name].optimizer > stateless[name].optimizer for name in stateless)
-    return with_mends(failure, [[without_state] if has_state else [], devices])
+    return total / query.cluster.num_devices
+
+
+class _Tried:
+    """Changes that were tried, and what came of them."""
+
+    def __init__(self, query: Query, mesh: Mesh, log: Progress) -> None:
+        self._query, self._mesh, self._log = query, mesh, log
+        self.short: list[str] = []
+        self.untried: list[str] = []
+
+    def first_of_each(self, combinations: Sequence[Sequence[Kind]]) -> list[Mend]:
+        """Of every combination of kinds the first changes that fit together, if any do."""
+        found = []
+        for kinds in combinations:
+            for changes in itertools.product(*kinds):
+                mend = self._attempt(changes)
+                if mend is not None:
+                    found.append(mend)
+                    break
+        return found
+
+    def _attempt(self, changes: Sequence[Change]) -> Mend | None:
+        description = " and ".join(change.description for change in changes)
+        query, mesh = self._query, self._mesh
+        for change in changes:
+            query, mesh = change.apply(query, mesh)
+        if query.deadline.left() <= 0.0:
+            self.untried.append(description)
+            return None
+        prediction = self._plan(query, mesh)
+        if prediction is None:
+            self.short.append(description) if len(changes) == 1 else None
+            return None
+        return Mend(description=description, predicted=prediction)
+
+    def _plan(self, query: Query, mesh: Mesh) -> Prediction | None:
+        if least_state_bytes(query.state_bytes, query) > query.budget_bytes:
+            return None
+        try:
+            return plan_on_mesh(query, mesh, self._log).plan.predicted
+        except (InfeasibleError, ConfigurationError):
+            return None
+
+
+def _kinds(query: Query, mesh: Mesh) -> list[Kind]:
+    """What can be changed, from what costs nothing to what costs most."""
+    kinds: list[Kind] = []
+    if query.recompute == "none":
+        kinds.append([Change(description='recomputation (without recompute="none")', apply=_recompute)])
+    kinds.append(_optimizers(query))
+    kinds.append(
+        [
+            Change(description=f"{factor * mesh.size} devices", apply=partial(_on_more_devices, factor))
+            for factor in MORE_DEVICES
+        ]
+    )
+    return [kind for kind in kinds if kind]
+
+
+def _optimizers(query: Query) -> Kind:
+    """Optimizers with less state than the one that is planned for, the nearest first."""
+    names = {
+        f"8-bit optimizer state ({EIGHT_BIT}, 2 bytes per parameter element)": EIGHT_BIT,
+        "an optimizer without state (torch.optim.SGD)": STATELESS,
+    }
+    states = {description: state_bytes(query.program, name) for description, name in names.items()}
+    return [
+        Change(description=description, apply=partial(_with_state, smaller))
+        for description, smaller in states.items()
+        if any(query.state_bytes[name].optimizer > smaller[name].optimizer for name in smaller)
+    ]
+
+
+def _recompute(query: Query, mesh: Mesh) -> tuple[Query, Mesh]:
+    return replace(query, recompute=None), mesh
+
+
+def _with_state(states: Mapping[str, StateBytes], query: Query, mesh: Mesh) -> tuple[Query, Mesh]:
+    return replace(query, state_bytes=states), mesh
+
+
+def _on_more_devices(factor: int, query: Query, mesh: Mesh) -> tuple[Query, Mesh]:
+    larger = Mesh(mesh.axis_names, (factor * mesh.shape[0], *mesh.shape[1:]))
+    return replace(query, cluster=with_more_devices(query.cluster, factor)), larger
+
+
+def _in_the_search(query: Query) -> str:
+    """What need not be tried, because the search has tried it."""
+    return "" if query.recompute == "none" else "Recomputation is part of the search and was not enough. "

@@ -17,6 +17,12 @@ ASSUMED_OPTIMIZER = "AdamW"
 """Planned for when the user names none: the usual and the most expensive of the common choices."""
 
 
+EIGHT_BIT_STATE_BYTES: Mapping[str, float] = {"AdamW8bit": 2.0, "Adam8bit": 2.0, "Lion8bit": 1.0}
+"""Bytes of state per element of optimizers with 8-bit moments (bitsandbytes), whatever the parameter's dtype. Their
+scales, one float32 per block of 256 elements, are 2 % of that."""
+EIGHT_BIT_SCALES = 1.0 + 4.0 / 256.0
+
+
 def resolve_optimizer(
     optimizer: str | type[torch.optim.Optimizer] | torch.optim.Optimizer | Callable[..., Any] | None,
 ) -> tuple[str | type[torch.optim.Optimizer], Mapping[str, Any]]:
@@ -52,6 +58,15 @@ def state_bytes(program: Program, optimizer: Any) -> dict[str, StateBytes]:
             found[entry.name] = StateBytes(gradient=0.0, optimizer=0.0, step_traffic=0.0)
             continue
         size = entry.dtype.itemsize
-        state = optimizer_state_bytes(kind, parameter_dtype=entry.dtype, options=options)
+        state = _state_bytes(kind, entry.dtype, options)
         found[entry.name] = StateBytes(gradient=size, optimizer=state, step_traffic=3 * size + 2 * state)
     return found
+
+
+def _state_bytes(
+    kind: str | type[torch.optim.Optimizer], parameter_dtype: torch.dtype, options: Mapping[str, Any]
+) -> float:
+    name = kind if isinstance(kind, str) else kind.__name__
+    if name in EIGHT_BIT_STATE_BYTES:
+        return EIGHT_BIT_STATE_BYTES[name] * EIGHT_BIT_SCALES
+    return optimizer_state_bytes(kind, parameter_dtype=parameter_dtype, options=options)

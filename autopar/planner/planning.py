@@ -10,27 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster
-from autopar.parallel_plan import ParameterPlan, Plan
+from autopar.layout import Mesh
+from autopar.parallel_plan import Baseline, ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
+from autopar.planner.choose_mesh import Chosen, choose_mesh, of_known
 from autopar.planner.choose_micro_batches import choose_micro_batches
-from autopar.planner.choose_mesh import choose_mesh, of_known
-from autopar.planner.constraints import parse_constraints
+from autopar.planner.constraints import Recompute, check_recompute, parse_constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.kept import Kept
 from autopar.planner.known_plans import baselines, known_meshes
 from autopar.planner.mends import mended
-from autopar.planner.micro_batches import AtBatch
 from autopar.planner.mesh_shapes import resolve_meshes
+from autopar.planner.micro_batches import AtBatch
 from autopar.planner.optimizers import resolve_optimizer, state_bytes
 from autopar.planner.query import Progress, Query, budget, kernel_backend
 from autopar.planner.read import switching_costs
 from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
-from autopar.planner.solver.deadline import Deadline
-from autopar.planner.targets import find_wishes, meshes_with_axes
+from autopar.planner.solver.deadline import Deadline, interruptible
+from autopar.planner.targets import find_wishes, meshes_with_axes, recompute_of
 from autopar.program import Program
 
 
@@ -48,7 +50,8 @@ def make_plan(
     with_baselines: bool = True,
     mode: Mode = "default",
     time_limit: float | None = None,
-    warm_start: Plan | None = None,
+    warm_start: Plan | str | Path | None = None,
+    recompute: Recompute | None = None,
     kept: Kept | None = None,
     micro_batches: int | None = None,
     at_batch: AtBatch | None = None,
@@ -58,9 +61,11 @@ def make_plan(
 
     mesh: sizes only; dims: named axes (-1 fills). memory_limit: bytes per device, "72GiB", or a fraction of the
     device; default: the device less context and fragmentation. parameter_layouts: decisions to keep. mode: how long
-    the solver may search (`planner.search`); time_limit: seconds for everything. warm_start: a plan to begin with.
-    kept: results of earlier questions about this program. micro_batches: in how many parts of the batch a step runs
-    (None: as memory asks); at_batch: captures the program at another size of the batch, for more than one.
+    the solver may search (`planner.search`); time_limit: seconds for everything. warm_start: a plan to begin
+    with, or its file. recompute: "none", "selective" or "full" everywhere (None: as memory asks). kept: results of
+    earlier questions about this program. micro_batches: in how many parts of the batch a step runs (None: as memory
+    asks); at_batch: captures the program at another size of the batch, for more than one.
+    The first Ctrl-C ends the search: the best plan so far is returned with its bound, and notes say so.
     Raises ConfigurationError for impossible arguments and InfeasibleError when nothing fits.
     """
     log = progress or (lambda message: None)
@@ -81,35 +86,62 @@ def make_plan(
         factorisation=factorisation,
         search=search_of(mode, time_limit),
         deadline=Deadline.after(time_limit),
-        warm_start=warm_start,
+        warm_start=Plan.load(warm_start) if isinstance(warm_start, str | Path) else warm_start,
+        recompute=None if recompute is None else check_recompute(recompute, "the plan"),
         kept=kept,
     )
-    chosen = choose_micro_batches(query, micro_batches, at_batch, partial(choose_mesh, meshes=meshes, log=log), log)
-    axes_are_free = dims is None and not parsed.placements and not parsed.pinned
-    failures = chosen.failures
-    if chosen.best is None and axes_are_free and query.search.tries_mends:
-        chosen = of_known(choose_mesh(query, known_meshes(query, meshes), log))
-    if chosen.best is None:
-        short = [failure for failure in failures if isinstance(failure, DoesNotFit)]
-        raise mended(query, min(short, key=lambda failure: failure.needed_bytes), log) if short else failures[0]
-    best = chosen.best
+    recompute_of(program, parsed)
     kind, _ = resolve_optimizer(optimizer)
     answer = {
         **(question or {}),
         "optimizer": kind if isinstance(kind, str) else kind.__name__,
         "optimizer_assumed": optimizer is None,
         "mode": mode,
+        "time_limit_seconds": time_limit,
+        "recompute": recompute,
         "memory_limit_bytes": query.budget_bytes,
         "cluster": cluster.name,
     }
-    blocks = find_blocks(program)
+    with interruptible(query.deadline):
+        choose = partial(choose_mesh, meshes=meshes, log=log)
+        chosen = choose_micro_batches(query, micro_batches, at_batch, choose, log)
+        if chosen.best is None:
+            axes_are_free = dims is None and not parsed.placements and not parsed.pinned
+            chosen = _without_a_plan(query, chosen, meshes if axes_are_free else (), log)
+        known = baselines(query, log) if with_baselines else ()
+    return _finished(query, chosen, answer, known)
+
+
+def _without_a_plan(query: Query, chosen: Chosen, meshes: Sequence[Mesh], log: Progress) -> Chosen:
+    """The best of the known plans on these meshes. Raises InfeasibleError with what would fit where none fits."""
+    failures = chosen.failures
+    if meshes and query.search.tries_mends:
+        known = of_known(choose_mesh(query, known_meshes(query, meshes), log))
+        if known.best is not None:
+            return known
+        failures = (*failures, *known.failures)
+    short = [failure for failure in failures if isinstance(failure, DoesNotFit)]
+    raise mended(query, min(short, key=lambda failure: failure.needed_bytes), log) if short else failures[0]
+
+
+def _finished(query: Query, chosen: Chosen, answer: Mapping[str, Any], known: tuple[Baseline, ...]) -> Plan:
+    """The plan of the best candidate, with what is known beside it."""
+    best = chosen.best
+    assert best is not None
+    blocks = find_blocks(query.program)
     structure = {"blocks": blocks.num_blocks, "kinds_of_blocks": len(blocks.kinds), "cuts": len(blocks.cuts)}
+    notes = [*best.plan.notes, *chosen.notes]
+    if query.deadline.left() <= 0.0:
+        why = "Ctrl-C" if query.deadline.stop.pressed else "the time limit"
+        notes.append(
+            f"{why} ended the search: this is the best plan so far, with a gap of {best.plan.gap:.1e} on its mesh"
+        )
     return replace(
         best.plan,
         question=answer,
-        notes=(*best.plan.notes, *chosen.notes),
+        notes=tuple(notes),
         statistics={**best.plan.statistics, **structure, **chosen.statistics},
         explanations=switching_costs(best.built, best.solution.assignment),
         alternatives=chosen.alternatives,
-        baselines=baselines(query, log) if with_baselines else (),
+        baselines=known,
     )

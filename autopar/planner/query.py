@@ -13,11 +13,10 @@ from autopar.cost_models.memory import usable_bytes
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
-from autopar.planner.constraints import BATCH_AXES, Constraints
+from autopar.planner.constraints import BATCH_AXES, Constraints, Recompute
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.kept import Kept
 from autopar.planner.leaves import StateBytes
-from autopar.planner.recomputation import Recompute
 from autopar.planner.search import SEARCH, Search
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.targets import Wish, freed_axes
@@ -58,7 +57,7 @@ class Query:
         freed = {node: names_ask & set(axes) for node, axes in freed_axes(self.wishes, mesh).items()}
         question = replace(
             self,
-            constraints=replace(self.constraints, placements={}),
+            constraints=replace(self.constraints, placements={}, recompute={}),
             wishes=(),
             budget_bytes=0.0,
             search=SEARCH["default"],

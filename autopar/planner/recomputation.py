@@ -21,7 +21,7 @@ that another segment reads in backward.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.planner.build import Built, Variable
+from autopar.planner.constraints import Recompute
 from autopar.planner.factorisation import Value
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.prices import Floats
@@ -38,18 +39,23 @@ from autopar.planner.solver import FORBIDDEN, Edge
 from autopar.planner.strategies import LayoutSet, Strategies
 
 DROPPED, SAVED, RECOMPUTED = 0, 1, 2
-Recompute: TypeAlias = Literal["none", "selective", "full"]
 Menu: TypeAlias = tuple[int, ...]
 """States of one variable; empty: it has none (a parameter, a batch input, anything of backward)."""
 
 
-def expand(built: Built, lifetimes: Lifetimes, recompute: Recompute | None = None) -> Built:
+def expand(
+    built: Built,
+    lifetimes: Lifetimes,
+    recompute: Recompute | None = None,
+    by_operator: Mapping[fx.Node, Recompute] | None = None,
+) -> Built:
     """The same problem with a state in every label of what forward computes.
 
     recompute: None lets the search choose; "none" saves everything that backward reads; "selective" never runs a heavy
-    operator (product, attention) twice; "full" saves only what the segments hand to each other.
+    operator (product, attention) twice; "full" saves only what the segments hand to each other. by_operator: the same
+    for single operators.
     """
-    menus = _Menus(built, lifetimes, recompute).menus
+    menus = _Menus(built, lifetimes, recompute, by_operator or {}).menus
     labels = _Labels()
     variables = [
         labels.variable(variable, menu) if menu else variable
@@ -84,8 +90,14 @@ def state_of(variable: Variable, label: int) -> int | None:
 class _Menus:
     """The states of every variable, decided from the last operator of forward to the first."""
 
-    def __init__(self, built: Built, lifetimes: Lifetimes, recompute: Recompute | None) -> None:
-        self.built, self.lifetimes, self.recompute = built, lifetimes, recompute
+    def __init__(
+        self,
+        built: Built,
+        lifetimes: Lifetimes,
+        recompute: Recompute | None,
+        by_operator: Mapping[fx.Node, Recompute],
+    ) -> None:
+        self.built, self.lifetimes, self.recompute, self.by_operator = built, lifetimes, recompute, by_operator
         self.menus: list[Menu] = [()] * len(built.variables)
         for node, index in reversed(built.operators.items()):
             if node.meta["phase"] != "backward":
@@ -104,7 +116,7 @@ class _Menus:
         homes = {self.lifetimes.segment[reader] for reader in again}
         home = self.lifetimes.segment[node]
         recomputable = self._is_pure(node) and (needed or home in homes)
-        if self.recompute == "full" and recomputable and homes <= {home}:
+        if self._asked(node) == "full" and recomputable and homes <= {home}:
             return (RECOMPUTED,) if needed else (DROPPED, RECOMPUTED)
         menu = (SAVED,) if needed else (DROPPED, SAVED)
         return (*menu, RECOMPUTED) if recomputable else menu
@@ -115,11 +127,14 @@ class _Menus:
         target = node.target
         mutates = not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable
         home = lifetimes.segment[node]
-        if mutates or self.recompute == "none" or home == lifetimes.segments.last:
+        if mutates or self._asked(node) == "none" or home == lifetimes.segments.last:
             return False
-        if self.recompute == "selective" and node in self.built.heavy:
+        if self._asked(node) == "selective" and node in self.built.heavy:
             return False
         return all(segment == home for segment in lifetimes.backward_segments(node))
+
+    def _asked(self, node: fx.Node) -> Recompute | None:
+        return self.by_operator.get(node, self.recompute)
 
     def _may_recompute(self, node: fx.Node) -> bool:
         return RECOMPUTED in self.menus[self.built.operators[node]]

@@ -7,16 +7,16 @@ transformer.h.*.mlp.c_fc.weight (parameter and its state) 0.8 GiB, ... It fits w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
-from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
-from autopar.parallel_plan import Plan
+from autopar.parallel_plan import Prediction
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.build import Built
 from autopar.planner.solver import MemoryRow
@@ -30,11 +30,11 @@ _LAYER_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A question that differs in one thing: what the user would write, and the plan that answers it (or raises)."""
+class Mend:
+    """What the user would change, and what the plan then needs."""
 
     description: str
-    plan: Callable[[], Plan]
+    predicted: Prediction
 
 
 class DoesNotFit(InfeasibleError):
@@ -63,24 +63,20 @@ def fullest_parts(built: Built, rows: Sequence[MemoryRow], labels: Labels) -> tu
     return sum(fullest.values()), dict(largest)
 
 
-def with_mends(failure: InfeasibleError, changes: Sequence[Sequence[Change]]) -> InfeasibleError:
-    """The same error with the first change of every group that fits, its memory and its predicted step."""
-    fits, short = [], []
-    for group in changes:
-        for change in group:
-            try:
-                prediction = change.plan().predicted
-            except (InfeasibleError, ConfigurationError):
-                short.append(change.description)
-                continue
-            fits.append(
-                f"{change.description} ({format_bytes(prediction.peak_bytes)}, predicted step "
-                f"{format_seconds(prediction.step_seconds)})"
-            )
-            break
-    mends = f"It fits with {', or with '.join(fits)}. " if fits else ""
-    tried = f"Not enough: {', '.join(short)}. " if short else ""
-    return InfeasibleError(f"{failure}. {mends}{tried}A smaller batch or a higher memory_limit may fit too")
+def with_mends(
+    failure: InfeasibleError, mends: Sequence[Mend], short: Sequence[str], untried: Sequence[str], searched: str
+) -> InfeasibleError:
+    """The same error with what would fit (memory, predicted step), what would not, and what the search had tried."""
+    fits = [
+        f"{mend.description} ({format_bytes(mend.predicted.peak_bytes)}, predicted step "
+        f"{format_seconds(mend.predicted.step_seconds)})"
+        for mend in mends
+    ]
+    text = f"It fits with {', or with '.join(fits)}. " if fits else ""
+    alone = "" if fits else ", alone or two of them together"
+    text += f"Not enough{alone}: {', '.join(short)}. " if short else ""
+    text += f"Not tried, for lack of time: {', '.join(untried)}. " if untried else ""
+    return InfeasibleError(f"{failure}. {text}{searched}A smaller batch or a higher memory_limit may fit too")
 
 
 def with_more_devices(cluster: Cluster, factor: int) -> Cluster:

@@ -23,7 +23,7 @@ from autopar.errors import ConfigurationError
 from autopar.layout import Layout, Mesh, Placement, Shard
 from autopar.passes.place_casts import is_cast
 from autopar.passes.view_layouts import cut_positions, layout_after_view
-from autopar.planner.constraints import EVERY_AXIS, Constraints, PlacementRules
+from autopar.planner.constraints import EVERY_AXIS, Constraints, PlacementRules, Recompute
 from autopar.planner.factorisation import Factorisation, Value, batch_class, shape_of, value_of
 from autopar.planner.operators import base_of, operators
 from autopar.program import Program
@@ -148,6 +148,30 @@ def _weights(node: fx.Node) -> list[fx.Node]:
         if origin.op == "placeholder":
             found += [origin] if origin is source else [origin, source]
     return found
+
+
+def recompute_of(program: Program, constraints: Constraints) -> dict[fx.Node, Recompute]:
+    """Forward operator -> what the user's patterns (of modules or operators) say of its recomputation; a later pattern
+    counts before an earlier one. Raises ConfigurationError for a pattern that matches no forward operator."""
+    found: dict[fx.Node, Recompute] = {}
+    forward = [node for node in operators(program) if node.meta["phase"] != "backward"]
+    for pattern, choice in constraints.recompute.items():
+        matched = [node for node in forward if _is_in(str(node.meta["operator"]), pattern)]
+        if not matched:
+            near = difflib.get_close_matches(pattern, [str(n.meta["operator"]) for n in forward], NEAREST_NAMES, 0.3)
+            raise ConfigurationError(
+                f"constraint {pattern!r} with recompute={choice!r} matches no module or forward operator; nearest: "
+                f"{', '.join(near)}"
+            )
+        found |= dict.fromkeys(matched, choice)
+    return found
+
+
+def _is_in(operator: str, pattern: str) -> bool:
+    """Whether a pattern means an operator, its module, or one around that."""
+    path = operator.rpartition("/")[0]
+    around = [path.rsplit(".", up)[0] for up in range(path.count(".") + 1)]
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (operator, *around))
 
 
 def notes_of(wishes: Sequence[Wish]) -> list[str]:

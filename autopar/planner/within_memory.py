@@ -36,6 +36,7 @@ from autopar.planner.solver import (
     is_forbidden,
     solve,
 )
+from autopar.planner.targets import recompute_of
 
 MEMORY_GAP = 1e-3
 Labels = NDArray[np.int64]
@@ -57,7 +58,9 @@ class WithinMemory:
     @staticmethod
     def of(query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]) -> WithinMemory:
         """The problem with recomputation as far as the query allows it."""
-        built = plain if query.recompute == "none" else expand(plain, lifetimes, query.recompute)
+        by_operator = recompute_of(query.program, query.constraints)
+        nowhere = query.recompute == "none" and not by_operator
+        built = plain if nowhere else expand(plain, lifetimes, query.recompute, by_operator)
         return WithinMemory(query, mesh, plain, built, lifetimes, starts, {})
 
     def learn(self, built: Built, labels: Labels, measured: Mapping[Moment, float]) -> None:
@@ -78,7 +81,9 @@ class WithinMemory:
         )
         problem = replace(self.built.problem, memory_rows=rows)
         seconds = query.seconds(query.search.memory_seconds)
-        solution = solve(problem, gap=MEMORY_GAP, time_limit=seconds, warm_start=self._start(problem))
+        solution = solve(
+            problem, gap=MEMORY_GAP, time_limit=seconds, warm_start=self._start(problem), stop=query.deadline.stop
+        )
         fits = _fits(problem, solution.assignment)
         if fits and solution.statistics.get("forbidden"):
             raise InfeasibleError(
