@@ -42,7 +42,7 @@ class Input:
 class Output:
     """One value of the returned tuple. name: path of the output, or the parameter, input or buffer it belongs to.
 
-    A "statistic" is what one micro-batch adds to a value of the whole batch, which comes back as the input of that name.
+    A "statistic" is what one micro-batch adds to a value of the whole batch; that comes back as the input of its name.
     """
 
     role: OutputRole
@@ -103,7 +103,8 @@ class MicroProgram:
     """A step in `count` equal parts of the batch: `program` runs once per part, `whole` is what was captured.
 
     The loss and the gradients of the whole are sums over the parts, each with the tangent times `loss_scale`. A
-    statistic of the whole is the sum of what the parts return times `statistic_scales[name]`.
+    statistic of the whole is the sum of what the parts return times `statistic_scales[name]`. draws: operator that
+    draws random numbers -> the dim that holds the samples, outermost in it; its numbers are those of the whole batch.
     """
 
     program: Program
@@ -112,3 +113,4 @@ class MicroProgram:
     loss_scale: float
     statistic_scales: Mapping[str, float]
     joined: Mapping[str, Joined]
+    draws: Mapping[str, int]

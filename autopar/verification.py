@@ -149,8 +149,8 @@ def _alone(
     module: ParallelModule, step: Step, plain: nn.Module, leaves: list[Any]
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the captured program on one device, with the seed of the module's next call."""
-    lowered = lower(step.program, one_device_plan(step.plan), 0)
-    arguments = {value.name: leaves[leaf] for value, leaf in input_leaves(step.program)}
+    lowered = lower(step.whole, one_device_plan(step.plan), 0)
+    arguments = {value.name: leaves[leaf] for value, leaf in input_leaves(step.whole)}
     tensors = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
     values = []
     for value in lowered.inputs:

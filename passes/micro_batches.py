@@ -10,17 +10,37 @@ all gradients one of them lives at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from autopar.ops.attention import (
+    attention_backward_by_index,
+    attention_backward_with_mask_by_index,
+    attention_by_index,
+)
+from autopar.ops.dropout import dropout_by_index
+from autopar.ops.random import exponential_by_index, integers_by_index, normal_by_index, uniform_by_index
 from autopar.passes.partition import Partition, node_bytes
 from autopar.program import MicroProgram, Program
 
 _aten = torch.ops.aten
+DRAWING_FUNCTIONS = frozenset(
+    {
+        dropout_by_index,
+        uniform_by_index,
+        normal_by_index,
+        exponential_by_index,
+        integers_by_index,
+        attention_by_index,
+        attention_backward_by_index,
+        attention_backward_with_mask_by_index,
+    }
+)
+"""Functions whose last arguments are the runs of global indices and the global shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +71,43 @@ def for_micro_batches(program: Program, partition: Partition) -> MicroPartition:
     return MicroPartition(
         statistics=statistics, partition=replace(partition, forward=forward, backward=backward), totals=totals
     )
+
+
+def drawing_for(
+    graph_module: fx.GraphModule, draws: Mapping[str, int], part: int, count: int, pieces: int
+) -> fx.GraphModule:
+    """A copy whose random operators draw the numbers that the samples of one part have in the whole batch.
+
+    dropout_by_index(x, p, seed, salt, (((2, 2),),), (4,))    -->    dropout_by_index(..., (((6, 2),),), (8,))
+    on the second of two parts, with two pieces of the batch: this rank holds samples 2 and 3 of the part
+
+    draws: operator -> dim of the samples. pieces: how many pieces of the whole batch, one behind the other, every part
+    takes its samples from.
+    """
+    copy = fx.GraphModule(graph_module, fx.Graph())
+    copy.graph.output(copy.graph.graph_copy(graph_module.graph, {}))
+    for node in copy.graph.nodes:
+        dim = draws.get(str(node.meta.get("operator"))) if node.target in DRAWING_FUNCTIONS else None
+        if dim is None:
+            continue
+        *others, runs, shape = node.args
+        moved = tuple(_moved(start, length, shape[dim], part, count, pieces) for start, length in runs[dim])
+        runs = (*runs[:dim], sum(moved, ()), *runs[dim + 1 :])
+        node.args = (*others, runs, (*shape[:dim], shape[dim] * count, *shape[dim + 1 :]))
+    copy.recompile()
+    return copy
+
+
+def _moved(start: int, length: int, size: int, part: int, count: int, pieces: int) -> tuple[tuple[int, int], ...]:
+    """The runs in the whole batch of one run of indices of a part, whose dim has `size`."""
+    piece = size // pieces
+    found = []
+    while length > 0:
+        index, offset = divmod(start, piece)
+        taken = min(length, piece - offset)
+        found.append(((index * count + part) * piece + offset, taken))
+        start, length = start + taken, length - taken
+    return tuple(found)
 
 
 def joined_bytes(micro: MicroProgram, lowered: Program) -> float:

@@ -4,8 +4,8 @@
     loss.backward()            hands out the totals times the incoming gradient of the loss
 
 Only one part's activations live at a time. The gradient of a loss is linear in the tangent, so loss scaling, clipping
-and accumulation over calls work as ever. With `parts` of the batch over the ranks, micro-batch i takes the i-th piece of
-every part, so that a rank needs nothing of another's samples:
+and accumulation over calls work as ever. Where ranks share the samples, micro-batch i takes the i-th piece of the
+samples of every rank, so that a rank needs nothing of another's:
 
     batch 0..7 on 2 ranks, 2 micro-batches     rank 0: (0 1) (2 3)     rank 1: (4 5) (6 7)
 """
@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 
 from autopar.errors import ConfigurationError
 from autopar.layout import Replicate, Shard
 from autopar.parallel_plan import Plan
-from autopar.passes.micro_batches import MicroPartition
+from autopar.passes.micro_batches import MicroPartition, drawing_for
 from autopar.program import Joined, MicroProgram, Output, Program
 from autopar.runtime.accumulation import HeldGradients
 from autopar.runtime.batches import input_leaves
@@ -36,6 +37,43 @@ Bind = Callable[[int], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnePart:
+    """What runs for one part."""
+
+    statistics: GraphCall | None
+    forward: GraphCall
+    backward: GraphCall | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PartGraphs:
+    """The bound graphs; where they draw random numbers, every part runs its own copy."""
+
+    statistics: fx.GraphModule | None
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    micro: MicroProgram
+    backend: str
+    _made: dict[tuple[int, int], OnePart] = field(default_factory=dict)
+
+    def of(self, part: int, pieces: int) -> OnePart:
+        """The graphs of one part, compiled at the first use. pieces: see `drawing_for`."""
+        key = (part, pieces) if self.micro.draws else (0, 1)
+        if key not in self._made:
+            self._made[key] = OnePart(
+                statistics=None if self.statistics is None else self._call(self.statistics, *key),
+                forward=self._call(self.forward, *key),
+                backward=None if self.backward is None else self._call(self.backward, *key),
+            )
+        return self._made[key]
+
+    def _call(self, graph: fx.GraphModule, part: int, pieces: int) -> GraphCall:
+        if self.micro.draws:
+            graph = drawing_for(graph, self.micro.draws, part, self.micro.count, pieces)
+        return kernels(graph, backend=self.backend)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroStep:
     """The emitted function of one rank for a batch in parts; stands in the place of `emit.Step`.
 
@@ -46,9 +84,7 @@ class MicroStep:
     lowered: Program
     plan: Plan
     groups: ProcessGroups
-    statistics: GraphCall | None
-    forward: GraphCall
-    backward: GraphCall | None
+    graphs: PartGraphs
     totals: tuple[int, ...]
 
     @property
@@ -73,13 +109,9 @@ class MicroStep:
 
         axes: the mesh axes over which the ranks share the samples, as in `split`.
         """
-        if self.backward is None or not torch.is_grad_enabled():
+        if self.graphs.backward is None or not torch.is_grad_enabled():
             return self._run(bind, axes, None)
-        parameters = [
-            tensor
-            for tensor, value in zip(bind(0), self._bound, strict=True)
-            if value.role == "parameter"
-        ]
+        parameters = [tensor for tensor, value in zip(bind(0), self._bound, strict=True) if value.role == "parameter"]
         results: tuple[torch.Tensor, ...] = _MicroFunction.apply(self, held, bind, axes, *parameters)  # type: ignore[no-untyped-call]
         return results
 
@@ -102,31 +134,33 @@ class MicroStep:
     def _run(
         self, bind: Bind, axes: Sequence[int], totals: list[torch.Tensor | None] | None
     ) -> tuple[torch.Tensor, ...]:
-        statistics = self._statistics(bind)
+        pieces = self.pieces(axes)
+        statistics = self._statistics(bind, pieces)
         results: list[list[torch.Tensor]] = [[] for _ in self.forward_outputs]
         for part in range(self.count):
-            returned = self.forward(*self._arguments(bind(part), statistics))
+            graphs = self.graphs.of(part, pieces)
+            returned = graphs.forward(*self._arguments(bind(part), statistics))
             for kept, value in zip(results, returned, strict=False):
                 kept.append(value)
             if totals is not None:
-                self._backward(returned[len(results) :], results, totals)
+                self._backward(graphs, returned[len(results) :], totals)
             del returned
         return tuple(
             self._join(output, values, axes) for output, values in zip(self.forward_outputs, results, strict=True)
         )
 
-    def _backward(self, saved: Sequence[Any], results: Sequence[Any], totals: Sequence[torch.Tensor | None]) -> None:
-        assert self.backward is not None
+    def _backward(self, graphs: OnePart, saved: Sequence[Any], totals: Sequence[torch.Tensor | None]) -> None:
+        assert graphs.backward is not None
         tangents = [
             torch.full(value.shape, self.micro.loss_scale, dtype=value.dtype, device=self.groups.device)
             for value in self.lowered.inputs
             if value.role == "tangent"
         ]
-        self.backward(*saved, *tangents, *(totals[index] for index in self.totals))
+        graphs.backward(*saved, *tangents, *(totals[index] for index in self.totals))
 
-    def _statistics(self, bind: Bind) -> dict[str, torch.Tensor]:
+    def _statistics(self, bind: Bind, pieces: int) -> dict[str, torch.Tensor]:
         """The statistics of the whole batch, by name."""
-        if self.statistics is None:
+        if self.graphs.statistics is None:
             return {}
         names = [output.name for output in self.lowered.outputs if output.role == "statistic"]
         blank = {
@@ -136,9 +170,13 @@ class MicroStep:
         }
         sums: list[torch.Tensor] = []
         for part in range(self.count):
-            found = self.statistics(*self._arguments(bind(part), blank))
+            compute = self.graphs.of(part, pieces).statistics
+            assert compute is not None
+            found = compute(*self._arguments(bind(part), blank))
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
-        return {name: _scaled(value, self.micro.statistic_scales[name]) for name, value in zip(names, sums, strict=True)}
+        return {
+            name: _scaled(value, self.micro.statistic_scales[name]) for name, value in zip(names, sums, strict=True)
+        }
 
     def _arguments(self, bound: Sequence[torch.Tensor], statistics: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         remaining = map(local_tensor, bound)
@@ -159,9 +197,7 @@ class MicroStep:
             return values[0].clone()
         return _scaled(torch.stack(values).sum(0, dtype=values[0].dtype), joined.scale)
 
-    def _concatenated(
-        self, name: str, dim: int, values: list[torch.Tensor], axes: Sequence[int]
-    ) -> torch.Tensor:
+    def _concatenated(self, name: str, dim: int, values: list[torch.Tensor], axes: Sequence[int]) -> torch.Tensor:
         layout = output_layout(self.plan, name)
         pieces = self.pieces(axes)
         split = tuple(axis for axis, placement in enumerate(layout) if placement == Shard(dim))
@@ -253,9 +289,7 @@ class _MicroFunction(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("the gradients of micro-batches were handed out already; call the module again")
         gradients, ctx.gradients = ctx.gradients, None
-        tangent = next(
-            t for t, output in zip(tangents, step.forward_outputs, strict=True) if output.role == "loss"
-        )
+        tangent = next(t for t, output in zip(tangents, step.forward_outputs, strict=True) if output.role == "loss")
         for gradient in gradients:
             if gradient is not None:
                 gradient.mul_(tangent.to(gradient.dtype))
@@ -276,21 +310,21 @@ class _MicroFunction(torch.autograd.Function):
         )
 
 
-def emit_micro(micro: MicroProgram, lowered: Program, parts: MicroPartition, plan: Plan, groups: ProcessGroups) -> MicroStep:
+def emit_micro(
+    micro: MicroProgram, lowered: Program, parts: MicroPartition, plan: Plan, groups: ProcessGroups
+) -> MicroStep:
     """Bind the graphs of `parts` (of the `lowered` program of one part) to processes and kernels."""
     graphs = [parts.statistics, parts.partition.forward, parts.partition.backward]
     groups.create(group_symbols(*(graph for graph in graphs if graph is not None)))
-    statistics, forward, backward = (
-        None if graph is None else kernels(bind_groups(graph, groups), backend=plan.kernel_backend) for graph in graphs
-    )
+    statistics, forward, backward = (None if graph is None else bind_groups(graph, groups) for graph in graphs)
     assert forward is not None
     return MicroStep(
         micro=micro,
         lowered=lowered,
         plan=plan,
         groups=groups,
-        statistics=statistics,
-        forward=forward,
-        backward=backward,
+        graphs=PartGraphs(
+            statistics=statistics, forward=forward, backward=backward, micro=micro, backend=plan.kernel_backend
+        ),
         totals=parts.totals,
     )

@@ -5,8 +5,8 @@
     fixed        does not know the batch: equal for the whole and for every micro-batch
 
 A sum over samples has degree 1, a mean degree 0. A number that the capture wrote as batch size has degree 1 as well:
-`sum(x) / 512` is a mean where the program at half the batch divides by 256. Values of another degree than 0 and averages
-pass through linear operators only, which is what makes micro-batches exact:
+`sum(x) / 512` is a mean where the program at half the batch divides by 256. Averages, and values of another degree than
+0, pass through linear operators only, which is what makes micro-batches exact:
 
     mean: loss(whole) = 1/m * (loss_1 + ... + loss_m)        sum: loss(whole) = loss_1 + ... + loss_m
 
@@ -89,6 +89,8 @@ class BatchFlow:
         self.flows: dict[Value, Flow] = {}
         self.statistics: dict[fx.Node, None] = {}
         """Averages over inputs alone that something else than a linear chain of such reads."""
+        self.draws: dict[str, int] = {}
+        """Operators that draw random numbers per sample, with the dim of their first output that holds the samples."""
         self.loss_degree = self._run()
 
     @property
@@ -216,7 +218,7 @@ class BatchFlow:
         if choice.name in rule.synchronised_bytes or isinstance(placement, Replicate):
             raise _refused(node, "computes statistics of the batch")
         if is_random(node):
-            raise _refused(node, "draws random numbers per sample")
+            self._record_draw(node, index)
         degree = self._degree(node, rule, flows)
         data_only = all(flow.data_only for flow in flows)
         if isinstance(placement, Shard):
@@ -228,6 +230,14 @@ class BatchFlow:
         if choice.name in rule.implementations and not is_mean:
             raise _refused(node, "contracts the batch by more than a sum")
         return Flow(Kind.AVERAGED, degree if is_mean else degree + 1, data_only)
+
+    def _record_draw(self, node: fx.Node, index: int) -> None:
+        """Random numbers belong to an element of the whole batch: its samples must lie outermost in one dim."""
+        found = self._positions((node, index))
+        if index == 0 and (not found or found[0][1] != 0):
+            raise _refused(node, "draws random numbers for samples that do not lie outermost in a dim")
+        if index == 0:
+            self.draws[str(node.meta["operator"])] = found[0][0]
 
     def _check_numbering(self, node: fx.Node, rule: Rule, choice: Choice) -> None:
         assert choice.name is not None
@@ -299,7 +309,7 @@ class BatchFlow:
     # -- statistics
 
     def _flow_of(self, value: Value, reader: fx.Node) -> Flow:
-        """What `reader` finds: an average over inputs alone is fixed for all but the linear chain that it belongs to."""
+        """What `reader` finds: an average over inputs alone is fixed for all but the casts and views behind it."""
         flow = self.flows[value]
         if flow.kind is not Kind.AVERAGED or not flow.data_only or self.stays_average(reader):
             return flow

@@ -95,9 +95,7 @@ def _pinned(query: Query, count: int, at_batch: AtBatch | None) -> Query:
         raise ConfigurationError(f"micro_batches={count}: {reason}; pass micro_batches=1") from reason
 
 
-def _search(
-    queries: Iterator[Query], chosen: Chosen, choose: Callable[[Query], Chosen], log: Progress
-) -> Chosen:
+def _search(queries: Iterator[Query], chosen: Chosen, choose: Callable[[Query], Chosen], log: Progress) -> Chosen:
     needed = _needed_bytes(chosen)
     for query in queries:
         assert query.micro is not None

@@ -1,11 +1,10 @@
-"""Micro-batches: whether a step may run in parts of the batch, its program for one part, and what that costs.
+"""Micro-batches: whether a step may run in parts of the batch, and its program for one part.
 
-    parts = micro_program(whole, at_batch(4), 2, Factorisation(whole))     raises NotSeparable with the reason
-    built = scaled(built, 2, optimizer)                                    the problem of both parts together
+    micro = in_parts(whole, 2, at_batch)            raises NotSeparable with the reason
 
-The costs of a part are priced at its own shapes, so launch latencies and small collectives show, and count once per
-part; what the optimizer does counts once. Costs never fall with the number of parts, so more than one is tried only
-where memory binds.
+    n = sum(keep); loss = s / n    -->    n = sum(keep); loss = s / n_of_the_whole; return loss, n
+
+Statistics of the whole batch become inputs of the part; the rest of its program is what was captured at its size.
 """
 
 from __future__ import annotations
@@ -14,16 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 from torch import fx
 
 from autopar.capture.family import aligned
 from autopar.errors import CaptureError
 from autopar.planner.batch_flow import BatchFlow, Kind, NotSeparable
-from autopar.planner.build import Built, Variable
-from autopar.planner.factorisation import Factorisation, shape_of, value_of
-from autopar.planner.prices import Floats, Prices, tensor_bytes
-from autopar.planner.solver import FORBIDDEN
+from autopar.planner.factorisation import Factorisation, value_of
 from autopar.program import Input, Joined, MicroProgram, Output, Program
 
 AtBatch = Callable[[int], Program]
@@ -56,6 +51,7 @@ def micro_program(whole: Program, part: Program, count: int, factorisation: Fact
         loss_scale=float(flow.loss_scale),
         statistic_scales=scales,
         joined=_joined(whole, flow, count),
+        draws=flow.draws,
     )
 
 
@@ -127,35 +123,4 @@ def _with_statistics(part: Program, statistics: list[fx.Node]) -> Program:
         graph_module=fx.GraphModule(part.graph_module, graph),
         inputs=tuple(inputs),
         outputs=(*part.outputs[:first], *extra, *part.outputs[first:]),
-    )
-
-
-def in_micro_batches(built: Built, count: int, prices: Prices) -> Built:
-    """The problem of `count` runs of a part: all costs times `count`, but for what the optimizer does."""
-    scaled: dict[int, Floats] = {}  # equal operators share arrays by identity, and still do
-
-    def times(costs: Floats) -> Floats:
-        if id(costs) not in scaled:
-            scaled[id(costs)] = np.where(costs >= FORBIDDEN / 2, costs, costs * count)
-        return scaled[id(costs)]
-
-    gathers: dict[tuple[object, ...], Floats] = {}
-    for variable in built.variables:
-        if variable.kind == "parameter":
-            key = (id(variable.costs), variable.labels, shape_of(variable.node))
-            if key not in gathers:
-                gathers[key] = variable.costs + (count - 1) * _gather_seconds(variable, prices)
-            variable.costs = gathers[key]
-        else:
-            variable.costs = times(variable.costs)
-    edges = tuple(replace(edge, costs=times(edge.costs)) for edge in built.problem.edges)
-    problem = replace(built.problem, node_costs=tuple(v.costs for v in built.variables), edges=edges)
-    built.problem = problem
-    return built
-
-
-def _gather_seconds(variable: Variable, prices: Prices) -> Floats:
-    shape, nbytes = shape_of(variable.node), tensor_bytes(variable.node)
-    return np.array(
-        [prices.redistribution_seconds(shape, nbytes, label.stored, label.used) for label in variable.labels]
     )

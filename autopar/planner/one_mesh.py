@@ -28,7 +28,7 @@ from autopar.phases import phase
 from autopar.planner.build import Built, build_problem
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.memory_rows import Moment
-from autopar.planner.micro_batches import in_micro_batches
+from autopar.planner.micro_costs import in_micro_batches
 from autopar.planner.moments import measured_bytes
 from autopar.planner.notes import expert_notes, uneven_notes
 from autopar.planner.predict import predict_timeline
