@@ -6,7 +6,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import autopar
-from autopar.layout import Mesh, Replicate, Shard
+from autopar.layout import Layout, Mesh, Replicate, Shard
 from autopar.runtime.checkpoint import in_plain_blocks
 from autopar.runtime.parameters import full_tensor, shard_tensor
 from autopar.runtime.process_groups import ProcessGroups
@@ -41,21 +41,39 @@ def load(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[f
 
 
 def strided_round_trip(path: str) -> float:
-    """Save a tensor in a strided layout, load it into another layout; the largest difference of the full tensors."""
-    groups = ProcessGroups(Mesh(("dp_shard", "tp"), (2, 2)), "cpu")
-    full = torch.arange(4.0 * 12).reshape(4, 12)
-    worst = 0.0
-    for layout in (
+    """Save a tensor in strided layouts, load it into another layout; the largest difference of the full tensors."""
+    layouts: list[Layout] = [
         (Shard(0), Shard(1, split=3)),
         (Replicate(), Shard(1, split=3)),
         (Shard(1, split=3), Shard(1, split=3)),
         (Shard(1, split=2), Shard(1)),
         (Shard(1), Shard(1, split=6)),
-    ):
+    ]
+    return _round_trips(Mesh(("dp_shard", "tp"), (2, 2)), layouts, (Replicate(), Shard(0)), path)
+
+
+def strided_round_trip_on_three_axes(path: str) -> float:
+    """The same on (2, 2, 2)."""
+    layouts: list[Layout] = [
+        (Shard(0), Replicate(), Shard(1, split=3)),
+        (Shard(0), Shard(0), Shard(1)),
+        (Shard(1, split=3), Shard(0), Shard(1, split=3)),
+        (Shard(1, split=4), Shard(1, split=2), Shard(1)),
+        (Shard(1), Shard(0), Shard(1, split=6)),
+    ]
+    mesh = Mesh(("dp_replicate", "dp_shard", "tp"), (2, 2, 2))
+    return _round_trips(mesh, layouts, (Shard(1), Replicate(), Shard(0)), path)
+
+
+def _round_trips(mesh: Mesh, layouts: list[Layout], other: Layout, path: str) -> float:
+    groups = ProcessGroups(mesh, "cpu")
+    full = torch.arange(4.0 * 24).reshape(4, 24)
+    worst = 0.0
+    for layout in layouts:
         strided = shard_tensor(full, layout, groups)
         worst = max(worst, float((full_tensor(strided) - full).abs().max()))
         dcp.save(in_plain_blocks({"w": strided}), checkpoint_id=path)
-        loaded = shard_tensor(torch.zeros_like(full), (Replicate(), Shard(0)), groups)
+        loaded = shard_tensor(torch.zeros_like(full), other, groups)
         dcp.load({"w": loaded}, checkpoint_id=path)
         worst = max(worst, float((loaded.full_tensor() - full).abs().max()))
     return worst
