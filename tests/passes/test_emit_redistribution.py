@@ -1,6 +1,7 @@
 """Every pair of layouts, executed on simulated ranks and compared with the global tensor."""
 
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -15,6 +16,7 @@ from tests.passes.local_blocks import assemble, distribute, layouts
 from tests.simulated_ranks import run_ranks
 
 FLAT, SQUARE, OBLONG = Mesh(("a",), (4,)), Mesh(("a", "b"), (2, 2)), Mesh(("a", "b"), (2, 3))
+CUBE = Mesh(("a", "b", "c"), (2, 2, 2))
 R, P = Replicate(), Partial("sum")
 
 
@@ -64,6 +66,29 @@ def test_every_pair_gives_the_target_block_of_the_same_tensor(mesh, shape, split
         check(shape, source, target, mesh)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "shape", "splits", "checked"),
+    [
+        (CUBE, (8, 8), (1,), 4096),
+        (CUBE, (16, 8), (1, 2, 4), 120),
+        (CUBE, (11, 14), (1,), 120),
+        (CUBE, (23, 8), (1, 2), 120),
+        (Mesh(("a", "b", "c"), (2, 3, 2)), (24, 36), (1, 2, 3, 6), 150),
+    ],
+    ids=str,
+)
+def test_pairs_on_three_axes_give_the_target_block(mesh, shape, splits, checked):
+    """All pairs of the first mesh up to the names of its two dims, samples of the others."""
+    candidates = layouts(shape, mesh, splits, ("sum",))
+    pairs = [(a, b) for a in candidates for b in candidates if is_reachable(a, b) and first_dim(a, b) == 0]
+    for source, target in random.Random(0).sample(pairs, min(checked, len(pairs))):
+        check(shape, source, target, mesh)
+
+
+def first_dim(source: Layout, target: Layout) -> int:
+    return next((p.dim for p in (*source, *target) if isinstance(p, Shard)), 0)
+
+
 def kinds(shape, source, target, mesh):
     return [step.kind for step in redistribution_steps(shape, source, target, mesh)]
 
@@ -76,6 +101,17 @@ def test_gather_over_two_axes_is_one_collective():
     graph = redistribute_graphs((8, 4), (Shard(0), Shard(1)), (R, R), SQUARE)[0].graph
     groups = Counter(node.meta["group_axes"] for node in graph.nodes if "group_axes" in node.meta)
     assert groups == {("a", "b"): 1}
+
+
+def test_axes_that_move_to_another_dim_together_are_one_all_to_all():
+    assert kinds((8, 8), (Shard(0), Shard(0)), (Shard(1), Shard(1)), SQUARE) == ["all_to_all"]
+    assert kinds((16, 8, 8), (Shard(0), Shard(1), R), (Shard(2), Shard(2), R), CUBE) == ["all_to_all"]
+
+
+def test_slices_of_several_axes_are_one_copy():
+    assert kinds((8, 8), (R, R, R), (Shard(0), Shard(1), Shard(0)), CUBE) == ["slice"]
+    graph = redistribute_graphs((8, 8), (R, R, R), (Shard(0), Shard(1), Shard(0)), CUBE)[0].graph
+    assert [node.op for node in graph.nodes] == ["placeholder", "call_function", "output"]
 
 
 def test_uneven_dim_of_two_axes_is_gathered_axis_by_axis():
