@@ -23,6 +23,7 @@ from autopar.runtime.checkpoint import load, save
 from autopar.runtime.clip_grad import clip_grad_norm_
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.verification import Verification
+from autopar.what_if import Planner
 
 __all__ = [
     "AutoparError",
@@ -34,6 +35,7 @@ __all__ = [
     "Partial",
     "Plan",
     "PlanMismatchError",
+    "Planner",
     "RankMismatchError",
     "Replicate",
     "Shard",

@@ -11,11 +11,12 @@ once keeps nothing: a priced problem of a large model takes some hundred MB.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from autopar.planner.build import Built
-from autopar.planner.factorisation import Factorisation
-from autopar.planner.solver import Solution
+if TYPE_CHECKING:  # `import autopar` must not load the solver library
+    from autopar.planner.build import Built
+    from autopar.planner.factorisation import Factorisation
+    from autopar.planner.solver import Solution
 
 Answer = TypeVar("Answer")
 
