@@ -177,13 +177,15 @@ def _has_no_empty_block(
     menu: Sequence[Choice], picks: Integers, tensors: Sequence[tuple[LayoutSet, tuple[int, ...]]], mesh: Mesh
 ) -> Flags:
     """Whether every rank holds something of every tensor; only uneven splits can leave a rank without."""
-    fine = np.all(np.array([choice.atom % mesh.size == 0 for choice in menu])[picks], axis=1)
-    if fine.all():
-        return fine
+    uneven = np.zeros(len(picks), dtype=bool)
+    for choice, cut in _cuts(menu, picks, mesh):
+        uneven |= choice.atom % cut != 0
     legal = np.ones(len(picks), dtype=bool)
     for layouts, shape in tensors:
-        legal &= np.array([is_legal(shape, layout, mesh) for layout in layouts.distinct])[layouts.index]
-    return np.logical_or(fine, legal)
+        for number in np.unique(layouts.index[uneven]):
+            if not is_legal(shape, layouts.distinct[number], mesh):
+                legal &= ~uneven | (layouts.index != number)
+    return legal
 
 
 def _outputs(menu: Sequence[Choice], output: int) -> list[Placement]:
