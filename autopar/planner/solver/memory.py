@@ -42,6 +42,8 @@ ASCENT_TOLERANCE = 1e-5
 """The ascent of multipliers ends when master and bound agree to this, relatively, or to a tenth of the gap."""
 FIRST_STEP = 0.1
 """The least-bytes plan is so slow that the first price of the master is far too high: start at this part."""
+SINGLE_ROWS = 4
+"""So many rows are looked at alone for the least that they need, before all exceeded ones together."""
 IMPROVE_ROUNDS, ENOUGH = 4, 1e-5
 RECOMBINE_SECONDS, CLOSE_SECONDS = 30.0, 60.0
 RECOMBINE_LABELS, CLOSE_LABELS = 6_000, 15_000
@@ -132,8 +134,8 @@ class _Search:
         """Find a plan that fits, or prove that there is none."""
         plans = self.plans
         tried: list[int] = []
-        while plans.best is None and self.deadline.left() > 0.0:
-            excess = plans.excess(plans.answer())
+        while plans.best is None and len(tried) < SINGLE_ROWS and self.deadline.left() > 0.0:
+            excess = plans.worst_excess()
             excess[tried] = 0.0
             number = int(excess.argmax())
             if excess[number] <= FITS:
@@ -149,8 +151,8 @@ class _Search:
                     "minimum_bytes": float(plan.usage[number]) + row.constant_bytes,
                     "memory_row": row.name,
                 }
-        if plans.best is None and len(tried) > 1 and self.deadline.left() > 0.0:
-            self._seek_joint_fit(tried)
+        if plans.best is None and self.deadline.left() > 0.0:
+            self._seek_joint_fit(np.flatnonzero(plans.worst_excess() > FITS).tolist())
 
     def _seek_joint_fit(self, rows: list[int]) -> None:
         least = seek_joint_fit(self.original, self.plans, rows, self.deadline)
@@ -175,13 +177,16 @@ class _Search:
         self.removed = np.zeros(self.relaxation.unpriced.size, dtype=bool)
         if warm_multipliers is not None:
             self._look(np.maximum(np.array(warm_multipliers, dtype=np.float64), 0.0), SWEEPS)
+        tried: list[Floats] = []
         stalls = 0
         while int(self.statistics["prices"]) < MAX_LOOKS and not self.finished() and stalls < 2:
-            value, multipliers = self.plans.master(self.plans.exceeded())
+            value, multipliers = self.plans.master(np.flatnonzero(self.plans.worst_excess() > FITS).tolist())
             if value - self.bound <= max(ASCENT_TOLERANCE, 0.1 * self.gap) * abs(value):
                 break
             multipliers = self._moderate(multipliers)
-            stalls += bool(np.allclose(multipliers, self.multipliers, rtol=1e-3, atol=0.0))
+            # Once more at the same place helps the messages; a third time nothing.
+            stalls += any(np.allclose(multipliers, known, rtol=1e-3, atol=0.0) for known in tried)
+            tried.append(multipliers)
             self._look(multipliers, SWEEPS)
 
     def _moderate(self, multipliers: Floats) -> Floats:

@@ -69,10 +69,13 @@ class Plans:
         """Return by how much each budget is exceeded, in budgets (rows,)."""
         return np.asarray(np.maximum(plan.usage - self.budgets, 0.0) / self.units)
 
-    def exceeded(self) -> list[int]:
-        """Return the rows that some known assignment exceeds: the only ones whose multipliers can help."""
-        worst = np.max([self.excess(plan) for plan in self.known], axis=0)
-        return np.flatnonzero(worst > FITS).tolist()
+    def worst_excess(self) -> Floats:
+        """Return the largest excess of each row over all known assignments, in budgets (rows,).
+
+        Only rows where it is positive can have a use for a multiplier.
+        """
+        known = self.known or [self.answer()]
+        return np.asarray(np.max([self.excess(plan) for plan in known], axis=0))
 
     def answer(self) -> Assigned:
         """Return the best that fits, else the one that exceeds its worst row least, else one that is FORBIDDEN."""

@@ -17,6 +17,9 @@ from autopar.planner.solver.exact import core_of, start_ascent
 from autopar.planner.solver.problem import Floats, Integers
 from autopar.planner.solver.reductions import Graph, back_substitute
 
+ROUNDING_PASSES = 4
+"""Single moves after a rounding; the mixtures of roundings do the rest, and better."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
@@ -50,7 +53,8 @@ class Relaxation:
             ascent.sweep(True)
             ascent.sweep(False)
             if count in (sweeps // 2, sweeps):
-                assignments.append(self.original(ascent.improve(ascent.round_backward_messages())))
+                rounded = ascent.improve(ascent.round_backward_messages(), passes=ROUNDING_PASSES)
+                assignments.append(self.original(rounded))
             if deadline.left() <= 0.0:
                 break
         messages = ascent.shared_messages()

@@ -26,6 +26,7 @@ from autopar.planner.solver.memory import BudgetedOutcome, solve_within_budgets
 from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate, is_forbidden
 from autopar.planner.solver.reductions import Graph
 from autopar.planner.solver.solution import Certificate, Solution, Status, relative_gap
+from autopar.planner.solver.ties import merge_labels, merge_ties, spread_solution
 
 
 def solve(
@@ -48,10 +49,22 @@ def solve(
     Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
 
     Without a time limit, memory rows at the default gap may cost HiGHS a minute; a gap of 1e-3 takes seconds
-    and needs no HiGHS for its bound. Raises ValueError when `warm_start` does not fit the problem.
+    and needs no HiGHS for its bound. Raises ValueError when they are not of this problem's
+    sizes.
     """
     started = time.process_time()
-    _check_warm_start(problem, warm_start)
+    _check_warm_start(problem, warm_start, warm_multipliers)
+    if problem.ties:
+        start = None if warm_start is None else merge_labels(problem, warm_start)
+        merged = solve(
+            merge_ties(problem),
+            gap=gap,
+            time_limit=time_limit,
+            warm_start=start,
+            warm_multipliers=warm_multipliers,
+            stop=stop,
+        )
+        return spread_solution(problem, merged)
     with interruptible(Deadline.after(time_limit, stop)) as deadline:
         for ceiling in ceilings(problem):
             cut = _cut(problem, ceiling)
@@ -182,7 +195,11 @@ def _count_forbidden(problem: Problem, assignment: Integers) -> int:
     )
 
 
-def _check_warm_start(problem: Problem, warm_start: Integers | None) -> None:
+def _check_warm_start(problem: Problem, warm_start: Integers | None, warm_multipliers: Sequence[float] | None) -> None:
+    if warm_multipliers is not None and len(warm_multipliers) != len(problem.memory_rows):
+        raise ValueError(
+            f"{len(warm_multipliers)} warm multipliers for {len(problem.memory_rows)} memory rows: give one each"
+        )
     if warm_start is None:
         return
     sizes = np.array([costs.size for costs in problem.node_costs])
