@@ -4,7 +4,7 @@ Start reading at `solve.py`.
 """
 
 from autopar.planner.solver.certificate import CertificateError, check_certificate
-from autopar.planner.solver.problem import FORBIDDEN, Edge, MemoryRow, Problem, evaluate, is_forbidden
+from autopar.planner.solver.problem import FORBIDDEN, Edge, MemoryRow, Problem, Tie, evaluate, is_forbidden
 from autopar.planner.solver.solution import Certificate, Solution, Status
 from autopar.planner.solver.solve import solve
 
@@ -17,6 +17,7 @@ __all__ = [
     "Problem",
     "Solution",
     "Status",
+    "Tie",
     "check_certificate",
     "evaluate",
     "is_forbidden",

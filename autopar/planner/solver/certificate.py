@@ -1,7 +1,8 @@
 """An independent check of a solution: replay the proof log on the original arrays and recompute the bound.
 
 The replay keeps one table per set of nodes (at first: node costs plus multipliers times bytes, and merged
-edge costs) and follows the steps; each is verified, none is believed:
+edge costs), after the arrays of tied nodes were written over the labels of their sources (`_untied`). It follows
+the steps; each is verified, none is believed:
 
 - dominate: every removed label b has a kept label a with
       sum over tables T at v of  max (T[a, ...] - T[b, ...])  <=  0             (`_Replay.dominate`);
@@ -22,11 +23,12 @@ is INFEASIBLE is not certified either (the assignment and its bytes are checked,
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
 from autopar.planner.solver.arena import Arena
-from autopar.planner.solver.problem import Floats, Integers, Problem, evaluate
+from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate
 from autopar.planner.solver.solution import (
     Certificate,
     Dominate,
@@ -69,6 +71,7 @@ def replay(problem: Problem, certificate: Certificate) -> float:
         )
     if any(not multiplier >= 0.0 for multiplier in certificate.multipliers):
         raise CertificateError("a multiplier is negative")
+    problem = _untied(problem)
     state = _Replay(problem, certificate)
     for step in certificate.steps:
         match step:
@@ -89,6 +92,9 @@ def _check_assignment(problem: Problem, solution: Solution) -> None:
     sizes = np.array([costs.size for costs in problem.node_costs], dtype=np.int64)
     if labels.shape != sizes.shape or ((labels < 0) | (labels >= sizes)).any():
         raise CertificateError(f"the assignment does not give each of {len(sizes)} nodes one of its labels")
+    for tie in problem.ties:
+        if labels[tie.target] != tie.labels[labels[tie.source]]:
+            raise CertificateError(f"the assignment breaks the tie {tie.source} -> {tie.target}")
     objective, used = evaluate(problem, labels)
     if not np.isclose(objective, solution.objective, rtol=RELATIVE_TOLERANCE, atol=0.0):
         raise CertificateError(
@@ -104,6 +110,29 @@ def _check_assignment(problem: Problem, solution: Solution) -> None:
                 raise CertificateError(
                     f"memory row {row.name!r} uses {total:.0f} bytes of {row.budget_bytes:.0f}"
                 )
+
+
+def _untied(problem: Problem) -> Problem:
+    """Return `problem` with tied nodes left with one free label, the last of every chain of ties first."""
+    costs, edges = list(problem.node_costs), list(problem.edges)
+    weights = [dict(row.bytes) for row in problem.memory_rows]
+    waiting = {tie.target: tie for tie in problem.ties}
+    while waiting:
+        for node in sorted(waiting.keys() - {tie.source for tie in waiting.values()}):
+            tie = waiting.pop(node)
+            costs[tie.source] = costs[tie.source] + costs[node][tie.labels]
+            costs[node] = np.zeros(1)
+            for row in weights:
+                if node in row:
+                    row[tie.source] = row.get(tie.source, np.zeros(tie.labels.size)) + row.pop(node)[tie.labels]
+            for number, edge in enumerate(edges):
+                if edge.source == node:
+                    edge = Edge(source=tie.source, target=edge.target, costs=edge.costs[tie.labels])
+                if edge.target == node:
+                    edge = Edge(source=edge.source, target=tie.source, costs=edge.costs[:, tie.labels])
+                edges[number] = edge
+    rows = tuple(replace(row, bytes=values) for row, values in zip(problem.memory_rows, weights, strict=True))
+    return replace(problem, node_costs=tuple(costs), edges=tuple(edges), memory_rows=rows, ties=())
 
 
 class _Replay:

@@ -20,7 +20,7 @@ from autopar.planner.solver.repeats import Short, shorten
 
 FEWEST_NODES = 800
 """Smaller cores are swept directly."""
-SWEEPS_PER_LOOK, MAX_LOOKS = 10, 12
+SWEEPS_PER_LOOK, MAX_LOOKS = 10, 40
 STALLED = 0.97
 """The short copy has converged when ten sweeps leave this part of its gap."""
 

@@ -2,6 +2,7 @@
 
     minimise    sum_v c_v[x_v]  +  sum_(u,v) R_uv[x_u, x_v]          over x_v in {0 .. d_v - 1}
     subject to  constant_k + sum_v m_kv[x_v]  <=  budget_k           for every memory row k
+                x_v = labels[x_u]                                    for every tie u -> v
 
 A node is a planner decision, a label one of its strategies, an edge a redistribution. Plain numpy: nothing
 here knows torch or a solver library. Arrays of repeated layers may be the same object or merely equal; the
@@ -49,22 +50,33 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """`target` takes label `labels[i]` when `source` takes label i; `labels` has shape (d_source,)."""
+
+    source: int
+    target: int
+    labels: Integers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Node costs (d_v,) and edge costs (d_u, d_v) in seconds, with memory rows in bytes.
 
     Raises ValueError when an array is empty, not finite, of the wrong shape, or names a node that does not
-    exist.
+    exist; and when a node is the target of two ties, or of itself along a chain of ties.
     """
 
     node_costs: tuple[Floats, ...]
     edges: tuple[Edge, ...]
     memory_rows: tuple[MemoryRow, ...] = ()
     names: tuple[str, ...] = ()
+    ties: tuple[Tie, ...] = ()
 
     def __post_init__(self) -> None:
         _check_nodes(self)
         _check_edges(self)
         _check_rows(self)
+        _check_ties(self)
 
 
 def evaluate(problem: Problem, assignment: Integers) -> tuple[float, tuple[float, ...]]:
@@ -125,6 +137,29 @@ def _check_rows(problem: Problem) -> None:
                 raise ValueError(
                     f"memory row {row.name!r}: bytes of {_name(problem, node)} must be finite, one per label"
                 )
+
+
+def _check_ties(problem: Problem) -> None:
+    sizes = [costs.size for costs in problem.node_costs]
+    sources: dict[int, int] = {}
+    for tie in problem.ties:
+        if not (0 <= tie.source < len(sizes) and 0 <= tie.target < len(sizes)):
+            raise ValueError(f"tie {tie.source} -> {tie.target} names a node outside 0 .. {len(sizes) - 1}")
+        labels = tie.labels
+        if labels.shape != (sizes[tie.source],) or ((labels < 0) | (labels >= sizes[tie.target])).any():
+            raise ValueError(
+                f"tie {_name(problem, tie.source)} -> {_name(problem, tie.target)} must give each of "
+                f"{sizes[tie.source]} labels one of {sizes[tie.target]}"
+            )
+        if tie.target in sources:
+            raise ValueError(f"{_name(problem, tie.target)} is tied twice: make the second tie an edge with FORBIDDEN")
+        sources[tie.target] = tie.source
+    for node in sources:
+        source = sources[node]
+        while source in sources and source != node:
+            source = sources[source]
+        if source == node:
+            raise ValueError(f"{_name(problem, node)} is tied to itself along a chain of ties")
 
 
 def _check_finite(values: Floats, known: set[int], owner: str) -> None:

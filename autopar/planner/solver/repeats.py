@@ -14,6 +14,7 @@ Nothing but content counts: equal arrays (tokens) and equal wiring, never names.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import numpy as np
 from autopar.planner.solver.dual_ascent import Core, equal_surroundings
 from autopar.planner.solver.problem import Integers
 
-KEPT_BEFORE, KEPT_AFTER = 2, 2
+KEPT_BEFORE, KEPT_AFTER = 3, 3
 """Layers of the short copy before and after the cut."""
 FEWEST_REMOVED = 4
 """With fewer layers to leave out, a short copy does not pay."""
@@ -134,22 +135,34 @@ def _follow(shift: dict[int, int], ends: Sequence[Sequence[End]]) -> Repeats:
     layer: list[int | None] = [None] * len(ends)
     if not rows:
         return Repeats(shift={}, layer=layer, num_layers=0)
-    longest = max(range(len(rows)), key=lambda number: (len(rows[number]), -number))
-    offsets, queue = {longest: 0}, deque([longest])
-    while queue:
-        number = queue.popleft()
-        place = len(rows[number]) // 2
-        for _, _, other in ends[rows[number][place]]:
-            beside, there = row_of.get(other, (-1, 0))
-            if beside >= 0 and beside not in offsets:
-                offsets[beside] = offsets[number] + place - there
-                queue.append(beside)
+    offsets = _align(rows, row_of, ends)
     lowest = min(offsets.values())
     for number, offset in offsets.items():
         for place, node in enumerate(rows[number]):
             layer[node] = offset - lowest + place
     num_layers = 1 + max(place for place in layer if place is not None)
     return Repeats(shift=shift, layer=layer, num_layers=num_layers)
+
+
+def _align(
+    rows: Sequence[Sequence[int]], row_of: dict[int, tuple[int, int]], ends: Sequence[Sequence[End]]
+) -> dict[int, int]:
+    """Return the layer in which each row begins: nearest neighbours first, so that a layer is a stretch of schedule."""
+    longest = max(range(len(rows)), key=lambda number: (len(rows[number]), -number))
+    offsets: dict[int, int] = {}
+    heap = [(0, longest, 0)]
+    while heap:
+        _, number, offset = heapq.heappop(heap)
+        if number in offsets:
+            continue
+        offsets[number] = offset
+        place = len(rows[number]) // 2
+        node = rows[number][place]
+        for _, _, other in ends[node]:
+            beside, there = row_of.get(other, (-1, 0))
+            if beside >= 0 and beside not in offsets:
+                heapq.heappush(heap, (abs(other - node), beside, offset + place - there))
+    return offsets
 
 
 class _Cut:
