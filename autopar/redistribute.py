@@ -65,21 +65,53 @@ def is_reachable(source: Layout, target: Layout) -> bool:
 
 @cache
 def redistribution(
-    source: Layout, target: Layout, mesh_shape: tuple[int, ...], uneven_dims: frozenset[int] = frozenset()
+    source: Layout,
+    target: Layout,
+    mesh_shape: tuple[int, ...],
+    uneven_dims: frozenset[int] = frozenset(),
+    spare: Shard | None = None,
 ) -> tuple[Step, ...]:
     """The steps from `source` to `target`. Dims in `uneven_dims` do not divide, so they take no all_to_all.
+
+    spare: a factor that neither layout cuts and all axes divide; an axis that waits for an outer one waits there.
 
     Raises ValueError for a target that cannot be reached (something else -> Partial).
     """
     if not is_reachable(source, target):
         raise ValueError(f"no redistribution from {source} to {target}: nothing turns into a Partial")
-    current = list(source)
+    current = source
+    waited: set[int] = set()
     steps: list[Step] = []
-    while tuple(current) != target:
-        kind, axes, after = _next_move(tuple(current), target, uneven_dims)
-        steps.append(Step(kind, axes, tuple(current), after, _fraction(tuple(current), mesh_shape)))
-        current = list(after)
+    while current != target:
+        kind, axes, after = _next_move(current, target, uneven_dims)
+        axis = (
+            None
+            if spare in (None, *current) or kind == "slice"
+            else _waiting_axis(kind, axes, current, target, uneven_dims)
+        )
+        if axis is not None and axis not in waited:
+            waited.add(axis)
+            kind = "slice" if isinstance(current[axis], Replicate) else "all_to_all"
+            axes, after = (axis,), tuple(spare or p if a == axis else p for a, p in enumerate(current))
+        steps.append(Step(kind, axes, current, after, _fraction(current, mesh_shape)))
+        current = after
     return tuple(steps)
+
+
+def _waiting_axis(
+    kind: StepKind, axes: tuple[int, ...], current: Layout, target: Layout, uneven: frozenset[int]
+) -> int | None:
+    """The axis that should wait in the spare factor before `axes` move: one that holds everything because an outer
+    axis is to enter its block first (that then moves less), else one that would be gathered out of another's way."""
+    for axis, (now, goal) in enumerate(zip(current, target, strict=True)):
+        if isinstance(now, Replicate) and isinstance(goal, Shard) and goal not in current[axis + 1 :]:
+            return axis
+    inner = max(axes)
+    now, goal = current[inner], target[inner]
+    gathered_aside = (
+        kind == "all_gather" and isinstance(now, Shard) and now.dim not in uneven and isinstance(goal, Shard)
+    )
+    return inner if gathered_aside else None
 
 
 def _fraction(layout: Layout, mesh_shape: Sequence[int]) -> float:

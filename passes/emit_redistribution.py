@@ -29,6 +29,10 @@ c10d = torch.ops._c10d_functional
 
 Shape = tuple[int, ...]
 
+WAITING_ELEMENTS = 2**20
+"""Tensors of this many elements gain from one more exchange that makes the next collective smaller; for smaller ones
+the start of a collective counts as much as what it moves (H100 nodes and gloo)."""
+
 
 def emit_redistribution(emit: Emitter, value: fx.Node, shape: Shape, source: Layout, target: Layout) -> fx.Node:
     """The local block of a tensor of global `shape` in layout `target`, given the one in `source`.
@@ -46,10 +50,26 @@ def redistribution_steps(shape: Shape, source: Layout, target: Layout, mesh: Mes
     source, target = canonical(shape, source, mesh.shape), canonical(shape, target, mesh.shape)
     if source == target:
         return ()
-    steps = redistribution(source, target, mesh.shape, uneven_dims(shape, source, target, mesh.shape))
+    uneven = uneven_dims(shape, source, target, mesh.shape)
+    steps = redistribution(source, target, mesh.shape, uneven, spare_factor(shape, source, target, mesh))
+    if not all(_is_possible(shape, step, mesh) for step in steps):
+        steps = redistribution(source, target, mesh.shape, uneven)
     if not all(_is_possible(shape, step, mesh) for step in steps):
         steps = _through_common_layout(shape, source, target, mesh)
     return tuple(part for step in steps if _moves(shape, step, mesh) for part in _axis_by_axis(shape, step, mesh))
+
+
+def spare_dims(shape: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """The dims in which an axis may wait for another one: all axes divide them, and the tensor is worth it."""
+    if math.prod(shape) < WAITING_ELEMENTS:
+        return ()
+    return tuple(dim for dim, size in enumerate(shape) if size % ranks == 0)
+
+
+def spare_factor(shape: Sequence[int], source: Layout, target: Layout, mesh: Mesh) -> Shard | None:
+    """The last spare dim that neither layout cuts."""
+    cut = {p.dim for p in (*source, *target) if isinstance(p, Shard)}
+    return next((Shard(dim) for dim in reversed(spare_dims(shape, mesh.size)) if dim not in cut), None)
 
 
 def _moves(shape: Shape, step: Step, mesh: Mesh) -> bool:

@@ -11,7 +11,8 @@ two things count: which axes share a factor, and whether it is the plain first d
 copy; every factor may be written as a dim of its own (`_own_dims`). Otherwise sizes and splits decide what is legal and
 what nests; they are kept up to what the mesh can tell apart (`plain_dim`). `PairClasses.codes` numbers the pairs of a
 whole table at once: every layout has a pattern, in which its dims are counted by first appearance, and a pair has two
-patterns and, per dim of the target, the dim of the source that is the same.
+patterns and, per dim of the target, the dim of the source that is the same; one more bit says whether an axis may wait
+in a spare dim.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.layout import Layout, Partial, Placement, Shard
+from autopar.passes.emit_redistribution import WAITING_ELEMENTS, spare_dims
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -116,7 +118,14 @@ class PairClasses:
             for dim, found in splits.items():
                 exact |= plain_dim(dim, shape[dim], found, self._ranks)
             codes = np.where(tight, self._codes(sources, targets, exact), codes)
+        codes = codes << 1 | self._have_spare(shape, sources, targets)
         return np.where(_are_reachable(sources, targets), codes, UNREACHABLE)
+
+    def _have_spare(self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Booleans:
+        """(sources, targets) whether an axis may wait in a dim that neither layout cuts."""
+        free = sum(1 << dim for dim in spare_dims(shape, self._ranks))
+        cut = [np.array([_cut_dims(layout) for layout in layouts], np.int64) for layouts in (sources, targets)]
+        return np.asarray((free & ~(cut[0][:, None] | cut[1][None, :])) != 0)
 
     def _codes(self, sources: Sequence[Layout], targets: Sequence[Layout], factors: Factors) -> Integers:
         source_numbers, source_dims = self._read(sources, factors)
@@ -156,6 +165,7 @@ class PairClasses:
 
     def representative(self, code: int) -> Pair:
         """A pair of the class."""
+        code, has_spare = divmod(code, 2)
         mask = (1 << _PATTERN_BITS) - 1
         source = self._patterns[code >> _PATTERN_BITS & mask]
         target = self._patterns[code & mask]
@@ -166,6 +176,8 @@ class PairClasses:
         for dim in target.dims:
             relation, same = divmod(relation, self._axes + 1)
             target_names.append(source_names[same - 1] if same else _name_dim(sizes, *dim))
+        if has_spare:
+            _name_dim(sizes, False, self._ranks * WAITING_ELEMENTS)
         shape = tuple(sizes[dim] for dim in range(len(sizes)))
         return Pair(shape, _renamed(source.layout, source_names), _renamed(target.layout, target_names))
 
@@ -206,6 +218,11 @@ def _splits(layouts: Sequence[Layout]) -> Splits:
         if isinstance(placement, Shard):
             found.setdefault(placement.dim, set()).add(placement.split)
     return {dim: sorted(found[dim]) for dim in sorted(found)}
+
+
+def _cut_dims(layout: Layout) -> int:
+    """The dims that a layout cuts, as bits."""
+    return sum(1 << dim for dim in {p.dim for p in layout if isinstance(p, Shard)})
 
 
 def _own_dims(splits: Splits, ranks: int) -> dict[Shard, Factor]:

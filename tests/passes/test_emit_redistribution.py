@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from autopar.layout import Layout, Mesh, Partial, Replicate, Shard
+from autopar.passes import emit_redistribution as emission
 from autopar.passes.emit_redistribution import emit_redistribution, redistribution_steps
 from autopar.passes.emitter import Emitter
 from autopar.redistribute import is_reachable
@@ -83,6 +84,29 @@ def test_pairs_on_three_axes_give_the_target_block(mesh, shape, splits, checked)
     pairs = [(a, b) for a in candidates for b in candidates if is_reachable(a, b) and first_dim(a, b) == 0]
     for source, target in random.Random(0).sample(pairs, min(checked, len(pairs))):
         check(shape, source, target, mesh)
+
+
+@pytest.mark.parametrize("mesh", [SQUARE, CUBE], ids=str)
+def test_pairs_in_which_an_axis_waits_give_the_target_block(mesh, monkeypatch):
+    monkeypatch.setattr(emission, "WAITING_ELEMENTS", 1)
+    shape = (16, 8, 24)  # no pair of this shape is known without waiting
+    candidates = layouts(shape, mesh, (1, 2), ("sum",))
+    pairs = [(a, b) for a in candidates for b in candidates if is_reachable(a, b)]
+    waiting = [
+        (a, b)
+        for a, b in random.Random(0).sample(pairs, 3000)
+        if (spare := emission.spare_factor(shape, a, b, mesh))
+        and any(spare in step.after for step in redistribution_steps(shape, a, b, mesh))
+    ]
+    assert len(waiting) > 20
+    for source, target in waiting[:120]:
+        check(shape, source, target, mesh)
+
+
+def test_an_axis_waits_in_a_spare_dim_of_a_large_tensor():
+    source, target = (Shard(0), Shard(0)), (Shard(1), Shard(0))
+    assert kinds((64, 64, 4), source, target, SQUARE) == ["all_gather", "slice"]
+    assert kinds((256, 1024, 4), source, target, SQUARE) == ["all_to_all", "all_to_all", "all_to_all"]
 
 
 def first_dim(source: Layout, target: Layout) -> int:
