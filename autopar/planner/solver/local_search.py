@@ -14,6 +14,7 @@ from autopar.planner.solver.problem import Floats, Integers
 from autopar.planner.solver.relaxation import Relaxation
 
 FITS = 1e-12
+MOVES_PER_NODE = 4
 
 
 class LocalSearch:
@@ -39,7 +40,7 @@ class LocalSearch:
         return None if found is None else self.relaxation.original(found)
 
     def run(self, start: Integers) -> Integers | None:
-        """Return positions that fit, after at most as many moves as there are nodes; None if none was reached."""
+        """Return positions that fit, after a few moves per node at most; None if none was reached."""
         self.chosen = start.copy()
         self.totals = self.unpriced.copy()
         for node, ends in enumerate(self.around):
@@ -47,7 +48,7 @@ class LocalSearch:
                 self.totals[self.starts[node] : self.starts[node + 1]] += costs[self.chosen[other]]
         self.present = self.starts[:-1] + self.chosen
         self.usage = self.weights[:, self.present].sum(axis=1)
-        for _ in range(len(self.sizes)):
+        for _ in range(MOVES_PER_NODE * len(self.sizes)):
             excess = (self.usage - self.budgets) / self.units
             move = self._into_budgets(excess) if (excess > FITS).any() else self._downhill()
             if move is None:
