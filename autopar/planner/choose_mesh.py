@@ -5,8 +5,9 @@
     chosen.alternatives        # the best of every other mesh, or the bound by which it was dropped
 
 Stages of a mesh: price it and solve it without a memory limit, a bound for every limit; then fit it under the limit.
-Shapes of three and four axes are tried where their tables stay small enough (`Sizes`). For shapes that are not, the
-bound over all meshes is that of perfect work: N devices are at most N times as fast as one (`perfect_seconds`).
+Every shape of one and two axes is tried. Shapes of three and four axes are refinements: those of the best coarser
+shapes come first, until the tables of all would pass a limit (`Refinements`). For shapes that are not tried, the bound
+over all meshes is that of perfect work: N devices are at most N times as fast as one (`perfect_seconds`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from autopar.planner.axis_roles import axis_notes
 from autopar.planner.constraints import Constraints
 from autopar.planner.known_plans import as_baseline
 from autopar.planner.mesh_search import Entry, Outcome, Stage, best_first
+from autopar.planner.mesh_shapes import coarser, link_key
 from autopar.planner.one_mesh import Candidate, fit, price, solve_free
 from autopar.planner.query import Progress, Query
 from autopar.planner.restrict import ImpossiblePlacement
@@ -34,7 +36,7 @@ from autopar.planner.solver.deadline import Deadline
 AXIS_GROWTH = 36
 """An axis multiplies the entries of the tables by about this: six choices per operator, on both sides of an edge."""
 ALWAYS_TRIED = 2
-"""Meshes of up to this many axes are tried whatever their tables hold."""
+"""Meshes of up to this many axes are all tried: their tables are small."""
 SHOWN_MESHES = 4
 """The note on other meshes lists at most this many."""
 
@@ -54,13 +56,14 @@ def choose_mesh(query: Query, meshes: Sequence[Mesh], log: Progress) -> Chosen:
     """Search the meshes within `query.search`. Expected failures of single meshes are collected, not raised."""
     if len(meshes) > 1:
         log(f"{len(meshes)} mesh shapes, {meshes[0].shape} to {meshes[-1].shape}")
-    sizes = Sizes(query.search.largest_tables, min(len(mesh.shape) for mesh in meshes))
+    refinements = Refinements(query, meshes)
     outcome: Outcome[Mesh, Candidate] = best_first(
-        {mesh: _stages(query, mesh, sizes, log) for mesh in meshes},
+        {mesh: _stages(query, mesh, refinements, log) for mesh in meshes},
         seconds=query.seconds(query.search.meshes_seconds),
         clock=partial(_clock, query.deadline),
         failures=(InfeasibleError, ImpossiblePlacement),
-        refuse=sizes.refusal,
+        refuse=refinements.refusal,
+        promise=refinements.promise,
     )
     failures = tuple(entry.error for entry in outcome.entries if entry.error is not None)
     for entry in outcome.entries:
@@ -86,30 +89,47 @@ def _clock(deadline: Deadline) -> float:
     return math.inf if deadline.stop.pressed else time.monotonic()
 
 
-class Sizes:
-    """The entries of the tables of priced meshes, by number of axes, and the estimate for one more axis."""
+class Refinements:
+    """Which meshes of more than two axes are tried, and in which order.
 
-    def __init__(self, largest: float, fewest_axes: int) -> None:
-        self._largest, self._always = largest, max(fewest_axes, ALWAYS_TRIED)
+    promise: the lowest bound of a coarser mesh, for every plan on that one is also a plan on the finer one. refusal:
+    the entries of a mesh's tables are estimated from those of meshes with one axis less; once the estimates of all
+    refined meshes would pass `search.table_entries`, no other is tried. Both are the same in every process.
+    """
+
+    def __init__(self, query: Query, meshes: Sequence[Mesh]) -> None:
+        self._per_node, self._limit = query.cluster.devices_per_node, query.search.table_entries
+        self._always = max(ALWAYS_TRIED, min(len(mesh.shape) for mesh in meshes))
+        self._coarser = {mesh: coarser(mesh, self._per_node) for mesh in meshes if len(mesh.shape) > self._always}
+        self._bounds: dict[object, float] = {}
         self._entries: dict[int, int] = {}
+        self._expected = 0.0
 
-    def record(self, num_axes: int, problem: Problem) -> None:
-        """Remember the entries of a priced problem; tables that edges share count once."""
+    def record(self, mesh: Mesh, problem: Problem, bound: float) -> None:
+        """Remember a solved mesh: its bound, and the entries of its tables, each once however many edges share it."""
         entries = sum({id(edge.costs): edge.costs.size for edge in problem.edges}.values())
-        self._entries[num_axes] = max(entries, self._entries.get(num_axes, 0))
+        self._entries[len(mesh.shape)] = max(entries, self._entries.get(len(mesh.shape), 0))
+        self._bounds[link_key(mesh, self._per_node)] = bound
+
+    def promise(self, mesh: Mesh) -> float:
+        """The lowest bound of a coarser mesh; 0 for those that are always tried."""
+        if mesh not in self._coarser:
+            return 0.0
+        return min((self._bounds.get(key, math.inf) for key in self._coarser[mesh]), default=math.inf)
 
     def refusal(self, mesh: Mesh) -> str:
-        """Why a mesh is left out; empty where it is tried."""
+        """Why a mesh is left out; empty where it is tried, which counts its estimate."""
         num_axes = len(mesh.shape)
         if num_axes <= self._always:
             return ""
         fewer = self._entries.get(num_axes - 1)
         if fewer is None:
-            return f"those of {num_axes - 1} axes were not"
-        expected = fewer * AXIS_GROWTH
-        if expected <= self._largest:
-            return ""
-        return f"their tables would have about {expected:.0e} entries, more than {self._largest:.0e}"
+            return f"no mesh of {num_axes - 1} axes was"
+        expected = float(fewer * AXIS_GROWTH)
+        if self._expected + expected > self._limit:
+            return f"their tables have about {expected:.0e} entries each, and {self._limit:.0e} are allowed in all"
+        self._expected += expected
+        return ""
 
 
 def of_known(chosen: Chosen) -> Chosen:
@@ -128,10 +148,10 @@ def perfect_seconds(query: Query) -> float:
     return float(sum(costs.min() for costs in problem.node_costs)) / query.cluster.num_devices
 
 
-def _stages(query: Query, mesh: Mesh, sizes: Sizes, log: Progress) -> Iterator[Stage[Candidate]]:
+def _stages(query: Query, mesh: Mesh, refinements: Refinements, log: Progress) -> Iterator[Stage[Candidate]]:
     built = price(query, mesh)
-    sizes.record(len(mesh.shape), built.problem)
     free = solve_free(query, built, mesh)
+    refinements.record(mesh, built.problem, free.lower_bound)
     log(f"mesh {mesh.shape}: at least {format_seconds(free.lower_bound)}")
     yield Stage(bound=free.lower_bound)
     candidate = fit(query, built, mesh, free, log)

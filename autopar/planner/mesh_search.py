@@ -6,9 +6,9 @@
     (2, 2, 2)    76.0                   76.5        the best
 
 A candidate is an iterator of `Stage`s: each costs more and knows more, the last one has the result. `best_first` always
-refines the candidate with the lowest bound, of equal ones the first. Let u be the smallest objective of the finished
-ones and b(c) the bound of a candidate: once u <= b(c) for all others, u is the optimum over all of them. min(u, min b)
-is a valid bound whenever the search ends, also at its time limit.
+refines the candidate with the lowest bound, of equal ones the most promising, then the first. Let u be the smallest
+objective of the finished ones and b(c) the bound of a candidate: once u <= b(c) for all others, u is the optimum over
+all of them. min(u, min b) is a valid bound whenever the search ends, also at its time limit.
 """
 
 from __future__ import annotations
@@ -74,13 +74,15 @@ def best_first(
     seconds: float,
     failures: tuple[type[Exception], ...] = (),
     refuse: Callable[[Key], str] = lambda key: "",
+    promise: Callable[[Key], float] = lambda key: 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome[Key, Result]:
     """Refine candidates, lowest bound first, until the best finished one is proven or `seconds` have passed.
 
     When time is up and nothing is finished, the search goes on among the candidates that it has opened until one is:
     a late result is better than none. failures: exceptions by which a stage says that its candidate has no result.
-    refuse: asked before the first stage of a candidate; a reason leaves it out.
+    refuse: asked before the first stage of a candidate; a reason leaves it out. promise: a guess of the objective,
+    which proves nothing: among candidates with one bound, the smallest comes first.
     """
     entries = [Entry(key, stages) for key, stages in candidates.items()]
     end = clock() + seconds
@@ -88,7 +90,7 @@ def best_first(
     timed_out = False
     while True:
         timed_out = timed_out or clock() > end
-        entry = _next(entries, best, timed_out)
+        entry = _next(entries, best, timed_out, promise)
         if entry is None:
             return Outcome(entries=tuple(entries), best=best, timed_out=timed_out and _is_unproven(entries, best))
         if entry.state == "untried":
@@ -101,7 +103,10 @@ def best_first(
 
 
 def _next(
-    entries: list[Entry[Key, Result]], best: Entry[Key, Result] | None, timed_out: bool
+    entries: list[Entry[Key, Result]],
+    best: Entry[Key, Result] | None,
+    timed_out: bool,
+    promise: Callable[[Key], float],
 ) -> Entry[Key, Result] | None:
     """The candidate to refine: the lowest bound among those that can still beat the best one; None to stop."""
     hopeful = [entry for entry in entries if entry.state in ("untried", "open") and _may_beat(entry, best)]
@@ -111,7 +116,7 @@ def _next(
         opened = [entry for entry in hopeful if entry.state == "open"]
         tried = any(entry.state not in ("untried", "refused") for entry in entries)
         hopeful = opened if tried else hopeful
-    return min(hopeful, key=lambda entry: entry.bound, default=None)
+    return min(hopeful, key=lambda entry: (entry.bound, promise(entry.key)), default=None)
 
 
 def _may_beat(entry: Entry[Key, Result], best: Entry[Key, Result] | None) -> bool:

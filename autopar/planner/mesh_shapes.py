@@ -12,6 +12,7 @@ only in the order of axes that see the same links are one shape; the one with th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -75,6 +76,37 @@ def free_names(num_axes: int, taken: Mapping[str, int]) -> tuple[str, ...]:
     if num_axes == 1 and taken:
         return ("outer",)
     return FREE_AXIS_NAMES[num_axes]
+
+
+def coarser(mesh: Mesh, devices_per_node: int) -> frozenset[object]:
+    """What `link_key` gives for the meshes of which this one is a refinement: neighbouring free axes joined to one.
+
+    A plan on (ab, c) is one on (a, b, c), where a and b do together what ab did. Axes that see the same links may stand
+    in any order, so all of these are joined.
+    """
+    free, pinned = _free_and_pinned(mesh)
+    key = _links(free, pinned, devices_per_node)
+    orders = {order for order in itertools.permutations(free) if _links(order, pinned, devices_per_node) == key}
+    joined: set[Shape] = set()
+    while orders:
+        orders = {
+            (*order[:axis], order[axis] * order[axis + 1], *order[axis + 2 :])
+            for order in orders
+            for axis in range(len(order) - 1)
+        }
+        joined |= orders
+    return frozenset(_links(shape, pinned, devices_per_node) for shape in joined)
+
+
+def link_key(mesh: Mesh, devices_per_node: int) -> object:
+    """Equal for meshes that `resolve_meshes` takes as one."""
+    return _links(*_free_and_pinned(mesh), devices_per_node)
+
+
+def _free_and_pinned(mesh: Mesh) -> tuple[Shape, Shape]:
+    """Sizes of the axes without and with a name of a preset; the free ones lie in front."""
+    pinned = sum(name in AXIS_NAMES for name in mesh.axis_names)
+    return mesh.shape[: len(mesh.shape) - pinned], mesh.shape[len(mesh.shape) - pinned :]
 
 
 def same_links(first: Shape, second: Shape, devices_per_node: int) -> bool:

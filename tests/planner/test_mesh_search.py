@@ -100,3 +100,9 @@ def test_when_time_is_up_a_candidate_that_was_opened_is_finished() -> None:
     assert outcome.best is not None
     assert (outcome.best.result, outcome.bound, outcome.timed_out) == ("b", 0.0, True)
     assert fakes.work == ["a", "b", "a", "b"]
+
+
+def test_among_equal_bounds_the_most_promising_comes_first() -> None:
+    fakes = Fakes(a=(1.0, 5.0), b=(1.0, 4.0), c=(1.0, 3.0))
+    best_first(fakes.candidates, seconds=1e9, promise={"a": 2.0, "b": 1.0, "c": 3.0}.__getitem__)
+    assert fakes.work[:3] == ["b", "a", "c"]

@@ -11,7 +11,7 @@ import pytest
 from autopar.cluster import Cluster, GroupTopology
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh
-from autopar.planner.mesh_shapes import free_shapes, links_of_axes, resolve_meshes, same_links
+from autopar.planner.mesh_shapes import coarser, free_shapes, link_key, links_of_axes, resolve_meshes, same_links
 
 
 def shapes(cluster: str) -> list[tuple[int, ...]]:
@@ -120,3 +120,16 @@ def test_every_axis_says_which_link_it_uses() -> None:
     cluster = Cluster.parse("32x8 H100-SXM")
     words = links_of_axes(cluster, Mesh(("outer", "middle", "inner"), (8, 8, 4)))
     assert words == {"outer": "across nodes", "middle": "inside and across nodes", "inner": "inside a node"}
+
+
+def test_a_finer_mesh_knows_the_coarser_ones() -> None:
+    def key(*shape: int) -> object:
+        return link_key(free(*shape), 8)
+
+    def free(*shape: int) -> Mesh:
+        return Mesh(tuple("abcd"[: len(shape)]), shape)
+
+    assert coarser(free(32, 8), 8) == {key(256)}
+    assert coarser(free(16, 2, 8), 8) == {key(32, 8), key(16, 16), key(2, 128), key(256)}
+    assert key(4, 64) not in coarser(free(16, 2, 8), 8)
+    assert coarser(Mesh(("outer", "inner", "tp"), (2, 2, 2)), 8) == {link_key(Mesh(("outer", "tp"), (4, 2)), 8)}
