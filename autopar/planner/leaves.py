@@ -58,6 +58,6 @@ def parameter_costs(
 
 def storable_layouts(choices: Sequence[Choice], shape: tuple[int, ...], mesh: Mesh) -> list[Layout]:
     """Every layout without Partial that a tensor may have, from the choices of one axis; replicated first."""
-    menu, picks = combinations([choices] * len(mesh.shape), mesh)
+    menu, picks, _ = combinations([choices] * len(mesh.shape), mesh)
     layouts = layouts_of([choice.inputs[0] for choice in menu], picks, shape, mesh).distinct
     return [layout for layout in layouts if is_legal(shape, layout, mesh) and is_dtensor_layout(layout)]

@@ -21,7 +21,7 @@ from autopar.planner.kin import LeafKin, OperatorKin
 from autopar.planner.leaves import StateBytes, parameter_costs, parameter_labels, storable_layouts
 from autopar.planner.prices import TIE_BREAK_SECONDS, Floats, Prices
 from autopar.planner.skeleton import Link, Skeleton, Slot
-from autopar.planner.strategies import LayoutSet, Strategies, enumerate_strategies
+from autopar.planner.strategies import MOST_CHANGES, LayoutSet, Strategies, enumerate_strategies
 from autopar.planner.tables import Tables, Targets
 
 LABEL_LOOKUPS = ("masked_gather", "masked_scatter")
@@ -64,6 +64,7 @@ class Menus:
         self._zeros: dict[int, Floats] = {}
         for first in classes.slots:
             self.menus.append(self._with_tolls(skeleton.slots[first], self._menu(first)))
+        self._note_what_is_left_out()
 
     def offered(self, slot: int, output: int) -> LayoutSet:
         """What readers of an output find."""
@@ -80,6 +81,15 @@ class Menus:
         freed = self.freed.get(self.skeleton.slots[link.source].node, ())
         source, target = self.offered(link.source, link.output), self.wanted(link.target, link.port)
         return self.tables.table(link.tensor, source, target, link.views, freed)
+
+    def _note_what_is_left_out(self) -> None:
+        left_out = sum(strategies.left_out for strategies in self._strategies.values())
+        if left_out:
+            kept = sum(map(len, self._strategies.values()))
+            self.notes.append(
+                f"{len(self.mesh.shape)} axes: {left_out} of {left_out + kept} strategies are left out, which change "
+                f"their choice more than {MOST_CHANGES} times from axis to axis; stored layouts likewise"
+            )
 
     def _menu(self, index: int) -> Menu:
         slot = self.skeleton.slots[index]

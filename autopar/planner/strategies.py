@@ -29,6 +29,11 @@ Flags = NDArray[np.bool_]
 MINIMUM_UNEVEN_BLOCKS = 4
 """An uneven dim is split only when it is at least this many times longer than the axes: padding stays small."""
 
+MOST_CHANGES = 2
+"""How often the choice may change from one axis of a mesh to its neighbour. Up to three axes this leaves everything; on
+four, two neighbours choose alike, as on a mesh where they are one axis (other operators may join other neighbours). It
+keeps a third of the strategies of a Llama on (2, 4, 8, 8), at most 587 instead of 1,757, and tables have the square."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutSet:
@@ -58,13 +63,14 @@ class Strategies:
     """All strategies of one operator.
 
     axes[s]: the name that each mesh axis picks ("partial", None). fraction[s]: part of the operator's work that a
-    rank does. picks[s]: per axis the name whose implementation or synchronisation applies.
+    rank does. left_out: how many more there were (`MOST_CHANGES`).
     """
 
     axes: tuple[tuple[str | None, ...], ...]
     inputs: tuple[LayoutSet, ...]
     outputs: tuple[LayoutSet | None, ...]
     fraction: NDArray[np.float64]
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.axes)
@@ -86,7 +92,7 @@ class Choice:
 
 def enumerate_strategies(node: fx.Node, choices: Sequence[Sequence[Choice]], mesh: Mesh) -> Strategies | None:
     """The product of the choices of every axis (`choices[axis]`), less what does not divide; None if none is left."""
-    menu, picks = combinations(choices, mesh)
+    menu, picks, left_out = combinations(choices, mesh)
     if not len(picks):
         return None
     shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
@@ -106,11 +112,13 @@ def enumerate_strategies(node: fx.Node, choices: Sequence[Sequence[Choice]], mes
         inputs=tuple(layouts.take(rows) for layouts in inputs),
         outputs=tuple(None if layouts is None else layouts.take(rows) for layouts in outputs),
         fraction=_fractions(menu, picks[rows], mesh),
+        left_out=left_out,
     )
 
 
-def combinations(choices: Sequence[Sequence[Choice]], mesh: Mesh) -> tuple[list[Choice], Integers]:
-    """(distinct choices, (combinations, axes) numbers of choices) of what divides; the last axis varies fastest."""
+def combinations(choices: Sequence[Sequence[Choice]], mesh: Mesh) -> tuple[list[Choice], Integers, int]:
+    """(distinct choices, (combinations, axes) numbers of choices, how many more `MOST_CHANGES` left out) of what
+    divides; the last axis varies fastest."""
     menu: list[Choice] = []
     numbers: dict[int, int] = {}  # by identity: the axes share the choices of one operator
     columns = []
@@ -121,7 +129,11 @@ def combinations(choices: Sequence[Sequence[Choice]], mesh: Mesh) -> tuple[list[
                 menu.append(choice)
         columns.append([numbers[id(choice)] for choice in options])
     picks = np.stack([grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")], axis=1)
-    return menu, picks[_fits(menu, picks, mesh)]
+    picks = picks[_fits(menu, picks, mesh)]
+    few = np.count_nonzero(np.diff(picks, axis=1), axis=1) <= MOST_CHANGES
+    if few.all() or not few.any():  # named axes may ask for four different choices: then these are all there are
+        return menu, picks, 0
+    return menu, picks[few], len(picks) - int(few.sum())
 
 
 def layouts_of(placements: Sequence[Placement], picks: Integers, shape: tuple[int, ...], mesh: Mesh) -> LayoutSet:
