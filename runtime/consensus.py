@@ -7,8 +7,12 @@ raised on all of them, so nobody waits for a rank that gave up. A world of one a
 from __future__ import annotations
 
 import hashlib
+import signal
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import TypeVar
 
 import torch
@@ -56,12 +60,34 @@ def from_first_rank(action: Callable[[], Result]) -> Result:
             outcome[0] = action()
         except AutoparError as error:
             outcome[0] = error
-    dist.broadcast_object_list(outcome, src=0)
+        dist.broadcast_object_list(outcome, src=0)
+    else:
+        with deaf_to_one_interrupt():
+            dist.broadcast_object_list(outcome, src=0)
     result = outcome[0]
     if isinstance(result, AutoparError):
         raise result
     assert result is not None
     return result
+
+
+@contextmanager
+def deaf_to_one_interrupt() -> Iterator[None]:
+    """Let the first SIGINT pass: a terminal sends Ctrl-C to all ranks, and it asks the one that plans to come to an end.
+    A second one raises KeyboardInterrupt. Handlers that are not Python's own stay, as do those of other threads."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous is not signal.default_int_handler:
+        yield
+        return
+
+    def on_first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, on_first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def agree_on_fingerprint(fingerprint: str) -> None:

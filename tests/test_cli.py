@@ -42,13 +42,16 @@ def plan_file(tmp_path: Path) -> str:
 def test_dims_mesh_and_constraints_are_read() -> None:
     assert parse_dims("tp=4,dp_shard=-1") == {"tp": 4, "dp_shard": -1}
     assert parse_mesh("2,4") == parse_mesh("2x4") == (2, 4)
-    assert parse_constraints(["no_replicated_compute", "a.*:tp=S(0)", "a.*:dp_shard=R"]) == {
+    texts = ["no_replicated_compute", "a.*:tp=S(0)", "a.*:dp_shard=R", "head=R", "layers.0:recompute=full"]
+    assert parse_constraints(texts) == {
         "no_replicated_compute": True,
         "a.*": {"tp": "S(0)", "dp_shard": "R"},
+        "head": {"*": "R"},
+        "layers.0": {"recompute": "full"},
     }
 
 
-@pytest.mark.parametrize(("parse", "text"), [(parse_dims, "tp"), (parse_mesh, "2,x"), (parse_constraints, ["tp=S(0)"])])
+@pytest.mark.parametrize(("parse", "text"), [(parse_dims, "tp"), (parse_mesh, "2,x"), (parse_constraints, ["tp"])])
 def test_unreadable_options_say_how_to_write_them(parse: object, text: object) -> None:
     assert callable(parse)
     with pytest.raises(click.BadParameter, match="write"):

@@ -31,6 +31,7 @@ from autopar.demo.journey import run_demo
 from autopar.errors import AutoparError, InfeasibleError, VerificationError
 from autopar.parallel_plan import Plan
 from autopar.plan_text import matching_names
+from autopar.planner.constraints import Recompute
 from autopar.planner.search import Mode
 from autopar.report.tables import page
 
@@ -41,7 +42,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def model_options(command: Command) -> Command:
     """Options of every command that takes a model; their defaults are shown and stored in the plan."""
     for option in (
-        click.option("--constraint", "constraints", multiple=True, help="no_replicated_compute or PATTERN:AXIS=S(0)."),
+        click.option(
+            "--constraint", "constraints", multiple=True,
+            help="PATTERN=R, PATTERN:AXIS=S(0), PATTERN:recompute=full, or no_replicated_compute.",
+        ),
+        click.option("--recompute", type=click.Choice(get_args(Recompute)), help="Default: as memory asks."),
         click.option("--memory-limit", help="Per device: 72GiB, or 0.9 for a part of its memory."),
         click.option("--mesh", help="Sizes of the axes: 2,8. Default: all factorisations are tried."),
         click.option("--dims", help="Named axes: tp=4,dp_shard=-1. Default: free."),
@@ -85,9 +90,13 @@ def demo(as_json: bool) -> None:
     show_default=True,
     help="How long to search for the optimum: seconds, a minute, or many.",
 )
+@click.option("--time-limit", type=click.FloatRange(min=0.0, min_open=True), help="Seconds for the whole planning.")
+@click.option(
+    "--warm-start", type=click.Path(dir_okay=False, path_type=Path), help="An older plan, with which the search begins."
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the plan is written.")
 @as_json_option
-def plan(model: str, cluster: str, output: Path | None, as_json: bool, **options: Any) -> None:
+def plan(model: str, cluster: str, output: Path | None, as_json: bool, warm_start: Path | None, **options: Any) -> None:
     """Plan MODEL (pkg.module:factory or hf:CONFIG.json) and print the plan beside its baselines."""
     question = {"model": model, "cluster_text": cluster, **options, "constraints": list(options["constraints"])}
     print_question(question)
@@ -103,6 +112,9 @@ def plan(model: str, cluster: str, output: Path | None, as_json: bool, **options
         constraints=parse_constraints(options["constraints"]),
         precision=options["precision"],
         mode=options["mode"],
+        recompute=options["recompute"],
+        time_limit=options["time_limit"],
+        warm_start=warm_start,
     )
     found = found.with_(question={**found.question, **question})
     if output is not None:

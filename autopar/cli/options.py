@@ -1,7 +1,8 @@
 """What a user may write after an option, turned into what `autopar.plan` takes.
 
     --dims tp=4,dp_shard=-1    --constraint no_replicated_compute
-    --mesh 2,4                 --constraint 'layers.*.up.weight:tp=S(0)'
+    --mesh 2,4                 --constraint 'layers.*.up.weight:tp=S(0)' --constraint 'lm_head=R'
+                               --constraint 'layers.0:recompute=full'
 
 Texts that mean nothing are `click.BadParameter`s that show how to write them.
 """
@@ -15,6 +16,7 @@ import click
 import torch
 
 from autopar.cluster import Cluster
+from autopar.planner.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
     "adamw": torch.optim.AdamW,
@@ -23,7 +25,6 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
     "none": None,
 }
 PRECISIONS = ("fp32", "bf16")
-NO_REPLICATED_COMPUTE = "no_replicated_compute"
 
 Constraints = dict[str, dict[str, str] | bool]
 
@@ -56,13 +57,16 @@ def parse_constraints(texts: Sequence[str]) -> Constraints | None:
         if text == NO_REPLICATED_COMPUTE:
             constraints[text] = True
             continue
-        pattern, colon, rule = text.rpartition(":")
-        axis, equals, placement = rule.partition("=")
-        if not (colon and equals):
-            raise click.BadParameter(f"{text!r}: write {NO_REPLICATED_COMPUTE} or PATTERN:AXIS=PLACEMENT")
-        by_axis = constraints.setdefault(pattern, {})
+        where, equals, placement = text.partition("=")
+        pattern, colon, axis = where.rpartition(":")
+        if not equals or (colon and not pattern):
+            raise click.BadParameter(
+                f"{text!r}: write {NO_REPLICATED_COMPUTE}, PATTERN=PLACEMENT, PATTERN:AXIS=PLACEMENT or "
+                "PATTERN:recompute=full"
+            )
+        by_axis = constraints.setdefault(pattern if colon else where, {})
         assert isinstance(by_axis, dict)
-        by_axis[axis] = placement
+        by_axis[axis if colon else EVERY_AXIS] = placement
     return constraints or None
 
 

@@ -34,6 +34,7 @@ def _verify(report: Report, model: str, plan: bytes | None, options: dict[str, A
         dims=parse_dims(options["dims"]),
         memory_limit=options["memory_limit"],
         constraints=parse_constraints(options["constraints"]),
+        recompute=options["recompute"],
         precision=None if plan is not None else options["precision"],
         verify=True,
     )

@@ -1,4 +1,4 @@
-"""Meshes and constraints: what is accepted, and errors that say what to write."""
+"""Constraints: what is accepted, and errors that say what to write."""
 
 import pytest
 import torch
@@ -6,18 +6,19 @@ from torch import nn
 
 import autopar
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh, Shard
-from autopar.planner.constraints import check_axes, parse_constraints
+from autopar.layout import Replicate, Shard
+from autopar.planner.constraints import EVERY_AXIS, parse_constraints
 
 
-def test_constraints_name_parameters_and_axes() -> None:
-    constraints = parse_constraints({"*.weight": {"tp": "S(0)"}})
-    assert constraints.placements == {"*.weight": {"tp": Shard(0)}}
-    check_axes(constraints, Mesh(("tp",), (2,)), ["a.weight"])
-    with pytest.raises(ConfigurationError, match="names axis 'tp'"):
-        check_axes(constraints, Mesh(("inner",), (2,)), ["a.weight"])
-    with pytest.raises(ConfigurationError, match="matches no parameter"):
-        check_axes(constraints, Mesh(("tp",), (2,)), ["bias"])
+def test_constraints_name_patterns_and_axes() -> None:
+    asked = {"*.weight": {"tp": "S(0)"}, "head": Replicate(), "layers.0": {"recompute": "full"}, "bias": "S(-1)"}
+    constraints = parse_constraints(asked)
+    assert constraints.placements == {
+        "*.weight": {"tp": Shard(0)},
+        "head": {EVERY_AXIS: Replicate()},
+        "bias": {EVERY_AXIS: Shard(-1)},
+    }
+    assert constraints.recompute == {"layers.0": "full"}
 
 
 def test_an_unknown_constraint_is_refused() -> None:
@@ -35,3 +36,14 @@ def test_a_batch_of_one_lets_operators_go(axis: str) -> None:
 
 def squares(output: torch.Tensor, batch: object) -> torch.Tensor:
     return output.pow(2).mean()
+
+
+def test_what_a_user_writes_takes_the_place_of_what_the_axis_asks() -> None:
+    """tp stores matrices split and never gathers them; "R" is obeyed all the same, by the operator and the weight."""
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), torch.randn(4, 8)
+    options = {"cluster": "4 H100-SXM", "dims": {"tp": 4}, "loss_fn": squares}
+    preset = autopar.plan(model, x, **options)  # type: ignore[arg-type]
+    asked = autopar.plan(model, x, constraints={"0.weight": "R", "2/mm#0": "R"}, **options)  # type: ignore[arg-type]
+    assert str(preset.parameters["0.weight"].stored[0]) != "R"
+    assert str(asked.parameters["0.weight"].stored[0]) == "R"
+    assert str(asked.operators["2/mm#0"].outputs[0][0]) == "R"
