@@ -7,7 +7,7 @@ choices held), and the share of FLOPs that runs replicated.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,12 +86,17 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
             kept[home] = kept.get(home, 0) + 1
     blocks = {segment for segment, name in enumerate(lifetimes.segments.names) if name}
     full = [segment for segment in again if segment in blocks and segment not in kept]
-    names = sorted({name for segment, found in again.items() if segment not in full for name in found})
+    partly = [segment for segment in again if segment in blocks and segment in kept]
     parts = [f"{len(full)} of {len(blocks)} blocks in full"] if full else []
-    if names:
-        selective = sum(segment in blocks for segment in again) - len(full)
-        parts.append(f"{selective} of {len(blocks)} blocks selectively ({', '.join(names)})")
+    if partly:
+        parts.append(f"{len(partly)} of {len(blocks)} blocks selectively ({_listed(again, partly)})")
+    if outside := [segment for segment in again if segment not in blocks]:
+        parts.append(f"outside of blocks {_listed(again, outside)}")
     return {"recomputed": ", ".join(parts)} if parts else {}
+
+
+def _listed(again: Mapping[int, Sequence[str]], segments: Sequence[int]) -> str:
+    return ", ".join(sorted({name for segment in segments for name in again[segment]}))
 
 
 def _copy_layout(built: Built, assignment: Assignment, node: fx.Node, output: int, phase: str) -> Layout | None:
