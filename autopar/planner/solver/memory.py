@@ -76,12 +76,16 @@ def solve_within_budgets(
     search = _Search(problem, original, gap, deadline)
     if warm_start is not None:
         search.plans.take(warm_start)
-    search.without_budgets(warm_start)
+    if warm_multipliers is not None and any(value > 0.0 for value in warm_multipliers) and search.graph.nodes():
+        # An older price is a better start than none: its bound is near, and lam = 0 need not be solved.
+        search.look(np.maximum(np.array(warm_multipliers, dtype=np.float64), 0.0), SWEEPS)
+    else:
+        search.without_budgets(warm_start)
     if search.plans.best is None:
         search.seek_fit()
     if search.infeasible or search.finished() or not search.graph.nodes():
         return search.outcome()
-    search.ascend(warm_multipliers)
+    search.ascend()
     for step in (search.improve, search.polish, search.recombine, search.close):
         if search.finished():
             break
@@ -171,12 +175,8 @@ class _Search:
             "memory_row": row.name,
         }
 
-    def ascend(self, warm_multipliers: Sequence[float] | None) -> None:
+    def ascend(self) -> None:
         """Raise L(lam) until the master agrees, the gap is closed, or time is up."""
-        self.relaxation = Relaxation(self.graph, self.plans.budgets)
-        self.removed = np.zeros(self.relaxation.unpriced.size, dtype=bool)
-        if warm_multipliers is not None:
-            self._look(np.maximum(np.array(warm_multipliers, dtype=np.float64), 0.0), SWEEPS)
         tried: list[Floats] = []
         stalls = 0
         while int(self.statistics["prices"]) < MAX_LOOKS and not self.finished() and stalls < 2:
@@ -187,7 +187,7 @@ class _Search:
             # Once more at the same place helps the messages; a third time nothing.
             stalls += any(np.allclose(multipliers, known, rtol=1e-3, atol=0.0) for known in tried)
             tried.append(multipliers)
-            self._look(multipliers, SWEEPS)
+            self.look(multipliers, SWEEPS)
 
     def _moderate(self, multipliers: Floats) -> Floats:
         if not self.multipliers.any():
@@ -195,10 +195,11 @@ class _Search:
         # Duals of several rows jump between vertices; half-way from the best point they settle.
         return 0.5 * (multipliers + self.multipliers) if np.count_nonzero(multipliers) > 1 else multipliers
 
-    def _look(self, multipliers: Floats, sweeps: int) -> None:
-        relaxation = self.relaxation
-        if relaxation is None:
-            raise AssertionError("looks follow the start of the ascent")
+    def look(self, multipliers: Floats, sweeps: int) -> None:
+        """Ascend at these multipliers: a bound, and assignments."""
+        relaxation = self.relaxation or Relaxation(self.graph, self.plans.budgets)
+        if self.relaxation is None:
+            self.relaxation, self.removed = relaxation, np.zeros(relaxation.unpriced.size, dtype=bool)
         look = relaxation.look(multipliers, sweeps, self.deadline)
         for labels in look.assignments:
             self.plans.take(labels)
@@ -255,7 +256,7 @@ class _Search:
 
     def polish(self) -> None:
         """Raise the bound at the best multipliers, and improve once more."""
-        self._look(self.multipliers, LAST_SWEEPS)
+        self.look(self.multipliers, LAST_SWEEPS)
         if not self.finished():
             self.improve()
 
