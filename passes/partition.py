@@ -284,7 +284,8 @@ def _is_alias(node: fx.Node) -> bool:
     if node.target is padded:
         source = node.args[0]
         return isinstance(source, fx.Node) and source.meta.get("local_shape") == node.meta.get("local_shape")
-    return bool(node.all_input_nodes) and (node.target in _ALIASES or is_getitem(node))
+    looks_at = node.target in _ALIASES or is_getitem(node) or getattr(node.target, "is_view", False)
+    return bool(node.all_input_nodes) and looks_at
 
 
 def _returned(graph: fx.Graph) -> list[Any]:

@@ -26,7 +26,7 @@ from autopar.planner.factorisation import shape_of
 from autopar.planner.leaves import StateBytes
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.prices import Floats, tensor_bytes
-from autopar.planner.recomputation import RECOMPUTED, SAVED
+from autopar.planner.recomputation import RECOMPUTED, SAVED, is_made_anywhere
 from autopar.planner.solver import MemoryRow
 from autopar.planner.strategies import local_fraction
 
@@ -93,7 +93,7 @@ class _Bytes:
         self._known: dict[Hashable, tuple[Floats, Floats]] = {}
         self._operators: dict[fx.Node, tuple[int, Floats, Floats]] = {}
         for node, index in built.operators.items():
-            if node.meta["phase"] != "backward":
+            if node.meta["phase"] != "backward" and not is_made_anywhere(node):
                 saved, again = self._operator_bytes(built.variables[index], node)
                 if saved.any() or again.any():
                     self._operators[node] = index, saved, again

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import fx
 
+from autopar.passes.lower import is_random
 from autopar.planner.build import Built, Variable
 from autopar.planner.constraints import Recompute
 from autopar.planner.factorisation import Value
@@ -87,6 +88,11 @@ def state_of(variable: Variable, label: int) -> int | None:
     return None if variable.availability is None else int(variable.availability[label])
 
 
+def is_made_anywhere(node: fx.Node) -> bool:
+    """Whether an operator reads nothing and draws nothing: each phase makes its own, and it is never saved."""
+    return not node.all_input_nodes and not is_random(node)
+
+
 class _Menus:
     """The states of every variable, decided from the last operator of forward to the first."""
 
@@ -109,6 +115,8 @@ class _Menus:
             self._decide_copies(node, 1)
 
     def _of_operator(self, node: fx.Node, readers: Sequence[fx.Node]) -> Menu:
+        if is_made_anywhere(node):
+            return ()
         again = [reader for reader in readers if self._may_recompute(reader)]
         needed = bool(self.lifetimes.kept_outputs(node))
         if not needed and not again:

@@ -39,6 +39,8 @@ from autopar.planner.solver import (
 from autopar.planner.targets import recompute_of
 
 MEMORY_GAP = 1e-3
+START_SHARE = 0.3
+"""Part of the time of a solve that its start may take."""
 Labels = NDArray[np.int64]
 
 
@@ -82,7 +84,11 @@ class WithinMemory:
         problem = replace(self.built.problem, memory_rows=rows)
         seconds = query.seconds(query.search.memory_seconds)
         solution = solve(
-            problem, gap=MEMORY_GAP, time_limit=seconds, warm_start=self._start(problem), stop=query.deadline.stop
+            problem,
+            gap=MEMORY_GAP,
+            time_limit=seconds,
+            warm_start=self._start(problem, START_SHARE * seconds),
+            stop=query.deadline.stop,
         )
         fits = _fits(problem, solution.assignment)
         if fits and solution.statistics.get("forbidden"):
@@ -96,17 +102,55 @@ class WithinMemory:
         check_certificate(problem, solution)
         return solution
 
-    def _start(self, problem: Problem) -> Labels | None:
-        """The cheapest start that fits, with everything or nothing recomputed; else one that fits best."""
+    def _start(self, problem: Problem, seconds: float) -> Labels | None:
+        """The best choice of states for a start whose strategies are held, else the start that fits best."""
         found: list[tuple[float, float, Labels]] = []
         for start in self.starts:
-            for preferred in ((SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, SAVED, DROPPED)):
-                labels = with_states(self.plain, self.built, start, preferred)
-                objective, used = evaluate(problem, labels)
-                if not is_forbidden(np.asarray(objective)):
-                    over = max(total - row.budget_bytes for total, row in zip(used, problem.memory_rows, strict=True))
-                    found.append((max(0.0, over), objective, labels))
+            _note(problem, with_states(self.plain, self.built, start, (SAVED, DROPPED, RECOMPUTED)), found)
+            again = with_states(self.plain, self.built, start, (RECOMPUTED, SAVED, DROPPED))
+            if _note(problem, again, found) and self.built is not self.plain:
+                _note(problem, self._states_of(problem, start, again, seconds), found)
         return min(found, key=lambda each: each[:2])[2] if found else None
+
+    def _states_of(self, problem: Problem, start: Labels, again: Labels, seconds: float) -> Labels:
+        """The best states beside the strategies of `start`: a small problem, which often answers the large one."""
+        kept, small = held(problem, [len(costs) for costs in self.plain.problem.node_costs], start)
+        within = [int(np.flatnonzero(rows == label)[0]) for rows, label in zip(kept, again, strict=True)]
+        stop = self.query.deadline.stop
+        solution = solve(small, gap=MEMORY_GAP, time_limit=seconds, warm_start=np.array(within), stop=stop)
+        return np.array([rows[label] for rows, label in zip(kept, solution.assignment.tolist(), strict=True)])
+
+
+def _note(problem: Problem, labels: Labels, found: list[tuple[float, float, Labels]]) -> bool:
+    """Add (bytes over the limit, seconds, labels) where nothing is forbidden; whether it fits."""
+    objective, used = evaluate(problem, labels)
+    if is_forbidden(np.asarray(objective)):
+        return False
+    over = max(total - row.budget_bytes for total, row in zip(used, problem.memory_rows, strict=True))
+    found.append((max(0.0, over), objective, labels))
+    return over <= 0.0
+
+
+def held(problem: Problem, sizes: Sequence[int], labels: Labels) -> tuple[list[Labels], Problem]:
+    """(labels that are left, the problem of them): every node keeps its plain label, in all of its states.
+
+    sizes: number of plain labels of every node; the labels of an expanded node are states times these.
+    """
+    kept = [
+        np.arange(label, len(costs), size)
+        for label, size, costs in zip(labels.tolist(), sizes, problem.node_costs, strict=True)
+    ]
+    return kept, replace(
+        problem,
+        node_costs=tuple(costs[rows] for costs, rows in zip(problem.node_costs, kept, strict=True)),
+        edges=tuple(
+            replace(edge, costs=edge.costs[np.ix_(kept[edge.source], kept[edge.target])]) for edge in problem.edges
+        ),
+        memory_rows=tuple(
+            replace(row, bytes={index: sizes_[kept[index]] for index, sizes_ in row.bytes.items()})
+            for row in problem.memory_rows
+        ),
+    )
 
 
 def _fits(problem: Problem, labels: Labels) -> bool:

@@ -1,0 +1,130 @@
+"""Recomputation: what the search may choose, that it is lowered as chosen, and what it saves."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from autopar.capture import capture
+from autopar.cluster import Cluster
+from autopar.errors import InfeasibleError
+from autopar.passes.lower import lower
+from autopar.passes.partition import split_forward_backward
+from autopar.planner.planning import make_plan
+from tests.passes.hand_plans import run_plan, tensors_of
+from tests.planner.lifetime_tracker import tracked_peak_bytes
+
+CLUSTER = Cluster.parse("4 H100-SXM")
+SIZES = {"vocab_size": 32, "use_cache": False}
+MESHES = [{"mesh": (4,)}, {"dims": {"dp_shard": 2, "tp": 2}}]
+
+
+def llama():
+    sizes = LlamaConfig(
+        num_hidden_layers=3,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **SIZES,
+    )
+    return LlamaForCausalLM(sizes).double().train()
+
+
+def gpt2(dropout=0.0):
+    sizes = GPT2Config(n_layer=3, n_embd=32, n_head=4, n_positions=32, **SIZES)
+    sizes.attn_pdrop = sizes.resid_pdrop = sizes.embd_pdrop = dropout
+    return GPT2LMHeadModel(sizes).double().train()
+
+
+class Captured:
+    """A model with its program, and the plain step."""
+
+    def __init__(self, model):
+        ids = torch.randint(0, 32, (8, 32))
+        inputs = {"input_ids": ids, "labels": ids}
+        self.program = capture(model, (), inputs)
+        self.tensors = tensors_of(self.program, model, inputs)
+        self.model, self.inputs = model, inputs
+
+    def plan(self, **options):
+        return make_plan(self.program, CLUSTER, with_baselines=False, optimizer="AdamW", **options)
+
+    def run(self, plan):
+        return run_plan(self.program, plan, self.tensors, recompute=recomputed(plan))
+
+
+def recomputed(plan):
+    return [name for name, operator in plan.operators.items() if operator.recompute]
+
+
+@pytest.fixture(scope="module", params=[llama, gpt2], ids=["llama", "gpt2"])
+def captured(request):
+    torch.manual_seed(0)
+    return Captured(request.param())
+
+
+def partition_of(captured, plan):
+    lowered = lower(captured.program, plan, 0)
+    return split_forward_backward(lowered, recomputed(plan)), lowered
+
+
+@pytest.mark.parametrize("question", MESHES, ids=str)
+def test_recomputation_changes_neither_loss_nor_gradients_and_saves_memory(captured, question):
+    loss = captured.model(**captured.inputs).loss
+    captured.model.zero_grad()
+    loss.backward()
+    gradients = {name: p.grad for name, p in captured.model.named_parameters()}
+    peaks = {}
+    for recompute in ("none", "full"):
+        plan = captured.plan(recompute=recompute, **question)
+        results = captured.run(plan)
+        assert results.outputs["loss"].item() == pytest.approx(loss.item(), rel=1e-6)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(results.gradients[name], gradient, rtol=1e-5, atol=1e-6)
+        peaks[recompute] = plan.predicted.peak_bytes
+        partition, lowered = partition_of(captured, plan)
+        transient = peaks[recompute] - sum(
+            plan.predicted.bytes_by_kind[kind] for kind in ("parameters", "optimizer state")
+        )
+        assert tracked_peak_bytes(partition, lowered) == pytest.approx(transient, rel=0.03)
+    assert peaks["full"] < 0.7 * peaks["none"]
+
+
+def test_full_recomputation_saves_nothing_inside_of_a_block(captured):
+    plan = captured.plan(mesh=(4,), recompute="full")
+    assert str(plan.statistics["recomputed"]).startswith("3 of 3 blocks in full")
+    partition, _ = partition_of(captured, plan)
+    saved = [value for value in partition.saved if not value.is_input and value.bytes > 1024]
+    plain, _ = partition_of(captured, captured.plan(mesh=(4,), recompute="none"))
+    assert len(saved) < len([value for value in plain.saved if not value.is_input and value.bytes > 1024]) / 2
+
+
+def test_a_tighter_limit_costs_more_and_is_kept(captured):
+    free = captured.plan(mesh=(4,))
+    assert not recomputed(free)
+    least = captured.plan(mesh=(4,), recompute="full").predicted.peak_bytes
+    objectives = [free.objective_seconds]
+    for share in (0.75, 0.5, 0.25):
+        limit = least + share * (free.predicted.peak_bytes - least)
+        plan = captured.plan(mesh=(4,), memory_limit=limit)
+        assert plan.predicted.peak_bytes <= limit
+        assert bool(recomputed(plan)) == ("recomputed" in plan.statistics)
+        objectives.append(plan.objective_seconds * (1 + 1e-3))
+    assert objectives == sorted(objectives)
+
+
+def test_what_does_not_fit_names_the_smallest_with_recomputation(captured):
+    with pytest.raises(InfeasibleError, match="the smallest needs"):
+        captured.plan(mesh=(4,), memory_limit=1e4, mode="fast")
+
+
+def test_recomputed_dropout_draws_the_same_masks():
+    torch.manual_seed(0)
+    captured = Captured(gpt2(dropout=0.3))
+    plain, again = (captured.plan(mesh=(4,), recompute=how) for how in ("none", "full"))
+    draws = {name for name in recomputed(again) if "dropout" in name or "draw" in name or "bernoulli" in name}
+    assert draws
+    first, second = captured.run(plain), captured.run(again)
+    torch.testing.assert_close(second.outputs["loss"], first.outputs["loss"])
+    for name, gradient in first.gradients.items():
+        torch.testing.assert_close(second.gradients[name], gradient, rtol=1e-6, atol=1e-9)
