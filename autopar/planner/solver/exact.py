@@ -23,7 +23,8 @@ from autopar.planner.solver.dual_ascent import Core, DualAscent, class_ranks, sc
 from autopar.planner.solver.lifting import lift
 from autopar.planner.solver.problem import Floats, Integers
 from autopar.planner.solver.reductions import Graph, back_substitute, simplify
-from autopar.planner.solver.solution import Fix, Step
+from autopar.planner.solver.solution import Fix, Step, Warmth
+from autopar.planner.solver.warmth import load, save
 
 MAX_ROUNDS = 14
 SMALL_NODES = 100
@@ -31,6 +32,8 @@ SMALL_NODES = 100
 SWEEPS_PER_LOOK = 10
 """Sweeps (forward and backward) between two looks at bound and rounding."""
 LOOKS_PER_ROUND = 4
+FIRST_SWEEPS = 4
+"""Sweeps before the first look where good messages were known."""
 SCHEDULE_ORDER_NODES = 2_500
 """Up to this size sweeps follow the schedule (fewer sweeps), above they batch repeated nodes (cheaper)."""
 PEAK_ENTRIES, TOTAL_ENTRIES = 20_000_000, 400_000_000
@@ -54,7 +57,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The best assignment (original labels), bounds in seconds, their proof, and assignments met."""
+    """The best assignment (original labels), bounds in seconds with their proof, assignments met, and messages."""
 
     assignment: Integers
     objective: float
@@ -65,10 +68,6 @@ class Outcome:
     pool: list[Integers]
     warmth: Warmth
     sweeps: int
-
-
-Warmth = dict[tuple[int, int], tuple[Integers, Floats, Integers, Floats]]
-"""Messages to start from: (u, v) -> labels of u, messages into u, labels of v, messages into v."""
 
 
 def solve_graph(
@@ -107,11 +106,10 @@ def start_ascent(core: Core) -> DualAscent:
 class _Search:
     """The state of one solve: the shrinking graph, the best assignment, the best bound and its proof."""
 
-    def __init__(
-        self, graph: Graph, gap: float, deadline: Deadline, warmth: Warmth, pool: Sequence[Integers]
-    ) -> None:
+    def __init__(self, graph: Graph, gap: float, deadline: Deadline, warmth: Warmth, pool: Sequence[Integers]) -> None:
         self.original = graph.copy()
         self.graph, self.gap, self.deadline, self.warmth = graph, gap, deadline, warmth
+        self.first_messages: Warmth = {}
         self.pool: list[Integers] = []
         self.objective, self.bound = np.inf, -np.inf
         self.assignment: Integers | None = None
@@ -163,7 +161,7 @@ class _Search:
             method=self.method,
             rounds=self.rounds,
             pool=self.pool,
-            warmth=self.warmth,
+            warmth=self.first_messages,
             sweeps=self.sweeps,
         )
 
@@ -187,15 +185,14 @@ class _Search:
         bound = min([bound, *cutoffs])
         if bound > self.bound:
             self.bound = bound
-            self.proof = Proof(
-                bound=bound, steps=tuple(self.graph.steps), messages=messages, eliminated=eliminated
-            )
+            self.proof = Proof(bound=bound, steps=tuple(self.graph.steps), messages=messages, eliminated=eliminated)
 
     def _ascend(self) -> tuple[DualAscent, list[int]]:
         core, nodes = core_of(self.graph)
         ascent = self._start(core, nodes)
-        for _ in range(LOOKS_PER_ROUND):
-            for _ in range(SWEEPS_PER_LOOK):
+        started_warm = self.rounds == 0 and bool(ascent.messages.any())
+        for look in range(LOOKS_PER_ROUND):
+            for _ in range(FIRST_SWEEPS if started_warm and not look else SWEEPS_PER_LOOK):
                 ascent.sweep(True)
                 ascent.sweep(False)
                 self.sweeps += 1
@@ -204,7 +201,8 @@ class _Search:
             self._look(ascent, nodes)
             if self.finished() or self.deadline.left() <= 0.0:
                 break
-        self.warmth = _save(ascent, nodes, self.graph)
+        self.warmth = save(ascent, nodes, self.graph)
+        self.first_messages = self.first_messages or self.warmth
         return ascent, nodes
 
     def _start(self, core: Core, nodes: list[int]) -> DualAscent:
@@ -215,7 +213,7 @@ class _Search:
             self._offer_positions(lifted.labels, nodes)
             return lifted.ascent
         ascent = start_ascent(core)
-        _load(ascent, nodes, self.graph, self.warmth)
+        load(ascent, nodes, self.graph, self.warmth)
         return ascent
 
     def _offer_positions(self, chosen: Integers, nodes: list[int]) -> None:
@@ -281,8 +279,7 @@ class _Search:
         self.method = "branch and bound"
         if found.labels is not None:
             labels = {
-                node: int(self.graph.domains[node][label])
-                for node, label in zip(nodes, found.labels, strict=True)
+                node: int(self.graph.domains[node][label]) for node, label in zip(nodes, found.labels, strict=True)
             }
             self._offer(back_substitute(self.graph, labels))
         self.bound = max(self.bound, min(found.bound + self.graph.constant, self.objective))
@@ -299,31 +296,3 @@ def value_of(graph: Graph, labels: Integers) -> float:
         chosen[node] = position
     value = graph.constant + sum(float(arena[graph.costs[node]][chosen[node]]) for node in nodes)
     return value + sum(float(arena[matrix][chosen[u], chosen[v]]) for u, v, matrix in graph.edges())
-
-
-def _save(ascent: DualAscent, nodes: list[int], graph: Graph) -> Warmth:
-    saved: Warmth = {}
-    for edge, (u, v, _) in enumerate(ascent.core.edges):
-        start, end = ascent.message_starts[edge], ascent.message_starts[edge + 1]
-        middle = start + ascent.sizes[u]
-        saved[nodes[u], nodes[v]] = (
-            graph.domains[nodes[u]],
-            ascent.messages[start:middle].copy(),
-            graph.domains[nodes[v]],
-            ascent.messages[middle:end].copy(),
-        )
-    return saved
-
-
-def _load(ascent: DualAscent, nodes: list[int], graph: Graph, warmth: Warmth) -> None:
-    """Set the messages of edges that existed before; labels may have gone since, but not come."""
-    for edge, (u, v, _) in enumerate(ascent.core.edges):
-        known = warmth.get((nodes[u], nodes[v]))
-        if known is None:
-            continue
-        labels_u, into_u, labels_v, into_v = known
-        some_u = np.isin(labels_u, graph.domains[nodes[u]])
-        some_v = np.isin(labels_v, graph.domains[nodes[v]])
-        if some_u.sum() == ascent.sizes[u] and some_v.sum() == ascent.sizes[v]:
-            start, end = ascent.message_starts[edge], ascent.message_starts[edge + 1]
-            ascent.messages[start:end] = np.concatenate([into_u[some_u], into_v[some_v]])

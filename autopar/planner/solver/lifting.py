@@ -20,7 +20,7 @@ from autopar.planner.solver.repeats import Short, shorten
 
 FEWEST_NODES = 800
 """Smaller cores are swept directly."""
-SWEEPS_PER_LOOK, MAX_LOOKS = 10, 40
+SWEEPS_PER_LOOK, FEWEST_LOOKS, MAX_LOOKS = 10, 3, 40
 STALLED = 0.97
 """The short copy has converged when ten sweeps leave this part of its gap."""
 
@@ -62,7 +62,8 @@ def _converge(ascent: DualAscent, gap: float, deadline: Deadline) -> tuple[Integ
             best, objective = chosen, value
         bound = max(bound, ascent.label_bounds(ascent.shared_messages()).bound)
         before, left = left, objective - bound
-        if left <= max(gap * abs(objective), STALLED * before if look > 3 else 0.0) or deadline.left() <= 0.0:
+        stalled = look > FEWEST_LOOKS and left > STALLED * before
+        if stalled or left <= gap * abs(objective) or deadline.left() <= 0.0:
             break
     return best, look * SWEEPS_PER_LOOK
 

@@ -35,6 +35,7 @@ from autopar.planner.solver.plans import FITS, Plans
 from autopar.planner.solver.problem import Floats, Integers, Problem, is_forbidden
 from autopar.planner.solver.reductions import Graph, back_substitute, simplify
 from autopar.planner.solver.relaxation import Look, Relaxation
+from autopar.planner.solver.solution import Warmth
 from autopar.planner.solver.splice import splice
 
 MAX_LOOKS, SWEEPS, LAST_SWEEPS = 30, 10, 40
@@ -61,6 +62,7 @@ class BudgetedOutcome:
     multipliers: tuple[float, ...]
     infeasible: bool = False
     statistics: dict[str, float | int | str] = field(default_factory=dict)
+    messages: Warmth = field(default_factory=dict)
 
 
 def solve_within_budgets(

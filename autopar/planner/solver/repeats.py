@@ -228,8 +228,7 @@ class _Cut:
         if min(places) >= self.start or len(places) < 2:
             return None
         ends = tuple(
-            self._copy(node, self.removed) if (self.repeats.layer[node] or 0) >= self.start else node
-            for node in (u, v)
+            self._copy(node, self.removed) if (self.repeats.layer[node] or 0) >= self.start else node for node in (u, v)
         )
         return None if -1 in ends else (ends[0], ends[1])
 

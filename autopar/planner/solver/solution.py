@@ -15,13 +15,16 @@ A certificate is a *proof log*: exact steps that shrink the problem, then messag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from autopar.planner.solver.problem import Floats, Integers
+
+Warmth = dict[tuple[int, int], tuple[Integers, Floats, Integers, Floats]]
+"""Messages by edge: (u, v) -> labels of u, messages into u, labels of v, messages into v (`warmth`)."""
 
 
 class Status(Enum):
@@ -102,7 +105,10 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The best assignment found and its bound; `gap` = (objective - lower_bound) / |objective|."""
+    """The best assignment found and its bound; `gap` = (objective - lower_bound) / |objective|.
+
+    `messages` may start a similar solve (`solve(warm_messages=...)`); no part of the proof.
+    """
 
     assignment: Integers
     objective: float
@@ -111,6 +117,7 @@ class Solution:
     status: Status
     certificate: Certificate
     statistics: dict[str, float | int | str]
+    messages: Warmth = field(default_factory=dict)
 
 
 def relative_gap(objective: float, lower_bound: float) -> float:

@@ -25,7 +25,7 @@ from autopar.planner.solver.exact import solve_graph
 from autopar.planner.solver.memory import BudgetedOutcome, solve_within_budgets
 from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate, is_forbidden
 from autopar.planner.solver.reductions import Graph
-from autopar.planner.solver.solution import Certificate, Solution, Status, relative_gap
+from autopar.planner.solver.solution import Certificate, Solution, Status, Warmth, relative_gap
 from autopar.planner.solver.ties import merge_labels, merge_ties, spread_solution
 
 
@@ -36,6 +36,7 @@ def solve(
     time_limit: float | None = None,
     warm_start: Integers | None = None,
     warm_multipliers: Sequence[float] | None = None,
+    warm_messages: Warmth | None = None,
     stop: Switch | None = None,
 ) -> Solution:
     """Return the best assignment found, a lower bound, and the proof of the bound.
@@ -45,6 +46,7 @@ def solve(
     no assignment fits, status INFEASIBLE: `statistics["minimum_bytes"]` is the least that
     `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
     FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
+    `warm_start` is an assignment to improve on, `warm_messages` those of the solution of a similar problem.
     `stop`, or the first Ctrl-C, ends the time at once.
     Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
 
@@ -62,6 +64,7 @@ def solve(
             time_limit=time_limit,
             warm_start=start,
             warm_multipliers=warm_multipliers,
+            warm_messages=warm_messages,
             stop=stop,
         )
         return spread_solution(problem, merged)
@@ -78,7 +81,7 @@ def solve(
                     warm_multipliers=warm_multipliers,
                 )
             else:
-                outcome = _solve_without_budgets(cut, gap, deadline, warm_start)
+                outcome = _solve_without_budgets(cut, gap, deadline, warm_start, warm_messages)
             if outcome.infeasible or deadline.left() <= 0.0:
                 break
             if not _uses_more_than(problem, outcome.assignment, ceiling):
@@ -130,17 +133,23 @@ def _uses_more_than(problem: Problem, assignment: Integers, ceiling: float) -> b
 
 
 def _solve_without_budgets(
-    problem: Problem, gap: float, deadline: Deadline, warm_start: Integers | None
+    problem: Problem,
+    gap: float,
+    deadline: Deadline,
+    warm_start: Integers | None,
+    warm_messages: Warmth | None,
 ) -> BudgetedOutcome:
     edges = [(edge.source, edge.target, edge.costs) for edge in problem.edges]
     graph = Graph(Arena(), problem.node_costs, edges, tolerance=1e-15 * _ordinary_cost(problem))
-    outcome = solve_graph(graph, gap=gap, deadline=deadline, pool=() if warm_start is None else (warm_start,))
+    pool = () if warm_start is None else (warm_start,)
+    outcome = solve_graph(graph, gap=gap, deadline=deadline, warmth=warm_messages, pool=pool)
     return BudgetedOutcome(
         assignment=outcome.assignment,
         bound=outcome.bound,
         proof=outcome.proof,
         multipliers=(),
         statistics={"method": outcome.method, "rounds": outcome.rounds, "sweeps": outcome.sweeps},
+        messages=outcome.warmth,
     )
 
 
@@ -176,6 +185,7 @@ def _solution(
         status=status,
         certificate=certificate,
         statistics=statistics,
+        messages=outcome.messages,
     )
 
 

@@ -1,0 +1,44 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from autopar.planner.solver import Problem, check_certificate, lifting, solve
+
+SCRIPT = """
+import hashlib
+from tests.planner.solver.conftest import build_layers
+from autopar.planner.solver import lifting, solve
+lifting.FEWEST_NODES = 50
+solution = solve(build_layers(12))
+print(hashlib.sha256(solution.assignment.tobytes()).hexdigest(), solution.objective.hex(), solution.lower_bound.hex())
+"""
+
+
+def test_lifting_changes_neither_optimum_nor_proof(
+    monkeypatch: pytest.MonkeyPatch, layers: Callable[..., Problem]
+) -> None:
+    problem = layers(12)
+    plain = solve(problem)
+    used = []
+    original = lifting.shorten
+    monkeypatch.setattr(lifting, "shorten", lambda core: used.append(original(core)) or used[-1])
+    monkeypatch.setattr(lifting, "FEWEST_NODES", 50)
+    lifted = solve(problem)
+    assert used[0] is not None
+    check_certificate(problem, lifted)
+    assert np.isclose(lifted.objective, plain.objective, rtol=1e-9)
+
+
+def test_two_processes_find_the_same_assignment() -> None:
+    answers = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+        )
+        answers.append(done.stdout)
+    assert answers[0] == answers[1] != ""
