@@ -144,7 +144,7 @@ def layouts_of(placements: Sequence[Placement], picks: Integers, shape: tuple[in
     _, first, inverse = np.unique(
         number[picks] @ (len(named) ** np.arange(picks.shape[1])), return_index=True, return_inverse=True
     )
-    distinct = [tuple(named[code] for code in number[picks[row]]) for row in first]
+    distinct = [tuple([named[code] for code in codes]) for codes in number[picks[first]].tolist()]
     layouts = LayoutSet.of(distinct, shape, mesh)
     return LayoutSet(layouts.distinct, layouts.index[inverse]).take(np.arange(len(picks)))
 
