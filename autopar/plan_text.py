@@ -123,6 +123,8 @@ def facts(plan: Plan) -> list[str]:
         f"cluster {plan.cluster}, priced by {plan.profile}",
         "step and memory (per device) are the simulator's; no plan costs less than the bound",
     ]
+    if plan.micro_batches > 1:
+        lines.append(f"{plan.micro_batches} micro-batches: forward and backward of each in turn, gradients added up")
     prediction = plan.predicted
     lines.append(
         f"step {format_seconds(prediction.step_seconds)} = compute {format_seconds(prediction.compute_seconds)}"

@@ -65,7 +65,7 @@ def for_micro_batches(program: Program, partition: Partition) -> MicroPartition:
         returned = _returned(forward.graph)
         statistics = _returning(forward, [returned[index] for index in positions])
         forward = _returning(forward, [value for index, value in enumerate(returned) if index not in positions])
-    backward, totals = partition.backward, ()
+    backward, totals = partition.backward, tuple[int, ...]()
     if backward is not None:
         backward, totals = _accumulating(backward)
     return MicroPartition(

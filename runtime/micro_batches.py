@@ -253,7 +253,8 @@ class MicroStep:
 
     def _samples(self, argument: torch.Tensor, dim: int, part: int, pieces: int) -> torch.Tensor:
         """The samples of micro-batch `part` of an argument that holds `pieces` parts of the batch."""
-        cut = argument.unflatten(dim, (pieces, self.count, -1))
+        shape = argument.shape
+        cut = argument.reshape(*shape[:dim], pieces, self.count, -1, *shape[dim + 1 :])
         return cut.select(dim + 1, part).flatten(dim, dim + 1)
 
 
@@ -261,7 +262,8 @@ def _in_order(value: torch.Tensor, dim: int, count: int, pieces: int) -> torch.T
     """Samples as (micro-batch, piece, sample) along `dim` -> as (piece, micro-batch, sample)."""
     if pieces == 1:
         return value
-    return value.unflatten(dim, (count, pieces, -1)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+    shape = value.shape
+    return value.reshape(*shape[:dim], count, pieces, -1, *shape[dim + 1 :]).transpose(dim, dim + 1).reshape(shape)
 
 
 def _scaled(value: torch.Tensor, scale: float) -> torch.Tensor:

@@ -39,9 +39,9 @@ from autopar.rules.engine import is_view, rule_for, tensor_operands
 from autopar.rules.rule import Rule
 
 _aten = torch.ops.aten
-_PRODUCTS = {_aten.mul.Tensor: 1, _aten.mul.Scalar: 1, _aten.div.Tensor: -1, _aten.div.Scalar: -1}
+_PRODUCTS: Mapping[object, int] = {_aten.mul.Tensor: 1, _aten.mul.Scalar: 1, _aten.div.Tensor: -1, _aten.div.Scalar: -1}
 """Operators by whose second operand a degree is added or taken away."""
-_FILLS = {_aten.full.default: 1, _aten.scalar_tensor.default: 0}
+_FILLS: Mapping[object, int] = {_aten.full.default: 1, _aten.scalar_tensor.default: 0}
 """Operators that write a number, and where it stands among their arguments."""
 _MEANS = (_aten.mean.dim, _aten.mean.default)
 _SHAPES = frozenset({"size", "shape", "sizes", "self_sizes", "input_sizes", "implicit", "bias_sizes"})
@@ -268,8 +268,7 @@ class BatchFlow:
             degrees = {flow.degree for flow, marked in zip(flows, pattern, strict=True) if marked}
             if len(degrees) == 1 and all(m or not b for m, b in zip(pattern, bound, strict=True)):
                 return degrees.pop() + written
-        averages = sum(flow.kind is Kind.AVERAGED for flow in flows)
-        if averages > 1 or any(f.kind is Kind.AVERAGED for f in flows):
+        if any(flow.kind is Kind.AVERAGED for flow in flows):
             raise _refused(node, "is not linear in a value that is contracted over the batch")
         raise _refused(node, "is not linear in a value that is scaled by the batch size")
 

@@ -35,7 +35,7 @@ def choose_micro_batches(
     at_batch: captures the program at another size of the batch; None: one part only. Raises ConfigurationError where
     the program cannot run in `count` parts.
     """
-    if count is not None and count > 1:
+    if count is not None and count != 1:
         return choose(_pinned(query, count, at_batch))
     chosen = choose(query)
     if count == 1 or at_batch is None or not _memory_binds(chosen):

@@ -60,7 +60,7 @@ def in_parts(whole: Program, count: int, at_batch: AtBatch, factorisation: Facto
     size = batch_size(whole)
     if size is None:
         raise NotSeparable("the inputs have no common batch")
-    if size % count:
+    if count < 1 or size % count:
         raise NotSeparable(f"a batch of {size} does not split into {count} equal micro-batches")
     try:
         part = at_batch(size // count)

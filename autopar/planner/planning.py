@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster
+from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline, ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
@@ -121,7 +122,8 @@ def _without_a_plan(query: Query, chosen: Chosen, meshes: Sequence[Mesh], log: P
             return known
         failures = (*failures, *known.failures)
     short = [failure for failure in failures if isinstance(failure, DoesNotFit)]
-    raise mended(query, min(short, key=lambda failure: failure.needed_bytes), log) if short else failures[0]
+    error = mended(query, min(short, key=lambda failure: failure.needed_bytes), log) if short else failures[0]
+    raise InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
 
 
 def _finished(query: Query, chosen: Chosen, answer: Mapping[str, Any], known: tuple[Baseline, ...]) -> Plan:
