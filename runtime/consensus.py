@@ -73,7 +73,7 @@ def from_first_rank(action: Callable[[], Result]) -> Result:
 
 @contextmanager
 def deaf_to_one_interrupt() -> Iterator[None]:
-    """Let the first SIGINT pass: a terminal sends Ctrl-C to all ranks, and it asks the one that plans to come to an end.
+    """Let the first SIGINT pass: a terminal sends Ctrl-C to all ranks, and it asks the one that plans to end.
     A second one raises KeyboardInterrupt. Handlers that are not Python's own stay, as do those of other threads."""
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or previous is not signal.default_int_handler:
