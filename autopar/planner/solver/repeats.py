@@ -204,11 +204,11 @@ class _Cut:
         backward = {image: node for node, image in shift.items()}
         for first in sorted(copies.keys() - {n for n in backward if layer[backward[n]] is not None}):
             row: dict[int, int] = {}
-            node: int | None = first
-            while node is not None and layer[node] is not None:
-                row[int(layer[node] or 0)] = node
-                copies[node] = row
-                node = shift.get(node)
+            copy: int | None = first
+            while copy is not None and (level := layer[copy]) is not None:
+                row[level] = copy
+                copies[copy] = row
+                copy = shift.get(copy)
         return copies
 
     def _is_out(self, place: int) -> bool:
@@ -241,7 +241,8 @@ class _Cut:
         ends = []
         for node in (u, v):
             copy = self._copy(node, layers)
-            if copy >= 0 and self._is_out(self.repeats.layer[copy] if self.repeats.layer[copy] is not None else -1):
+            level = self.repeats.layer[copy] if copy >= 0 else None
+            if level is not None and self._is_out(level):
                 copy = self._copy(copy, self.removed)
             ends.append(copy)
         return ends[0], ends[1]
