@@ -11,7 +11,6 @@ the parameters are stored split over the axis, dp_replicate where they are not.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Literal
 
@@ -79,7 +78,7 @@ def _stored_split_shares(built: Built, solution: Solution, mesh: Mesh) -> list[f
 
 def _work_shares(
     program: Program, factorisation: Factorisation, built: Built, solution: Solution, mesh: Mesh
-) -> list[Counter[Kind]]:
+) -> list[dict[Kind, float]]:
     """Per axis the FLOPs of the heavy operators by what they split over it."""
     batch = batch_class(program, factorisation)
     weights = {
@@ -88,13 +87,14 @@ def _work_shares(
         for dim in range(len(shape_of(node)))
         for position in range(len(factorisation.atoms((node, 0), dim)))
     }
-    found: list[Counter[Kind]] = [Counter() for _ in mesh.shape]
+    found: list[dict[Kind, float]] = [{} for _ in mesh.shape]
     for node, index in built.operators.items():
         if node in built.heavy:
             layouts = list(_layouts(built, node, int(solution.assignment[index])))
             for axis in range(len(mesh.shape)):
                 split = {_split_class(factorisation, value, layout, axis) for value, layout in layouts}
-                found[axis][_kind(split - {None}, batch, weights)] += built.rules[node].flops
+                kind = _kind(split - {None}, batch, weights)
+                found[axis][kind] = found[axis].get(kind, 0.0) + built.rules[node].flops
     return found
 
 

@@ -59,7 +59,7 @@ def choose_mesh(query: Query, meshes: Sequence[Mesh], log: Progress) -> Chosen:
     refinements = Refinements(query, meshes)
     outcome: Outcome[Mesh, Candidate] = best_first(
         {mesh: _stages(query, mesh, refinements, log) for mesh in meshes},
-        seconds=query.seconds(query.search.meshes_seconds),
+        seconds=query.search.meshes_seconds,
         clock=partial(_clock, query.deadline),
         failures=(InfeasibleError, ImpossiblePlacement),
         refuse=refinements.refusal,
@@ -85,8 +85,9 @@ def choose_mesh(query: Query, meshes: Sequence[Mesh], log: Progress) -> Chosen:
 
 
 def _clock(deadline: Deadline) -> float:
-    """The time, which ends once the search is stopped."""
-    return math.inf if deadline.stop.pressed else time.monotonic()
+    """Seconds of this process, so that what is chosen does not depend on others who use the machine; all of them once
+    the user's own limit is over or the search is stopped."""
+    return math.inf if deadline.left() <= 0.0 else time.process_time()
 
 
 class Refinements:
