@@ -1,36 +1,44 @@
-"""Coordinate descent with random restarts never finds a better assignment than one called optimal."""
-
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
-from autopar.planner.solver import Problem, Status, evaluate, solve
-
-
-def descend(problem: Problem, labels: np.ndarray) -> float:
-    """Objective after single moves until none helps."""
-    around: list[list[tuple[np.ndarray, int]]] = [[] for _ in labels]
-    for edge in problem.edges:
-        around[edge.source].append((edge.costs, edge.target))
-        around[edge.target].append((edge.costs.T, edge.source))
-    moved = True
-    while moved:
-        moved = False
-        for node, costs in enumerate(problem.node_costs):
-            totals = costs + sum(matrix[:, labels[other]] for matrix, other in around[node])
-            best = int(totals.argmin())
-            if totals[best] < totals[labels[node]] - 1e-15:
-                labels[node], moved = best, True
-    return evaluate(problem, labels)[0]
+from autopar.planner.solver import MemoryRow, Problem, evaluate
+from autopar.planner.solver.local_search import LocalSearch
+from autopar.planner.solver.relaxation import Relaxation
+from tests.planner.solver.test_relaxation import weighted_graph
 
 
-def test_local_search_never_beats_an_optimum(layers: Callable[..., Problem]) -> None:
-    rng = np.random.default_rng(0)
-    for seed in range(4):
-        problem = layers(3, labels=6, nodes_per_layer=16, seed=seed)
-        solution = solve(problem)
-        assert solution.status is Status.OPTIMAL
-        sizes = [costs.size for costs in problem.node_costs]
-        found = [descend(problem, rng.integers(0, sizes)) for _ in range(15)]
-        assert min(found) >= solution.objective * (1 - 1e-12)
-        assert descend(problem, solution.assignment.copy()) >= solution.objective * (1 - 1e-12)
+@pytest.mark.parametrize("seed", range(30))
+def test_a_repaired_plan_fits_and_no_single_move_improves_it(seed: int, random_problem: Callable[..., Problem]) -> None:
+    problem = random_problem(seed, rows=2, tightness=0.9)
+    graph = weighted_graph(problem)
+    if not graph.nodes():
+        pytest.skip("reduced to nothing")
+    limits = np.array([row.budget_bytes for row in problem.memory_rows])
+    constants = np.array([row.constant_bytes for row in problem.memory_rows])
+    relaxation = Relaxation(graph, limits - constants)
+    start = relaxation.original(np.zeros(len(relaxation.nodes), dtype=np.int64))
+    repaired = LocalSearch(relaxation).repaired(start)
+    if repaired is None:
+        return
+    cost, used = evaluate(problem, repaired)
+    assert (np.array(used) <= limits * (1 + 1e-9)).all()
+    for node in relaxation.nodes:
+        for label in graph.domains[node]:
+            moved = repaired.copy()
+            moved[node] = label
+            other, usage = evaluate(problem, moved)
+            assert other >= cost * (1 - 1e-9) or (np.array(usage) > limits).any()
+
+
+def test_the_cheapest_byte_goes_first() -> None:
+    row = MemoryRow(
+        name="m",
+        bytes={0: np.array([10.0, 0.0]), 1: np.array([10.0, 0.0]), 2: np.array([1.0, 2.0])},
+        budget_bytes=12.0,
+    )
+    costs = (np.array([1.0, 5.0]), np.array([1.0, 2.0]), np.array([1.0, 0.5]))
+    problem = Problem(node_costs=costs, edges=(), memory_rows=(row,))
+    relaxation = Relaxation(weighted_graph(problem), np.array([12.0]))
+    assert LocalSearch(relaxation).repaired(np.array([0, 0, 0])).tolist() == [0, 1, 1]  # type: ignore[union-attr]
