@@ -19,16 +19,22 @@ from functools import partial
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Prediction
+from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.choose_micro_batches import in_parts_of, micro_batch_queries
 from autopar.planner.leaves import StateBytes
+from autopar.planner.micro_batches import AtBatch
 from autopar.planner.one_mesh import plan_on_mesh
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.query import Progress, Query
 from autopar.planner.search import SEARCH
 from autopar.planner.shortage import MORE_DEVICES, DoesNotFit, Mend, with_mends, with_more_devices
 from autopar.planner.solver.deadline import Deadline
+from autopar.program import MicroProgram
 
 MENDS_SECONDS = 30.0
 """After these no further change is tried; those that were not are listed as such."""
+MORE_PARTS = 3
+"""How many numbers of micro-batches are tried."""
 EIGHT_BIT = "AdamW8bit"
 STATELESS = "SGD"
 
@@ -45,11 +51,14 @@ Kind = Sequence[Change]
 """Changes of which one is enough, the smallest first."""
 
 
-def mended(query: Query, failure: DoesNotFit, log: Progress) -> InfeasibleError:
-    """The failure with the changes that would fit."""
+def mended(
+    query: Query, failure: DoesNotFit, log: Progress, at_batch: AtBatch | None, micro_batches: int | None
+) -> InfeasibleError:
+    """The failure with the changes that would fit. at_batch, micro_batches: as of `make_plan`."""
     if query.constraints.pinned or not query.search.tries_mends or query.deadline.left() <= 0.0:
         return failure  # pinned parameters keep their layouts on this very mesh; there is nothing to change
-    kinds = _kinds(query, failure.mesh)
+    parts_are_fixed = micro_batches is not None and at_batch is not None
+    kinds = _kinds(query, failure.mesh, at_batch if parts_are_fixed else None)
     log(f"nothing fits; trying {sum(map(len, kinds))} changes")
     until = Deadline.after(min(MENDS_SECONDS, query.deadline.left()), query.deadline.stop)
     quick = replace(query, search=replace(SEARCH["fast"], tries_mends=False), deadline=until, warm_start=None)
@@ -57,7 +66,9 @@ def mended(query: Query, failure: DoesNotFit, log: Progress) -> InfeasibleError:
     fits = tried.first_of_each([(kind,) for kind in kinds])
     if not fits:
         fits = tried.first_of_each(list(itertools.combinations(kinds, 2)))
-    return with_mends(failure, fits, tried.short, tried.untried, _in_the_search(query))
+    return with_mends(
+        failure, fits, tried.short, tried.untried, _searched(query, at_batch is not None and not parts_are_fixed)
+    )
 
 
 def least_state_bytes(states: Mapping[str, StateBytes], query: Query) -> float:
@@ -112,11 +123,13 @@ class _Tried:
             return None
 
 
-def _kinds(query: Query, mesh: Mesh) -> list[Kind]:
+def _kinds(query: Query, mesh: Mesh, at_batch: AtBatch | None) -> list[Kind]:
     """What can be changed, from what costs nothing to what costs most."""
     kinds: list[Kind] = []
     if query.recompute == "none":
         kinds.append([Change(description='recomputation (without recompute="none")', apply=_recompute)])
+    if at_batch is not None:
+        kinds.append(_more_parts(query, at_batch))
     kinds.append(_optimizers(query))
     kinds.append(
         [
@@ -125,6 +138,24 @@ def _kinds(query: Query, mesh: Mesh) -> list[Kind]:
         ]
     )
     return [kind for kind in kinds if kind]
+
+
+def _more_parts(query: Query, at_batch: AtBatch) -> Kind:
+    """More micro-batches than the user fixed."""
+    found = []
+    try:
+        for parts in itertools.islice(micro_batch_queries(query, at_batch), MORE_PARTS):
+            assert parts.micro is not None
+            found.append(
+                Change(description=f"micro_batches={parts.micro.count}", apply=partial(_in_parts, parts.micro))
+            )
+    except NotSeparable:
+        return []  # the model cannot run in parts
+    return found
+
+
+def _in_parts(micro: MicroProgram, query: Query, mesh: Mesh) -> tuple[Query, Mesh]:
+    return in_parts_of(query, micro), mesh
 
 
 def _optimizers(query: Query) -> Kind:
@@ -154,6 +185,11 @@ def _on_more_devices(factor: int, query: Query, mesh: Mesh) -> tuple[Query, Mesh
     return replace(query, cluster=with_more_devices(query.cluster, factor)), larger
 
 
-def _in_the_search(query: Query) -> str:
+def _searched(query: Query, tries_parts: bool) -> str:
     """What need not be tried, because the search has tried it."""
-    return "" if query.recompute == "none" else "Recomputation is part of the search and was not enough. "
+    tried = ["recomputation"] if query.recompute != "none" else []
+    tried += ["more micro-batches"] if tries_parts else []
+    if not tried:
+        return ""
+    are, were = ("is", "was") if len(tried) == 1 else ("are", "were")
+    return f"{' and '.join(tried).capitalize()} {are} part of the search and {were} not enough. "

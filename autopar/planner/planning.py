@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster
-from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline, ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
@@ -108,22 +107,28 @@ def make_plan(
         chosen = choose_micro_batches(query, micro_batches, at_batch, choose, log)
         if chosen.best is None:
             axes_are_free = dims is None and not parsed.placements and not parsed.pinned
-            chosen = _without_a_plan(query, chosen, meshes if axes_are_free else (), log)
+            chosen, short = _known_instead(query, chosen, meshes if axes_are_free else (), log)
+            if short is not None:
+                raise mended(query, short, log, at_batch, micro_batches)
         known = baselines(query, log) if with_baselines else ()
     return _finished(query, chosen, answer, known)
 
 
-def _without_a_plan(query: Query, chosen: Chosen, meshes: Sequence[Mesh], log: Progress) -> Chosen:
-    """The best of the known plans on these meshes. Raises InfeasibleError with what would fit where none fits."""
+def _known_instead(
+    query: Query, chosen: Chosen, meshes: Sequence[Mesh], log: Progress
+) -> tuple[Chosen, DoesNotFit | None]:
+    """The best of the known plans on these meshes, or the failure that needs the least memory. Raises the first failure
+    where memory is not what is short."""
     failures = chosen.failures
     if meshes and query.search.tries_mends:
         known = of_known(choose_mesh(query, known_meshes(query, meshes), log))
         if known.best is not None:
-            return known
+            return known, None
         failures = (*failures, *known.failures)
     short = [failure for failure in failures if isinstance(failure, DoesNotFit)]
-    error = mended(query, min(short, key=lambda failure: failure.needed_bytes), log) if short else failures[0]
-    raise InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
+    if not short:
+        raise failures[0]
+    return chosen, min(short, key=lambda failure: failure.needed_bytes)
 
 
 def _finished(query: Query, chosen: Chosen, answer: Mapping[str, Any], known: tuple[Baseline, ...]) -> Plan:
