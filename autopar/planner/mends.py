@@ -66,9 +66,8 @@ def mended(
     fits = tried.first_of_each([(kind,) for kind in kinds])
     if not fits:
         fits = tried.first_of_each(list(itertools.combinations(kinds, 2)))
-    return with_mends(
-        failure, fits, tried.short, tried.untried, _searched(query, at_batch is not None and not parts_are_fixed)
-    )
+    searched = _searched(query, tries_parts=at_batch is not None and not parts_are_fixed)
+    return with_mends(failure, fits, tried.short, tried.untried, searched)
 
 
 def least_state_bytes(states: Mapping[str, StateBytes], query: Query) -> float:
@@ -128,9 +127,9 @@ def _kinds(query: Query, mesh: Mesh, at_batch: AtBatch | None) -> list[Kind]:
     kinds: list[Kind] = []
     if query.recompute == "none":
         kinds.append([Change(description='recomputation (without recompute="none")', apply=_recompute)])
-    if at_batch is not None:
-        kinds.append(_more_parts(query, at_batch))
     kinds.append(_optimizers(query))
+    if at_batch is not None:  # after the optimizers: parts add the totals of gradients to their state
+        kinds.append(_more_parts(query, at_batch))
     kinds.append(
         [
             Change(description=f"{factor * mesh.size} devices", apply=partial(_on_more_devices, factor))

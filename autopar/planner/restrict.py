@@ -11,8 +11,9 @@ together, or the rules between tensors do, `smallest_conflict` names a set of wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,12 +50,14 @@ def restricted(built: Built, mesh: Mesh, wishes: Sequence[Wish]) -> Built:
     for index, by_wish in allowed.items():
         kept = np.flatnonzero(np.all(list(by_wish.values()), axis=0))
         if not len(kept):
-            conflict = smallest_conflict(
-                list(by_wish), lambda some, masks=by_wish: bool(np.all([masks[w] for w in some], axis=0).any())
-            )
+            conflict = smallest_conflict(list(by_wish), partial(_some_row_obeys, by_wish))
             raise conflict_error(conflict, mesh, f"{built.variables[index].name} cannot obey them together")
         rows[index] = kept
     return _narrowed(built, rows, notes_of(wishes))
+
+
+def _some_row_obeys(masks: Mapping[Wish, Flags], wishes: Sequence[Wish]) -> bool:
+    return bool(np.all([masks[wish] for wish in wishes], axis=0).any())
 
 
 def smallest_conflict(wishes: Sequence[Wish], can_be_met: Callable[[Sequence[Wish]], bool]) -> list[Wish]:

@@ -54,8 +54,8 @@ def _rows_like(variable: Variable, built: Built, plan: Plan) -> Rows:
         for operand, layout in zip(variable.strategies.inputs, entry.inputs, strict=False):
             rows = rows[_lies(operand, layout)[rows]]
     else:
-        layout = _layout_of_data(variable, built, plan)
-        rows = everything if layout is None else np.flatnonzero(_lies(variable.layouts[0], layout))
+        known = _layout_of_data(variable, built, plan)
+        rows = everything if known is None else np.flatnonzero(_lies(variable.layouts[0], known))
     return rows if len(rows) else everything
 
 
