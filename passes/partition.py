@@ -257,9 +257,12 @@ class _Timeline:
             if node.op == "output":
                 break
             reads = [buffers[operand] for operand in node.all_input_nodes]
-            buffers[node] = known.get(node) or (reads[0] if _is_alias(node) else node)
+            begins = self._index
+            if _is_one_of_several(node):  # lives by itself, and from where its operator ran
+                begins, reads = self._first[reads[0]] + 1, []
+            buffers[node] = known.get(node) or (reads[0] if reads and _is_alias(node) else node)
             if buffers[node] is node and not (node.op == "placeholder" and node.name in excluded):
-                self._first[node] = self._index
+                self._first[node] = begins
             for buffer in (*reads, buffers[node]):
                 self._last[buffer] = self._index
             self._index += 1
@@ -284,8 +287,16 @@ def _is_alias(node: fx.Node) -> bool:
     if node.target is padded:
         source = node.args[0]
         return isinstance(source, fx.Node) and source.meta.get("local_shape") == node.meta.get("local_shape")
-    looks_at = node.target in _ALIASES or is_getitem(node) or getattr(node.target, "is_view", False)
-    return bool(node.all_input_nodes) and looks_at
+    return bool(node.all_input_nodes) and (node.target in _ALIASES or is_getitem(node) or _is_view(node))
+
+
+def _is_view(node: fx.Node) -> bool:
+    return bool(getattr(node.target, "is_view", False))
+
+
+def _is_one_of_several(node: fx.Node) -> bool:
+    """Whether a node takes an output with memory of its own from an operator with several."""
+    return is_getitem(node) and not _is_view(node.all_input_nodes[0])
 
 
 def _returned(graph: fx.Graph) -> list[Any]:

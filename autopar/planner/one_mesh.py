@@ -50,6 +50,8 @@ from autopar.planner.warm_start import labels_like
 from autopar.planner.within_memory import WithinMemory
 
 EXACT_GAP = 1e-9
+UNUSED = 0.03
+"""Part of the limit that may stay unused by a plan for which time was given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ def fit(query: Query, built: Built, mesh: Mesh, free: Solution, log: Progress) -
     lifetimes = Lifetimes(query.program)
     starts = [free.assignment, *_given_labels(query, built, mesh)]
     attempt = _read_plan(query, mesh, built, free, lifetimes)
-    if attempt.excess > 0 or query.recompute == "full":
+    if attempt.excess > 0 or "full" in (query.recompute, *query.constraints.recompute.values()):
         attempt = _within_memory(query, attempt, WithinMemory.of(query, mesh, built, lifetimes, starts))
     plan = attempt.candidate.plan
     log(
@@ -115,16 +117,27 @@ def fit(query: Query, built: Built, mesh: Mesh, free: Solution, log: Progress) -
 
 
 def _within_memory(query: Query, attempt: _Attempt, search: WithinMemory) -> _Attempt:
-    """Solve and measure until the lowered program fits."""
-    candidate = attempt.candidate
+    """Solve and measure until the lowered program fits, and once more where much of the limit is left: transients that
+    an earlier plan showed were too large then."""
+    found: list[_Attempt] = []
+    mesh = attempt.candidate.mesh
     for _ in range(query.search.memory_rounds):
-        search.learn(candidate.built, candidate.solution.assignment, attempt.measured)
-        attempt = _read_plan(query, candidate.mesh, search.built, search.solve(), search.lifetimes)
-        candidate = attempt.candidate
+        search.learn(attempt.candidate.built, attempt.candidate.solution.assignment, attempt.measured)
+        try:
+            solution = search.solve()
+        except InfeasibleError:
+            if found:
+                break
+            raise
+        attempt = _read_plan(query, mesh, search.built, solution, search.lifetimes)
         if attempt.excess <= 0:
-            return attempt
-    predicted = candidate.plan.predicted
-    raise DoesNotFit(candidate.mesh, predicted.peak_bytes, query.budget_bytes, predicted.bytes_by_kind)
+            found.append(attempt)
+            if len(found) > 1 or attempt.excess > -UNUSED * query.budget_bytes:
+                break
+    if not found:
+        predicted = attempt.candidate.plan.predicted
+        raise DoesNotFit(mesh, predicted.peak_bytes, query.budget_bytes, predicted.bytes_by_kind)
+    return min(found, key=lambda each: each.candidate.plan.objective_seconds)
 
 
 @phase("solve")

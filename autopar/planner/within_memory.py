@@ -47,7 +47,7 @@ Labels = NDArray[np.int64]
 @dataclass(slots=True)
 class WithinMemory:
     """The rounds of one mesh. built: the problem in which labels are to be read. starts: assignments of the plain
-    problem from which the search may begin."""
+    problem from which the search may begin. known: solutions of earlier rounds."""
 
     query: Query
     mesh: Mesh
@@ -56,6 +56,7 @@ class WithinMemory:
     lifetimes: Lifetimes
     starts: Sequence[Labels]
     transients: dict[Moment, float]
+    known: list[Labels]
 
     @staticmethod
     def of(query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]) -> WithinMemory:
@@ -63,16 +64,16 @@ class WithinMemory:
         by_operator = recompute_of(query.program, query.constraints)
         nowhere = query.recompute == "none" and not by_operator
         built = plain if nowhere else expand(plain, lifetimes, query.recompute, by_operator)
-        return WithinMemory(query, mesh, plain, built, lifetimes, starts, {})
+        return WithinMemory(query, mesh, plain, built, lifetimes, starts, {}, [])
 
     def learn(self, built: Built, labels: Labels, measured: Mapping[Moment, float]) -> None:
         """Take what every moment of a lowered plan holds beyond its row as transient."""
         query = self.query
         modelled = modelled_bytes(built, self.mesh, query.state_bytes, self.lifetimes, labels)
-        again = bool(self.transients) and built is self.built
+        was_short = built is self.built and max(measured.values()) > query.budget_bytes
         for moment, held in measured.items():
             beyond = held - modelled[moment]
-            self.transients[moment] = max(beyond, self.transients[moment]) if again else beyond
+            self.transients[moment] = max(beyond, self.transients.get(moment, beyond)) if was_short else beyond
 
     @phase("solve")
     def solve(self) -> Solution:
@@ -100,11 +101,14 @@ class WithinMemory:
             needed, parts = _fullest(self.built, rows, solution.assignment)
             raise DoesNotFit(self.mesh, needed, query.budget_bytes, parts)
         check_certificate(problem, solution)
+        self.known.append(solution.assignment)
         return solution
 
     def _start(self, problem: Problem, seconds: float) -> Labels | None:
         """The best choice of states for a start whose strategies are held, else the start that fits best."""
         found: list[tuple[float, float, Labels]] = []
+        for labels in self.known:
+            _note(problem, labels, found)
         for start in self.starts:
             _note(problem, with_states(self.plain, self.built, start, (SAVED, DROPPED, RECOMPUTED)), found)
             again = with_states(self.plain, self.built, start, (RECOMPUTED, SAVED, DROPPED))
