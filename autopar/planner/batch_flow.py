@@ -43,6 +43,7 @@ _PRODUCTS: Mapping[object, int] = {_aten.mul.Tensor: 1, _aten.mul.Scalar: 1, _at
 """Operators by whose second operand a degree is added or taken away."""
 _FILLS: Mapping[object, int] = {_aten.full.default: 1, _aten.scalar_tensor.default: 0}
 """Operators that write a number, and where it stands among their arguments."""
+_BY_PLACE = (_aten.index.Tensor, _aten.index_put.default)
 _MEANS = (_aten.mean.dim, _aten.mean.default)
 _SHAPES = frozenset({"size", "shape", "sizes", "self_sizes", "input_sizes", "implicit", "bias_sizes"})
 """Arguments that are shapes: they follow the batch, and the shapes of the results are compared anyway."""
@@ -62,11 +63,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Kind and degree of one value, and whether it depends on inputs and constants only."""
+    """Kind and degree of one value, and whether it depends on inputs and constants only. counts: the value of a sample
+    is its place in the batch, by which it may find itself in another tensor, and no more."""
 
     kind: Kind
     degree: int = 0
     data_only: bool = True
+    counts: bool = False
 
 
 _FIXED = Flow(Kind.FIXED)
@@ -162,6 +165,7 @@ class BatchFlow:
         found: set[object] = set()
         for node, entry in self._inputs.items():
             if entry.role == "input" and entry.batch_dim is not None:
+                self._size = entry.shape[entry.batch_dim]
                 atoms = self._factorisation.atoms((node, 0), entry.batch_dim)
                 if len(atoms) != 1:
                     raise NotSeparable(f"the model cuts the batch of {entry.name} into {atoms}")
@@ -175,6 +179,12 @@ class BatchFlow:
         operands = tensor_operands(node)
         flows = [self._flow_of(value_of(operand), node) for operand in operands]
         outputs = _outputs(node)
+        if self._counts_samples(node):
+            self._define(node, 0, Flow(Kind.SAMPLES, counts=True))
+            return
+        if any(flow.counts for flow in flows):
+            self._define(node, 0, self._found_by_place(node, operands, flows))
+            return
         if rule is None:
             self._check_whole(node, flows, "has no rule that says what it does to the batch")
             flow = self._mixed(node, None, flows)
@@ -189,6 +199,29 @@ class BatchFlow:
             return
         for index in outputs:
             self._define(node, index, self._carried(node, rule, choice, flows, index))
+
+    def _counts_samples(self, node: fx.Node) -> bool:
+        """arange(batch size): 0, 1, ... along the batch."""
+        if node.target is not _aten.arange.start_step or not self._positions((node, 0)):
+            return False
+        return node.args[:1] == (0,) and len(node.args) == 2 and shape_of(node) != shape_of(self._parts[node])
+
+    def _found_by_place(self, node: fx.Node, operands: Sequence[fx.Node], flows: Sequence[Flow]) -> Flow:
+        """x[arange(batch), j]: every sample reads, or with index_put writes, its own row."""
+        if node.target not in _BY_PLACE:
+            raise _refused(node, "computes with the place of a sample in the batch")
+        source, indices = operands[0], node.args[1]
+        assert isinstance(indices, list | tuple)
+        found = self._positions(value_of(source))
+        places = [dim for dim, index in enumerate(indices) if index is not None and self._flow_at(index).counts]
+        whole = len(found) == 1 and shape_of(source)[found[0][0]] == self._size
+        if not whole or places != [found[0][0]] or any(f.kind is Kind.AVERAGED or f.degree != 0 for f in flows):
+            raise _refused(node, "looks up samples of the batch")
+        return Flow(Kind.SAMPLES, data_only=all(flow.data_only for flow in flows))
+
+    def _flow_at(self, node: object) -> Flow:
+        assert isinstance(node, fx.Node)
+        return self.flows[value_of(node)]
 
     def _check_whole(self, node: fx.Node, flows: Sequence[Flow], why: str) -> None:
         if any(flow.kind is not Kind.FIXED for flow in flows):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster
+from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline, ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
@@ -109,7 +110,8 @@ def make_plan(
             axes_are_free = dims is None and not parsed.placements and not parsed.pinned
             chosen, short = _known_instead(query, chosen, meshes if axes_are_free else (), log)
             if short is not None:
-                raise mended(query, short, log, at_batch, micro_batches)
+                error = mended(query, short, log, at_batch, micro_batches)
+                raise InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
         known = baselines(query, log) if with_baselines else ()
     return _finished(query, chosen, answer, known)
 

@@ -63,6 +63,7 @@ SEPARABLE: dict[str, tuple[Loss, float]] = {
     "mean and sum": (lambda m, h, o, y: _cross_entropy(o, y) + o.pow(2).sum(), 1.0),
     "clamped count": (lambda m, h, o, y: (o.pow(2).sum(-1) * _kept(y)).sum() / _kept(y).sum().clamp(min=1), 1.0),
     "weight per token": (lambda m, h, o, y: (o.pow(2).sum(-1) * (_kept(y) / _kept(y).sum())).sum(), 0.5),
+    "own row": (lambda m, h, o, y: (o + _kept(y)[torch.arange(len(y))].unsqueeze(-1)).pow(2).mean(), 0.5),
     "dropout": (lambda m, h, o, y: F.dropout(o, 0.3).pow(2).mean(), 0.5),
 }
 REFUSED: dict[str, tuple[Loss, str]] = {
@@ -75,10 +76,14 @@ REFUSED: dict[str, tuple[Loss, str]] = {
     "square of a mean": (lambda m, h, o, y: o.mean() ** 2, "not linear"),
     "extremum": (lambda m, h, o, y: o.max(), "extremum over the batch"),
     "centred by the batch": (lambda m, h, o, y: (o - o.mean(0, keepdim=True)).pow(2).mean(), "mixes samples"),
+    "another row": (
+        lambda m, h, o, y: (o * _kept(y)[torch.arange(len(y)) - 1].unsqueeze(-1)).mean(),
+        "place of a sample",
+    ),
     "mean plus sum": (lambda m, h, o, y: o.pow(2).mean() + o.pow(2).sum(), "not linear"),
     "place in the batch": (
         lambda m, h, o, y: (o * torch.arange(o.shape[0]).view(-1, 1, 1)).mean(),
-        "size of the batch",
+        "place of a sample in the batch",
     ),
 }
 
