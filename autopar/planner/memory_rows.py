@@ -18,6 +18,7 @@ from collections.abc import Hashable, Mapping
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import fx
 
 from autopar.layout import Mesh
@@ -69,7 +70,7 @@ def memory_rows(
 
 
 def modelled_bytes(
-    built: Built, mesh: Mesh, state_bytes: Mapping[str, StateBytes], lifetimes: Lifetimes, labels: np.ndarray
+    built: Built, mesh: Mesh, state_bytes: Mapping[str, StateBytes], lifetimes: Lifetimes, labels: NDArray[np.int64]
 ) -> dict[Moment, float]:
     """What every moment holds under an assignment, as far as the rows count it."""
     bytes_of = _Bytes(built, mesh, state_bytes, lifetimes)
@@ -112,11 +113,15 @@ class _Bytes:
         for node, (index, saved, again) in self._operators.items():
             home = self._lifetimes.segment[node]
             begins = home if phase == "forward" else min(self._lifetimes.reading_segments(node))
-            bytes_ = saved if segment >= begins else None
-            if phase == "backward" and segment == home:
-                bytes_ = again if bytes_ is None else self._sum(saved, again)
-            if bytes_ is not None and bytes_.any():
-                found[index] = bytes_
+            is_again = phase == "backward" and segment == home
+            if segment >= begins:
+                held = self._sum(saved, again) if is_again else saved
+            elif is_again:
+                held = again
+            else:
+                continue
+            if held.any():
+                found[index] = held
         return found
 
     def at_the_end(self) -> dict[int, Floats]:
