@@ -1,7 +1,8 @@
 """Predict: play the chosen plan through the simulator; separate from the certified objective.
 
-The objective pays every edge; the program pays a redistribution once per (tensor, phase, target). Collectives of gloo
-block the one stream there is; those of NCCL run on a stream of their own and the reader waits.
+The objective pays every edge; the program pays a redistribution once per (tensor, phase, target), and readers of one
+shared copy may ask for the same layout. The lowering starts a collective in front of its first reader and waits for
+it at once, on NCCL as on gloo, so nothing runs beside it: all actions are on one stream.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ def predict_timeline(program: Program, built: Built, assignment: NDArray[np.int6
     for edge in built.problem.edges:
         seconds = float(edge.costs[assignment[edge.source], assignment[edge.target]])
         incoming.setdefault(edge.target, []).append((edge.source, seconds, round(seconds * 1e12)))
-    stream = COMPUTE_STREAM if prices.cluster.collective_backend == "gloo" else "communication"
     order = _schedule(built)
     for index in order:
         variable = built.variables[index]
@@ -40,9 +40,9 @@ def predict_timeline(program: Program, built: Built, assignment: NDArray[np.int6
                 signature,
                 str(variable.phase if variable.kind == "copy" else variable.node.meta.get("phase")),
             )
-            if key not in arrived or variable.kind == "parameter":
+            if key not in arrived or built.variables[source].kind != "copy":
                 name = f"{built.variables[source].name} -> {variable.name}"
-                actions.append(Action(name, stream, seconds, ready, communication=True))
+                actions.append(Action(name, COMPUTE_STREAM, seconds, ready, communication=True))
                 arrived[key] = len(actions) - 1
             depends.append(arrived[key])
         actions.append(

@@ -39,6 +39,7 @@ from autopar.rules.engine import uncovered
 from autopar.runtime.batches import route
 from autopar.runtime.consensus import gather_from_all
 from autopar.runtime.emit import Step
+from autopar.runtime.micro_batches import MicroStep
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups
 from benchmarks.agreement import Agreement, Reference, compare, reference
@@ -225,7 +226,7 @@ def _run(
 ) -> Agreement:
     """One step under the plan; the agreement of the worst rank."""
 
-    def build(*arguments: Any, **context: Any) -> Step:
+    def build(*arguments: Any, **context: Any) -> Step | MicroStep:
         return realize(program, plan, ProcessGroups(plan.mesh, "cpu"))
 
     module = ParallelModule(copy.deepcopy(model), build, loss_fn=entry.loss_fn)
