@@ -47,10 +47,15 @@ class Step:
     local_fraction: float
 
     @property
+    def moved(self) -> set[Shard]:
+        """The factors that an axis leaves or enters."""
+        changed = (p for a, b in zip(self.before, self.after, strict=True) if a != b for p in (a, b))
+        return {p for p in changed if isinstance(p, Shard)}
+
+    @property
     def is_transposing(self) -> bool:
         """Whether the blocks that move are strided in memory: those of every dim but the first."""
-        moved = (p for a, b in zip(self.before, self.after, strict=True) if a != b for p in (a, b))
-        return any(isinstance(p, Shard) and (p.dim > 0 or p.split > 1) for p in moved)
+        return bool(self.moved - {Shard(0)})
 
     def buffer_fraction(self, mesh_shape: Sequence[int]) -> float:
         """Part of the global tensor in the full logical buffer of the collective (gather output, reduce input)."""

@@ -26,15 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.layout import Layout, Partial, Placement, Shard
-from autopar.passes.emit_redistribution import WAITING_ELEMENTS, spare_dims
+from autopar.passes.emit_redistribution import WAITING_ELEMENTS
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 Shape = tuple[int, ...]
 Splits = Mapping[int, Sequence[int]]
-
-UNREACHABLE = -1
-"""The code of pairs without a redistribution."""
 
 _PATTERN_BITS = 20
 
@@ -88,6 +85,18 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
+class Pairs:
+    """Some pairs of a table."""
+
+    sources: Sequence[Layout]
+    targets: Sequence[Layout]
+    source: Integers
+    """(pairs,) places in `sources`."""
+    target: Integers
+    """(pairs,) places in `targets`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The representative of a class."""
 
@@ -106,62 +115,24 @@ class PairClasses:
         self._numbers: dict[Pattern, int] = {}
         self._patterns: list[Pattern] = []
 
-    def codes(self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
-        """(sources, targets) codes: pairs with one code take the same steps and cost the same. UNREACHABLE where
-        something would have to turn into a Partial."""
-        splits = _splits((*sources, *targets))
-        own = _own_dims(splits, self._ranks)
-        codes = self._codes(sources, targets, own)
-        tight = ~self._are_roomy(shape, sources, targets, splits)
-        if tight.any():
-            exact: dict[Shard, Factor] = {}
-            for dim, found in splits.items():
-                exact |= plain_dim(dim, shape[dim], found, self._ranks)
-            codes = np.where(tight, self._codes(sources, targets, exact), codes)
-        codes = codes << 1 | self._have_spare(shape, sources, targets)
-        return np.where(_are_reachable(sources, targets), codes, UNREACHABLE)
-
-    def _have_spare(self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Booleans:
-        """(sources, targets) whether an axis may wait in a dim that neither layout cuts."""
-        free = sum(1 << dim for dim in spare_dims(shape, self._ranks))
-        cut = [np.array([_cut_dims(layout) for layout in layouts], np.int64) for layouts in (sources, targets)]
-        return np.asarray((free & ~(cut[0][:, None] | cut[1][None, :])) != 0)
-
-    def _codes(self, sources: Sequence[Layout], targets: Sequence[Layout], factors: Factors) -> Integers:
-        source_numbers, source_dims = self._read(sources, factors)
-        target_numbers, target_dims = self._read(targets, factors)
-        relation = np.zeros((len(sources), len(targets)), np.int64)
+    def codes(self, shape: Sequence[int], pairs: Pairs, has_spare: Booleans) -> Integers:
+        """(pairs,) codes: pairs with one code take the same steps and cost the same. has_spare: (pairs,) whether an
+        axis may wait in a dim that neither layout cuts."""
+        factors: dict[Shard, Factor] = {}
+        for dim, found in _splits((*pairs.sources, *pairs.targets)).items():
+            factors |= plain_dim(dim, shape[dim], found, self._ranks)
+        source_numbers, source_dims = self._read(pairs.sources, factors)
+        target_numbers, target_dims = self._read(pairs.targets, factors)
+        source_dims, target_dims = source_dims[pairs.source], target_dims[pairs.target]
+        codes = np.zeros(len(pairs.source), np.int64)
         for j in reversed(range(self._axes)):
-            relation *= self._axes + 1
+            codes *= self._axes + 1
             for i in range(self._axes):
-                same = source_dims[:, i, None] == target_dims[None, :, j]
-                relation += (i + 1) * (same & (target_dims[None, :, j] >= 0))
-        relation <<= 2 * _PATTERN_BITS
-        return relation | source_numbers[:, None] << _PATTERN_BITS | target_numbers[None, :]
-
-    def _are_roomy(
-        self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout], splits: Splits
-    ) -> Booleans:
-        """(sources, targets) whether the axes that cut a factor in one of two layouts always divide it, and leave
-        something of it where another factor of the dim follows: else two spellings could be one layout."""
-        roomy = np.ones((len(sources), len(targets)), np.bool_)
-        for dim, found in splits.items():
-            end = np.full_like(roomy, shape[dim], np.int64)  # where the next factor begins that this pair cuts
-            for split in reversed(found):
-                cut = self._cut(Shard(dim, split), sources, targets)
-                fits = (end % (split * cut) == 0) & ((end == shape[dim]) | (end > split * cut))
-                roomy &= fits | (cut == 1)
-                end = np.where(cut > 1, split, end)
-        return roomy
-
-    def _cut(self, shard: Shard, sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
-        """(sources, targets) product of the axes that cut a factor in one of two layouts."""
-        cut = np.ones((len(sources), len(targets)), np.int64)
-        for axis, size in enumerate(self._sizes):
-            in_source = np.array([layout[axis] == shard for layout in sources], np.bool_)
-            in_target = np.array([layout[axis] == shard for layout in targets], np.bool_)
-            cut[in_source[:, None] | in_target[None, :]] *= size
-        return cut
+                same = source_dims[:, i] == target_dims[:, j]
+                codes += (i + 1) * (same & (target_dims[:, j] >= 0))
+        codes = codes << _PATTERN_BITS | source_numbers[pairs.source]
+        codes = codes << _PATTERN_BITS | target_numbers[pairs.target]
+        return codes << 1 | has_spare
 
     def representative(self, code: int) -> Pair:
         """A pair of the class."""
@@ -220,18 +191,7 @@ def _splits(layouts: Sequence[Layout]) -> Splits:
     return {dim: sorted(found[dim]) for dim in sorted(found)}
 
 
-def _cut_dims(layout: Layout) -> int:
-    """The dims that a layout cuts, as bits."""
-    return sum(1 << dim for dim in {p.dim for p in layout if isinstance(p, Shard)})
-
-
-def _own_dims(splits: Splits, ranks: int) -> dict[Shard, Factor]:
-    """Every factor as a dim of its own that all axes divide."""
-    shards = [Shard(dim, split) for dim, found in splits.items() for split in found]
-    return {shard: Factor(number, shard == Shard(0), ranks, 1) for number, shard in enumerate(shards)}
-
-
-def _are_reachable(sources: Sequence[Layout], targets: Sequence[Layout]) -> Booleans:
+def are_reachable(sources: Sequence[Layout], targets: Sequence[Layout]) -> Booleans:
     """(sources, targets) `is_reachable`."""
     names: dict[Placement, int] = {}
     numbers = [

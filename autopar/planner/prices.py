@@ -19,6 +19,7 @@ from autopar.cost_models.kernel_groups import Traffic
 from autopar.cost_models.operators import OperatorKind, copy_seconds, element_flops, operator_seconds
 from autopar.layout import Layout, Mesh
 from autopar.planner.factorisation import shape_of, value_of
+from autopar.planner.route_table import PlainStep
 from autopar.planner.routes import routes_of
 from autopar.planner.solver import FORBIDDEN
 from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
@@ -68,15 +69,19 @@ class Prices:
         self._topology: dict[tuple[int, ...], GroupTopology] = {}
         self._collective: dict[tuple[str, tuple[int, ...], float], float] = {}
         self._routes = routes_of(mesh.shape)
-        self._step_seconds: dict[float, list[float]] = {}
+        self._route_seconds: dict[float, Floats] = {}
 
     def step_seconds(self, step: Step, nbytes: float) -> float:
         """One step of a redistribution of a tensor of global `nbytes`, with its local copies."""
+        return self._plain_step_seconds(PlainStep.of(step, step.is_transposing), nbytes)
+
+    def _plain_step_seconds(self, step: PlainStep, nbytes: float) -> float:
         if step.kind == "slice":
-            kept = step.local_fraction * nbytes / self._ranks(step.axes)
+            kept = nbytes / self._ranks(_axes(step.sharded | step.axes))
             return float(copy_seconds(self.cluster.device, kept))
-        buffer = step.buffer_fraction(self.mesh.shape) * nbytes
-        seconds = self.collective_seconds(step.kind, step.axes, buffer)
+        whole = step.sharded & ~step.axes if step.kind == "all_gather" else step.sharded
+        buffer = nbytes / self._ranks(_axes(whole))
+        seconds = self.collective_seconds(step.kind, _axes(step.axes), buffer)
         if step.is_transposing:
             seconds += float(copy_seconds(self.cluster.device, buffer, transposing=True))
         return seconds
@@ -107,15 +112,17 @@ class Prices:
             return table
         columns = [j for j, target in enumerate(targets) if target is not None]
         routes = self._routes.table(shape, sources, [target for target in targets if target is not None])
-        step_seconds = self._seconds_of_steps(nbytes)
-        table[:, columns] = self._routes.seconds(routes, step_seconds, TIE_BREAK_SECONDS, FORBIDDEN)
+        table[:, columns] = self._seconds_of_routes(nbytes)[routes]
         return table
 
-    def _seconds_of_steps(self, nbytes: float) -> Floats:
-        """(steps of `Routes`,) seconds of each for a tensor of global `nbytes`."""
-        known = self._step_seconds.setdefault(nbytes, [])
-        known.extend(self.step_seconds(step, nbytes) for step in self._routes.steps[len(known) :])
-        return np.array(known, dtype=np.float64)
+    def _seconds_of_routes(self, nbytes: float) -> Floats:
+        """(routes,) seconds of each for a tensor of global `nbytes`."""
+        found = self._routes.found
+        known = self._route_seconds.get(nbytes)
+        if known is None or len(known) < len(found):
+            steps = np.array([self._plain_step_seconds(step, nbytes) for step in found.steps])
+            known = self._route_seconds[nbytes] = found.seconds(steps, TIE_BREAK_SECONDS, FORBIDDEN)
+        return known
 
     def operator_costs(
         self, node: fx.Node, rule: Rule, strategies: Strategies, traffic: Traffic, leads_kernel: bool
@@ -192,6 +199,10 @@ class Prices:
 
     def _ranks(self, axes: Sequence[int]) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def _axes(bits: int) -> tuple[int, ...]:
+    return tuple(axis for axis in range(bits.bit_length()) if bits >> axis & 1)
 
 
 def _dtype_name(node: fx.Node) -> str:

@@ -1,9 +1,10 @@
 """Routes: the steps between two layouts, found once per class of pairs and priced by arrays.
 
-    table of pairs -> codes of classes -> numbers of routes -> numbers of steps -> seconds at some number of bytes
+    table of pairs -> numbers of routes (`route_table.py`) -> seconds of every route at some number of bytes
 
-`Routes` asks `redistribution_steps`, which the lowering emits, for one representative of every class of pairs on a mesh
-shape (`pair_classes.py`) and numbers the steps that it meets: a few hundred differ in what they cost.
+Most pairs take a general route, which is found once for all meshes of so many axes (`general_routes.py`), where the
+dims have room for it (`fits.py`). The others, with uneven blocks or several spellings, ask `redistribution_steps` for
+one representative of every class on this mesh shape (`pair_classes.py`).
 """
 
 from __future__ import annotations
@@ -14,74 +15,103 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Layout, Mesh
-from autopar.passes.emit_redistribution import redistribution_steps
-from autopar.planner.pair_classes import UNREACHABLE, Pair, PairClasses
-from autopar.redistribute import Step
+from autopar.layout import Layout, Mesh, Shard
+from autopar.passes.emit_redistribution import redistribution_steps, spare_dims
+from autopar.planner.fits import Fits, PairFits
+from autopar.planner.general_routes import (
+    MOST_AXES,
+    OVER_COMMON,
+    STRAIGHT,
+    WAITING,
+    Ends,
+    general_routes,
+    pair_codes,
+)
+from autopar.planner.pair_classes import Pair, PairClasses, Pairs, are_reachable
+from autopar.planner.route_table import NOWHERE, PlainStep, RouteTable, route_table
 
-Floats = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 
-_START = 256
+_UNKNOWN = -1
 
 
 class Routes:
-    """The routes of one mesh shape. Route 0 leads nowhere: its target cannot be reached."""
+    """The routes of one mesh shape."""
 
     def __init__(self, mesh_shape: tuple[int, ...]) -> None:
-        self.steps: list[Step] = []
-        """One of every kind of step that differs in its price."""
+        self.found: RouteTable = route_table(len(mesh_shape))
         self._mesh = Mesh(tuple(map(str, range(len(mesh_shape)))), mesh_shape)
         self._pairs = PairClasses(mesh_shape)
-        self._numbers: dict[tuple[object, ...], int] = {}
-        self._route_of: dict[int, int] = {UNREACHABLE: 0}
-        self._steps_of = np.full((_START, 1), -1, np.int64)
-        self._changes = np.zeros(_START, np.int64)
-        self._count = 1
+        self._fits = Fits(mesh_shape)
+        self._route_of: dict[int, int] = {}
 
     def table(self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
-        """(sources, targets) numbers of routes."""
-        codes = self._pairs.codes(shape, sources, targets)
-        distinct, where = np.unique(codes, return_inverse=True)
+        """(sources, targets) numbers of routes; NOWHERE where something would have to turn into a Partial."""
+        routes = np.where(are_reachable(sources, targets), _UNKNOWN, NOWHERE)
+        has_spare = _have_spare(spare_dims(shape, self._mesh.size), sources, targets)
+        if len(self._mesh.shape) <= MOST_AXES:
+            self._take_general(routes, shape, sources, targets, has_spare)
+        source, target = np.nonzero(routes == _UNKNOWN)
+        if len(source):
+            pairs = Pairs(sources, targets, source, target)
+            routes[source, target] = self._exact(shape, pairs, has_spare[source, target])
+        return routes
+
+    def _take_general(
+        self,
+        routes: Integers,
+        shape: Sequence[int],
+        sources: Sequence[Layout],
+        targets: Sequence[Layout],
+        has_spare: Booleans,
+    ) -> None:
+        """Fill in the general routes where the first legal way of a pair is one."""
+        num_axes = len(self._mesh.shape)
+        shards = sorted(
+            {p for layout in (*sources, *targets) for p in layout if isinstance(p, Shard)},
+            key=lambda shard: (shard.dim, shard.split),
+        )
+        ends = Ends(sources, shards, num_axes), Ends(targets, shards, num_axes)
+        fits = PairFits(self._fits, shape, shards, ends)
+        source, target = np.nonzero((routes == _UNKNOWN) & fits.are_plain())
+        codes = pair_codes(*ends, num_axes)[source, target]
+        ways = np.where(has_spare, WAITING, STRAIGHT)[source, target]
+        general = general_routes(num_axes)
+        while len(source):
+            found, paths = general.entries(codes, ways)
+            fit, broken = fits.verdicts(source, target, paths, general.cuts())
+            routes[source[fit], target[fit]] = found[fit]
+            again = broken & (ways < OVER_COMMON)
+            source, target, codes, ways = source[again], target[again], codes[again], ways[again] + 1
+
+    def _exact(self, shape: Sequence[int], pairs: Pairs, has_spare: Booleans) -> Integers:
+        """(pairs,) the routes that the sizes of this mesh ask for."""
+        distinct, where = np.unique(self._pairs.codes(shape, pairs, has_spare), return_inverse=True)
         routes = np.empty(len(distinct), np.int64)
         for index, code in enumerate(distinct.tolist()):
             route = self._route_of.get(code)
             if route is None:
                 route = self._route_of[code] = self._find(self._pairs.representative(code))
             routes[index] = route
-        return routes[where.reshape(codes.shape)]
-
-    def seconds(self, routes: Integers, step_seconds: Floats, change_seconds: float, unreachable: float) -> Floats:
-        """Seconds of `routes`: of their steps, by number, and `change_seconds` per axis whose placement changes."""
-        padded = np.append(step_seconds, 0.0)  # -1, behind the last step of a route, costs nothing
-        total = padded[self._steps_of[: self._count]].sum(axis=1) + change_seconds * self._changes[: self._count]
-        total[0] = unreachable
-        return np.asarray(total[routes])
+        return routes[where]
 
     def _find(self, pair: Pair) -> int:
         steps = redistribution_steps(pair.shape, pair.source, pair.target, self._mesh)
-        numbers = [self._number(step) for step in steps]
-        self._make_room(len(numbers))
-        self._steps_of[self._count, : len(numbers)] = numbers
-        self._changes[self._count] = sum(a != b for a, b in zip(pair.source, pair.target, strict=True))
-        self._count += 1
-        return self._count - 1
+        changes = sum(a != b for a, b in zip(pair.source, pair.target, strict=True))
+        return self.found.number([PlainStep.of(step, step.is_transposing) for step in steps], changes)
 
-    def _make_room(self, num_steps: int) -> None:
-        rows, columns = self._steps_of.shape
-        if num_steps > columns:
-            self._steps_of = np.pad(self._steps_of, ((0, 0), (0, num_steps - columns)), constant_values=-1)
-        if self._count == rows:
-            self._steps_of = np.pad(self._steps_of, ((0, rows), (0, 0)), constant_values=-1)
-            self._changes = np.pad(self._changes, (0, rows))
 
-    def _number(self, step: Step) -> int:
-        key = (step.kind, step.axes, step.local_fraction, step.is_transposing)
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.steps)
-            self.steps.append(step)
-        return number
+def _have_spare(dims: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Booleans:
+    """(sources, targets) whether an axis may wait in one of `dims`: neither layout cuts it."""
+    free = sum(1 << dim for dim in dims)
+    cut = [np.array([_cut_dims(layout) for layout in layouts], np.int64) for layouts in (sources, targets)]
+    return np.asarray((free & ~(cut[0][:, None] | cut[1][None, :])) != 0)
+
+
+def _cut_dims(layout: Layout) -> int:
+    """The dims that a layout cuts, as bits."""
+    return sum(1 << dim for dim in {p.dim for p in layout if isinstance(p, Shard)})
 
 
 @cache

@@ -12,8 +12,8 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal
 from autopar.passes.emit_redistribution import redistribution_steps
-from autopar.planner import pair_classes
-from autopar.planner.pair_classes import PairClasses
+from autopar.planner import fits, pair_classes
+from autopar.planner.pair_classes import PairClasses, Pairs
 from autopar.planner.prices import TIE_BREAK_SECONDS, Prices
 from autopar.planner.routes import Routes
 from autopar.planner.solver import FORBIDDEN
@@ -64,30 +64,47 @@ def test_an_entry_is_the_sum_of_the_emitted_steps(mesh: Mesh, devices: str) -> N
             assert not list(wrong_entries(prices, shape, nbytes, seed)), shape
 
 
-def test_classes_that_forget_sizes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_roomy(self: PairClasses, shape: object, sources: list[Layout], targets: list[Layout], _: object) -> object:
-        return np.ones((len(sources), len(targets)), np.bool_)
-
-    monkeypatch.setattr(pair_classes.PairClasses, "_are_roomy", all_roomy)
+def test_general_routes_that_forget_sizes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits.PairFits, "verdicts", lambda self, source, *_: (source >= 0, source < 0))
     prices = Prices(Cluster.parse("12 CPU"), Mesh(("a", "b", "c"), (2, 3, 2)))
     prices._routes = Routes((2, 3, 2))
     assert any(list(wrong_entries(prices, shape, 2.0**28, seed)) for seed, shape in enumerate(SHAPES))
 
 
+def test_classes_that_forget_sizes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def roomy(dim: int, size: int, splits: list[int], ranks: int) -> dict[Shard, pair_classes.Factor]:
+        return {Shard(dim, split): pair_classes.Factor(dim, dim == 0, ranks**3, 1) for split in splits}
+
+    monkeypatch.setattr(pair_classes, "plain_dim", roomy)
+    prices = Prices(Cluster.parse("12 CPU"), Mesh(("a", "b", "c"), (2, 3, 2)))
+    prices._routes = Routes((2, 3, 2))
+    assert any(list(wrong_entries(prices, shape, 2.0**28, seed)) for seed, shape in enumerate(SHAPES))
+
+
+def code(classes: PairClasses, shape: tuple[int, ...], source: Layout, target: Layout) -> int:
+    here = np.zeros(1, np.int64)
+    return int(classes.codes(shape, Pairs([source], [target], here, here), here > 0)[0])
+
+
 def test_pairs_that_differ_in_names_of_dims_are_one_class() -> None:
     classes = PairClasses((2, 2))
-    first = classes.codes((64, 4096), [(Shard(1), R)], [(R, Shard(1))])
-    assert first == classes.codes((8, 16, 32), [(Shard(2), R)], [(R, Shard(2))])
-    assert first == classes.codes((8, 64), [(Shard(1, 4), R)], [(R, Shard(1, 4))])
-    assert first != classes.codes((64, 4096), [(Shard(0), R)], [(R, Shard(0))])
-    assert first != classes.codes((8, 16, 31), [(Shard(2), R)], [(R, Shard(2))])
+    first = code(classes, (8, 64), (Shard(1), R), (R, Shard(1)))
+    assert first == code(classes, (8, 5, 192), (Shard(2), R), (R, Shard(2)))
+    assert first != code(classes, (64, 8), (Shard(0), R), (R, Shard(0)))
+    assert first != code(classes, (8, 16, 31), (Shard(2), R), (R, Shard(2)))
 
 
 def test_a_class_has_a_representative_with_its_nesting() -> None:
     classes = PairClasses((2, 2))
-    (code,) = classes.codes((8, 7, 64), [(Shard(2), P)], [(R, Shard(2))]).ravel()
-    pair = classes.representative(int(code))
+    pair = classes.representative(code(classes, (8, 7, 64), (Shard(2), P), (R, Shard(2))))
     assert (pair.source, pair.target) == ((Shard(1), P), (R, Shard(1)))
+
+
+def test_meshes_of_so_many_axes_share_their_routes() -> None:
+    whole = layouts((256, 256), Mesh(("a", "b"), (4, 4)), (1,), ("sum",))
+    routes = [Routes(mesh_shape).table((256, 256), whole, whole) for mesh_shape in ((4, 4), (2, 8), (8, 2))]
+    assert (routes[0] == routes[1]).all()
+    assert (routes[0] == routes[2]).all()
 
 
 def test_a_target_without_a_layout_is_forbidden() -> None:
