@@ -63,6 +63,11 @@ class Timeline:
         return dict(busy)
 
     @property
+    def compute_seconds(self) -> float:
+        """Seconds of work that is no communication, on all streams."""
+        return sum(action.seconds for action in self.actions if not action.communication)
+
+    @property
     def exposed_communication_seconds(self) -> float:
         """Time in which communication runs and no computation does."""
         timed = list(zip(self.actions, self.intervals, strict=True))
