@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.layout import Mesh, Replicate, Shard, is_legal
-from autopar.planner.general_routes import Cuts, Ends
+from autopar.planner.general_routes import Cuts
+from autopar.planner.pair_codes import Ends
 
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]

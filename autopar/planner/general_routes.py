@@ -1,95 +1,41 @@
 """General routes: the steps between two layouts where sizes decide nothing, found once for all meshes of so many axes.
 
-While blocks divide evenly, the steps depend only on which axes share a factor (a dim and a split):
+While blocks divide evenly, the steps depend only on which axes share a factor:
 
     (S(0), S(1)) -> (S(1), S(0))   on (2, 2), on (4, 16), of (64, 64), of (8, 4096): one general route
 
-Every factor is written as a label, counted by first appearance in the source, then in the target; a code is a number
-with the digits of both ends. What sizes have to allow is kept beside the route (`Cuts`): per factor the sets of axes
-that ever cut it at once, as bits: bit m stands for the set of axes m. `fits.py` compares them with the dims.
-
-A pair has up to three ways, tried in this order (`redistribution_steps`): over an axis that waits in a spare dim,
-straight, and over the layout that both ends share.
+What sizes have to allow is kept beside the route (`Cuts`): per factor the sets of axes that ever cut it at once, as
+bits: bit m stands for the set of axes m. `fits.py` compares them with the dims. A pair has up to three ways, tried in
+this order (`redistribution_steps`): with an axis that waits in a spare dim, straight, and over what both ends share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Layout, Partial, Placement, Replicate, Shard
-from autopar.planner.route_table import PlainStep, route_table
-from autopar.redistribute import Step, redistribution
+from autopar.moves import ORDER, REPLICATED, Move, State, find_moves
+from autopar.planner.growing import Growing
+from autopar.planner.pair_codes import Decoded, decode, without_first
+from autopar.planner.route_table import MOST_STEPS, route_table, step_codes
 
 Bits = NDArray[np.uint32]
 Integers = NDArray[np.int64]
 
-WAITING, STRAIGHT, OVER_COMMON = range(3)
-"""The ways of a pair."""
-
-MOST_AXES = 5
-"""Codes of pairs on more axes do not fit into 64 bits."""
-
-_OPERATIONS = ("sum", "max", "min")
-
-
-class Ends:
-    """The layouts at one end of a table of pairs, read into arrays. shards: all factors that the table cuts."""
-
-    def __init__(self, layouts: Sequence[Layout], shards: Sequence[Shard], num_axes: int) -> None:
-        numbers: dict[Placement, int] = {Partial(op): -2 - index for index, op in enumerate(_OPERATIONS)}
-        numbers |= {shard: number for number, shard in enumerate(shards)} | {Replicate(): -1}
-        self.cut = np.array([[numbers[p] for p in layout] for layout in layouts], np.int64).reshape(-1, num_axes)
-        """(layouts, axes) the number of the factor that an axis cuts; below 0 it cuts none."""
-        self.label_of = np.full((len(layouts), len(shards) + 1), num_axes, np.int64)
-        """(layouts, factors) the label of a factor, `num_axes` where it is not cut (always so in the last column)."""
-        self.factor_of = np.full((len(layouts), num_axes), len(shards), np.int64)
-        """(layouts, labels) the factor behind a label; one past the last where there are fewer."""
-        self.pattern = np.zeros(len(layouts), np.int64)
-        """(layouts,) digits of the axes."""
-        self._label(num_axes)
-        first = numbers.get(Shard(0), len(shards))
-        self.first = (self.label_of[:, first] + 1) % (num_axes + 1)
-        """(layouts,) one more than the label of the plain first dim, 0 where it is not cut."""
-
-    def _label(self, num_axes: int) -> None:
-        rows = np.arange(len(self.cut))
-        count = np.zeros(len(self.cut), np.int64)
-        for axis in range(num_axes):
-            is_cut = self.cut[:, axis] >= 0
-            factor = np.maximum(self.cut[:, axis], 0)
-            is_new = is_cut & (self.label_of[rows, factor] == num_axes)
-            self.label_of[rows[is_new], factor[is_new]] = count[is_new]
-            self.factor_of[rows[is_new], count[is_new]] = factor[is_new]
-            count += is_new
-            digit = np.where(is_cut, self.label_of[rows, factor] + 1 + len(_OPERATIONS), -1 - self.cut[:, axis])
-            self.pattern = self.pattern * _base(num_axes) + digit
-
-
-def _base(num_axes: int) -> int:
-    """Digits of one axis: R, three reductions, labels."""
-    return 1 + len(_OPERATIONS) + num_axes
-
-
-def pair_codes(sources: Ends, targets: Ends, num_axes: int) -> Integers:
-    """(sources, targets) codes, still without the way."""
-    codes = sources.pattern[:, None] * _base(num_axes) ** num_axes + targets.pattern[None, :]
-    for label in range(num_axes):
-        same = (sources.label_of + 1) % (num_axes + 1)
-        codes = codes * (num_axes + 1) + same[:, targets.factor_of[:, label]]
-    return np.asarray((codes * (num_axes + 1) + sources.first[:, None]) * (num_axes + 1) + targets.first[None, :])
+WAITING_IN_FIRST, WAITING, STRAIGHT, OVER_COMMON = range(4)
+"""The ways of a pair; the spare dim may be the first one."""
+WAYS = 4
+NEXT_WAY = np.array([STRAIGHT, STRAIGHT, OVER_COMMON, OVER_COMMON])
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
     """The sets of axes that cut the factors of paths: (paths, labels) or (paths, labels, labels) bits of bits.
 
-    A factor of the source has its label there; one of the target alone has its label there plus the number of axes; the
-    last label stands for factors that are not cut.
+    Labels are those of `pair_codes.Decoded`; the last one stands for factors that are not cut.
     """
 
     alone: Bits
@@ -99,144 +45,136 @@ class Cuts:
     across: Bits
     """On one side of an all_to_all whose other side cuts the other factor."""
 
-    @classmethod
-    def nothing(cls, labels: int) -> Cuts:
-        """The cuts of one path that cuts nothing."""
-        square = (1, labels, labels)
-        return cls(np.zeros((1, labels), np.uint32), np.zeros(square, np.uint32), np.zeros(square, np.uint32))
-
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
-    """A decoded pair: every factor is a dim of its own; the spare one is the last number."""
+class _Paths:
+    """What happens on some paths, as arrays; behind its last step a path stands still."""
 
-    source: Layout
-    target: Layout
-    source_labels: tuple[int, ...]
-    """Dims of the labels of the source, in front of those of the target."""
-    target_labels: tuple[int, ...]
+    states: Integers
+    """(paths, steps + 1, axes)"""
+    kinds: Integers
+    """(paths, steps) places in `ORDER`, -1 behind the last step."""
+
+    @classmethod
+    def of(cls, sources: list[State], moves: list[tuple[Move, ...]]) -> _Paths:
+        most = max(map(len, moves))
+        kinds = [[ORDER.index(move.kind) for move in path] + [-1] * (most - len(path)) for path in moves]
+        states = [
+            [source, *(move.after for move in path), *[path[-1].after if path else source] * (most - len(path))]
+            for source, path in zip(sources, moves, strict=True)
+        ]
+        return cls(np.array(states, np.int64), np.array(kinds, np.int64).reshape(len(moves), most))
 
 
 class GeneralRoutes:
-    """Routes by the codes of their pairs and ways."""
+    """The routes over meshes of so many axes, by the codes of their pairs and by ways."""
 
     def __init__(self, num_axes: int) -> None:
         self._axes = num_axes
         self._table = route_table(num_axes)
+        self._spare = 2 * num_axes
         self._codes = np.empty(0, np.int64)
         self._entries = np.empty((0, 2), np.int64)
         self._path_of: dict[int, int] = {}
-        self._paths: list[tuple[_Pair, tuple[Step, ...]]] = []
-        self._cuts: list[Cuts] = []
+        self._steps: Growing[np.int64] = Growing((MOST_STEPS * num_axes,), np.int64)
+        self._moved: Growing[np.int64] = Growing((MOST_STEPS * num_axes,), np.int64)
+        labels = 2 * num_axes + 1
+        self._alone: Growing[np.uint32] = Growing((labels,), np.uint32)
+        self._together: Growing[np.uint32] = Growing((labels, labels), np.uint32)
+        self._across: Growing[np.uint32] = Growing((labels, labels), np.uint32)
+
+    def __len__(self) -> int:
+        return len(self._codes)
 
     def entries(self, codes: Integers, ways: Integers) -> tuple[Integers, Integers]:
         """(pairs,) numbers of the routes, and where their cuts are found."""
-        distinct, where = np.unique(codes * 3 + ways, return_inverse=True)
-        places = np.searchsorted(self._codes, distinct)
-        known = np.append(self._codes, -1)[places] == distinct
+        distinct, where = np.unique(codes * WAYS + ways, return_inverse=True)
+        places: Integers = np.atleast_1d(np.searchsorted(self._codes, distinct))
+        known = np.asarray(np.append(self._codes, -1)[places] == distinct)
         if not known.all():
-            new = distinct[~known]
-            found = np.array([self._entry(code) for code in new.tolist()], np.int64)
-            order = np.argsort(merged := np.concatenate([self._codes, new]), kind="stable")
-            self._codes = merged[order]
-            self._entries = np.concatenate([self._entries, found])[order]
-            places = np.searchsorted(self._codes, distinct)
+            found = self._find(distinct[~known])
+            self._codes = np.insert(self._codes, places[~known], distinct[~known])
+            self._entries = np.insert(self._entries, places[~known], found, axis=0)
+            places = np.atleast_1d(np.searchsorted(self._codes, distinct))
         routes, paths = self._entries[places].T
         return routes[where], paths[where]
 
+    @property
     def cuts(self) -> Cuts:
-        """The cuts of all paths, stacked."""
-        if len(self._cuts) > 1:
-            self._cuts = [Cuts(*(np.concatenate(parts) for parts in zip(*map(astuple, self._cuts), strict=True)))]
-        return self._cuts[0]
+        """The cuts of all paths so far."""
+        return Cuts(self._alone.rows, self._together.rows, self._across.rows)
 
-    def _entry(self, code: int) -> tuple[int, int]:
-        code, way = divmod(code, 3)
-        path, firsts = divmod(code, (self._axes + 1) ** 2)
-        key = path * 3 + way
-        if key not in self._path_of:
-            self._path_of[key] = len(self._paths)
-            self._paths.append(self._find(path, way))
-        pair, steps = self._paths[self._path_of[key]]
-        first = _first(pair, *divmod(firsts, self._axes + 1))
-        plain = [PlainStep.of(step, bool(step.moved - {first})) for step in steps]
-        changes = sum(a != b for a, b in zip(pair.source, pair.target, strict=True))
-        return self._table.number(plain, changes), self._path_of[key]
+    def _find(self, keys: Integers) -> Integers:
+        """(keys, 2) routes and paths of new keys."""
+        codes, ways = np.divmod(keys, WAYS)
+        pairs = decode(codes, self._axes)
+        paths = self._paths(without_first(codes, self._axes), np.maximum(ways, WAITING), pairs)
+        steps, moved = self._steps.rows[paths], self._moved.rows[paths]
+        first = np.where(ways == WAITING_IN_FIRST, self._spare, pairs.first)
+        strided = moved & ~np.where(first >= 0, 1 << np.maximum(first, 0), 0)[:, None]
+        changes = (pairs.sources != pairs.targets).sum(axis=1)
+        routes = self._table.numbers(np.where(steps >= 0, steps + (strided != 0), steps), changes)
+        return np.stack([routes, paths], axis=1)
 
-    def _find(self, path: int, way: int) -> tuple[_Pair, tuple[Step, ...]]:
-        pair = self._decode(path)
-        ones = (1,) * self._axes
-        steps: tuple[Step, ...]
+    def _paths(self, codes: Integers, ways: Integers, pairs: Decoded) -> Integers:
+        """(pairs,) the path of each, searched for where there is none yet."""
+        distinct, places, where = np.unique(codes * WAYS + ways, return_index=True, return_inverse=True)
+        keys = distinct.tolist()
+        new = np.array([key not in self._path_of for key in keys], np.bool_)
+        if new.any():
+            for key in distinct[new].tolist():
+                self._path_of[key] = len(self._path_of)
+            chosen = places[new]
+            sources, targets = (list(map(tuple, ends[chosen].tolist())) for ends in (pairs.sources, pairs.targets))
+            self._add(sources, list(map(self._moves, sources, targets, ways[chosen].tolist())))
+        return np.array([self._path_of[key] for key in keys], np.int64)[where]
+
+    def _moves(self, source: State, target: State, way: int) -> tuple[Move, ...]:
         if way == OVER_COMMON:
-            common = tuple(a if a == b else Replicate() for a, b in zip(pair.source, pair.target, strict=True))
-            steps = (*redistribution(pair.source, common, ones), *redistribution(common, pair.target, ones))
-        else:
-            spare = Shard(2 * self._axes) if way == WAITING else None
-            steps = redistribution(pair.source, pair.target, ones, spare=spare)
-        self._cuts.append(_cuts(pair.source, steps, 2 * self._axes))
-        return pair, steps
+            common = tuple([a if a == b else REPLICATED for a, b in zip(source, target, strict=True)])
+            return (*find_moves(source, common), *find_moves(common, target))
+        return find_moves(source, target, spare=self._spare if way == WAITING else None)
 
-    def _decode(self, code: int) -> _Pair:
-        relation: list[int] = []
-        for _ in range(self._axes):
-            code, same = divmod(code, self._axes + 1)
-            relation.insert(0, same - 1)
-        ends: list[list[int]] = []
-        for _ in range(2):
-            digits: list[int] = []
-            for _ in range(self._axes):
-                code, digit = divmod(code, _base(self._axes))
-                digits.insert(0, digit)
-            ends.insert(0, digits)
-        labels = [max((digit - len(_OPERATIONS) for digit in end), default=0) for end in ends]
-        source_labels = tuple(range(max(labels[0], 0)))
-        target_labels = tuple(
-            same if same >= 0 else self._axes + label for label, same in enumerate(relation[: max(labels[1], 0)])
-        )
-        return _Pair(_layout(ends[0], source_labels), _layout(ends[1], target_labels), source_labels, target_labels)
+    def _add(self, sources: list[State], moves: list[tuple[Move, ...]]) -> None:
+        """Enter paths: their steps, what these move, and the cuts."""
+        paths = _Paths.of(sources, moves)
+        before, after = paths.states[:, :-1], paths.states[:, 1:]
+        axes = 1 << np.arange(self._axes)
+        is_moving = before != after
+        moving, sharded = ((chosen * axes).sum(axis=2) for chosen in (is_moving, before >= 0))
+        factors = sum(np.where(is_moving & (state >= 0), 1 << np.maximum(state, 0), 0) for state in (before, after))
+        steps = step_codes(paths.kinds, moving, sharded, self._axes)
+        behind = ((0, 0), (0, MOST_STEPS * self._axes - steps.shape[1]))
+        self._steps.append(np.pad(np.where(paths.kinds >= 0, steps, -1), behind, constant_values=-1))
+        self._moved.append(np.pad(np.bitwise_or.reduce(factors, axis=2), behind))
+        cuts = _cuts(paths, self._axes)
+        self._alone.append(cuts.alone)
+        self._together.append(cuts.together)
+        self._across.append(cuts.across)
 
 
-def _layout(digits: Sequence[int], dims: Sequence[int]) -> Layout:
-    operations: list[Placement] = [Replicate(), *map(Partial, _OPERATIONS)]
-    return tuple(
-        operations[digit] if digit < len(operations) else Shard(dims[digit - len(operations)]) for digit in digits
-    )
+def _cuts(paths: _Paths, num_axes: int) -> Cuts:
+    """The cuts of some paths. A spare dim has room for everything, so its cuts are left out."""
+    count, num_states, _ = paths.states.shape
+    labels = 2 * num_axes + 1
+    sets = np.zeros((num_states, count, labels), np.int64)
+    for label in range(2 * num_axes):
+        sets[:, :, label] = ((paths.states == label) * (1 << np.arange(num_axes))).sum(axis=2).T
+    bits = np.where(sets > 0, np.left_shift(1, sets), 0).astype(np.uint32)
+    together = np.zeros((count, labels, labels), np.uint32)
+    across = np.zeros_like(together)
+    for state in range(num_states):
+        together |= _beside(bits[state], sets[state])
+    for step, kinds in enumerate(paths.kinds.T):
+        swaps = kinds == ORDER.index("all_to_all")
+        across[swaps] |= _beside(bits[step, swaps], sets[step + 1, swaps])
+        across[swaps] |= _beside(bits[step + 1, swaps], sets[step, swaps])
+    return Cuts(np.bitwise_or.reduce(bits, axis=0), together, across)
 
 
-def _first(pair: _Pair, source_first: int, target_first: int) -> Shard | None:
-    """The dim of a pair that stands for the plain first dim."""
-    if source_first:
-        return Shard(pair.source_labels[source_first - 1])
-    return Shard(pair.target_labels[target_first - 1]) if target_first else None
-
-
-def _cuts(source: Layout, steps: Sequence[Step], num_dims: int) -> Cuts:
-    """The cuts of one path. The last dim, in which an axis may wait, always has room."""
-    cuts = Cuts.nothing(num_dims + 1)
-    states = [_masks(layout, num_dims) for layout in (source, *(step.after for step in steps))]
-    for state in states:
-        for dim, axes in state.items():
-            cuts.alone[0, dim] |= 1 << axes
-            for other in state:
-                cuts.together[0, dim, other] |= 1 << axes
-    for step, before, after in zip(steps, states, states[1:], strict=False):
-        if step.kind == "all_to_all":
-            for dim, axes in before.items():
-                for other in after:
-                    cuts.across[0, dim, other] |= 1 << axes
-            for dim, axes in after.items():
-                for other in before:
-                    cuts.across[0, dim, other] |= 1 << axes
-    return cuts
-
-
-def _masks(layout: Layout, num_dims: int) -> dict[int, int]:
-    """Dim -> the axes that cut it, as bits."""
-    found: dict[int, int] = {}
-    for axis, placement in enumerate(layout):
-        if isinstance(placement, Shard) and placement.dim < num_dims:
-            found[placement.dim] = found.get(placement.dim, 0) | 1 << axis
-    return found
+def _beside(bits: Bits, others: Integers) -> Bits:
+    """(paths, labels, labels) the bits of the first label where the other one is cut."""
+    return np.asarray(bits[:, :, None] * (others > 0)[:, None, :], np.uint32)
 
 
 @cache

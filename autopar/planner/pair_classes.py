@@ -1,18 +1,14 @@
-"""Classes of (source, target) pairs: what a redistribution looks at, and nothing else.
+"""Classes of (source, target) pairs whose steps depend on sizes: uneven blocks, several factors of one dim.
 
-Which collectives lead from one layout to another does not depend on the names of dims. On a (2, 2) mesh these two pairs
-are one class:
+`redistribution_steps` is asked for one representative of a class. On a (2, 2) mesh these two pairs are one class:
 
-    (S(1), R) -> (R, S(1))           of a tensor of (64, 4096)
-    (S(2, 4), R) -> (R, S(2, 4))     of a tensor of (8, 16, 32)
+    (S(2), P) -> (R, S(2))     of a tensor of (8, 7, 31)
+    (S(1), P) -> (R, S(1))     of a tensor of (4, 31)
 
-A factor (a dim and a split) is roomy in a pair when the axes that cut it there divide it and leave something. Then only
-two things count: which axes share a factor, and whether it is the plain first dim, whose blocks need no transposing
-copy; every factor may be written as a dim of its own (`_own_dims`). Otherwise sizes and splits decide what is legal and
-what nests; they are kept up to what the mesh can tell apart (`plain_dim`). `PairClasses.codes` numbers the pairs of a
-whole table at once: every layout has a pattern, in which its dims are counted by first appearance, and a pair has two
-patterns and, per dim of the target, the dim of the source that is the same; one more bit says whether an axis may wait
-in a spare dim.
+Sizes and splits decide what is legal and what nests; they are kept up to what the mesh can tell apart (`plain_dim`).
+`PairClasses.codes` numbers many pairs at once: every layout has a pattern, in which its dims are counted by first
+appearance, and a pair has two patterns, per dim of the target the dim of the source that is the same, and the way that
+is tried first.
 """
 
 from __future__ import annotations
@@ -27,6 +23,7 @@ from numpy.typing import NDArray
 
 from autopar.layout import Layout, Partial, Placement, Shard
 from autopar.passes.emit_redistribution import WAITING_ELEMENTS
+from autopar.planner.general_routes import WAITING, WAITING_IN_FIRST, WAYS
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -115,9 +112,9 @@ class PairClasses:
         self._numbers: dict[Pattern, int] = {}
         self._patterns: list[Pattern] = []
 
-    def codes(self, shape: Sequence[int], pairs: Pairs, has_spare: Booleans) -> Integers:
-        """(pairs,) codes: pairs with one code take the same steps and cost the same. has_spare: (pairs,) whether an
-        axis may wait in a dim that neither layout cuts."""
+    def codes(self, shape: Sequence[int], pairs: Pairs, ways: Integers) -> Integers:
+        """(pairs,) codes: pairs with one code take the same steps and cost the same. ways: (pairs,) the way to
+        try first, see `general_routes.py`: whether an axis may wait in a dim that neither layout cuts."""
         factors: dict[Shard, Factor] = {}
         for dim, found in _splits((*pairs.sources, *pairs.targets)).items():
             factors |= plain_dim(dim, shape[dim], found, self._ranks)
@@ -132,11 +129,11 @@ class PairClasses:
                 codes += (i + 1) * (same & (target_dims[:, j] >= 0))
         codes = codes << _PATTERN_BITS | source_numbers[pairs.source]
         codes = codes << _PATTERN_BITS | target_numbers[pairs.target]
-        return codes << 1 | has_spare
+        return codes * WAYS + ways
 
     def representative(self, code: int) -> Pair:
         """A pair of the class."""
-        code, has_spare = divmod(code, 2)
+        code, way = divmod(code, WAYS)
         mask = (1 << _PATTERN_BITS) - 1
         source = self._patterns[code >> _PATTERN_BITS & mask]
         target = self._patterns[code & mask]
@@ -147,8 +144,8 @@ class PairClasses:
         for dim in target.dims:
             relation, same = divmod(relation, self._axes + 1)
             target_names.append(source_names[same - 1] if same else _name_dim(sizes, *dim))
-        if has_spare:
-            _name_dim(sizes, False, self._ranks * WAITING_ELEMENTS)
+        if way in (WAITING_IN_FIRST, WAITING):
+            _name_dim(sizes, way == WAITING_IN_FIRST, self._ranks * WAITING_ELEMENTS)
         shape = tuple(sizes[dim] for dim in range(len(sizes)))
         return Pair(shape, _renamed(source.layout, source_names), _renamed(target.layout, target_names))
 

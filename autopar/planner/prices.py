@@ -69,11 +69,12 @@ class Prices:
         self._topology: dict[tuple[int, ...], GroupTopology] = {}
         self._collective: dict[tuple[str, tuple[int, ...], float], float] = {}
         self._routes = routes_of(mesh.shape)
+        self._step_seconds: dict[float, list[float]] = {}
         self._route_seconds: dict[float, Floats] = {}
 
     def step_seconds(self, step: Step, nbytes: float) -> float:
         """One step of a redistribution of a tensor of global `nbytes`, with its local copies."""
-        return self._plain_step_seconds(PlainStep.of(step, step.is_transposing), nbytes)
+        return self._plain_step_seconds(PlainStep.of(step), nbytes)
 
     def _plain_step_seconds(self, step: PlainStep, nbytes: float) -> float:
         if step.kind == "slice":
@@ -118,11 +119,18 @@ class Prices:
     def _seconds_of_routes(self, nbytes: float) -> Floats:
         """(routes,) seconds of each for a tensor of global `nbytes`."""
         found = self._routes.found
-        known = self._route_seconds.get(nbytes)
-        if known is None or len(known) < len(found):
-            steps = np.array([self._plain_step_seconds(step, nbytes) for step in found.steps])
-            known = self._route_seconds[nbytes] = found.seconds(steps, TIE_BREAK_SECONDS, FORBIDDEN)
+        known = self._route_seconds.get(nbytes, np.empty(0))
+        if len(known) < len(found):
+            steps = self._seconds_of_steps(nbytes)
+            new = found.seconds(len(known), steps, TIE_BREAK_SECONDS, FORBIDDEN)
+            known = self._route_seconds[nbytes] = np.append(known, new)
         return known
+
+    def _seconds_of_steps(self, nbytes: float) -> Floats:
+        """(steps of the table of routes,) seconds of each for a tensor of global `nbytes`."""
+        known = self._step_seconds.setdefault(nbytes, [])
+        known.extend(self._plain_step_seconds(step, nbytes) for step in self._routes.found.steps[len(known) :])
+        return np.array(known, np.float64)
 
     def operator_costs(
         self, node: fx.Node, rule: Rule, strategies: Strategies, traffic: Traffic, leads_kernel: bool

@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.layout import Shard
-from autopar.redistribute import Step, StepKind
+from autopar.moves import ORDER, StepKind
+from autopar.planner.growing import Growing
+from autopar.redistribute import Step
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -26,7 +28,8 @@ Integers = NDArray[np.int64]
 NOWHERE = 0
 """The route of pairs whose target cannot be reached."""
 
-_START = 256
+MOST_STEPS = 4
+"""No route has more steps per axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,22 @@ class PlainStep:
     is_transposing: bool
 
     @classmethod
-    def of(cls, step: Step, is_transposing: bool) -> PlainStep:
+    def of(cls, step: Step) -> PlainStep:
         sharded = (axis for axis, placement in enumerate(step.before) if isinstance(placement, Shard))
-        return cls(step.kind, _bits(step.axes), _bits(sharded), is_transposing)
+        return cls(step.kind, _bits(step.axes), _bits(sharded), step.is_transposing)
+
+    @classmethod
+    def decode(cls, code: int, num_axes: int) -> PlainStep:
+        """Inverse of `step_codes`, with the last bit for transposing."""
+        code, is_transposing = divmod(code, 2)
+        code, sharded = divmod(code, 1 << num_axes)
+        kind, axes = divmod(code, 1 << num_axes)
+        return cls(ORDER[kind], axes, sharded, bool(is_transposing))
+
+
+def step_codes(kinds: Integers, axes: Integers, sharded: Integers, num_axes: int) -> Integers:
+    """Codes of steps of such kinds (places in `ORDER`) that do not transpose; 1 more for those that do."""
+    return ((kinds << num_axes | axes) << num_axes | sharded) << 1
 
 
 def _bits(axes: Iterable[int]) -> int:
@@ -53,48 +69,46 @@ def _bits(axes: Iterable[int]) -> int:
 class RouteTable:
     """Routes by number, as rows of numbers of steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_axes: int) -> None:
         self.steps: list[PlainStep] = []
+        self._axes = num_axes
         self._step_numbers: dict[PlainStep, int] = {}
-        self._numbers: dict[tuple[tuple[int, ...], int], int] = {}
-        self._rows = np.full((_START, 1), -1, np.int64)
-        self._changes = np.zeros(_START, np.int64)
-        self._count = NOWHERE + 1
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._rows: Growing[np.int64] = Growing((MOST_STEPS * num_axes,), np.int64)
+        self._changes: Growing[np.int64] = Growing((), np.int64)
+        self.number((), -1)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._rows)
 
     def number(self, steps: Sequence[PlainStep], changes: int) -> int:
         """The route that takes these steps; changes: axes whose placement differs between its ends."""
-        row = tuple([self._number_of_step(step) for step in steps])
-        number = self._numbers.get((row, changes))
-        if number is None:
-            number = self._numbers[row, changes] = self._count
-            self._make_room(len(row))
-            self._rows[number, : len(row)] = row
-            self._changes[number] = changes
-            self._count += 1
+        row = [self._number_of_step(step) for step in steps]
+        number = self._numbers.setdefault((changes, *row), len(self))
+        if number == len(self):
+            self._rows.append(np.array([row + [-1] * (MOST_STEPS * self._axes - len(row))], np.int64))
+            self._changes.append(np.array([changes], np.int64))
         return number
 
-    def seconds(self, step_seconds: Floats, change_seconds: float, unreachable: float) -> Floats:
-        """(routes,) seconds of their steps, by number, and `change_seconds` per axis whose placement changes."""
-        padded = np.append(step_seconds, 0.0)  # -1, behind the last step of a route, costs nothing
-        total = padded[self._rows[: self._count]].sum(axis=1) + change_seconds * self._changes[: self._count]
-        total[NOWHERE] = unreachable
-        return np.asarray(total)
+    def numbers(self, steps: Integers, changes: Integers) -> Integers:
+        """(routes,) `number` of rows of codes of steps, -1 behind the last one."""
+        keys, where = np.unique(np.column_stack([steps, changes]), axis=0, return_inverse=True)
+        found = [
+            self.number([PlainStep.decode(code, self._axes) for code in row if code >= 0], change)
+            for *row, change in keys.tolist()
+        ]
+        return np.array(found, np.int64)[where.reshape(-1)]
 
-    def _make_room(self, num_steps: int) -> None:
-        rows, columns = self._rows.shape
-        if num_steps > columns:
-            self._rows = np.pad(self._rows, ((0, 0), (0, num_steps - columns)), constant_values=-1)
-        if self._count == rows:
-            self._rows = np.pad(self._rows, ((0, rows), (0, 0)), constant_values=-1)
-            self._changes = np.pad(self._changes, (0, rows))
+    def seconds(self, first: int, step_seconds: Floats, change_seconds: float, unreachable: float) -> Floats:
+        """(routes,) seconds of the routes from number `first` on: of their steps, by number, and `change_seconds` per
+        axis whose placement changes."""
+        padded = np.append(step_seconds, 0.0)  # -1, behind the last step of a route, costs nothing
+        total = padded[self._rows.rows[first:]].sum(axis=1) + change_seconds * self._changes.rows[first:]
+        return np.asarray(np.where(np.arange(first, len(self)) == NOWHERE, unreachable, total))
 
     def _number_of_step(self, step: PlainStep) -> int:
-        number = self._step_numbers.get(step)
-        if number is None:
-            number = self._step_numbers[step] = len(self.steps)
+        number = self._step_numbers.setdefault(step, len(self.steps))
+        if number == len(self.steps):
             self.steps.append(step)
         return number
 
@@ -102,4 +116,4 @@ class RouteTable:
 @cache
 def route_table(num_axes: int) -> RouteTable:
     """The routes over meshes of `num_axes`, shared by all of them in one process."""
-    return RouteTable()
+    return RouteTable(num_axes)

@@ -18,16 +18,9 @@ from numpy.typing import NDArray
 from autopar.layout import Layout, Mesh, Shard
 from autopar.passes.emit_redistribution import redistribution_steps, spare_dims
 from autopar.planner.fits import Fits, PairFits
-from autopar.planner.general_routes import (
-    MOST_AXES,
-    OVER_COMMON,
-    STRAIGHT,
-    WAITING,
-    Ends,
-    general_routes,
-    pair_codes,
-)
+from autopar.planner.general_routes import NEXT_WAY, OVER_COMMON, STRAIGHT, WAITING, WAITING_IN_FIRST, general_routes
 from autopar.planner.pair_classes import Pair, PairClasses, Pairs, are_reachable
+from autopar.planner.pair_codes import MOST_AXES, Ends, encode
 from autopar.planner.route_table import NOWHERE, PlainStep, RouteTable, route_table
 
 Booleans = NDArray[np.bool_]
@@ -49,13 +42,13 @@ class Routes:
     def table(self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
         """(sources, targets) numbers of routes; NOWHERE where something would have to turn into a Partial."""
         routes = np.where(are_reachable(sources, targets), _UNKNOWN, NOWHERE)
-        has_spare = _have_spare(spare_dims(shape, self._mesh.size), sources, targets)
+        ways = _first_ways(spare_dims(shape, self._mesh.size), sources, targets)
         if len(self._mesh.shape) <= MOST_AXES:
-            self._take_general(routes, shape, sources, targets, has_spare)
+            self._take_general(routes, shape, sources, targets, ways)
         source, target = np.nonzero(routes == _UNKNOWN)
         if len(source):
             pairs = Pairs(sources, targets, source, target)
-            routes[source, target] = self._exact(shape, pairs, has_spare[source, target])
+            routes[source, target] = self._exact(shape, pairs, ways[source, target])
         return routes
 
     def _take_general(
@@ -64,7 +57,7 @@ class Routes:
         shape: Sequence[int],
         sources: Sequence[Layout],
         targets: Sequence[Layout],
-        has_spare: Booleans,
+        first_ways: Integers,
     ) -> None:
         """Fill in the general routes where the first legal way of a pair is one."""
         num_axes = len(self._mesh.shape)
@@ -75,19 +68,19 @@ class Routes:
         ends = Ends(sources, shards, num_axes), Ends(targets, shards, num_axes)
         fits = PairFits(self._fits, shape, shards, ends)
         source, target = np.nonzero((routes == _UNKNOWN) & fits.are_plain())
-        codes = pair_codes(*ends, num_axes)[source, target]
-        ways = np.where(has_spare, WAITING, STRAIGHT)[source, target]
+        codes = encode(*ends, num_axes)[source, target]
+        ways = first_ways[source, target]
         general = general_routes(num_axes)
         while len(source):
             found, paths = general.entries(codes, ways)
-            fit, broken = fits.verdicts(source, target, paths, general.cuts())
+            fit, broken = fits.verdicts(source, target, paths, general.cuts)
             routes[source[fit], target[fit]] = found[fit]
-            again = broken & (ways < OVER_COMMON)
-            source, target, codes, ways = source[again], target[again], codes[again], ways[again] + 1
+            again = broken & (ways != OVER_COMMON)
+            source, target, codes, ways = source[again], target[again], codes[again], NEXT_WAY[ways[again]]
 
-    def _exact(self, shape: Sequence[int], pairs: Pairs, has_spare: Booleans) -> Integers:
+    def _exact(self, shape: Sequence[int], pairs: Pairs, ways: Integers) -> Integers:
         """(pairs,) the routes that the sizes of this mesh ask for."""
-        distinct, where = np.unique(self._pairs.codes(shape, pairs, has_spare), return_inverse=True)
+        distinct, where = np.unique(self._pairs.codes(shape, pairs, ways), return_inverse=True)
         routes = np.empty(len(distinct), np.int64)
         for index, code in enumerate(distinct.tolist()):
             route = self._route_of.get(code)
@@ -99,14 +92,15 @@ class Routes:
     def _find(self, pair: Pair) -> int:
         steps = redistribution_steps(pair.shape, pair.source, pair.target, self._mesh)
         changes = sum(a != b for a, b in zip(pair.source, pair.target, strict=True))
-        return self.found.number([PlainStep.of(step, step.is_transposing) for step in steps], changes)
+        return self.found.number([PlainStep.of(step) for step in steps], changes)
 
 
-def _have_spare(dims: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Booleans:
-    """(sources, targets) whether an axis may wait in one of `dims`: neither layout cuts it."""
+def _first_ways(dims: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
+    """(sources, targets) the way to try first: waiting in the last of `dims` that neither layout cuts."""
     free = sum(1 << dim for dim in dims)
     cut = [np.array([_cut_dims(layout) for layout in layouts], np.int64) for layouts in (sources, targets)]
-    return np.asarray((free & ~(cut[0][:, None] | cut[1][None, :])) != 0)
+    spare = free & ~(cut[0][:, None] | cut[1][None, :])
+    return np.where(spare > 1, WAITING, np.where(spare == 1, WAITING_IN_FIRST, STRAIGHT))
 
 
 def _cut_dims(layout: Layout) -> int:

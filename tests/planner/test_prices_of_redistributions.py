@@ -64,6 +64,16 @@ def test_an_entry_is_the_sum_of_the_emitted_steps(mesh: Mesh, devices: str) -> N
             assert not list(wrong_entries(prices, shape, nbytes, seed)), shape
 
 
+def test_an_axis_that_waits_in_the_first_dim_moves_whole_blocks() -> None:
+    mesh, shape = Mesh(("a", "b", "c"), (4, 8, 8)), (4096, 4096)
+    prices = Prices(Cluster.parse("256 H100"), mesh)
+    source, target = (R, Shard(1), R), (Shard(1),) * 3
+    steps = redistribution_steps(shape, source, target, mesh)
+    assert any(Shard(0) in step.before for step in steps)
+    expected = sum(prices.step_seconds(step, 2.0**25) for step in steps) + 2 * TIE_BREAK_SECONDS
+    assert prices.redistribution_seconds(shape, 2.0**25, source, target) == pytest.approx(expected, rel=1e-12)
+
+
 def test_general_routes_that_forget_sizes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits.PairFits, "verdicts", lambda self, source, *_: (source >= 0, source < 0))
     prices = Prices(Cluster.parse("12 CPU"), Mesh(("a", "b", "c"), (2, 3, 2)))
