@@ -77,12 +77,13 @@ def solve_graph(
     deadline: Deadline,
     warmth: Warmth | None = None,
     pool: Sequence[Integers] = (),
+    stop_above: float = np.inf,
 ) -> Outcome:
     """Minimise `graph` (which is consumed).
 
-    Stops at relative `gap` or at the deadline, always with an assignment and a bound.
+    Stops at relative `gap`, at the deadline, or with a bound above `stop_above`, always with an assignment and a bound.
     """
-    search = _Search(graph, gap, deadline, warmth or {}, pool)
+    search = _Search(graph, gap, deadline, warmth or {}, pool, stop_above)
     simplify(graph)
     while not search.finished():
         search.round()
@@ -106,8 +107,17 @@ def start_ascent(core: Core) -> DualAscent:
 class _Search:
     """The state of one solve: the shrinking graph, the best assignment, the best bound and its proof."""
 
-    def __init__(self, graph: Graph, gap: float, deadline: Deadline, warmth: Warmth, pool: Sequence[Integers]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        gap: float,
+        deadline: Deadline,
+        warmth: Warmth,
+        pool: Sequence[Integers],
+        stop_above: float,
+    ) -> None:
         self.original = graph.copy()
+        self.stop_above = stop_above
         self.graph, self.gap, self.deadline, self.warmth = graph, gap, deadline, warmth
         self.first_messages: Warmth = {}
         self.pool: list[Integers] = []
@@ -122,7 +132,8 @@ class _Search:
 
     def finished(self) -> bool:
         found = self.assignment is not None
-        return self.exhausted or (found and self.objective - self.bound <= self.gap * abs(self.objective))
+        enough = self.objective - self.bound <= self.gap * abs(self.objective) or self.bound > self.stop_above
+        return self.exhausted or (found and enough)
 
     def round(self) -> None:
         """Close the problem or make it smaller."""
@@ -191,7 +202,7 @@ class _Search:
         core, nodes = core_of(self.graph)
         ascent = self._start(core, nodes)
         started_warm = self.rounds == 0 and bool(ascent.messages.any())
-        for look in range(LOOKS_PER_ROUND):
+        for look in range(0 if self.finished() else LOOKS_PER_ROUND):
             for _ in range(FIRST_SWEEPS if started_warm and not look else SWEEPS_PER_LOOK):
                 ascent.sweep(True)
                 ascent.sweep(False)
@@ -207,10 +218,17 @@ class _Search:
 
     def _start(self, core: Core, nodes: list[int]) -> DualAscent:
         """Return an ascent that starts from known messages, else from those of a short copy, else from none."""
-        lifted = None if self.warmth else lift(core, gap=self.gap, deadline=self.deadline)
+        lifted = (
+            None
+            if self.warmth
+            else lift(core, gap=self.gap, deadline=self.deadline, stop_above=self.stop_above - self.graph.constant)
+        )
         if lifted is not None:
             self.sweeps += lifted.sweeps
             self._offer_positions(lifted.labels, nodes)
+            if lifted.proof is not None:
+                bound = lifted.ascent.label_bounds(lifted.proof).bound
+                self._prove(self.graph.constant + bound, lifted.proof, eliminated=False)
             return lifted.ascent
         ascent = start_ascent(core)
         load(ascent, nodes, self.graph, self.warmth)

@@ -38,6 +38,7 @@ def solve(
     warm_multipliers: Sequence[float] | None = None,
     warm_messages: Warmth | None = None,
     stop: Switch | None = None,
+    stop_above: float = math.inf,
 ) -> Solution:
     """Return the best assignment found, a lower bound, and the proof of the bound.
 
@@ -47,7 +48,8 @@ def solve(
     `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
     FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
     `warm_start` is an assignment to improve on, `warm_messages` those of the solution of a similar problem.
-    `stop`, or the first Ctrl-C, ends the time at once.
+    `stop`, or the first Ctrl-C, ends the time at once. Without memory rows, a bound above `stop_above` ends the solve:
+    that nothing is cheaper than something else is then all that was asked.
     Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
 
     Without a time limit, memory rows at the default gap may cost HiGHS a minute; a gap of 1e-3 takes seconds
@@ -66,6 +68,7 @@ def solve(
             warm_multipliers=warm_multipliers,
             warm_messages=warm_messages,
             stop=stop,
+            stop_above=stop_above,
         )
         return spread_solution(problem, merged)
     with interruptible(Deadline.after(time_limit, stop)) as deadline:
@@ -81,8 +84,8 @@ def solve(
                     warm_multipliers=warm_multipliers,
                 )
             else:
-                outcome = _solve_without_budgets(cut, gap, deadline, warm_start, warm_messages)
-            if outcome.infeasible or deadline.left() <= 0.0:
+                outcome = _solve_without_budgets(cut, gap, deadline, warm_start, warm_messages, stop_above)
+            if outcome.infeasible or deadline.left() <= 0.0 or outcome.bound > stop_above:
                 break
             if not _uses_more_than(problem, outcome.assignment, ceiling):
                 break
@@ -138,11 +141,12 @@ def _solve_without_budgets(
     deadline: Deadline,
     warm_start: Integers | None,
     warm_messages: Warmth | None,
+    stop_above: float,
 ) -> BudgetedOutcome:
     edges = [(edge.source, edge.target, edge.costs) for edge in problem.edges]
     graph = Graph(Arena(), problem.node_costs, edges, tolerance=1e-15 * _ordinary_cost(problem))
     pool = () if warm_start is None else (warm_start,)
-    outcome = solve_graph(graph, gap=gap, deadline=deadline, warmth=warm_messages, pool=pool)
+    outcome = solve_graph(graph, gap=gap, deadline=deadline, warmth=warm_messages, pool=pool, stop_above=stop_above)
     return BudgetedOutcome(
         assignment=outcome.assignment,
         bound=outcome.bound,

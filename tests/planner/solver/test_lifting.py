@@ -33,6 +33,23 @@ def test_lifting_changes_neither_optimum_nor_proof(
     assert np.isclose(lifted.objective, plain.objective, rtol=1e-9)
 
 
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_a_bound_above_the_cutoff_ends_the_solve_and_is_proven(
+    monkeypatch: pytest.MonkeyPatch, layers: Callable[..., Problem], share: float
+) -> None:
+    monkeypatch.setattr(lifting, "FEWEST_NODES", 50)
+    problem = layers(12)
+    whole = solve(problem)
+    stopped = solve(problem, stop_above=share * whole.objective)
+    check_certificate(problem, stopped)
+    assert stopped.lower_bound <= whole.objective * (1 + 1e-9) <= stopped.objective * (1 + 2e-9)
+    if share < 1:
+        assert stopped.lower_bound > share * whole.objective
+        assert int(stopped.statistics["sweeps"]) < int(whole.statistics["sweeps"])
+    else:
+        assert stopped.objective == whole.objective
+
+
 def test_two_processes_find_the_same_assignment() -> None:
     answers = []
     for seed in ("1", "2"):
