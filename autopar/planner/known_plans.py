@@ -11,10 +11,10 @@ from dataclasses import replace
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
-from autopar.parallel_plan import Baseline
+from autopar.parallel_plan import Baseline, Plan
 from autopar.planner.constraints import Constraints
 from autopar.planner.mesh_shapes import resolve_meshes, same_links
-from autopar.planner.one_mesh import Candidate, plan_on_mesh
+from autopar.planner.one_mesh import plan_on_mesh
 from autopar.planner.query import Progress, Query
 
 
@@ -43,14 +43,13 @@ def known_meshes(query: Query, meshes: Sequence[Mesh]) -> list[Mesh]:
     return [mesh for mesh in named if any(same_links(mesh.shape, shape, per_node) for shape in shapes)]
 
 
-def as_baseline(candidate: Candidate) -> Baseline:
+def as_baseline(plan: Plan) -> Baseline:
     """The best of one mesh, as a line of the plan's comparison."""
-    dims = dict(zip(candidate.mesh.axis_names, candidate.mesh.shape, strict=True))
     return Baseline(
-        name=f"mesh {'x'.join(map(str, candidate.mesh.shape))}",
-        dims=dims,
-        objective_seconds=candidate.plan.objective_seconds,
-        predicted=candidate.plan.predicted,
+        name=f"mesh {'x'.join(map(str, plan.mesh.shape))}",
+        dims=dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+        objective_seconds=plan.objective_seconds,
+        predicted=plan.predicted,
     )
 
 

@@ -11,7 +11,6 @@ by all devices, are there at the end of every backward pass.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from autopar.layout import Mesh
 from autopar.parallel_plan import Prediction
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of, micro_batch_queries
+from autopar.planner.least_memory import least_state_bytes
 from autopar.planner.leaves import StateBytes
 from autopar.planner.micro_batches import AtBatch
 from autopar.planner.one_mesh import plan_on_mesh
@@ -68,16 +68,6 @@ def mended(
         fits = tried.first_of_each(list(itertools.combinations(kinds, 2)))
     searched = _searched(query, tries_parts=at_batch is not None and not parts_are_fixed)
     return with_mends(failure, fits, tried.short, tried.untried, searched)
-
-
-def least_state_bytes(states: Mapping[str, StateBytes], query: Query) -> float:
-    """A bound on the bytes per device: every parameter with gradient and state, over all devices."""
-    entries = [entry for entry in query.program.inputs if entry.role == "parameter"]
-    total = sum(
-        math.prod(entry.shape) * (entry.dtype.itemsize + states[entry.name].gradient + states[entry.name].optimizer)
-        for entry in entries
-    )
-    return total / query.cluster.num_devices
 
 
 class _Tried:

@@ -16,23 +16,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 ROUNDING = 1e-9
 """Relative difference below which a bound counts as reached."""
+CERTIFIED = 1e-3
+"""A candidate is dropped, too, whose bound is that of the best one, where that has a gap of at most this."""
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage(Generic[Result]):
-    """What is known of a candidate after a stage. bound: no result of it has a smaller objective."""
+class Stage(Generic[Key, Result]):
+    """What is known of a candidate after a stage. bound: no result of it has a smaller objective; implied: bounds of
+    other candidates that follow."""
 
     bound: float
     objective: float = math.inf
     result: Result | None = None
+    implied: Mapping[Key, float] = field(default_factory=dict)
 
 
 State = Literal["untried", "open", "finished", "failed", "refused"]
@@ -43,7 +47,7 @@ class Entry(Generic[Key, Result]):
     """A candidate and how far it came. `open` when the search ends: dropped by its bound, or by the time limit."""
 
     key: Key
-    stages: Iterator[Stage[Result]]
+    stages: Iterator[Stage[Key, Result]]
     state: State = "untried"
     bound: float = 0.0
     objective: float = math.inf
@@ -69,49 +73,55 @@ class Outcome(Generic[Key, Result]):
 
 
 def best_first(
-    candidates: Mapping[Key, Iterator[Stage[Result]]],
+    candidates: Mapping[Key, Iterator[Stage[Key, Result]]],
     *,
     seconds: float,
     failures: tuple[type[Exception], ...] = (),
     refuse: Callable[[Key], str] = lambda key: "",
-    promise: Callable[[Key], float] = lambda key: 0.0,
+    promise: Callable[[Key], tuple[float, ...]] = lambda key: (),
     clock: Callable[[], float] = time.monotonic,
+    floors: Mapping[Key, float] | None = None,
+    below: float = math.inf,
 ) -> Outcome[Key, Result]:
     """Refine candidates, lowest bound first, until the best finished one is proven or `seconds` have passed.
 
     When time is up and nothing is finished, the search goes on among the candidates that it has opened until one is:
     a late result is better than none. failures: exceptions by which a stage says that its candidate has no result.
     refuse: asked before the first stage of a candidate; a reason leaves it out. promise: a guess of the objective,
-    which proves nothing: among candidates with one bound, the smallest comes first.
+    which proves nothing: among candidates with one bound, the smallest comes first. floors: bounds that are known
+    already. below: only results with a smaller objective count.
     """
-    entries = [Entry(key, stages) for key, stages in candidates.items()]
+    entries = [Entry(key, stages, bound=(floors or {}).get(key, 0.0)) for key, stages in candidates.items()]
+    by_key = {entry.key: entry for entry in entries}
     end = clock() + seconds
     best: Entry[Key, Result] | None = None
     timed_out = False
     while True:
         timed_out = timed_out or clock() > end
-        entry = _next(entries, best, timed_out, promise)
+        reach = below if best is None else _reach(best)
+        entry = _next(entries, reach, timed_out, promise)
         if entry is None:
-            return Outcome(entries=tuple(entries), best=best, timed_out=timed_out and _is_unproven(entries, best))
+            return Outcome(entries=tuple(entries), best=best, timed_out=timed_out and bool(_hopeful(entries, reach)))
         if entry.state == "untried":
             entry.refusal = refuse(entry.key)
             entry.state = "refused" if entry.refusal else "open"
         if entry.state == "open":
-            _refine(entry, failures)
-        if entry.state == "finished" and (best is None or entry.objective < best.objective):
+            for other, bound in _refine(entry, failures).items():
+                by_key[other].bound = max(by_key[other].bound, bound)
+        if entry.state == "finished" and entry.objective < (below if best is None else best.objective):
             best = entry
 
 
 def _next(
     entries: list[Entry[Key, Result]],
-    best: Entry[Key, Result] | None,
+    reach: float,
     timed_out: bool,
-    promise: Callable[[Key], float],
+    promise: Callable[[Key], tuple[float, ...]],
 ) -> Entry[Key, Result] | None:
-    """The candidate to refine: the lowest bound among those that can still beat the best one; None to stop."""
-    hopeful = [entry for entry in entries if entry.state in ("untried", "open") and _may_beat(entry, best)]
+    """The candidate to refine: the lowest bound among those below `reach`; None to stop."""
+    hopeful = _hopeful(entries, reach)
     if timed_out:
-        if best is not None:
+        if math.isfinite(reach):
             return None
         opened = [entry for entry in hopeful if entry.state == "open"]
         tried = any(entry.state not in ("untried", "refused") for entry in entries)
@@ -119,21 +129,24 @@ def _next(
     return min(hopeful, key=lambda entry: (entry.bound, promise(entry.key)), default=None)
 
 
-def _may_beat(entry: Entry[Key, Result], best: Entry[Key, Result] | None) -> bool:
-    return best is None or entry.bound < best.objective * (1 - ROUNDING)
+def _reach(best: Entry[Key, Result]) -> float:
+    """What the bound of another candidate must be below to be worth refining."""
+    gap = 1.0 - best.bound / best.objective if best.objective else 0.0
+    return best.objective * (1 - max(ROUNDING, min(gap, CERTIFIED)))
 
 
-def _is_unproven(entries: list[Entry[Key, Result]], best: Entry[Key, Result] | None) -> bool:
-    return any(entry.state in ("untried", "open") and _may_beat(entry, best) for entry in entries)
+def _hopeful(entries: list[Entry[Key, Result]], reach: float) -> list[Entry[Key, Result]]:
+    return [entry for entry in entries if entry.state in ("untried", "open") and entry.bound < reach]
 
 
-def _refine(entry: Entry[Key, Result], failures: tuple[type[Exception], ...]) -> None:
-    """One more stage. Bounds never fall: what an earlier stage proved stays proven."""
+def _refine(entry: Entry[Key, Result], failures: tuple[type[Exception], ...]) -> Mapping[Key, float]:
+    """One more stage; bounds of others that follow. Bounds never fall: what an earlier stage proved stays proven."""
     try:
         stage = next(entry.stages)
     except failures as error:
         entry.state, entry.error = "failed", error
-        return
+        return {}
     entry.bound = max(entry.bound, stage.bound)
     if stage.result is not None:
         entry.state, entry.objective, entry.result = "finished", stage.objective, stage.result
+    return stage.implied

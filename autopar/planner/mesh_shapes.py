@@ -98,6 +98,41 @@ def coarser(mesh: Mesh, devices_per_node: int) -> frozenset[object]:
     return frozenset(_links(shape, pinned, devices_per_node) for shape in joined)
 
 
+def parts_of(fine: Mesh, coarse: Mesh, devices_per_node: int) -> Shape | None:
+    """Per axis of the fine mesh the axis of the coarse one of which it is a part; None where it refines another mesh.
+
+    (2, 16, 8) of (32, 8) is (0, 0, 1). Where axes that see the same links stand in another order, (2, 8, 16) of
+    (16, 16) on nodes of 8, each part goes to an axis with its links.
+    """
+    free, pinned = _free_and_pinned(fine)
+    wanted, _ = _free_and_pinned(coarse)
+    axes_of_links: dict[object, list[int]] = {}
+    for axis, link in enumerate(_link_of_axes(wanted, pinned, devices_per_node)):
+        axes_of_links.setdefault(link, []).append(axis)
+    key = _links(free, pinned, devices_per_node)
+    for order in itertools.permutations(range(len(free))):
+        sizes = tuple(free[axis] for axis in order)
+        if _links(sizes, pinned, devices_per_node) != key:
+            continue
+        for ends in itertools.combinations(range(1, len(free)), len(wanted) - 1):
+            groups = [order[start:end] for start, end in itertools.pairwise((0, *ends, len(free)))]
+            joined = tuple(math.prod(free[axis] for axis in group) for group in groups)
+            if _links(joined, pinned, devices_per_node) != _links(wanted, pinned, devices_per_node):
+                continue
+            left = {link: list(axes) for link, axes in axes_of_links.items()}
+            found = dict(enumerate(range(len(wanted), len(coarse.shape)), start=len(free)))
+            for group, link in zip(groups, _link_of_axes(joined, pinned, devices_per_node), strict=True):
+                found |= dict.fromkeys(group, left[link].pop(0))
+            return tuple(found[axis] for axis in range(len(fine.shape)))
+    return None
+
+
+def _link_of_axes(free: Shape, pinned: Shape, devices_per_node: int) -> list[object]:
+    """What `_links` compares of every free axis: its parts across and inside nodes, or its place."""
+    parts = cut_at_nodes((*free, *pinned), devices_per_node)
+    return list(range(len(free))) if parts is None else list(parts[: len(free)])
+
+
 def link_key(mesh: Mesh, devices_per_node: int) -> object:
     """Equal for meshes that `resolve_meshes` takes as one."""
     return _links(*_free_and_pinned(mesh), devices_per_node)

@@ -10,7 +10,9 @@ What does not fit is solved again with recomputation and one memory row per mome
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +51,7 @@ from autopar.planner.solver import Problem, Solution, Status, check_certificate,
 from autopar.planner.warm_start import labels_like
 from autopar.planner.within_memory import WithinMemory
 
+Labels: TypeAlias = NDArray[np.int64]
 EXACT_GAP = 1e-9
 UNUSED = 0.03
 """Part of the limit that may stay unused by a plan for which time was given up."""
@@ -100,10 +103,13 @@ def _build(query: Query, mesh: Mesh) -> Built:
     return built if query.micro is None else in_micro_batches(built, query.micro.count, prices)
 
 
-def fit(query: Query, built: Built, mesh: Mesh, free: Solution, log: Progress) -> Candidate:
-    """The optimum under the memory limit, given the one without it. Raises InfeasibleError."""
+def fit(
+    query: Query, built: Built, mesh: Mesh, free: Solution, log: Progress, more_starts: Sequence[Labels] = ()
+) -> Candidate:
+    """The optimum under the memory limit, given the one without it, and other labels to start from, if any. Raises
+    InfeasibleError."""
     lifetimes = Lifetimes(query.program)
-    starts = [free.assignment, *_given_labels(query, built, mesh)]
+    starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = _read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or "full" in (query.recompute, *query.constraints.recompute.values()):
         attempt = _within_memory(query, attempt, WithinMemory.of(query, mesh, built, lifetimes, starts))
@@ -141,16 +147,26 @@ def _within_memory(query: Query, attempt: _Attempt, search: WithinMemory) -> _At
 
 
 @phase("solve")
-def solve_free(query: Query, built: Built, mesh: Mesh) -> Solution:
-    """The optimum without a memory limit. Raises InfeasibleError where the constraints leave nothing."""
+def solve_free(
+    query: Query, built: Built, mesh: Mesh, more_starts: Sequence[Labels] = (), stop_above: float = math.inf
+) -> Solution:
+    """The optimum without a memory limit, from the best of the starts; or a bound above `stop_above`, and then the
+    assignment may be anything. Raises InfeasibleError where the constraints leave nothing."""
     seconds = query.seconds(query.search.exact_seconds)
-    start = _first_labels(query, built, mesh)
+    start = _first_labels(query, built, mesh, more_starts)
     solution = query.kept.solved.recall(
         (query.priced(mesh), query.constraints.placements),
-        lambda: solve(built.problem, gap=EXACT_GAP, time_limit=seconds, warm_start=start, stop=query.deadline.stop),
+        lambda: solve(
+            built.problem,
+            gap=EXACT_GAP,
+            time_limit=seconds,
+            warm_start=start,
+            stop=query.deadline.stop,
+            stop_above=stop_above,
+        ),
         is_final=lambda found: found.status is Status.OPTIMAL,
     )
-    forbidden = solution.statistics.get("forbidden", 0)
+    forbidden = 0 if solution.lower_bound > stop_above else solution.statistics.get("forbidden", 0)
     if forbidden and solution.status is Status.INFEASIBLE:
         whole = query.kept.built.recall(query.priced(mesh), lambda: _build(query, mesh))
         raise why_nothing_obeys(whole, mesh, query.wishes) or InfeasibleError(
@@ -165,16 +181,20 @@ def solve_free(query: Query, built: Built, mesh: Mesh) -> Solution:
     return _checked(built.problem, solution)
 
 
-def _first_labels(query: Query, built: Built, mesh: Mesh) -> NDArray[np.int64] | None:
-    """The older plan of the query, or everything replicated (the first label of all variables), where the constraints
-    allow it: the search then never ends at its time limit without a valid plan."""
-    for labels in (*_given_labels(query, built, mesh), np.zeros(len(built.problem.node_costs), dtype=np.int64)):
-        if not is_forbidden(np.asarray(evaluate(built.problem, labels)[0])):
-            return labels
+def _first_labels(query: Query, built: Built, mesh: Mesh, more_starts: Sequence[Labels]) -> Labels | None:
+    """The cheapest of the given labels and the older plan of the query, else everything replicated (the first label of
+    all variables), where the constraints allow it: the search then never ends at its time limit without a valid plan.
+    """
+    given = [*more_starts, *_given_labels(query, built, mesh)]
+    for starts in (given, [np.zeros(len(built.problem.node_costs), dtype=np.int64)]):
+        costs = [evaluate(built.problem, labels)[0] for labels in starts]
+        allowed = np.flatnonzero(~is_forbidden(np.array(costs)))
+        if len(allowed):
+            return starts[min(allowed.tolist(), key=costs.__getitem__)]
     return None
 
 
-def _given_labels(query: Query, built: Built, mesh: Mesh) -> list[NDArray[np.int64]]:
+def _given_labels(query: Query, built: Built, mesh: Mesh) -> list[Labels]:
     """What the older plan of the query says, if there is one for this mesh."""
     like = None if query.warm_start is None else labels_like(built, mesh, query.warm_start)
     return [] if like is None else [like]
@@ -265,7 +285,7 @@ def _predicted(
     return Prediction(
         step_seconds=timeline.makespan_seconds,
         peak_bytes=peak,
-        compute_seconds=timeline.busy_seconds.get("compute", 0.0),
+        compute_seconds=timeline.compute_seconds,
         exposed_communication_seconds=timeline.exposed_communication_seconds,
         bytes_by_kind={
             "parameters": parameters,

@@ -32,7 +32,7 @@ def labels_like(built: Built, mesh: Mesh, plan: Plan) -> Rows | None:
         return None
     menus = [_rows_like(variable, built, plan) for variable in built.variables]
     labels = np.array([menu[np.argmin(v.costs[menu])] for menu, v in zip(menus, built.variables, strict=True)])
-    _fit_open(built, menus, labels)
+    fit_open(built, menus, labels)
     return labels
 
 
@@ -83,7 +83,7 @@ def _layout_of_data(variable: Variable, built: Built, plan: Plan) -> Layout | No
     return None if output is None else shared[output]
 
 
-def _fit_open(built: Built, menus: list[Rows], labels: Rows) -> None:
+def fit_open(built: Built, menus: list[Rows], labels: Rows) -> None:
     """Give every variable with several labels left the one that is cheapest beside its neighbours, in `labels`."""
     neighbours: dict[int, list[tuple[int, NDArray[np.float64], bool]]] = {}
     for edge in built.problem.edges:

@@ -17,7 +17,7 @@ class Fakes:
         self.work: list[str] = []
         self.candidates = {name: self._stages(name, values) for name, values in stages.items()}
 
-    def _stages(self, name: str, values: tuple[float | None, ...]) -> Iterator[Stage[str]]:
+    def _stages(self, name: str, values: tuple[float | None, ...]) -> Iterator[Stage[str, str]]:
         *bounds, objective = values
         for bound in bounds:
             self.work.append(name)
@@ -104,5 +104,5 @@ def test_when_time_is_up_a_candidate_that_was_opened_is_finished() -> None:
 
 def test_among_equal_bounds_the_most_promising_comes_first() -> None:
     fakes = Fakes(a=(1.0, 5.0), b=(1.0, 4.0), c=(1.0, 3.0))
-    best_first(fakes.candidates, seconds=1e9, promise={"a": 2.0, "b": 1.0, "c": 3.0}.__getitem__)
+    best_first(fakes.candidates, seconds=1e9, promise={"a": (2.0,), "b": (1.0,), "c": (3.0,)}.__getitem__)
     assert fakes.work[:3] == ["b", "a", "c"]
