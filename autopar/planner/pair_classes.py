@@ -115,20 +115,22 @@ class PairClasses:
     def codes(self, shape: Sequence[int], pairs: Pairs, ways: Integers) -> Integers:
         """(pairs,) codes: pairs with one code take the same steps and cost the same. ways: (pairs,) the way to
         try first, see `general_routes.py`: whether an axis may wait in a dim that neither layout cuts."""
+        sources, source = _used(pairs.sources, pairs.source)
+        targets, target = _used(pairs.targets, pairs.target)
         factors: dict[Shard, Factor] = {}
-        for dim, found in _splits((*pairs.sources, *pairs.targets)).items():
+        for dim, found in _splits((*sources, *targets)).items():
             factors |= plain_dim(dim, shape[dim], found, self._ranks)
-        source_numbers, source_dims = self._read(pairs.sources, factors)
-        target_numbers, target_dims = self._read(pairs.targets, factors)
-        source_dims, target_dims = source_dims[pairs.source], target_dims[pairs.target]
-        codes = np.zeros(len(pairs.source), np.int64)
+        source_numbers, source_dims = self._read(sources, factors)
+        target_numbers, target_dims = self._read(targets, factors)
+        source_dims, target_dims = source_dims[source], target_dims[target]
+        codes = np.zeros(len(source), np.int64)
         for j in reversed(range(self._axes)):
             codes *= self._axes + 1
             for i in range(self._axes):
                 same = source_dims[:, i] == target_dims[:, j]
                 codes += (i + 1) * (same & (target_dims[:, j] >= 0))
-        codes = codes << _PATTERN_BITS | source_numbers[pairs.source]
-        codes = codes << _PATTERN_BITS | target_numbers[pairs.target]
+        codes = codes << _PATTERN_BITS | source_numbers[source]
+        codes = codes << _PATTERN_BITS | target_numbers[target]
         return codes * WAYS + ways
 
     def representative(self, code: int) -> Pair:
@@ -177,6 +179,12 @@ class PairClasses:
             self._patterns.append(pattern)
             assert number < 1 << _PATTERN_BITS, "more layouts than codes have room for"
         return number
+
+
+def _used(layouts: Sequence[Layout], places: Integers) -> tuple[list[Layout], Integers]:
+    """The layouts at `places`, each once, and where each place finds its own there."""
+    used, where = np.unique(places, return_inverse=True)
+    return [layouts[place] for place in used.tolist()], where
 
 
 def _splits(layouts: Sequence[Layout]) -> Splits:
