@@ -1,6 +1,8 @@
-"""Lifetimes: which segments of a program make and read every value, so that its bytes count where it lives.
+"""Lifetimes: which operators of a program make and read every value, so that its bytes count where it lives.
 
 x = layers.0/add     read by the backward of layers.1    saved in segment 1, dead once backward is below segment 2
+
+Time is counted in positions: the operators of forward in program order, then those of backward, then the optimizer.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from autopar.rules.engine import tensor_operands
 
 
 class Lifetimes:
-    """Readers and segments of one program, views folded away.
+    """Readers, segments and positions of one program, views folded away.
 
-    segment: operator -> its segment. forward_readers: value -> operators of forward. gradient_segment: placeholder of a
-    parameter -> segment whose backward finishes its gradient.
+    segment, position: operator -> where it stands. forward_readers, backward_readers: value -> operators of a phase, in
+    program order. gradient_position: placeholder of a parameter -> the operator that finishes its gradient. results:
+    number of an output of the model -> what is returned, a view maybe. end: the position of the optimizer.
     """
 
     def __init__(self, program: Program) -> None:
@@ -26,31 +29,42 @@ class Lifetimes:
         nodes = operators(program)
         names = ((str(node.meta["phase"]), str(node.meta["operator"])) for node in nodes)
         self.segment: dict[fx.Node, int] = dict(zip(nodes, self.segments.along(names), strict=True))
+        self.in_order = sorted(nodes, key=lambda node: bool(node.meta["phase"] == "backward"))
+        self.position = {node: position for position, node in enumerate(self.in_order)}
+        self.end = len(nodes)
         self.forward_readers: dict[Value, list[fx.Node]] = {}
+        self.backward_readers: dict[Value, list[fx.Node]] = {}
         self._backward: dict[Value, set[int]] = {}
         for node in nodes:
+            late = node.meta["phase"] == "backward"
             for operand in tensor_operands(node):
                 value, _ = base_of(operand)
-                if node.meta["phase"] == "backward":
+                readers = (self.backward_readers if late else self.forward_readers).setdefault(value, [])
+                if node not in readers:
+                    readers.append(node)
+                if late:
                     self._backward.setdefault(value, set()).add(self.segment[node])
-                elif node not in (known := self.forward_readers.setdefault(value, [])):
-                    known.append(node)
         self._parameters = {
             entry.name: node
             for node, entry in zip(program.placeholders, program.inputs, strict=True)
             if entry.role == "parameter"
         }
-        self.gradient_segment: dict[fx.Node, int] = {}
-        self._read_gradients(program)
+        self.gradient_position: dict[fx.Node, int] = {}
+        self.results: dict[int, fx.Node] = {}
+        self._read_returned(program)
 
-    def _read_gradients(self, program: Program) -> None:
-        for node, output in zip(program.returned, program.outputs, strict=True):
-            if output.role == "gradient" and isinstance(node, fx.Node):
-                value, _ = base_of(node)
+    def _read_returned(self, program: Program) -> None:
+        for number, (node, output) in enumerate(zip(program.returned, program.outputs, strict=True)):
+            if not isinstance(node, fx.Node):
+                continue
+            value, _ = base_of(node)
+            if output.role == "output" and value[0] in self.position:
+                self.results[number] = node
+            if output.role == "gradient":
                 if value[0].meta.get("phase") != "backward":
                     self._backward.setdefault(value, set()).add(0)  # a value of forward that is returned at the end
                 if output.name in self._parameters:
-                    self.gradient_segment[self._parameters[output.name]] = self.segment.get(value[0], 0)
+                    self.gradient_position[self._parameters[output.name]] = self.position.get(value[0], 0)
 
     def backward_segments(self, node: fx.Node) -> set[int]:
         """Segments whose backward reads an output of an operator of forward."""
@@ -71,12 +85,6 @@ class Lifetimes:
     def is_weight_of_backward(self, value: Value) -> bool:
         """Whether a value is a parameter that backward reads by itself."""
         return value[0].op == "placeholder" and value in self._backward
-
-    def parameter_segments(self, node: fx.Node) -> tuple[int, int]:
-        """(first segment of forward, last segment of backward to go) that read a parameter."""
-        readers = [self.segment[reader] for reader in self.forward_readers.get((node, 0), ())]
-        first = min(readers, default=self.segments.last)
-        return first, min(self._backward.get((node, 0), {first}))
 
     def reading_segments(self, node: fx.Node) -> set[int]:
         """Segments whose backward may want an output: to read it, or to compute from it again."""

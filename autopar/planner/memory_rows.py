@@ -1,180 +1,104 @@
 """Memory as constraints: the moments at which a step can be fullest, as rows over the decisions.
 
-    forward 3     states + kept gathered weights + saved values of segments 0 .. 3
-    backward 3    the same, of what backward of segments 0 .. 3 still reads, + values recomputed in segment 3
-                  + gradients of the segments above 3
-    optimizer     states + all gradients                         (states: parameters and optimizer state)
+    backward 3 (silu#2/bwd)     the sum of the holdings (`holdings.py`) that live while this operator runs
+    optimizer                   parameters, their state and all gradients
 
-Segments are blocks and what lies between them (`segments.py`). Saved is what a backward operator reads of the forward
-pass, in its producer's layout: backward redistributes it anew, so the saved bytes do not depend on the reader. What
-lives only shortly (gathered weights, buffers of collectives, gradients of activations) is no decision of one variable:
-it is measured on the lowered program, moment by moment (`moments.py`), and enters as the constant of the row.
+A step has as many moments as operators, and a few of them matter: in every segment (`segments.py`), of forward and of
+backward, the one that is fullest under some plan that is known. Moments of forward are left out while backward is
+fuller. After a solve all moments are looked at, and one that holds more than the limit becomes a row.
+
+What is proven. The solver's bound holds for every plan whose sums of holdings, plus the constants of the rows, stay
+within the limit at the moments that are rows. Fewer moments make that a weaker claim, never a wrong one. The constants
+are measured on lowered plans (`moments.py`), and holdings leave out buffers of collectives and count some copies that
+another plan shares. So they are no lower bound of the memory of every program: under a limit that binds, the bound is
+one of the problem with these rows, and a program that fits may lie outside of them. The bound without rows, which every
+limit has too, speaks of all programs.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import fx
 
 from autopar.layout import Mesh
-from autopar.planner.build import Built, Variable
-from autopar.planner.factorisation import shape_of
+from autopar.planner.build import Built
+from autopar.planner.holdings import find_holdings
 from autopar.planner.leaves import StateBytes
 from autopar.planner.lifetimes import Lifetimes
-from autopar.planner.prices import Floats, tensor_bytes
-from autopar.planner.recomputation import RECOMPUTED, SAVED, is_made_anywhere
+from autopar.planner.prices import Floats
 from autopar.planner.solver import MemoryRow
-from autopar.planner.strategies import local_fraction
 
-Moment: TypeAlias = str
-OPTIMIZER: Moment = "optimizer"
-
-
-def moment(phase: str, segment: int) -> Moment:
-    """Name of the time that a phase spends in a segment."""
-    return f"{phase} {segment}"
+Labels = NDArray[np.int64]
+FORWARD_SHARE = 0.97
+"""A moment of forward becomes a row where it holds this part of the fullest moment of all."""
 
 
-def memory_rows(
-    built: Built,
-    mesh: Mesh,
-    state_bytes: Mapping[str, StateBytes],
-    lifetimes: Lifetimes,
-    budget_bytes: float,
-    transient_bytes: Mapping[Moment, float],
-) -> tuple[MemoryRow, ...]:
-    """The rows for one budget in bytes per device, without those that another row implies.
-
-    transient_bytes: what a moment holds beyond its row, where it is known.
-    """
-    bytes_of = _Bytes(built, mesh, state_bytes, lifetimes)
-    fullest = transient_bytes.get(moment("backward", lifetimes.segments.last), 0.0)
-    moments = [
-        (phase, segment)
-        for segment in range(lifetimes.segments.last, -1, -1)
-        for phase in ("backward", "forward")
-        # all of forward still lives when backward begins
-        if phase == "backward" or transient_bytes.get(moment(phase, segment), 0.0) > fullest
-    ]
-    rows = [(moment(phase, segment), bytes_of.at(phase, segment)) for phase, segment in moments]
-    rows.append((OPTIMIZER, bytes_of.at_the_end()))
-    return tuple(
-        MemoryRow(name=name, bytes=entries, budget_bytes=budget_bytes, constant_bytes=transient_bytes.get(name, 0.0))
-        for name, entries in rows
-    )
-
-
-def modelled_bytes(
-    built: Built, mesh: Mesh, state_bytes: Mapping[str, StateBytes], lifetimes: Lifetimes, labels: NDArray[np.int64]
-) -> dict[Moment, float]:
-    """What every moment holds under an assignment, as far as the rows count it."""
-    bytes_of = _Bytes(built, mesh, state_bytes, lifetimes)
-    phases = [(phase, s) for phase in ("forward", "backward") for s in range(lifetimes.segments.last + 1)]
-    rows = {moment(phase, segment): bytes_of.at(phase, segment) for phase, segment in phases}
-    rows[OPTIMIZER] = bytes_of.at_the_end()
-    chosen = labels.tolist()
-    return {name: sum(float(weights[chosen[index]]) for index, weights in row.items()) for name, row in rows.items()}
-
-
-class _Bytes:
-    """Bytes of every variable per label, and when they are there."""
+class MemoryModel:
+    """What a step holds at every position, for the labels of one problem."""
 
     def __init__(self, built: Built, mesh: Mesh, state_bytes: Mapping[str, StateBytes], lifetimes: Lifetimes) -> None:
-        self._lifetimes, self._mesh = lifetimes, mesh
-        self._parameters = {
-            node: (index, *_parameter_bytes(built.variables[index], node, state_bytes, mesh))
-            for node, index in built.placeholders.items()
-            if built.variables[index].kind == "parameter"
-        }
-        self._known: dict[Hashable, tuple[Floats, Floats]] = {}
-        self._operators: dict[fx.Node, tuple[int, Floats, Floats]] = {}
-        for node, index in built.operators.items():
-            if node.meta["phase"] != "backward" and not is_made_anywhere(node):
-                saved, again = self._operator_bytes(built.variables[index], node)
-                if saved.any() or again.any():
-                    self._operators[node] = index, saved, again
+        self.lifetimes = lifetimes
+        self._holdings = find_holdings(built, mesh, state_bytes, lifetimes)
+        self._first = np.array([holding.first for holding in self._holdings], dtype=np.int64)
+        self._last = np.array([holding.last for holding in self._holdings], dtype=np.int64)
+        self._sums: dict[tuple[int, ...], Floats] = {}
 
-    def at(self, phase: str, segment: int) -> dict[int, Floats]:
-        """Variable -> bytes per label while a phase is in a segment."""
-        found: dict[int, Floats] = {}
-        for node, (index, states, gradient, kept) in self._parameters.items():
-            first, last = self._lifetimes.parameter_segments(node)
-            bytes_ = states
-            if phase == "backward" and self._lifetimes.gradient_segment.get(node, -1) > segment:
-                bytes_ = bytes_ + gradient
-            if kept.any() and segment >= (first if phase == "forward" else last):
-                bytes_ = bytes_ + kept
-            found[index] = bytes_
-        for node, (index, saved, again) in self._operators.items():
-            home = self._lifetimes.segment[node]
-            begins = home if phase == "forward" else min(self._lifetimes.reading_segments(node))
-            is_again = phase == "backward" and segment == home
-            if segment >= begins:
-                held = self._sum(saved, again) if is_again else saved
-            elif is_again:
-                held = again
-            else:
-                continue
-            if held.any():
-                found[index] = held
-        return found
+    def over_time(self, labels: Labels) -> Floats:
+        """(positions,) bytes under an assignment: one per operator, and the optimizer's."""
+        chosen = labels.tolist()
+        held = np.array([holding.bytes[chosen[holding.variable]] for holding in self._holdings])
+        change = np.zeros(self.lifetimes.end + 2)
+        np.add.at(change, self._first, held)
+        np.add.at(change, self._last + 1, -held)
+        return np.asarray(np.cumsum(change)[:-1])
 
-    def at_the_end(self) -> dict[int, Floats]:
-        """Variable -> bytes per label when all gradients are there."""
-        return {
-            index: states + gradient if node in self._lifetimes.gradient_segment else states
-            for node, (index, states, gradient, _) in self._parameters.items()
-        }
+    def at(self, position: int) -> dict[int, Floats]:
+        """Variable -> bytes per label at a position; zeros are left out, equal sums are one array."""
+        parts: dict[int, list[Floats]] = {}
+        for number in np.flatnonzero((self._first <= position) & (position <= self._last)).tolist():
+            holding = self._holdings[number]
+            parts.setdefault(holding.variable, []).append(holding.bytes)
+        found = {variable: self._sum(arrays) for variable, arrays in sorted(parts.items())}
+        return {variable: total for variable, total in found.items() if total.any()}
 
-    def _operator_bytes(self, variable: Variable, node: fx.Node) -> tuple[Floats, Floats]:
-        """(bytes of its saved, of its recomputed outputs) per label; equal operators share the arrays."""
-        outputs = tuple(self._lifetimes.saved_outputs(node))
-        known = tuple((o, id(variable.layouts[o]), shape_of(node, o), tensor_bytes(node, o)) for o in outputs)
-        states = None if variable.availability is None else variable.availability.tobytes()
-        key = (known, states, len(variable.costs))
-        if key not in self._known:
-            local = np.zeros(len(variable.costs))
-            for output in outputs:
-                layouts = variable.layouts[output]
-                if layouts is not None:
-                    fractions = [local_fraction(one, shape_of(node, output), self._mesh) for one in layouts.distinct]
-                    local += tensor_bytes(node, output) * np.array(fractions)[layouts.index]
-            self._known[key] = self._split(variable, local, bool(self._lifetimes.kept_outputs(node)))
-        return self._known[key]
+    def _sum(self, arrays: Sequence[Floats]) -> Floats:
+        if len(arrays) == 1:
+            return arrays[0]
+        key = tuple(sorted(map(id, arrays)))  # the holdings keep them alive
+        if key not in self._sums:
+            self._sums[key] = np.sum(arrays, axis=0)
+        return self._sums[key]
 
-    @staticmethod
-    def _split(variable: Variable, local: Floats, needed: bool) -> tuple[Floats, Floats]:
-        nothing = np.zeros_like(local)
-        if variable.availability is None:
-            return (local if needed else nothing), nothing
-        return (
-            np.where(variable.availability == SAVED, local, 0.0),
-            np.where(variable.availability == RECOMPUTED, local, 0.0),
+    def name(self, position: int) -> str:
+        """How a position is called in messages."""
+        if position == self.lifetimes.end:
+            return "optimizer"
+        node = self.lifetimes.in_order[position]
+        return f"{node.meta['phase']} {self.lifetimes.segment[node]} ({node.meta['operator']})"
+
+    def fullest_positions(self, over_time: Iterable[Floats]) -> list[int]:
+        """The fullest position of every segment and phase, under each of some plans; and the optimizer's."""
+        found = {self.lifetimes.end}
+        for held in over_time:
+            best: dict[tuple[str, int], int] = {}
+            for position, node in enumerate(self.lifetimes.in_order):
+                key = str(node.meta["phase"]), self.lifetimes.segment[node]
+                if key not in best or held[position] > held[best[key]]:
+                    best[key] = position
+            least = FORWARD_SHARE * float(held.max())
+            found |= {p for (phase, _), p in best.items() if phase == "backward" or held[p] >= least}
+        return sorted(found)
+
+    def rows(self, positions: Sequence[int], budget_bytes: float, beyond: Floats) -> tuple[MemoryRow, ...]:
+        """One row per position. beyond: (positions of the step,) bytes that a moment holds beside its holdings."""
+        return tuple(
+            MemoryRow(
+                name=self.name(position),
+                bytes=self.at(position),
+                budget_bytes=budget_bytes,
+                constant_bytes=float(beyond[position]),
+            )
+            for position in positions
         )
-
-    def _sum(self, saved: Floats, again: Floats) -> Floats:
-        key = ("sum", id(saved), id(again))  # `_known` keeps both alive
-        if key not in self._known:
-            self._known[key] = saved + again, again
-        return self._known[key][0]
-
-
-def _parameter_bytes(
-    variable: Variable, node: fx.Node, state_bytes: Mapping[str, StateBytes], mesh: Mesh
-) -> tuple[Floats, Floats, Floats]:
-    """(parameter and optimizer state, gradient, kept gathered copy) bytes of a parameter, per label."""
-    shape, nbytes = shape_of(node), tensor_bytes(node)
-    elements, state = math.prod(shape), state_bytes[variable.name]
-    stored = np.array([local_fraction(label.stored, shape, mesh) for label in variable.labels])
-    used = np.array([local_fraction(label.used, shape, mesh) for label in variable.labels])
-    gathered = np.array([label.keep_gathered for label in variable.labels])
-    return (
-        stored * (nbytes + elements * state.optimizer),
-        stored * elements * state.gradient,
-        np.where(gathered, used * nbytes, 0.0),
-    )

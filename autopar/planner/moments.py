@@ -1,50 +1,57 @@
-"""Moments: the bytes that the lowered program of one rank really holds while each phase is in each segment.
+"""Moments: the bytes that the lowered program of one rank really holds while each operator runs.
 
-    {"forward 0": 1.2e9, ..., "backward 3": 7.9e9, ..., "optimizer": 3.1e9}
+    [1.2e9, ..., 7.9e9, ..., 3.1e9]        one per position of `Lifetimes`: operators of forward, of backward, optimizer
 
-The largest is the predicted peak. What a moment holds beyond its memory row (`memory_rows.py`) are the transients of
-this plan: gathered weights, buffers of collectives, gradients of activations.
+The largest is the predicted peak. What a moment holds beyond its memory row (`memory_rows.py`) are buffers of
+collectives, less the copies that the row counts and this plan shares.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+import numpy as np
 from torch import fx
 
 from autopar.cost_models.memory import bytes_over_time
 from autopar.passes.partition import Partition, memory_events
-from autopar.planner.memory_rows import OPTIMIZER, Moment, moment
-from autopar.planner.segments import Segments
+from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.prices import Floats
 
 BACKWARD = "/bwd"
 """How the names of the operators of backward end."""
 
 
-def measured_bytes(partition: Partition, segments: Segments, states: float) -> dict[Moment, float]:
-    """Bytes at the fullest node of every moment. states: bytes of parameters and optimizer state, which stay."""
+def measured_bytes(partition: Partition, lifetimes: Lifetimes, states: float) -> Floats:
+    """(positions,) bytes at the fullest node of every operator. states: bytes of parameters and optimizer state, which
+    stay. NaN for operators without a node of their own."""
     over_time = bytes_over_time(memory_events(partition))
-    names = [("forward", _operator(node)) for node in _nodes(partition.forward)]
-    names += _names_in_backward(_nodes(partition.backward)) if partition.backward is not None else []
-    found: dict[Moment, float] = {}
-    for index, ((phase, _), segment) in enumerate(zip(names, segments.along(names), strict=True)):
-        name = moment(phase, segment)
-        held = float(over_time[index]) if index < len(over_time) else 0.0
-        found[name] = max(found.get(name, states), states + held)
-    found[OPTIMIZER] = states + (float(over_time[-1]) if len(over_time) else 0.0)
+    found = np.full(lifetimes.end + 1, np.nan)
+    found[lifetimes.end] = states + (float(over_time[-1]) if len(over_time) else 0.0)
+    position_of = {str(node.meta["operator"]): position for node, position in lifetimes.position.items()}
+    for place, held in zip(_places(partition, position_of), over_time.tolist(), strict=False):
+        found[place] = np.fmax(found[place], states + held)
     return found
 
 
-def _nodes(module: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in module.graph.nodes if node.op != "output"]
+def _places(partition: Partition, position_of: Mapping[str, int]) -> Iterator[int]:
+    """The position to which every node of forward, then of backward, belongs: its own operator's; what is moved, looked
+    at, taken of forward or made again belongs to the operator that comes next, behind the last one to that."""
+    graphs = [("forward", partition.forward)]
+    if partition.backward is not None:
+        graphs.append(("backward", partition.backward))
+    for phase, module in graphs:
+        nodes = [node for node in module.graph.nodes if node.op != "output"]
+        own = [_own_position(node, phase, position_of) for node in nodes]
+        following, places = next((place for place in reversed(own) if place is not None), 0), list[int]()
+        for place in reversed(own):
+            following = following if place is None else place
+            places.append(following)
+        yield from reversed(places)
 
 
-def _operator(node: fx.Node) -> str:
-    return str(node.meta.get("operator", ""))
-
-
-def _names_in_backward(nodes: list[fx.Node]) -> list[tuple[str, str]]:
-    """What backward makes again, gathers or takes of forward belongs to the operator of backward that comes next."""
-    names, following = [], ""
-    for node in reversed(nodes):
-        following = _operator(node) if _operator(node).endswith(BACKWARD) else following
-        names.append(("backward", following))
-    return names[::-1]
+def _own_position(node: fx.Node, phase: str, position_of: Mapping[str, int]) -> int | None:
+    operator = str(node.meta.get("operator", ""))
+    is_copy = node.meta.get("redistributes") is not None
+    again = phase == "backward" and not operator.endswith(BACKWARD)
+    return None if is_copy or again or node.op != "call_function" else position_of.get(operator)

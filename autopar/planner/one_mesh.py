@@ -29,12 +29,11 @@ from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
 from autopar.planner.build import Built, build_problem
 from autopar.planner.lifetimes import Lifetimes
-from autopar.planner.memory_rows import Moment
 from autopar.planner.micro_costs import in_micro_batches
 from autopar.planner.moments import measured_bytes
 from autopar.planner.notes import expert_notes, uneven_notes
 from autopar.planner.predict import predict_timeline
-from autopar.planner.prices import Prices
+from autopar.planner.prices import Floats, Prices
 from autopar.planner.query import Progress, Query
 from autopar.planner.read import (
     prices_hash,
@@ -45,7 +44,6 @@ from autopar.planner.read import (
     replicated_flops_share,
 )
 from autopar.planner.restrict import restricted, why_nothing_obeys
-from autopar.planner.segments import Segments
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver import Problem, Solution, Status, check_certificate, evaluate, is_forbidden, solve
 from autopar.planner.warm_start import labels_like
@@ -72,7 +70,7 @@ class _Attempt:
     """A candidate, what its program holds at every moment, and by how much that exceeds the limit."""
 
     candidate: Candidate
-    measured: dict[Moment, float]
+    measured: Floats
     excess: float
 
 
@@ -249,7 +247,7 @@ def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifet
             **recomputation_statistics(built, solution.assignment, lifetimes),
         },
     )
-    predicted, measured = _predicted(query, plan, timeline, lifetimes.segments)
+    predicted, measured = _predicted(query, plan, timeline, lifetimes)
     return _Attempt(
         candidate=Candidate(mesh=mesh, plan=replace(plan, predicted=predicted), built=built, solution=solution),
         measured=measured,
@@ -262,9 +260,7 @@ def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
     return float(built.variables[index].costs[solution.assignment[index]])
 
 
-def _predicted(
-    query: Query, plan: Plan, timeline: Timeline, segments: Segments
-) -> tuple[Prediction, dict[Moment, float]]:
+def _predicted(query: Query, plan: Plan, timeline: Timeline, lifetimes: Lifetimes) -> tuple[Prediction, Floats]:
     """Seconds and bytes of rank 0, the bytes from the lowered program: their peak and what every moment holds."""
     with phase("lower"):
         lowered = lower(query.program, plan, rank=0)
@@ -280,8 +276,8 @@ def _predicted(
             elements = math.prod(entry.shape)
             parameters += elements * entry.dtype.itemsize
             optimizer += elements * query.state_bytes[entry.name].optimizer
-    measured = measured_bytes(partition, segments, parameters + optimizer + joined)
-    peak = max(measured.values())
+    measured = measured_bytes(partition, lifetimes, parameters + optimizer + joined)
+    peak = float(np.nanmax(measured))
     return Prediction(
         step_seconds=timeline.makespan_seconds,
         peak_bytes=peak,

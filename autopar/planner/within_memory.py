@@ -10,7 +10,7 @@ So the limit holds for the program that runs, whatever the rows leave out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,8 @@ from autopar.phases import phase
 from autopar.plan_text import format_bytes
 from autopar.planner.build import Built
 from autopar.planner.lifetimes import Lifetimes
-from autopar.planner.memory_rows import Moment, memory_rows, modelled_bytes
+from autopar.planner.memory_rows import MemoryModel
+from autopar.planner.prices import Floats
 from autopar.planner.query import Query
 from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
 from autopar.planner.shortage import DoesNotFit, fullest_parts
@@ -39,8 +40,12 @@ from autopar.planner.solver import (
 from autopar.planner.targets import recompute_of
 
 MEMORY_GAP = 1e-3
+MOMENT_ROUNDS = 2
+"""How often moments at which a solution holds more than the limit become rows, before its program is measured."""
 START_SHARE = 0.3
 """Part of the time of a solve that its start may take."""
+ORDERS = ((SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, SAVED, DROPPED))
+"""States that a start may take: as much as possible saved, as much as possible recomputed."""
 Labels = NDArray[np.int64]
 
 
@@ -55,7 +60,8 @@ class WithinMemory:
     built: Built
     lifetimes: Lifetimes
     starts: Sequence[Labels]
-    transients: dict[Moment, float]
+    models: dict[int, MemoryModel]
+    beyond: Floats
     known: list[Labels]
 
     @staticmethod
@@ -64,24 +70,34 @@ class WithinMemory:
         by_operator = recompute_of(query.program, query.constraints)
         nowhere = query.recompute == "none" and not by_operator
         built = plain if nowhere else expand(plain, lifetimes, query.recompute, by_operator)
-        return WithinMemory(query, mesh, plain, built, lifetimes, starts, {}, [])
+        models = {id(each): MemoryModel(each, mesh, query.state_bytes, lifetimes) for each in (plain, built)}
+        return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, np.zeros(lifetimes.end + 1), [])
 
-    def learn(self, built: Built, labels: Labels, measured: Mapping[Moment, float]) -> None:
+    def learn(self, built: Built, labels: Labels, measured: Floats) -> None:
         """Take what every moment of a lowered plan holds beyond its row as transient."""
-        query = self.query
-        modelled = modelled_bytes(built, self.mesh, query.state_bytes, self.lifetimes, labels)
-        was_short = built is self.built and max(measured.values()) > query.budget_bytes
-        for moment, held in measured.items():
-            beyond = held - modelled[moment]
-            self.transients[moment] = max(beyond, self.transients.get(moment, beyond)) if was_short else beyond
+        modelled = self.models[id(built)].over_time(labels)
+        beyond = np.where(np.isnan(measured), 0.0, measured - modelled)
+        was_short = built is self.built and np.nanmax(measured) > self.query.budget_bytes
+        self.beyond = np.maximum(beyond, self.beyond) if was_short else beyond
 
     @phase("solve")
     def solve(self) -> Solution:
-        """The optimum under the limit, as far as transients are known. Raises InfeasibleError."""
+        """The optimum under the limit, as far as the moments are known. Raises InfeasibleError."""
+        model = self.models[id(self.built)]
+        starts = [with_states(self.plain, self.built, start, states) for start in self.starts for states in ORDERS]
+        plans = [model.over_time(labels) + self.beyond for labels in (*starts, *self.known)]
+        positions = model.fullest_positions(plans)
+        for _ in range(MOMENT_ROUNDS):
+            solution = self._solve(model.rows(positions, self.query.budget_bytes, self.beyond))
+            held = model.over_time(solution.assignment) + self.beyond
+            missed = [p for p in model.fullest_positions([held]) if held[p] > self.query.budget_bytes]
+            if set(missed) <= set(positions):
+                break
+            positions = sorted({*positions, *missed})
+        return solution
+
+    def _solve(self, rows: tuple[MemoryRow, ...]) -> Solution:
         query = self.query
-        rows = memory_rows(
-            self.built, self.mesh, query.state_bytes, self.lifetimes, query.budget_bytes, self.transients
-        )
         problem = replace(self.built.problem, memory_rows=rows)
         seconds = query.seconds(query.search.memory_seconds)
         solution = solve(
