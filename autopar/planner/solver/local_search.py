@@ -15,6 +15,8 @@ from autopar.planner.solver.relaxation import Relaxation
 
 FITS = 1e-12
 MOVES_PER_NODE = 4
+MOST_WORK = 100_000_000
+"""Moves times labels of one run: a move looks at all labels, and deep problems have a million."""
 
 
 class LocalSearch:
@@ -48,7 +50,7 @@ class LocalSearch:
                 self.totals[self.starts[node] : self.starts[node + 1]] += costs[self.chosen[other]]
         self.present = self.starts[:-1] + self.chosen
         self.usage = self.weights[:, self.present].sum(axis=1)
-        for _ in range(MOVES_PER_NODE * len(self.sizes)):
+        for _ in range(min(MOVES_PER_NODE * len(self.sizes), MOST_WORK // len(self.owner))):
             excess = (self.usage - self.budgets) / self.units
             move = self._into_budgets(excess) if (excess > FITS).any() else self._downhill()
             if move is None:

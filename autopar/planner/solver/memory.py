@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autopar.planner.solver import mip
-from autopar.planner.solver.arena import Arena
+from autopar.planner.solver.active_rows import first_rows, graph_of
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.solver.exact import Proof, core_of, solve_graph, start_ascent, value_of
 from autopar.planner.solver.least_bytes import EXACT, least_bytes, seek_joint_fit
@@ -109,23 +109,31 @@ class _Search:
     def __init__(self, problem: Problem, original: Problem, gap: float, deadline: Deadline) -> None:
         self.original, self.gap, self.deadline = original, gap, deadline
         self.plans = Plans(original)
-        rows = problem.memory_rows
-        weights: list[Floats] = [
-            np.stack([row.bytes.get(node, np.zeros(len(costs))) for row in rows])
-            for node, costs in enumerate(problem.node_costs)
-        ]
-        edges: list[tuple[int, int, Floats]] = [(edge.source, edge.target, edge.costs) for edge in problem.edges]
-        self.graph = Graph(Arena(), problem.node_costs, edges, weights)
-        simplify(self.graph)
+        self.problem = problem
+        self.priced = np.zeros(len(problem.memory_rows), dtype=bool)
+        self.activate(first_rows(problem))
         self.bound = -np.inf
-        self.multipliers: Floats = np.zeros(len(rows))
+        self.multipliers: Floats = np.zeros(len(problem.memory_rows))
         self.proof = Proof(bound=-np.inf, steps=(), messages=np.zeros(0), eliminated=False)
+        self.infeasible = False
+        self.statistics: dict[str, float | int | str] = {"method": "lagrangian", "prices": 0}
+
+    def activate(self, rows: Integers) -> None:
+        """Build the graph with these rows; what is proven stays so."""
+        self.rows = rows
+        self.graph = graph_of(self.problem, rows.tolist())
+        self.budgets = self.plans.budgets[rows]
         self.relaxation: Relaxation | None = None
         self.removed = np.zeros(0, dtype=bool)
-        self.infeasible = False
         # Where layers repeat, lifting solves a price to the end in the time of a few sweeps.
         self.repeats = len(self.graph.nodes()) >= FEWEST_NODES and shorten(core_of(self.graph)[0]) is not None
-        self.statistics: dict[str, float | int | str] = {"method": "lagrangian", "prices": 0}
+
+    def need(self, multipliers: Floats) -> None:
+        """Activate the rows that have a price."""
+        self.priced |= multipliers > 0.0
+        rows = np.union1d(self.rows, np.flatnonzero(multipliers))
+        if len(rows) > len(self.rows):
+            self.activate(rows)
 
     def finished(self) -> bool:
         """Return whether the gap is reached or time is up."""
@@ -134,9 +142,8 @@ class _Search:
 
     def without_budgets(self, warm_start: Integers | None) -> None:
         """Solve at multipliers 0: a bound, and the answer if it fits."""
-        zero = np.zeros(len(self.plans.budgets))
         outcome = solve_graph(
-            priced(self.graph, zero),
+            priced(self.graph, np.zeros(len(self.rows))),
             gap=max(0.1 * self.gap, EXACT),
             deadline=self.deadline,
             pool=() if warm_start is None else (warm_start,),
@@ -164,8 +171,9 @@ class _Search:
 
     def price(self, multipliers: Floats) -> None:
         """Solve at these multipliers to the gap that counts: a bound, assignments, and a proof."""
+        self.need(multipliers)
         outcome = solve_graph(
-            priced(self.graph, multipliers), gap=max(PRICE_GAP * self.gap, EXACT), deadline=self.deadline
+            priced(self.graph, multipliers[self.rows]), gap=max(PRICE_GAP * self.gap, EXACT), deadline=self.deadline
         )
         for labels in [*outcome.pool[-4:], outcome.assignment]:
             self.plans.take(labels)
@@ -219,10 +227,22 @@ class _Search:
         """Raise L(lam) until the master agrees, the gap is closed, or time is up."""
         tried: list[Floats] = []
         stalls = 0
+        priced_rows = np.flatnonzero(self.priced).tolist()
         while int(self.statistics["prices"]) < MAX_LOOKS and not self.finished() and stalls < 2:
-            value, multipliers = self.plans.master(np.flatnonzero(self.plans.worst_excess() > FITS).tolist())
-            if value - self.bound <= max(ASCENT_TOLERANCE, 0.1 * self.gap) * abs(value):
-                break
+            tolerance = max(ASCENT_TOLERANCE, 0.1 * self.gap)
+            value, multipliers = self.plans.master(priced_rows) if priced_rows else (-np.inf, self.multipliers)
+            if value - self.bound <= tolerance * abs(value):
+                # These rows have their price. Is the best mixture good enough, or would another row raise the bound?
+                self.improve()
+                if self.finished():
+                    break
+                value, multipliers = self.plans.master(np.flatnonzero(self.plans.worst_excess() > FITS).tolist())
+                worth = multipliers * self.plans.units
+                worth[priced_rows] = 0.0
+                if value - self.bound <= tolerance * abs(value) or not worth.any():
+                    break
+                priced_rows.append(int(worth.argmax()))
+                continue
             multipliers = self._moderate(multipliers)
             # Once more at the same place helps the messages; a third time nothing.
             stalls += any(np.allclose(multipliers, known, rtol=1e-3, atol=0.0) for known in tried)
@@ -240,31 +260,36 @@ class _Search:
 
     def look(self, multipliers: Floats, sweeps: int) -> None:
         """Ascend at these multipliers: a bound, and assignments."""
-        relaxation = self.relaxation or Relaxation(self.graph, self.plans.budgets)
-        if self.relaxation is None:
-            self.relaxation, self.removed = relaxation, np.zeros(relaxation.unpriced.size, dtype=bool)
-        look = relaxation.look(multipliers, sweeps, self.deadline)
+        self.need(multipliers)
+        look = self.relaxed().look(multipliers[self.rows], sweeps, self.deadline)
         for labels in look.assignments:
             self.plans.take(labels)
         self._mix(multipliers)
-        self._prove(look)
+        self._prove(look, multipliers)
         self.statistics["prices"] = int(self.statistics["prices"]) + 1
 
     def _mix(self, multipliers: Floats) -> None:
         """Take the best mixture of good assignments at these multipliers."""
         if self.deadline.left() > 0.0 and self.plans.known:
             good = [plan.labels for plan in self.plans.promising(multipliers, 6, 0)]
-            labels = Mixtures(self.graph, good).at(multipliers)
+            labels = Mixtures(self.graph, good).at(multipliers[self.rows])
             if labels is not None:
                 self.plans.take(labels)
 
-    def _prove(self, look: Look) -> None:
+    def relaxed(self) -> Relaxation:
+        """Return the relaxation of the active rows."""
+        if self.relaxation is None:
+            self.relaxation = Relaxation(self.graph, self.budgets)
+            self.removed = np.zeros(self.relaxation.unpriced.size, dtype=bool)
+        return self.relaxation
+
+    def _prove(self, look: Look, multipliers: Floats) -> None:
         best = self.plans.objective()
         if best < np.inf:
             self.removed |= look.bound + look.slack > best * (1.0 + 1e-10)
         if look.bound > self.proof.bound - float(self.multipliers @ self.plans.budgets):
-            allowance = float(look.multipliers @ self.plans.budgets)
-            self.multipliers = look.multipliers
+            allowance = float(multipliers @ self.plans.budgets)
+            self.multipliers = multipliers
             self.proof = Proof(
                 bound=look.bound + allowance,
                 steps=tuple(self.graph.steps),
@@ -275,27 +300,48 @@ class _Search:
 
     def improve(self) -> None:
         """Look for better plans that fit, until a round finds none."""
-        relaxation = self.relaxation
-        if relaxation is None:
-            return
-        local = LocalSearch(relaxation)
         for number in range(IMPROVE_ROUNDS):
             before = self.plans.objective()
-            good = [plan.labels for plan in self.plans.promising(self.multipliers, 6, 3)]
-            Mixtures(self.graph, good).fitting(self.plans, self.multipliers)
-            living = [
-                plan.labels
-                for plan in self.plans.promising(self.multipliers, 8, 4)
-                if np.isfinite(value_of(self.graph, plan.labels))
-            ]
-            spliced = splice(self.graph, living, self.plans.budgets - self.graph.weight_constant)
-            repaired = [local.repaired(plan.labels) for plan in self.plans.promising(self.multipliers, 6, 2)]
-            for labels in [spliced, *repaired]:
-                if labels is not None:
-                    self.plans.take(labels)
-            after = self.plans.objective()
-            if self.finished() or (number and not after < before * (1.0 - ENOUGH)):
+            for step in (self._activate_exceeded, self._fitting, self._splice, self._repair):
+                step()
+                if self.finished():
+                    return
+            if number and not self.plans.objective() < before * (1.0 - ENOUGH):
                 break
+
+    def _fitting(self) -> None:
+        """Take mixtures of good plans that fit."""
+        good = [plan.labels for plan in self.plans.promising(self.multipliers, 6, 3)]
+        Mixtures(self.graph, good).fitting(self.plans, self.multipliers[self.rows])
+
+    def _splice(self) -> None:
+        """Take the best splice of two good plans."""
+        living = [
+            plan.labels
+            for plan in self.plans.promising(self.multipliers, 8, 4)
+            if np.isfinite(value_of(self.graph, plan.labels))
+        ]
+        spliced = splice(self.graph, living, self.budgets - self.graph.weight_constant)
+        if spliced is not None:
+            self.plans.take(spliced)
+
+    def _repair(self) -> None:
+        """Take good plans after single moves into the budgets."""
+        local = LocalSearch(self.relaxed())
+        for plan in self.plans.promising(self.multipliers, 6, 2):
+            labels = local.repaired(plan.labels)
+            if labels is not None:
+                self.plans.take(labels)
+
+    def _activate_exceeded(self) -> None:
+        """Activate the fullest row of the plans that beat the best and keep all active rows."""
+        plans, rows = self.plans, set(self.rows.tolist())
+        for plan in plans.known:
+            excess = plans.excess(plan)
+            if plan.cost < plans.objective() and (excess[self.rows] <= FITS).all() and excess.max() > FITS:
+                rows.add(int(excess.argmax()))
+        if len(rows) > len(self.rows):
+            self.activate(np.array(sorted(rows)))
 
     def polish(self) -> None:
         """Raise the bound at the best multipliers, and improve once more."""
@@ -360,11 +406,11 @@ class _Search:
 
     def _fix(self, graph: Graph) -> None:
         """Remove labels whose bound exceeds the best plan, at several points of one ascent (one is weak)."""
-        core, nodes = core_of(priced(graph, self.multipliers))
+        core, nodes = core_of(priced(graph, self.multipliers[self.rows]))
         if not nodes:
             return
         ascent = start_ascent(core)
-        constant = graph.constant + float(self.multipliers @ (graph.weight_constant - self.plans.budgets))
+        constant = graph.constant + float(self.multipliers[self.rows] @ (graph.weight_constant - self.budgets))
         limit = self.plans.objective() * (1.0 + 1e-10) - constant
         survives = np.ones(ascent.node_costs.size, dtype=bool)
         for _ in range(REFIX_LOOKS):
@@ -387,7 +433,7 @@ class _Search:
         nodes = graph.nodes()
         if not nodes:
             plan = self.plans.take(back_substitute(graph, {}))
-            fits = self.plans.fits(plan.usage)
+            fits = bool((plan.usage[self.rows] <= self.budgets + FITS * self.plans.units[self.rows]).all())
             return mip.CoreSolution(labels=None, objective=plan.cost, bound=graph.constant, infeasible=not fits)
         core, _ = core_of(graph)
         arena, weights = core.arena, graph.weights or []
@@ -396,7 +442,7 @@ class _Search:
             [(u, v, arena[matrix]) for u, v, matrix in core.edges],
             time_limit=seconds,
             weights=[arena[weights[node]] for node in nodes],
-            budgets=self.plans.budgets - graph.weight_constant,
+            budgets=self.budgets - graph.weight_constant,
             relative_gap=min(self.gap, 1e-9),
             stop=self.deadline.stop,
         )

@@ -129,14 +129,17 @@ def _check_edges(problem: Problem) -> None:
 
 
 def _check_rows(problem: Problem) -> None:
+    finite: set[int] = set()
     for row in problem.memory_rows:
         for node, weights in row.bytes.items():
             if not 0 <= node < len(problem.node_costs):
                 raise ValueError(f"memory row {row.name!r} names node {node}, which does not exist")
-            if weights.shape != problem.node_costs[node].shape or not np.isfinite(weights).all():
+            is_known = id(weights) in finite or bool(np.isfinite(weights).all())
+            if weights.shape != problem.node_costs[node].shape or not is_known:
                 raise ValueError(
                     f"memory row {row.name!r}: bytes of {_name(problem, node)} must be finite, one per label"
                 )
+            finite.add(id(weights))
 
 
 def _check_ties(problem: Problem) -> None:

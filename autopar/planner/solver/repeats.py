@@ -72,14 +72,31 @@ def find_repeats(core: Core) -> Repeats | None:
 
 
 def shorten(core: Core) -> Short | None:
-    """Return `core` with most of its equal layers cut out, or None when it has too few."""
+    """Return `core` with most of its equal layers cut out, or None when it has too few.
+
+    Encoder and decoder repeat different layers: one kind after the other is cut, until none is left.
+    """
+    short = _cut_once(core)
+    again = None if short is None else shorten(short.core)
+    if short is None or again is None:
+        return short
+    return Short(core=again.core, edges=_composed(short.edges, again.edges), nodes=_composed(short.nodes, again.nodes))
+
+
+def _cut_once(core: Core) -> Short | None:
     repeats = find_repeats(core)
     if repeats is None:
         return None
     removed = repeats.num_layers - KEPT_BEFORE - KEPT_AFTER
     if removed < FEWEST_REMOVED:
         return None
-    return _Cut(core, repeats, removed).short()
+    short = _Cut(core, repeats, removed).short()
+    return short if len(short.core.costs) < len(core.costs) else None
+
+
+def _composed(first: Integers, second: Integers) -> Integers:
+    """Follow two maps, where -1 stays -1."""
+    return np.where(first >= 0, second[first], -1)
 
 
 def _ends(core: Core) -> list[list[End]]:
