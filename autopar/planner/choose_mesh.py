@@ -59,7 +59,8 @@ def choose_mesh(
 ) -> Chosen:
     """Search the meshes within `query.search`. Expected failures of single meshes are collected, not raised.
 
-    floors: bounds in seconds that are known of meshes; below: only plans with a smaller objective count.
+    floors: bounds in seconds that are known of meshes, and then only these are tried; below: only plans with a smaller
+    objective count.
     """
     hopeless = why_nothing_fits(query, meshes)
     if hopeless is not None:
@@ -72,7 +73,7 @@ def choose_mesh(
         seconds=query.search.meshes_seconds,
         clock=partial(_clock, query.deadline),
         failures=(InfeasibleError, ImpossiblePlacement),
-        refuse=solved.refusal,
+        refuse=solved.refusal if floors is None else partial(_unless_known, floors),
         promise=solved.promise,
         floors=floors,
         below=below,
@@ -95,6 +96,10 @@ def choose_mesh(
         statistics=_statistics(query, outcome, meshes),
         free_bounds=solved.free_bounds,
     )
+
+
+def _unless_known(floors: Mapping[Mesh, float], mesh: Mesh) -> str:
+    return "" if mesh in floors else "they were not solved for the whole batch"
 
 
 def _clock(deadline: Deadline) -> float:
@@ -121,7 +126,7 @@ def perfect_seconds(query: Query) -> float:
 
 def _alternatives(outcome: Outcome[Mesh, Plan]) -> tuple[Baseline, ...]:
     """The best of every other mesh that was tried, cheapest first: finished, dropped by its bound, or failed."""
-    tried = [e for e in outcome.entries if e is not outcome.best and e.state not in ("untried", "refused")]
+    tried = [e for e in outcome.entries if e is not outcome.best and not _is_unknown(e)]
     found = []
     for entry in sorted(tried, key=lambda e: (min(e.objective, e.bound or e.objective), e.key.shape)):
         if entry.result is not None:
@@ -142,7 +147,7 @@ def _notes(outcome: Outcome[Mesh, Plan]) -> list[str]:
     """What became of the other meshes: bounds of those that were dropped, and why some were not tried."""
     notes = []
     dropped = sorted(
-        (e for e in outcome.entries if e is not outcome.best and e.state in ("open", "finished")),
+        (e for e in outcome.entries if e is not outcome.best and e.state != "failed" and not _is_unknown(e)),
         key=lambda e: min(e.objective, e.bound),
     )
     if dropped:
@@ -151,7 +156,7 @@ def _notes(outcome: Outcome[Mesh, Plan]) -> list[str]:
         notes.append(f"other meshes: {', '.join(shown)}{more}")
     reasons: dict[tuple[int, str], int] = {}
     for entry in outcome.entries:
-        if entry.state in ("untried", "refused"):
+        if _is_unknown(entry):
             reason = (len(entry.key.shape), entry.refusal or "the time limit came first")
             reasons[reason] = reasons.get(reason, 0) + 1
     notes += [
@@ -159,6 +164,11 @@ def _notes(outcome: Outcome[Mesh, Plan]) -> list[str]:
         for (num_axes, reason), count in reasons.items()
     ]
     return notes
+
+
+def _is_unknown(entry: Entry[Mesh, Plan]) -> bool:
+    """Whether it was not tried, and nothing else bounds it."""
+    return entry.state == "refused" or (entry.state == "untried" and entry.bound == 0.0)
 
 
 def _known(entry: Entry[Mesh, Plan]) -> str:
@@ -177,7 +187,7 @@ def _statistics(query: Query, outcome: Outcome[Mesh, Plan], meshes: Sequence[Mes
         bound = min(min(max(entry.bound, floor), entry.objective) for entry in outcome.entries)
     return {
         "meshes": len(meshes),
-        "meshes_not_tried": states.count("untried") + states.count("refused"),
+        "meshes_not_tried": sum(map(_is_unknown, outcome.entries)),
         "meshes_dropped_by_bound": states.count("open") if not outcome.timed_out else 0,
         "bound_over_all_meshes_seconds": bound,
         "gap_over_all_meshes": 1.0 - bound / outcome.best.objective if outcome.best.objective else 0.0,

@@ -106,3 +106,33 @@ def test_among_equal_bounds_the_most_promising_comes_first() -> None:
     fakes = Fakes(a=(1.0, 5.0), b=(1.0, 4.0), c=(1.0, 3.0))
     best_first(fakes.candidates, seconds=1e9, promise={"a": (2.0,), "b": (1.0,), "c": (3.0,)}.__getitem__)
     assert fakes.work[:3] == ["b", "a", "c"]
+
+
+def test_a_bound_that_follows_for_another_candidate_drops_it_unsolved() -> None:
+    def fine() -> Iterator[Stage[str, str]]:
+        yield Stage(bound=1.0)
+        yield Stage(bound=5.0, objective=5.0, result="fine", implied={"coarse": 5.0})
+
+    fakes = Fakes(coarse=(2.0, 6.0))
+    outcome = best_first({"fine": fine(), **fakes.candidates}, seconds=1e9, promise=lambda key: (float(key != "fine"),))
+    assert outcome.best is not None
+    assert (outcome.best.key, outcome.bound, fakes.work) == ("fine", 5.0, ["coarse"])
+
+
+def test_known_floors_and_a_known_objective_leave_only_what_can_be_better() -> None:
+    fakes = Fakes(a=(1.0, 5.0), b=(2.0, 3.0), c=(2.5, 3.5))
+    outcome = best_first(fakes.candidates, seconds=1e9, floors={"a": 4.0, "b": 2.0, "c": 3.2}, below=4.0)
+    assert outcome.best is not None
+    assert (outcome.best.result, fakes.work) == ("b", ["b", "b"])
+    nothing = best_first(Fakes(a=(1.0, 5.0)).candidates, seconds=1e9, below=1.0 + 1e-12)
+    assert nothing.best is None
+
+
+def test_what_could_win_less_than_the_gap_of_the_best_is_left_and_counts_in_the_bound() -> None:
+    def loose() -> Iterator[Stage[str, str]]:
+        yield Stage(bound=9.995, objective=10.0, result="loose")
+
+    fakes = Fakes(other=(9.996, 9.997))
+    outcome = best_first({"loose": loose(), **fakes.candidates}, seconds=1e9)
+    assert outcome.best is not None
+    assert (outcome.best.key, outcome.bound, fakes.work) == ("loose", 9.995, ["other"])

@@ -11,7 +11,15 @@ import pytest
 from autopar.cluster import Cluster, GroupTopology
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh
-from autopar.planner.mesh_shapes import coarser, free_shapes, link_key, links_of_axes, resolve_meshes, same_links
+from autopar.planner.mesh_shapes import (
+    coarser,
+    free_shapes,
+    link_key,
+    links_of_axes,
+    parts_of,
+    resolve_meshes,
+    same_links,
+)
 
 
 def shapes(cluster: str) -> list[tuple[int, ...]]:
@@ -133,3 +141,25 @@ def test_a_finer_mesh_knows_the_coarser_ones() -> None:
     assert coarser(free(16, 2, 8), 8) == {key(32, 8), key(16, 16), key(2, 128), key(256)}
     assert key(4, 64) not in coarser(free(16, 2, 8), 8)
     assert coarser(Mesh(("outer", "inner", "tp"), (2, 2, 2)), 8) == {link_key(Mesh(("outer", "tp"), (4, 2)), 8)}
+
+
+def test_every_axis_of_a_finer_mesh_is_a_part_of_one_of_the_coarser() -> None:
+    def free(*shape: int) -> Mesh:
+        return Mesh(tuple("abcd"[: len(shape)]), shape)
+
+    assert parts_of(free(2, 16, 8), free(32, 8), 8) == (0, 0, 1)
+    assert parts_of(free(2, 16, 8), free(16, 16), 8) == (1, 0, 1)  # 2 and 8 stand together in another order
+    assert parts_of(free(2, 16, 8), free(4, 64), 8) is None
+    assert parts_of(Mesh(("outer", "inner", "tp"), (2, 2, 2)), Mesh(("outer", "tp"), (4, 2)), 8) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("cluster", ["8x8 H100-SXM", "3x4 A10G"])
+def test_a_mesh_has_parts_of_exactly_its_coarser_ones(cluster: str) -> None:
+    parsed = Cluster.parse(cluster)
+    per_node = parsed.devices_per_node
+    for fine, coarse in itertools.permutations(resolve_meshes(parsed, None, None), 2):
+        parts = parts_of(fine, coarse, per_node)
+        assert (parts is not None) == (link_key(coarse, per_node) in coarser(fine, per_node)), (fine, coarse)
+        if parts is not None:
+            sizes = [math.prod(s for s, p in zip(fine.shape, parts, strict=True) if p == a) for a in set(parts)]
+            assert tuple(sizes) == coarse.shape
