@@ -321,7 +321,7 @@ class _Search:
             for plan in self.plans.promising(self.multipliers, 8, 4)
             if np.isfinite(value_of(self.graph, plan.labels))
         ]
-        spliced = splice(self.graph, living, self.budgets - self.graph.weight_constant)
+        spliced = splice(self.graph, living, self.budgets - self.graph.weight_constant, self.plans.accepts)
         if spliced is not None:
             self.plans.take(spliced)
 
@@ -357,6 +357,14 @@ class _Search:
             self._branch(trial, min(RECOMBINE_SECONDS, self.deadline.left()))
 
     def close(self) -> None:
+        """Let HiGHS finish; again while what it finds exceeds a row that was not active."""
+        active = 0
+        while len(self.rows) > active and not self.finished():
+            active = len(self.rows)
+            self._close_once()
+            self._activate_exceeded()
+
+    def _close_once(self) -> None:
         """Remove labels by their bounds at the best multipliers, then let HiGHS finish."""
         graph = self._refixed()
         self.statistics |= {"method": "branch and bound", "core_labels": graph.num_labels()}

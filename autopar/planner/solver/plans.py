@@ -88,6 +88,10 @@ class Plans:
         """Return whether these bytes are within all budgets."""
         return bool((usage <= self.budgets + FITS * self.units).all())
 
+    def accepts(self, labels: Integers) -> bool:
+        """Return whether an assignment fits all budgets, without remembering it."""
+        return self.fits(self._usage.of(labels))
+
     def excess(self, plan: Assigned) -> Floats:
         """Return by how much each budget is exceeded, in budgets (rows,)."""
         return np.asarray(np.maximum(plan.usage - self.budgets, 0.0) / self.units)

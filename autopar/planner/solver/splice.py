@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,27 +24,64 @@ from autopar.planner.solver.reductions import Graph, back_substitute
 HUB_DEGREE = 6.0
 """A node with more than this many times the mean number of neighbours is a hub, and 16 at least."""
 
+MOST_PAIRS = 6
+"""So many pairs of plans, those with the cheapest cuts, are looked at closely."""
 
-def splice(graph: Graph, plans: Sequence[Integers], budgets: Floats) -> Integers | None:
+
+def splice(
+    graph: Graph, plans: Sequence[Integers], budgets: Floats, accepts: Callable[[Integers], bool] | None = None
+) -> Integers | None:
     """Return the cheapest splice of two of the plans (original labels) that fits, or None.
 
-    `budgets` (rows,) are bytes for the living nodes of `graph`, whose weights count.
+    `budgets` (rows,) are bytes for the living nodes of `graph`, whose weights count. `accepts` says of original labels
+    whether they fit what the graph does not know; of the cuts of two plans, sorted by cost, the first that it
+    accepts is found by bisection: a dearer cut saves more bytes.
     """
     if graph.weights is None or not graph.nodes():
         return None
     mixture = _Mixture(graph, plans)
-    best: tuple[float, int, int, int] | None = None
+    pairs = []
     for a, b in itertools.permutations(range(len(plans)), 2):
-        cost, used = mixture.costs(a, b), mixture.usage(a, b)
-        cost = np.where((used <= budgets[:, None]).all(axis=0), cost, np.inf)
-        cut = int(cost.argmin())
-        if cost[cut] < (np.inf if best is None else best[0]):
-            best = (float(cost[cut]), a, b, cut)
-    if best is None:
-        return None
-    _, a, b, cut = best
-    chosen = np.where(mixture.level < cut, plans[a][mixture.nodes], plans[b][mixture.nodes])
-    return back_substitute(graph, dict(zip(mixture.nodes.tolist(), chosen.tolist(), strict=True)))
+        cost = np.where((mixture.usage(a, b) <= budgets[:, None]).all(axis=0), mixture.costs(a, b), np.inf)
+        pairs.append((float(cost.min()), a, b, np.argsort(cost, kind="stable")[: np.count_nonzero(cost < np.inf)]))
+    best: tuple[float, Integers] | None = None
+    for least, a, b, cuts in sorted(pairs, key=lambda pair: pair[:3])[:MOST_PAIRS]:
+        if not len(cuts) or (best is not None and least >= best[0]):
+            break
+        found = _first_accepted(graph, mixture, (plans[a], plans[b]), cuts, accepts)
+        if found is not None:
+            place, labels = found
+            value = float(mixture.costs(a, b)[cuts[place]])
+            if best is None or value < best[0]:
+                best = value, labels
+    return None if best is None else best[1]
+
+
+def _first_accepted(
+    graph: Graph,
+    mixture: _Mixture,
+    pair: tuple[Integers, Integers],
+    cuts: Integers,
+    accepts: Callable[[Integers], bool] | None,
+) -> tuple[int, Integers] | None:
+    """Return (place in `cuts`, labels) of the first splice that is accepted, None where even the last is not."""
+
+    def at(place: int) -> Integers:
+        chosen = np.where(mixture.level < cuts[place], pair[0][mixture.nodes], pair[1][mixture.nodes])
+        return back_substitute(graph, dict(zip(mixture.nodes.tolist(), chosen.tolist(), strict=True)))
+
+    first = at(0)
+    if accepts is None or accepts(first):
+        return 0, first
+    low, high, found = 1, len(cuts) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        labels = at(middle)
+        if accepts(labels):
+            high, found = middle - 1, (middle, labels)
+        else:
+            low = middle + 1
+    return found
 
 
 class _Mixture:
@@ -56,9 +93,7 @@ class _Mixture:
         labels = [np.searchsorted(graph.domains[v], [plan[v] for plan in plans]) for v in nodes]
         self.nodes = np.array(nodes)
         self.level = levels([[index[other] for other in sorted(graph.neighbours[v])] for v in nodes])
-        self.unary = np.stack(
-            [arena[graph.costs[v]][chosen] for v, chosen in zip(nodes, labels, strict=True)]
-        )
+        self.unary = np.stack([arena[graph.costs[v]][chosen] for v, chosen in zip(nodes, labels, strict=True)])
         weights = graph.weights or []
         self.bytes = np.stack([arena[weights[v]][:, chosen] for v, chosen in zip(nodes, labels, strict=True)])
         self.low = np.zeros(len(edges), dtype=np.int64)

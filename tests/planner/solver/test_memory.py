@@ -164,3 +164,27 @@ def test_a_sweep_of_limits_is_monotone_and_consistent(layers: Callable[..., Prob
     for number, solution in enumerate(found):
         # A plan within a tighter limit is within this one: no bound may exceed it.
         assert all(solution.lower_bound <= other.objective * (1 + 1e-9) for other in found[number:])
+
+
+def test_a_deep_problem_with_many_rows_gets_a_plan_and_a_small_gap(layers: Callable[..., Problem]) -> None:
+    """Rows like moments of a step: row k counts layers up to k fully and the later ones half."""
+    depth, per_layer = 24, 40
+    plain = layers(depth, labels=6, nodes_per_layer=per_layer)
+    weights = np.linspace(10.0, 1.0, 6)
+    half = per_layer // 2
+
+    def layer(node: int) -> int:
+        return (node if node < depth * half else depth * per_layer - 1 - node) // half
+
+    def row(number: int, budget: float) -> MemoryRow:
+        nodes = range(len(plain.node_costs))
+        bytes_ = {node: weights * (1.0 if layer(node) <= number else 0.5) for node in nodes}
+        return MemoryRow(name=str(number), bytes=bytes_, budget_bytes=budget)
+
+    problem = replace(plain, memory_rows=tuple(row(number, 0.4 * 10.0 * depth * per_layer) for number in range(depth)))
+    solution = solve(problem, gap=1e-3)
+    check_certificate(problem, solution)
+    _, used = evaluate(problem, solution.assignment)
+    assert max(used) <= problem.memory_rows[0].budget_bytes
+    assert solution.status is Status.OPTIMAL
+    assert solution.lower_bound > 1.01 * solve(plain, gap=1e-4).lower_bound

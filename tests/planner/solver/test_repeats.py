@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -47,3 +48,17 @@ def test_short_and_irregular_problems_have_no_short_copy(
 ) -> None:
     assert shorten(core_from(layers(4, labels=3, nodes_per_layer=20))) is None
     assert all(shorten(core_from(random_problem(seed))) is None for seed in range(20))
+
+
+def test_two_kinds_of_layers_are_both_cut(layers: Callable[..., Problem]) -> None:
+    parts = [layers(16, labels=3, nodes_per_layer=20, seed=seed) for seed in (7, 8)]
+    both = Problem(
+        node_costs=parts[0].node_costs + parts[1].node_costs,
+        edges=parts[0].edges
+        + tuple(replace(edge, source=edge.source + 320, target=edge.target + 320) for edge in parts[1].edges),
+    )
+    short = shorten(core_from(both))
+    assert short is not None
+    assert len(short.core.costs) < 2 * 9 * 20
+    assert short.nodes.max() < len(short.core.costs)
+    assert short.edges.max() < len(short.core.edges)
