@@ -45,6 +45,8 @@ ASCENT_TOLERANCE = 1e-5
 """The ascent of multipliers ends when master and bound agree to this, relatively, or to a tenth of the gap."""
 PRICE_RISES, PRICE_RISE = 6, 8.0
 """How often, and by what factor, the price of a row that no plan keeps is raised."""
+SHORT_PART = 0.23
+"""Above this part of the nodes a short copy is too long for a solve at every price: a few sweeps do as well."""
 PRICE_GAP = 0.1
 """A solve at one price stops at this part of the gap."""
 FIRST_STEP = 0.1
@@ -125,8 +127,13 @@ class _Search:
         self.budgets = self.plans.budgets[rows]
         self.relaxation: Relaxation | None = None
         self.removed = np.zeros(0, dtype=bool)
-        # Where layers repeat, lifting solves a price to the end in the time of a few sweeps.
-        self.repeats = len(self.graph.nodes()) >= FEWEST_NODES and shorten(core_of(self.graph)[0]) is not None
+        self.repeats = self._is_deep()
+
+    def _is_deep(self) -> bool:
+        """Return whether lifting solves a price to the end in the time of a few sweeps."""
+        nodes = len(self.graph.nodes())
+        short = shorten(core_of(self.graph)[0]) if nodes >= FEWEST_NODES else None
+        return short is not None and len(short.core.costs) <= SHORT_PART * nodes
 
     def need(self, multipliers: Floats) -> None:
         """Activate the rows that have a price."""
