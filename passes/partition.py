@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from autopar.cost_models.memory import LiveRange
-from autopar.ops.blocks import padded
+from autopar.ops.blocks import keeps_order, padded, pieces_first, pieces_joined
 from autopar.passes.emitter import Copy
 from autopar.passes.local_values import is_getitem
 from autopar.program import Program
@@ -287,7 +287,17 @@ def _is_alias(node: fx.Node) -> bool:
     if node.target is padded:
         source = node.args[0]
         return isinstance(source, fx.Node) and source.meta.get("local_shape") == node.meta.get("local_shape")
+    if node.target in (pieces_first, pieces_joined):
+        return _moves_nothing(node)
     return bool(node.all_input_nodes) and (node.target in _ALIASES or is_getitem(node) or _is_view(node))
+
+
+def _moves_nothing(node: fx.Node) -> bool:
+    """Whether the pieces of a collective lie where they belong, without padding: its buffer is the value itself."""
+    arguments: tuple[Any, ...] = node.args
+    source, cuts, padded_shape = arguments[:3]
+    shape = node.meta["local_shape"] if node.target is pieces_joined else source.meta.get("local_shape")
+    return bool(shape == padded_shape and keeps_order(padded_shape, cuts))
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -69,6 +69,14 @@ def pieces_joined(y: Tensor, cuts: Sequence[Cut], padded_shape: Sequence[int], s
     return trimmed(seen.permute(back).reshape(tuple(padded_shape)).contiguous(), shape)
 
 
+def keeps_order(shape: Sequence[int], cuts: Sequence[Cut]) -> bool:
+    """Whether laying the pieces of a contiguous block one behind the other moves nothing: they lie like that."""
+    factors, places = _factored(shape, cuts)
+    order = [*places, *(place for place in range(len(factors)) if place not in places)]
+    moved = [place for place in order if factors[place] > 1]
+    return moved == sorted(moved)
+
+
 def _factored(shape: Sequence[int], cuts: Sequence[Cut]) -> tuple[list[int], list[int]]:
     """The dims split at every cut, and where the factor of each cut stands."""
     factors: list[int] = []

@@ -150,14 +150,15 @@ def solve_free(
 ) -> Solution:
     """The optimum without a memory limit, from the best of the starts; or a bound above `stop_above`, and then the
     assignment may be anything. Raises InfeasibleError where the constraints leave nothing."""
-    seconds = query.seconds(query.search.exact_seconds)
+    seconds = query.search.exact_seconds
     start = _first_labels(query, built, mesh, more_starts)
     solution = query.kept.solved.recall(
         (query.priced(mesh), query.constraints.placements),
         lambda: solve(
             built.problem,
             gap=EXACT_GAP,
-            time_limit=seconds,
+            time_limit=query.seconds_left(),
+            cpu_limit=seconds,
             warm_start=start,
             stop=query.deadline.stop,
             stop_above=stop_above,

@@ -5,6 +5,7 @@ Query(program=..., cluster=..., budget_bytes=budget("0.9", cluster), search=SEAR
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -45,9 +46,10 @@ class Query:
     warm_start: Plan | None = None
     kept: Kept = field(default_factory=Kept, compare=False)
 
-    def seconds(self, limit: float) -> float:
-        """How long a solve with this limit may take: no longer than what is left of the whole."""
-        return min(limit, self.deadline.left())
+    def seconds_left(self) -> float | None:
+        """What is left of the user's own time limit, in seconds by the clock; None without one."""
+        left = self.deadline.left()
+        return None if math.isinf(left) else left
 
     def priced(self, mesh: Mesh) -> tuple[object, ...]:
         """What the priced problem on a mesh depends on, before the user's own constraints take choices away. They count

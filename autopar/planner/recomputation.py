@@ -14,9 +14,9 @@ the recomputed values of this block only. "none", "selective" and "full" recompu
 space. Weights are gathered in backward anyway, so a recomputed operator finds them there; other redistributions of its
 operands are paid again.
 
-Left out, because it cannot pay: the last segment (backward begins there, so nothing is gained), and operators that
-neither backward nor a recomputed operator reads. Left out, because it must not be: operators that write, and values
-that another segment reads in backward.
+Left out, because it hardly pays: the last segment (backward begins there, and what it needs first is what forward made
+last), and operators that neither backward nor a recomputed operator reads. Left out, because it must not be: operators
+that write, and values that another segment reads in backward.
 """
 
 from __future__ import annotations

@@ -99,11 +99,12 @@ class WithinMemory:
     def _solve(self, rows: tuple[MemoryRow, ...]) -> Solution:
         query = self.query
         problem = replace(self.built.problem, memory_rows=rows)
-        seconds = query.seconds(query.search.memory_seconds)
+        seconds = query.search.memory_seconds
         solution = solve(
             problem,
             gap=MEMORY_GAP,
-            time_limit=seconds,
+            time_limit=query.seconds_left(),
+            cpu_limit=seconds,
             warm_start=self._start(problem, START_SHARE * seconds),
             stop=query.deadline.stop,
         )
@@ -136,8 +137,14 @@ class WithinMemory:
         """The best states beside the strategies of `start`: a small problem, which often answers the large one."""
         kept, small = held(problem, [len(costs) for costs in self.plain.problem.node_costs], start)
         within = [int(np.flatnonzero(rows == label)[0]) for rows, label in zip(kept, again, strict=True)]
-        stop = self.query.deadline.stop
-        solution = solve(small, gap=MEMORY_GAP, time_limit=seconds, warm_start=np.array(within), stop=stop)
+        solution = solve(
+            small,
+            gap=MEMORY_GAP,
+            time_limit=self.query.seconds_left(),
+            cpu_limit=seconds,
+            warm_start=np.array(within),
+            stop=self.query.deadline.stop,
+        )
         return np.array([rows[label] for rows, label in zip(kept, solution.assignment.tolist(), strict=True)])
 
 

@@ -99,6 +99,7 @@ def test_full_recomputation_saves_nothing_inside_of_a_block(captured):
     assert len(saved) < len([value for value in plain.saved if not value.is_input and value.bytes > 1024]) / 2
 
 
+@pytest.mark.slow
 def test_a_tighter_limit_costs_more_and_is_kept(captured):
     free = captured.plan(mesh=(4,))
     assert not recomputed(free)

@@ -148,7 +148,7 @@ def test_the_embedding_is_split_and_no_dearer_than_by_vocabulary(few_tokens: Pla
 def test_norms_between_megatron_blocks_are_split_by_sequence_where_memory_is_short() -> None:
     question = decoder_question(4096, 32, batch=1, seq=8192, layers=3, vocabulary=4096)
     free = autopar.plan(*question, cluster="8 H100-SXM", mesh=(8,), memory_limit="1000GiB")
-    limit = f"{0.6 * free.predicted.peak_bytes / GIB}GiB"
+    limit = f"{0.58 * free.predicted.peak_bytes / GIB}GiB"
     plan = autopar.plan(*question, cluster="8 H100-SXM", mesh=(8,), memory_limit=limit, recompute="none")
     assert plan.parameters["blocks.0.1.up.weight"].used == (Shard(0),)
     assert plan.parameters["blocks.0.1.down.weight"].used == (Shard(1),)
@@ -165,9 +165,7 @@ def test_zero3_where_only_split_weights_fit() -> None:
     zero3 = next(b.predicted for b in free.baselines if b.name == "ZeRO-3" and b.predicted is not None)
     assert all(free.parameters[name].stored == (R,) for name in weights)
     limit = zero3.peak_bytes * MARGIN
-    tight = autopar.plan(
-        *question, cluster="8 H100-SXM", mesh=(8,), memory_limit=f"{limit / GIB}GiB", recompute="none"
-    )
+    tight = autopar.plan(*question, cluster="8 H100-SXM", mesh=(8,), memory_limit=f"{limit / GIB}GiB", recompute="none")
     assert tight.predicted.peak_bytes <= limit
     assert all(tight.parameters[name].stored != (R,) for name in weights)
     products = [

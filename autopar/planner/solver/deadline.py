@@ -30,21 +30,30 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """A point in time (`time.monotonic`), or None for no limit; `stop` ends the time at once."""
+    """A point in time (`time.monotonic`), or None for no limit; `stop` ends the time at once. cpu_at: the same in
+    seconds of this process (`time.process_time`), so that what is found does not depend on others who use the machine.
+    """
 
     at: float | None
     stop: Switch = field(default_factory=Switch)
+    cpu_at: float | None = None
 
     @staticmethod
-    def after(seconds: float | None, stop: Switch | None = None) -> Deadline:
-        """Return the deadline `seconds` from now."""
-        return Deadline(at=None if seconds is None else time.monotonic() + seconds, stop=stop or Switch())
+    def after(seconds: float | None, stop: Switch | None = None, cpu_seconds: float | None = None) -> Deadline:
+        """Return the deadline `seconds` from now, or after `cpu_seconds` of this process, whichever comes first."""
+        return Deadline(
+            at=None if seconds is None else time.monotonic() + seconds,
+            stop=stop or Switch(),
+            cpu_at=None if cpu_seconds is None else time.process_time() + cpu_seconds,
+        )
 
     def left(self) -> float:
         """Return the seconds left, at least 0; infinite without a limit, 0 once the switch is pressed."""
         if self.stop.pressed:
             return 0.0
-        return math.inf if self.at is None else max(0.0, self.at - time.monotonic())
+        wall = math.inf if self.at is None else self.at - time.monotonic()
+        cpu = math.inf if self.cpu_at is None else self.cpu_at - time.process_time()
+        return max(0.0, min(wall, cpu))
 
 
 @contextmanager

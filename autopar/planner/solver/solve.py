@@ -34,6 +34,7 @@ def solve(
     *,
     gap: float = 1e-9,
     time_limit: float | None = None,
+    cpu_limit: float | None = None,
     warm_start: Integers | None = None,
     warm_multipliers: Sequence[float] | None = None,
     warm_messages: Warmth | None = None,
@@ -43,8 +44,8 @@ def solve(
     """Return the best assignment found, a lower bound, and the proof of the bound.
 
     `gap` is relative to the objective; the solve stops there (status OPTIMAL), when its methods are spent
-    (GAP), or after about `time_limit` seconds (TIME_LIMIT), always with an assignment and a valid bound. When
-    no assignment fits, status INFEASIBLE: `statistics["minimum_bytes"]` is the least that
+    (GAP), or after about `time_limit` seconds or `cpu_limit` seconds of this process (TIME_LIMIT), always with an
+    assignment and a valid bound. When no assignment fits, status INFEASIBLE: `statistics["minimum_bytes"]` is the least that
     `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
     FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
     `warm_start` is an assignment to improve on, `warm_messages` those of the solution of a similar problem.
@@ -64,6 +65,7 @@ def solve(
             merge_ties(problem),
             gap=gap,
             time_limit=time_limit,
+            cpu_limit=cpu_limit,
             warm_start=start,
             warm_multipliers=warm_multipliers,
             warm_messages=warm_messages,
@@ -71,7 +73,7 @@ def solve(
             stop_above=stop_above,
         )
         return spread_solution(problem, merged)
-    with interruptible(Deadline.after(time_limit, stop)) as deadline:
+    with interruptible(Deadline.after(time_limit, stop, cpu_limit)) as deadline:
         for ceiling in ceilings(problem):
             cut = _cut(problem, ceiling)
             if problem.memory_rows:

@@ -29,6 +29,15 @@ def test_no_limit_leaves_for_ever_and_a_past_one_leaves_nothing() -> None:
     assert 9.0 < Deadline.after(10.0).left() <= 10.0
 
 
+def test_seconds_of_the_process_do_not_pass_while_it_waits() -> None:
+    deadline = Deadline.after(None, cpu_seconds=0.05)
+    time.sleep(0.2)
+    assert deadline.left() > 0.0
+    while deadline.left() > 0.0:
+        math.factorial(200)
+    assert Deadline.after(0.0, cpu_seconds=10.0).left() == 0.0
+
+
 def test_a_pressed_switch_leaves_no_time() -> None:
     deadline = Deadline.after(None)
     deadline.stop.press()
