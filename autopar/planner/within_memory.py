@@ -109,7 +109,7 @@ class WithinMemory:
             stop=query.deadline.stop,
         )
         fits = _fits(problem, solution.assignment)
-        if fits and solution.statistics.get("forbidden"):
+        if solution.statistics.get("forbidden") if fits else solution.status is not Status.INFEASIBLE:
             raise InfeasibleError(
                 f"found no plan that obeys the constraints within {format_bytes(query.budget_bytes)} on mesh "
                 f'{self.mesh.shape} in {seconds:.3g} s; search longer with mode="max", or loosen the constraints'
