@@ -31,12 +31,13 @@ Result = TypeVar("Result")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage(Generic[Key, Result]):
     """What is known of a candidate after a stage. bound: no result of it has a smaller objective; implied: bounds of
-    other candidates that follow."""
+    other candidates that follow. after: a candidate whose result would help the next stage; it is refined first."""
 
     bound: float
     objective: float = math.inf
     result: Result | None = None
     implied: Mapping[Key, float] = field(default_factory=dict)
+    after: Key | None = None
 
 
 State = Literal["untried", "open", "finished", "failed", "refused"]
@@ -56,6 +57,7 @@ class Entry(Generic[Key, Result]):
     """Why it failed: of one of the types that `best_first` was told to expect."""
     refusal: str = ""
     """Why it was not tried."""
+    after: Key | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,11 @@ def _next(
         opened = [entry for entry in hopeful if entry.state == "open"]
         tried = any(entry.state not in ("untried", "refused") for entry in entries)
         hopeful = opened if tried else hopeful
-    return min(hopeful, key=lambda entry: (entry.bound, promise(entry.key)), default=None)
+    chosen = min(hopeful, key=lambda entry: (entry.bound, promise(entry.key)), default=None)
+    first = (
+        None if chosen is None or chosen.after is None else {entry.key: entry for entry in hopeful}.get(chosen.after)
+    )
+    return first or chosen
 
 
 def _reach(best: Entry[Key, Result]) -> float:
@@ -146,7 +152,7 @@ def _refine(entry: Entry[Key, Result], failures: tuple[type[Exception], ...]) ->
     except failures as error:
         entry.state, entry.error = "failed", error
         return {}
-    entry.bound = max(entry.bound, stage.bound)
+    entry.bound, entry.after = max(entry.bound, stage.bound), stage.after
     if stage.result is not None:
         entry.state, entry.objective, entry.result = "finished", stage.objective, stage.result
     return stage.implied

@@ -6,7 +6,8 @@
 The stages of a mesh: price it and solve it without a memory limit, a bound for every limit; then fit it under the
 limit. A mesh of more than two axes is solved no further than to a bound above the lowest objective so far; should
 nothing fit below that bound, it is fitted from there, and solved to its end where no limit binds. Only the most
-promising problem is kept: another one is priced again when its turn comes.
+promising problem is kept: another one is priced again when its turn comes. Where the limit binds, the best coarser mesh
+is fitted first.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
 from autopar.planner.build import Built
 from autopar.planner.finer_plans import Decision, decisions, labels_on
+from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.memory_rows import MemoryModel
 from autopar.planner.mesh_search import Stage
 from autopar.planner.mesh_shapes import coarser, link_key, parts_of
 from autopar.planner.one_mesh import Candidate, fit, price, solve_free
 from autopar.planner.prices import TIE_BREAK_SECONDS
 from autopar.planner.query import Progress, Query
+from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver import Problem, Solution, Status, is_forbidden
 
 AXIS_GROWTH = 36
@@ -36,6 +40,9 @@ ALWAYS_TRIED = 2
 """Meshes of up to this many axes are all tried: their tables are small."""
 EXACT_AXES = 3
 """Up to this many axes a mesh has every plan of its coarser ones (`strategies.MOST_CHANGES`)."""
+
+MOST_STARTS = 3
+"""From so many coarser meshes a plan is taken: blocks may nest in another order there, and cost more here."""
 
 Made = Sequence[Decision]
 
@@ -56,6 +63,7 @@ class SolvedMeshes:
         self._expected = 0.0
         self._lowest = math.inf
         self._held: tuple[Mesh, Built] | None = None
+        self._binds: bool | None = None
         self._free: dict[Mesh, tuple[float, Made]] = {}
         self._fitted: dict[Mesh, tuple[float, Made]] = {}
         self.free_bounds: dict[Mesh, float] = {}
@@ -69,6 +77,9 @@ class SolvedMeshes:
         if is_forbidden(np.asarray(free.objective)):
             free = self._solved(mesh, math.inf)
             yield Stage(bound=free.lower_bound)
+        helper = self._helper(mesh, free)
+        if helper is not None:
+            yield Stage(bound=free.lower_bound, after=helper)
         plan = self._fit(mesh, free)
         yield Stage(
             bound=plan.bound_seconds, objective=plan.objective_seconds, result=plan, implied=self._implied(plan)
@@ -112,14 +123,31 @@ class SolvedMeshes:
                 self._lowest, self._held = free.objective, (mesh, built)
         return _light(free)
 
+    def _helper(self, mesh: Mesh, free: Solution) -> Mesh | None:
+        """A coarser mesh to fit first, where the limit binds: its problem is smaller, and its plan a start for this."""
+        if not self._is_refined(mesh):
+            return None
+        if self._binds is None and self._held is not None and self._held[0] == mesh:
+            query, built = self._query, self._held[1]
+            model = MemoryModel(built, mesh, query.state_bytes, Lifetimes(query.program))
+            self._binds = bool(model.over_time(free.assignment).max() > query.budget_bytes)
+        known = [other for other in self._coarser[mesh] if other in self.free_bounds]
+        best = min(known, key=self.free_bounds.__getitem__, default=None)
+        return best if self._binds else None
+
     def _fit(self, mesh: Mesh, free: Solution) -> Plan:
         query = self._query
         held, self._held = self._held, None
         built = held[1] if held is not None and held[0] == mesh else price(query, mesh)
         del held
         starts = self._starts(mesh, built, self._fitted)
-        candidate = fit(query, built, mesh, free, self._log, starts)
-        if candidate.built is built and free.status is Status.GAP:
+        try:
+            candidate = fit(query, built, mesh, free, self._log, starts)
+        except DoesNotFit:
+            self._binds = True
+            raise
+        self._binds = candidate.built is not built
+        if not self._binds and free.status is Status.GAP:
             candidate = fit(query, built, mesh, solve_free(query, built, mesh, (free.assignment,)), self._log, starts)
         plan = candidate.plan
         self._fitted[mesh] = plan.objective_seconds, decisions(candidate.built, candidate.solution.assignment)
@@ -130,21 +158,28 @@ class SolvedMeshes:
     def _starts(
         self, mesh: Mesh, built: Built, known: Mapping[Mesh, tuple[float, Made]]
     ) -> tuple[NDArray[np.int64], ...]:
-        """The best known plan of a coarser mesh, said on this one."""
+        """The best known plans of coarser meshes, said on this one."""
         found = [other for other in self._coarser[mesh] if other in known]
-        if not found:
-            return ()
-        best = min(found, key=lambda other: known[other][0])
-        part_of = parts_of(mesh, best, self._per_node)
-        assert part_of is not None, "it is coarser"
-        return (labels_on(built, mesh, known[best][1], part_of),)
+        best = sorted(found, key=lambda other: known[other][0])[:MOST_STARTS]
+        return tuple(labels_on(built, mesh, known[other][1], self._parts(mesh, other)) for other in best)
+
+    def _parts(self, mesh: Mesh, other: Mesh) -> tuple[int, ...]:
+        parts = parts_of(mesh, other, self._per_node)
+        assert parts is not None, "it is coarser"
+        return parts
 
     def _implied(self, plan: Plan) -> dict[Mesh, float]:
-        """Bounds of the coarser meshes: their plans are plans here, which cost more by tie-breaks at most."""
+        """Bounds of the coarser meshes of which neighbouring axes were cut: their plans are plans here, which cost more
+        by tie-breaks at most. Where other axes stand between the parts, blocks nest in another order."""
         if len(plan.mesh.shape) > EXACT_AXES:
             return {}
         ties = 2 * TIE_BREAK_SECONDS * (int(plan.statistics["variables"]) + int(plan.statistics["edges"]))
-        return dict.fromkeys(self._coarser[plan.mesh], plan.bound_seconds - ties)
+        nested = [other for other in self._coarser[plan.mesh] if _is_sorted(self._parts(plan.mesh, other))]
+        return dict.fromkeys(nested, plan.bound_seconds - ties)
+
+
+def _is_sorted(parts: tuple[int, ...]) -> bool:
+    return parts == tuple(sorted(parts))
 
 
 def _size_first(mesh: Mesh) -> tuple[int, tuple[int, ...]]:

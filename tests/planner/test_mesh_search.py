@@ -136,3 +136,15 @@ def test_what_could_win_less_than_the_gap_of_the_best_is_left_and_counts_in_the_
     outcome = best_first({"loose": loose(), **fakes.candidates}, seconds=1e9)
     assert outcome.best is not None
     assert (outcome.best.key, outcome.bound, fakes.work) == ("loose", 9.995, ["other"])
+
+
+def test_a_candidate_that_would_help_is_refined_first() -> None:
+    def fine() -> Iterator[Stage[str, str]]:
+        yield Stage(bound=1.0, after="coarse")
+        fakes.work.append("fine")
+        yield Stage(bound=2.0, objective=2.0, result="fine")
+
+    fakes = Fakes(coarse=(1.5, 3.0))
+    outcome = best_first({"fine": fine(), **fakes.candidates}, seconds=1e9)
+    assert outcome.best is not None
+    assert (outcome.best.key, fakes.work) == ("fine", ["coarse", "coarse", "fine"])
