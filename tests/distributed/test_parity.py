@@ -35,6 +35,15 @@ def test_every_plan_computes_what_the_plain_model_computes(pool: Pool, name: str
     assert processes < 4 or KNOWN_PLANS.keys() <= chosen.keys()
 
 
+def test_a_step_that_recomputes_every_block_computes_what_the_plain_model_computes(pool: Pool) -> None:
+    chosen: dict[str, dict[str, Any]] = {"recomputed": {"mesh": (2, 2), "recompute": "full", "mode": "fast"}}
+    job = "tests.distributed.parity_jobs:zoo"
+    results: list[dict[str, Parity]] = pool.run(job, world_size=4, timeout=300.0, name="llama", cases=chosen)
+    for found in results:
+        assert found["recomputed"].agreement.agrees, found["recomputed"].agreement
+        assert "blocks in full" in found["recomputed"].summary
+
+
 def test_a_gather_scaled_by_a_ten_thousandth_is_noticed(pool: Pool) -> None:
     job = "tests.distributed.parity_jobs:scaled_gather"
     assert all(agreement.agrees for agreement in pool.run(job, name="gpt2", factor=1.0))

@@ -7,6 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from autopar.capture import capture
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
+from autopar.ops.dropout import dropout_by_index
 from autopar.passes.lower import lower
 from autopar.passes.partition import split_forward_backward
 from autopar.planner.planning import make_plan
@@ -75,7 +76,7 @@ def test_recomputation_changes_neither_loss_nor_gradients_and_saves_memory(captu
     loss.backward()
     gradients = {name: p.grad for name, p in captured.model.named_parameters()}
     peaks = {}
-    for recompute in ("none", "full"):
+    for recompute in ("none", "selective", "full"):
         plan = captured.plan(recompute=recompute, **question)
         results = captured.run(plan)
         assert results.outputs["loss"].item() == pytest.approx(loss.item(), rel=1e-6)
@@ -88,6 +89,7 @@ def test_recomputation_changes_neither_loss_nor_gradients_and_saves_memory(captu
         )
         assert tracked_peak_bytes(partition, lowered) == pytest.approx(transient, rel=0.03)
     assert peaks["full"] < 0.7 * peaks["none"]
+    assert peaks["full"] <= peaks["selective"] <= peaks["none"]
 
 
 def test_full_recomputation_saves_nothing_inside_of_a_block(captured):
@@ -97,6 +99,22 @@ def test_full_recomputation_saves_nothing_inside_of_a_block(captured):
     saved = [value for value in partition.saved if not value.is_input and value.bytes > 1024]
     plain, _ = partition_of(captured, captured.plan(mesh=(4,), recompute="none"))
     assert len(saved) < len([value for value in plain.saved if not value.is_input and value.bytes > 1024]) / 2
+
+
+def saved_against_the_plan(partition, names):
+    """Those of the operators, which backward should compute again, of which forward saves an output."""
+    nodes = {node.name: node for node in partition.forward.graph.nodes}
+    saved = [nodes[value.name] for value in partition.saved if not value.is_input]
+    return {str(node.meta["operator"]) for node in saved if node.meta.get("redistributes") is None} & set(names)
+
+
+def test_nothing_recomputed_is_saved_and_a_partition_that_does_is_noticed(captured):
+    plan = captured.plan(mesh=(4,), recompute="full")
+    names, (partition, lowered) = recomputed(plan), partition_of(captured, plan)
+    assert not saved_against_the_plan(partition, names)
+    for forgotten in [name for name in names if "attention" in name]:
+        others = [name for name in names if name != forgotten]
+        assert saved_against_the_plan(split_forward_backward(lowered, others), names) == {forgotten}
 
 
 @pytest.mark.slow
@@ -129,3 +147,25 @@ def test_recomputed_dropout_draws_the_same_masks():
     torch.testing.assert_close(second.outputs["loss"], first.outputs["loss"])
     for name, gradient in first.gradients.items():
         torch.testing.assert_close(second.gradients[name], gradient, rtol=1e-6, atol=1e-9)
+
+
+def test_a_recomputed_mask_of_other_draws_is_noticed():
+    torch.manual_seed(0)
+    captured = Captured(gpt2(dropout=0.3))
+    plan = captured.plan(mesh=(4,), recompute="full")
+    changed = []
+
+    def draw_others(part):
+        for node in part.graph.nodes:
+            again = node.meta.get("phase") == "backward" and not str(node.meta["operator"]).endswith("/bwd")
+            if again and node.target is dropout_by_index:
+                node.args = (*node.args[:3], node.args[3] + 1, *node.args[4:])
+                changed.append(node)
+
+    names = recomputed(plan)
+    right = run_plan(captured.program, plan, captured.tensors, recompute=names)
+    wrong = run_plan(captured.program, plan, captured.tensors, recompute=names, change=draw_others)
+    assert changed
+    torch.testing.assert_close(wrong.outputs["loss"], right.outputs["loss"])
+    differs = [name for name, g in right.gradients.items() if not torch.allclose(wrong.gradients[name], g, rtol=1e-4)]
+    assert len(differs) > len(right.gradients) / 2
