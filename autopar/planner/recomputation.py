@@ -11,7 +11,8 @@
 states go together: backward reads nothing that is dropped, and what is recomputed reads values that are saved, or
 recomputed in the same segment (`segments.py`). So chains end at the borders of segments, and backward of a block holds
 the recomputed values of this block only. "none", "selective" and "full" recomputation of a block are points of this
-space. Weights are gathered in backward anyway, so a recomputed operator finds them there; other redistributions of its
+space. A weight that backward reads is gathered there anyway, and a recomputed operator is priced to find it: that is
+exact where both want it in one layout, and one gather too cheap where they do not. Other redistributions of its
 operands are paid again.
 
 Left out, because it hardly pays: the last segment (backward begins there, and what it needs first is what forward made
