@@ -46,7 +46,7 @@ SEARCH: dict[Mode, Search] = {
         tries_mends=False,
     ),
     "default": Search(
-        exact_seconds=15.0, memory_seconds=10.0, memory_rounds=3, meshes_seconds=60.0, table_entries=2e7
+        exact_seconds=15.0, memory_seconds=30.0, memory_rounds=3, meshes_seconds=60.0, table_entries=1.3e7
     ),
     "max": Search(exact_seconds=600.0, memory_seconds=300.0, memory_rounds=6, meshes_seconds=3600.0, table_entries=1e9),
 }
