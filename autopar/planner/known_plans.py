@@ -5,7 +5,7 @@ known_plans(Cluster.parse("8 H100-SXM"))      {"DDP": {"dp_replicate": 8}, "ZeRO
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.cluster import Cluster
@@ -53,26 +53,34 @@ def as_baseline(plan: Plan) -> Baseline:
     )
 
 
-def baselines(query: Query, log: Progress) -> tuple[Baseline, ...]:
-    """The known plans, completed by the planner, on the same prices and without the user's own constraints."""
+def solved_known_plans(query: Query, log: Progress) -> dict[str, Plan | str]:
+    """The known plans, completed by the planner, on the same prices and without the user's own constraints; the error
+    instead of a plan where there is none."""
     free = replace(query, constraints=Constraints(), wishes=())
-    found = []
+    found: dict[str, Plan | str] = {}
     for name, dims in known_plans(query.cluster).items():
         if query.deadline.left() <= 0.0:
-            found.append(Baseline(name=name, dims=dims, error="not priced: the time was over"))
+            found[name] = "not priced: the time was over"
             continue
-        mesh = resolve_meshes(query.cluster, None, dims)[0]
         try:
-            candidate = plan_on_mesh(free, mesh, log)
+            found[name] = plan_on_mesh(free, resolve_meshes(query.cluster, None, dims)[0], log).plan
         except InfeasibleError as error:
-            found.append(Baseline(name=name, dims=dims, error=str(error)))
-            continue
-        found.append(
-            Baseline(
-                name=name,
-                dims=dims,
-                objective_seconds=candidate.plan.objective_seconds,
-                predicted=candidate.plan.predicted,
-            )
-        )
-    return tuple(found)
+            found[name] = str(error)
+    return found
+
+
+def baselines(query: Query, known: Mapping[str, Plan | str]) -> tuple[Baseline, ...]:
+    """The known plans as lines of the plan's comparison."""
+    dims = known_plans(query.cluster)
+    return tuple(
+        Baseline(name=name, dims=dims[name], error=plan)
+        if isinstance(plan, str)
+        else Baseline(name=name, dims=dims[name], objective_seconds=plan.objective_seconds, predicted=plan.predicted)
+        for name, plan in known.items()
+    )
+
+
+def by_cost(known: Mapping[str, Plan | str]) -> list[Plan]:
+    """The known plans that there are, the cheapest last."""
+    plans = [plan for plan in known.values() if isinstance(plan, Plan)]
+    return sorted(plans, key=lambda plan: -plan.objective_seconds)

@@ -23,7 +23,7 @@ from autopar.planner.choose_micro_batches import choose_micro_batches
 from autopar.planner.constraints import Recompute, check_recompute, parse_constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.kept import Kept
-from autopar.planner.known_plans import baselines, known_meshes
+from autopar.planner.known_plans import as_baseline, baselines, by_cost, known_meshes, solved_known_plans
 from autopar.planner.mends import mended
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.micro_batches import AtBatch
@@ -34,6 +34,7 @@ from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver.deadline import Deadline, interruptible
 from autopar.planner.targets import find_wishes, meshes_with_axes, recompute_of
+from autopar.planner.within_memory import MEMORY_GAP
 from autopar.program import Program
 
 
@@ -106,14 +107,16 @@ def make_plan(
     with interruptible(query.deadline):
         choose = partial(choose_mesh, meshes=meshes, log=log)
         chosen = choose_micro_batches(query, micro_batches, at_batch, choose, log)
+        axes_are_free = dims is None and not parsed.placements and not parsed.pinned
         if chosen.best is None:
-            axes_are_free = dims is None and not parsed.placements and not parsed.pinned
             chosen, short = _known_instead(query, chosen, meshes if axes_are_free else (), log)
             if short is not None:
                 error = mended(query, short, log, at_batch, micro_batches)
                 raise InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
-        known = baselines(query, log) if with_baselines else ()
-    return _finished(query, chosen, answer, known)
+        known = solved_known_plans(query, log) if with_baselines or _is_open(chosen, axes_are_free) else {}
+        if axes_are_free:
+            chosen = _at_least_as_good(query, chosen, known, meshes, log)
+    return _finished(query, chosen, answer, baselines(query, known) if with_baselines else ())
 
 
 def _known_instead(
@@ -131,6 +134,32 @@ def _known_instead(
     if not short:
         raise failures[0]
     return chosen, min(short, key=lambda failure: failure.needed_bytes)
+
+
+def _is_open(chosen: Chosen, axes_are_free: bool) -> bool:
+    """Whether time ended a search that the known plans, whose space is smaller, may help."""
+    return axes_are_free and chosen.best is not None and chosen.best.plan.gap > MEMORY_GAP
+
+
+def _at_least_as_good(
+    query: Query, chosen: Chosen, known: Mapping[str, Plan | str], meshes: Sequence[Mesh], log: Progress
+) -> Chosen:
+    """The choice, or what is found from the best known plan where that is cheaper: every known plan is one of the free
+    space, and a search that time ended may have missed it."""
+    best = chosen.best
+    plans = {plan.mesh.shape: plan for plan in by_cost(known)}
+    free = [mesh for mesh in meshes if mesh.shape in plans]
+    if best is None or not free or query.micro is not None:
+        return chosen
+    mesh = min(free, key=lambda mesh: plans[mesh.shape].objective_seconds)
+    if plans[mesh.shape].objective_seconds >= best.plan.objective_seconds:
+        return chosen
+    found = choose_mesh(replace(query, warm_start=plans[mesh.shape]), [mesh], log)
+    if found.best is None or found.best.plan.objective_seconds >= best.plan.objective_seconds:
+        return chosen
+    others = [other for other in chosen.alternatives if tuple(other.dims.values()) != mesh.shape]
+    alternatives = others if best.mesh.shape == mesh.shape else [as_baseline(best.plan), *others]
+    return replace(chosen, best=found.best, alternatives=tuple(alternatives), notes=found.notes)
 
 
 def _finished(query: Query, chosen: Chosen, answer: Mapping[str, Any], known: tuple[Baseline, ...]) -> Plan:

@@ -45,8 +45,8 @@ def solve(
 
     `gap` is relative to the objective; the solve stops there (status OPTIMAL), when its methods are spent
     (GAP), or after about `time_limit` seconds or `cpu_limit` seconds of this process (TIME_LIMIT), always with an
-    assignment and a valid bound. When no assignment fits, status INFEASIBLE: `statistics["minimum_bytes"]` is the least that
-    `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
+    assignment and a valid bound. When no assignment fits, status INFEASIBLE: `statistics["minimum_bytes"]` is the
+    least that `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
     FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
     `warm_start` is an assignment to improve on, `warm_messages` those of the solution of a similar problem.
     `stop`, or the first Ctrl-C, ends the time at once. Without memory rows, a bound above `stop_above` ends the solve:
