@@ -53,17 +53,21 @@ def as_baseline(plan: Plan) -> Baseline:
     )
 
 
-def solved_known_plans(query: Query, log: Progress) -> dict[str, Plan | str]:
+def solved_known_plans(query: Query, meshes: Sequence[Mesh] | None, log: Progress) -> dict[str, Plan | str]:
     """The known plans, completed by the planner, on the same prices and without the user's own constraints; the error
-    instead of a plan where there is none."""
+    instead of a plan where there is none. meshes: only those of these shapes (None: all)."""
     free = replace(query, constraints=Constraints(), wishes=())
+    shapes = None if meshes is None else {mesh.shape for mesh in meshes}
     found: dict[str, Plan | str] = {}
     for name, dims in known_plans(query.cluster).items():
+        mesh = resolve_meshes(query.cluster, None, dims)[0]
+        if shapes is not None and mesh.shape not in shapes:
+            continue
         if query.deadline.left() <= 0.0:
             found[name] = "not priced: the time was over"
             continue
         try:
-            found[name] = plan_on_mesh(free, resolve_meshes(query.cluster, None, dims)[0], log).plan
+            found[name] = plan_on_mesh(free, mesh, log).plan
         except InfeasibleError as error:
             found[name] = str(error)
     return found

@@ -45,7 +45,7 @@ from autopar.planner.read import (
 )
 from autopar.planner.restrict import restricted, why_nothing_obeys
 from autopar.planner.shortage import DoesNotFit
-from autopar.planner.solver import Problem, Solution, Status, check_certificate, evaluate, is_forbidden, solve
+from autopar.planner.solver import Solution, Status, certified, evaluate, is_forbidden, solve
 from autopar.planner.warm_start import labels_like
 from autopar.planner.within_memory import WithinMemory
 
@@ -177,7 +177,7 @@ def solve_free(
             f"found no plan that obeys the constraints on mesh {mesh.shape} in {seconds:.3g} s: the "
             f'best one makes {forbidden} forbidden choices; search longer with mode="max", or loosen the constraints'
         )
-    return _checked(built.problem, solution)
+    return certified(built.problem, solution)
 
 
 def _first_labels(query: Query, built: Built, mesh: Mesh, more_starts: Sequence[Labels]) -> Labels | None:
@@ -197,12 +197,6 @@ def _given_labels(query: Query, built: Built, mesh: Mesh) -> list[Labels]:
     """What the older plan of the query says, if there is one for this mesh."""
     like = None if query.warm_start is None else labels_like(built, mesh, query.warm_start)
     return [] if like is None else [like]
-
-
-def _checked(problem: Problem, solution: Solution) -> Solution:
-    """The solution, after objective, memory and bound were recomputed by independent code from the original arrays."""
-    check_certificate(problem, solution)
-    return solution
 
 
 def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> _Attempt:

@@ -34,8 +34,10 @@ from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver.deadline import Deadline, interruptible
 from autopar.planner.targets import find_wishes, meshes_with_axes, recompute_of
-from autopar.planner.within_memory import MEMORY_GAP
 from autopar.program import Program
+
+OPEN_GAP = 1e-2
+"""A gap above this asks the known plans for help."""
 
 
 def make_plan(
@@ -113,7 +115,8 @@ def make_plan(
             if short is not None:
                 error = mended(query, short, log, at_batch, micro_batches)
                 raise InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
-        known = solved_known_plans(query, log) if with_baselines or _is_open(chosen, axes_are_free) else {}
+        helpful = None if with_baselines else meshes if _is_open(chosen, axes_are_free) else ()
+        known = solved_known_plans(query, helpful, log)
         if axes_are_free:
             chosen = _at_least_as_good(query, chosen, known, meshes, log)
     return _finished(query, chosen, answer, baselines(query, known) if with_baselines else ())
@@ -138,7 +141,7 @@ def _known_instead(
 
 def _is_open(chosen: Chosen, axes_are_free: bool) -> bool:
     """Whether time ended a search that the known plans, whose space is smaller, may help."""
-    return axes_are_free and chosen.best is not None and chosen.best.plan.gap > MEMORY_GAP
+    return axes_are_free and chosen.best is not None and chosen.best.plan.gap > OPEN_GAP
 
 
 def _at_least_as_good(

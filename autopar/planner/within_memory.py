@@ -10,6 +10,7 @@ So the limit holds for the program that runs, whatever the rows leave out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ from autopar.planner.solver import (
     Problem,
     Solution,
     Status,
-    check_certificate,
+    certified,
     evaluate,
     is_forbidden,
     solve,
@@ -40,6 +41,7 @@ from autopar.planner.solver import (
 from autopar.planner.targets import recompute_of
 
 MEMORY_GAP = 1e-3
+LEAST_SHARE = 0.15
 MOMENT_ROUNDS = 2
 """How often moments at which a solution holds more than the limit become rows, before its program is measured."""
 START_SHARE = 0.3
@@ -63,6 +65,8 @@ class WithinMemory:
     models: dict[int, MemoryModel]
     beyond: Floats
     known: list[Labels]
+    began: float
+    """CPU seconds of the process when the search began."""
 
     @staticmethod
     def of(query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]) -> WithinMemory:
@@ -71,7 +75,16 @@ class WithinMemory:
         nowhere = query.recompute == "none" and not by_operator
         built = plain if nowhere else expand(plain, lifetimes, query.recompute, by_operator)
         models = {id(each): MemoryModel(each, mesh, query.state_bytes, lifetimes) for each in (plain, built)}
-        return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, np.zeros(lifetimes.end + 1), [])
+        beyond = np.zeros(lifetimes.end + 1)
+        began = time.process_time()
+        return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, beyond, [], began)
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds that the next solve may take: what is left, or a small part of all, which solves that begin with
+        the answer of an earlier one need."""
+        everything = self.query.search.memory_seconds
+        return max(everything - (time.process_time() - self.began), LEAST_SHARE * everything)
 
     def learn(self, built: Built, labels: Labels, measured: Floats) -> None:
         """Take what every moment of a lowered plan holds beyond its row as transient."""
@@ -99,7 +112,7 @@ class WithinMemory:
     def _solve(self, rows: tuple[MemoryRow, ...]) -> Solution:
         query = self.query
         problem = replace(self.built.problem, memory_rows=rows)
-        seconds = query.search.memory_seconds
+        seconds = self.seconds
         solution = solve(
             problem,
             gap=MEMORY_GAP,
@@ -117,9 +130,8 @@ class WithinMemory:
         if solution.status is Status.INFEASIBLE or not fits:
             needed, parts = _fullest(self.built, rows, solution.assignment)
             raise DoesNotFit(self.mesh, needed, query.budget_bytes, parts)
-        check_certificate(problem, solution)
         self.known.append(solution.assignment)
-        return solution
+        return certified(problem, solution)
 
     def _start(self, problem: Problem, seconds: float) -> Labels | None:
         """The best choice of states for a start whose strategies are held, else the start that fits best."""

@@ -3,7 +3,7 @@
 Start reading at `solve.py`.
 """
 
-from autopar.planner.solver.certificate import CertificateError, check_certificate
+from autopar.planner.solver.certificate import CertificateError, certified, check_certificate
 from autopar.planner.solver.problem import FORBIDDEN, Edge, MemoryRow, Problem, Tie, evaluate, is_forbidden
 from autopar.planner.solver.solution import Certificate, Solution, Status
 from autopar.planner.solver.solve import solve
@@ -18,6 +18,7 @@ __all__ = [
     "Solution",
     "Status",
     "Tie",
+    "certified",
     "check_certificate",
     "evaluate",
     "is_forbidden",

@@ -10,6 +10,7 @@ from autopar.planner.solver import (
     CertificateError,
     Problem,
     Solution,
+    certified,
     check_certificate,
     evaluate,
     exact,
@@ -61,6 +62,21 @@ def test_a_raised_lower_bound_is_rejected(by_messages: Case) -> None:
         check_certificate(
             problem, with_certificate(replace(solution, lower_bound=raised), proven_bound=raised)
         )
+
+
+def test_what_rounding_claims_too_much_is_lowered_to_what_is_proven(by_messages: Case) -> None:
+    problem, solution = by_messages
+    honest = certified(problem, solution)
+    for claim, is_rounding in ((1e-8, True), (1e-4, False)):
+        bound = solution.certificate.proven_bound * (1 + claim)
+        gap = max(solution.objective - bound, 0.0) / solution.objective
+        claimed = with_certificate(replace(solution, lower_bound=bound, gap=gap), proven_bound=bound)
+        if is_rounding:
+            assert certified(problem, claimed).lower_bound <= honest.lower_bound * (1 + 1e-12)
+            check_certificate(problem, certified(problem, claimed))
+        else:
+            with pytest.raises(CertificateError, match="proof log"):
+                certified(problem, claimed)
 
 
 def test_a_changed_message_is_rejected(by_messages: Case) -> None:
