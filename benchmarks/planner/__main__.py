@@ -1,9 +1,9 @@
 """Planner speed and proof: from importing torch to the lowered program of one rank, phase by phase.
 
     python -m benchmarks.planner --json                              every case, the raw solvers and the memory sweep
-    python -m benchmarks.planner --case gpt2@2x4 llama3-8b@256       some cases only
-    python -m benchmarks.planner --raw llama3-8b@8 --seconds 60      the raw problem given to HiGHS and CP-SAT
-    python -m benchmarks.planner --sweep gpt2@8                      limits from roomy to just feasible
+    python -m benchmarks.planner --case gpt2@mesh2x4 llama3-8b@256       some cases only
+    python -m benchmarks.planner --raw gpt2@mesh8 --seconds 60         the raw problem given to HiGHS and CP-SAT
+    python -m benchmarks.planner --sweep gpt2@mesh8                     limits from roomy to just feasible
 
 Each row runs in a process of its own, so that no row profits from another. Needs no GPU and allocates no weights.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.planner.cases import CASES, case_named
 
-SWEEPS = ("gpt2@8", "gpt2@2x4")
+SWEEPS = ("gpt2@mesh8", "gpt2@mesh2x4")
 
 
 def run_here(kind: str, name: str, seconds: float) -> dict[str, Any]:

@@ -24,8 +24,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As `--case` takes it: workload@devices or workload@2x4."""
-        return f"{self.workload}@{'x'.join(map(str, self.mesh)) if self.mesh else self.devices}"
+        """As `--case` takes it: workload@8 with the mesh left free, workload@mesh2x4 with a given one."""
+        return f"{self.workload}@{'mesh' + 'x'.join(map(str, self.mesh)) if self.mesh else self.devices}"
 
 
 CASES: tuple[Case, ...] = (
