@@ -102,15 +102,28 @@ def _build(query: Query, mesh: Mesh) -> Built:
 
 
 def fit(
-    query: Query, built: Built, mesh: Mesh, free: Solution, log: Progress, more_starts: Sequence[Labels] = ()
+    query: Query,
+    built: Built,
+    mesh: Mesh,
+    free: Solution,
+    log: Progress,
+    more_starts: Sequence[Labels] = (),
+    most_labels: float = math.inf,
 ) -> Candidate:
     """The optimum under the memory limit, given the one without it, and other labels to start from, if any. Raises
-    InfeasibleError."""
+    InfeasibleError, also where the limit binds and the problem with recomputation has more than `most_labels`."""
     lifetimes = Lifetimes(query.program)
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = _read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or "full" in (query.recompute, *query.constraints.recompute.values()):
-        attempt = _within_memory(query, attempt, WithinMemory.of(query, mesh, built, lifetimes, starts))
+        search = WithinMemory.of(query, mesh, built, lifetimes, starts)
+        labels = sum(costs.size for costs in search.built.problem.node_costs)
+        if labels > most_labels:
+            raise InfeasibleError(
+                f"not fitted into memory: with recomputation mesh {mesh.shape} has {labels} strategies, and up to "
+                f'{most_labels:.0f} are searched; mode="max" searches more'
+            )
+        attempt = _within_memory(query, attempt, search)
     plan = attempt.candidate.plan
     log(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "

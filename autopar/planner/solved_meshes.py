@@ -142,7 +142,8 @@ class SolvedMeshes:
         del held
         starts = self._starts(mesh, built, self._fitted)
         try:
-            candidate = fit(query, built, mesh, free, self._log, starts)
+            most = query.search.refined_labels if self._is_refined(mesh) else math.inf
+            candidate = fit(query, built, mesh, free, self._log, starts, most)
         except DoesNotFit:
             self._binds = True
             raise
