@@ -117,7 +117,7 @@ def make_plan(
                 raise InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
         helpful = None if with_baselines else meshes if _is_open(chosen, axes_are_free) else ()
         known = solved_known_plans(query, helpful, log)
-        if axes_are_free:
+        if axes_are_free and micro_batches in (None, 1):
             chosen = _at_least_as_good(query, chosen, known, meshes, log)
     return _finished(query, chosen, answer, baselines(query, known) if with_baselines else ())
 
@@ -152,7 +152,7 @@ def _at_least_as_good(
     best = chosen.best
     plans = {plan.mesh.shape: plan for plan in by_cost(known)}
     free = [mesh for mesh in meshes if mesh.shape in plans]
-    if best is None or not free or query.micro is not None:
+    if best is None or not free:
         return chosen
     mesh = min(free, key=lambda mesh: plans[mesh.shape].objective_seconds)
     if plans[mesh.shape].objective_seconds >= best.plan.objective_seconds:
