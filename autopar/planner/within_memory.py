@@ -83,8 +83,7 @@ class WithinMemory:
     def seconds(self) -> float:
         """CPU seconds that the next solve may take: what is left, or a small part of all, which solves that begin with
         the answer of an earlier one need."""
-        strategies = sum(costs.size for costs in self.built.problem.node_costs)
-        everything = self.query.search.memory_seconds * max(1.0, strategies / 100_000)
+        everything = self.query.search.memory_seconds
         return max(everything - (time.process_time() - self.began), LEAST_SHARE * everything)
 
     def learn(self, built: Built, labels: Labels, measured: Floats) -> None:
