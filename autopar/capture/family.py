@@ -135,7 +135,7 @@ def family(first: Program, second: Program, calls: Sequence[tuple[Call, ...]]) -
 
 
 def aligned(first: Program, second: Program) -> dict[Node, Node] | None:
-    """Node of the first program -> the node of the second that does the same, numbers aside; None where one has none."""
+    """Node of the first program -> the node of the second that does the same but for numbers; None where one lacks."""
     if len(first.graph.nodes) != len(second.graph.nodes):
         return None
     pairs: dict[Node, Node] = {}

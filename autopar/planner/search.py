@@ -21,13 +21,14 @@ Mode: TypeAlias = Literal["fast", "default", "max"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """exact_seconds: limit of one solve without a memory limit; memory_seconds: of all solves under it on one mesh
-    together, which return the best plan that fits. memory_rounds: how often the budget is tightened by the transient bytes that the lowered program shows. tries_mends: whether a memory limit that nothing
-    fits makes the planner look among the known plans, and then for changes that would fit. meshes_seconds: after which
-    no other mesh is opened; table_entries: of the tables of all meshes of more than two axes together that are tried. A
-    mesh of three axes of a Llama has three million, and takes about 6 CPU s from prices to its bound; where the limit
-    of entries is met first, what is tried depends on the question alone. refined_labels: strategies, with
-    recomputation, of a mesh of more than two axes that is fitted into memory: 900,000 took 55 CPU s to the proof,
-    1,300,000 found nothing better in 90. All seconds are CPU seconds of the process."""
+    together, which return the best plan that fits. memory_rounds: how often the budget is tightened by the transient
+    bytes that the lowered program shows. tries_mends: whether a memory limit that nothing fits makes the planner look
+    among the known plans, and then for changes that would fit. meshes_seconds: after which no other mesh is opened;
+    table_entries: of the tables of all meshes of more than two axes together that are tried. A mesh of three axes of a
+    Llama has three million, and takes about 6 CPU s from prices to its bound; where the limit of entries is met first,
+    what is tried depends on the question alone. refined_labels: strategies, with recomputation, of a mesh of more than
+    two axes that is fitted into memory: 900,000 took 55 CPU s to the proof, 1,300,000 found nothing better in 90. All
+    seconds are CPU seconds of the process."""
 
     exact_seconds: float
     memory_seconds: float
