@@ -45,11 +45,6 @@ class Step:
         """Whether the blocks that move are strided in memory: those of every dim but the first."""
         return bool(self.moved - {Shard(0)})
 
-    def buffer_fraction(self, mesh_shape: Sequence[int]) -> float:
-        """Part of the global tensor in the full logical buffer of the collective (gather output, reduce input)."""
-        group = math.prod(mesh_shape[axis] for axis in self.axes)
-        return self.local_fraction * group if self.kind == "all_gather" else self.local_fraction
-
 
 def is_reachable(source: Layout, target: Layout) -> bool:
     """Nothing turns into a Partial; every other pair has a redistribution."""

@@ -16,39 +16,27 @@ from autopar.planner.operators import base_of
 from autopar.planner.prices import Prices
 from autopar.program import Program
 
+STILL_SECONDS = 1e-7
+"""Edges below this move nothing: they cost tie-breaks (1e-8 s each) at most."""
+
 
 def predict_timeline(program: Program, built: Built, assignment: NDArray[np.int64], prices: Prices) -> Timeline:
     """One training step of one rank: operators in program order, redistributions before their first reader."""
     actions: list[Action] = []
-    producer: dict[int, int] = {}
-    arrived: dict[tuple[int, int, str], int] = {}
-    incoming: dict[int, list[tuple[int, float, int]]] = {}
+    arrived: set[tuple[int, float]] = set()
+    incoming: dict[int, list[tuple[int, float]]] = {}
     for edge in built.problem.edges:
         seconds = float(edge.costs[assignment[edge.source], assignment[edge.target]])
-        incoming.setdefault(edge.target, []).append((edge.source, seconds, round(seconds * 1e12)))
-    order = _schedule(built)
-    for index in order:
-        variable = built.variables[index]
-        depends: list[int] = []
-        for source, seconds, signature in incoming.get(index, ()):
-            ready = (producer[source],) if source in producer else ()
-            if seconds < 1e-7:
-                depends.extend(ready)
+        if seconds >= STILL_SECONDS:
+            incoming.setdefault(edge.target, []).append((edge.source, seconds))
+    for index in _schedule(built):
+        for source, seconds in incoming.get(index, ()):
+            if built.variables[source].kind == "copy" and (source, seconds) in arrived:
                 continue
-            key = (
-                source,
-                signature,
-                str(variable.phase if variable.kind == "copy" else variable.node.meta.get("phase")),
-            )
-            if key not in arrived or built.variables[source].kind != "copy":
-                name = f"{built.variables[source].name} -> {variable.name}"
-                actions.append(Action(name, COMPUTE_STREAM, seconds, ready, communication=True))
-                arrived[key] = len(actions) - 1
-            depends.append(arrived[key])
-        actions.append(
-            Action(variable.name, COMPUTE_STREAM, _seconds(built, index, assignment), tuple(sorted(set(depends))))
-        )
-        producer[index] = len(actions) - 1
+            arrived.add((source, seconds))
+            name = f"{built.variables[source].name} -> {built.variables[index].name}"
+            actions.append(Action(name, COMPUTE_STREAM, seconds, communication=True))
+        actions.append(Action(built.variables[index].name, COMPUTE_STREAM, _seconds(built, index, assignment)))
     views = sum(1 for node in program.graph.nodes if node.op == "call_function" and base_of(node)[1])
     if prices.cluster.device.kind == "cpu":  # eager dispatch of views costs what any small operator costs
         actions.append(Action("views", COMPUTE_STREAM, views * prices.cluster.device.launch_seconds))

@@ -14,9 +14,9 @@ import torch
 from ortools.sat.python import cp_model
 
 from autopar.capture import capture, normalize_example_inputs
-from autopar.layout import Mesh
 from autopar.planner.constraints import Constraints
 from autopar.planner.factorisation import Factorisation
+from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import price
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.query import Query, kernel_backend
@@ -68,8 +68,7 @@ def raw_problem(case: Case) -> Problem:
         factorisation=Factorisation(program),
         search=SEARCH["default"],
     )
-    names = ("outer", "middle", "inner")[-len(case.mesh) :]
-    return price(query, Mesh(names, case.mesh)).problem
+    return price(query, resolve_meshes(cluster, case.mesh, None)[0]).problem
 
 
 def raw_variables(problem: Problem) -> int:
