@@ -1,0 +1,74 @@
+"""What one model chunk on one device costs per micro-batch and per step: the parts that a pipeline is built from.
+
+A pipeline of equal stages of 2 s forward and 4 s backward that hand on 8 MiB and keep 100 MiB per micro-batch:
+
+    stages = [StageCosts(forward_seconds=2.0, backward_seconds=4.0, send_bytes=8 << 20, saved_bytes=100 << 20)] * 4
+
+Bytes of one micro-batch over time: `forward_extra_bytes` come and go within F; `saved_bytes` live from the start of F
+to the end of B; `backward_extra_bytes` come and go within B; where the weight gradients are computed apart (W),
+`weight_saved_bytes` live from the end of B to the end of W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from autopar.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """Seconds and bytes of one model chunk on one device, for one micro-batch unless said otherwise."""
+
+    forward_seconds: float
+    backward_seconds: float
+    """Gradients of the inputs; those of the weights too, where `weight_seconds` is 0."""
+    weight_seconds: float = 0.0
+    """Gradients of the weights, where they are computed apart; a schedule that does not split adds them to B."""
+    send_bytes: float = 0.0
+    """The activation handed to the next stage; its gradient comes back in as many bytes."""
+    saved_bytes: float = 0.0
+    """Kept from F to B."""
+    weight_saved_bytes: float = 0.0
+    """Kept from B to W."""
+    forward_extra_bytes: float = 0.0
+    """Transient peak of F beyond `saved_bytes`."""
+    backward_extra_bytes: float = 0.0
+    """Transient peak of B beyond `saved_bytes`."""
+    state_bytes: float = 0.0
+    """Parameters, gradients and optimizer states; live throughout."""
+    once_seconds: float = 0.0
+    """Per step, after the last backward: gradient reduction, clipping, optimizer, parameter gather."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) >= 0:
+                raise ConfigurationError(f"{field.name} of a stage is {getattr(self, field.name)}: at least 0")
+
+    @property
+    def compute_seconds(self) -> float:
+        """Forward and whole backward of one micro-batch."""
+        return self.forward_seconds + self.backward_seconds + self.weight_seconds
+
+
+def joined(chunks: Sequence[StageCosts]) -> StageCosts:
+    """Return the costs of consecutive chunks that run as one, such as the layers of a stage.
+
+    Seconds, saved bytes and states add up; of transients the largest counts (the chunks run one after another); the
+    last one sends. Raises ConfigurationError for no chunk.
+    """
+    if not chunks:
+        raise ConfigurationError("a stage needs at least one chunk")
+    return StageCosts(
+        forward_seconds=sum(chunk.forward_seconds for chunk in chunks),
+        backward_seconds=sum(chunk.backward_seconds for chunk in chunks),
+        weight_seconds=sum(chunk.weight_seconds for chunk in chunks),
+        send_bytes=chunks[-1].send_bytes,
+        saved_bytes=sum(chunk.saved_bytes for chunk in chunks),
+        weight_saved_bytes=sum(chunk.weight_saved_bytes for chunk in chunks),
+        forward_extra_bytes=max(chunk.forward_extra_bytes for chunk in chunks),
+        backward_extra_bytes=max(chunk.backward_extra_bytes for chunk in chunks),
+        state_bytes=sum(chunk.state_bytes for chunk in chunks),
+        once_seconds=sum(chunk.once_seconds for chunk in chunks),
+    )
