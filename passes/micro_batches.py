@@ -24,7 +24,8 @@ from autopar.ops.attention import (
 )
 from autopar.ops.dropout import dropout_by_index
 from autopar.ops.random import exponential_by_index, integers_by_index, normal_by_index, uniform_by_index
-from autopar.passes.partition import Partition, node_bytes
+from autopar.passes.emitter import node_bytes
+from autopar.passes.partition import Partition
 from autopar.program import MicroProgram, Program
 
 _aten = torch.ops.aten

@@ -14,7 +14,8 @@ import numpy as np
 from torch import fx
 
 from autopar.cost_models.memory import bytes_over_time
-from autopar.passes.partition import Partition, memory_events
+from autopar.passes.live_ranges import memory_events
+from autopar.passes.partition import Partition
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.prices import Floats
 

@@ -1,0 +1,110 @@
+"""Live ranges: which bytes of one rank live from which node of forward to which node of backward.
+
+    x (8 B) made by node 0, read last by node 2;  y = view(x)      ->      [LiveRange("x", 8, 0, 2)]
+
+What only looks at a value has no memory of its own; a collective's wait is the buffer of the collective.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.cost_models.memory import LiveRange
+from autopar.ops.blocks import keeps_order, padded, pieces_first, pieces_joined
+from autopar.passes.emitter import node_bytes
+from autopar.passes.local_values import is_getitem
+from autopar.passes.partition import Partition
+from autopar.passes.saved_values import VIEWS
+
+aten = torch.ops.aten
+_ALIASES = VIEWS | {torch.ops._c10d_functional.wait_tensor.default, padded, aten.contiguous.default}
+
+
+def memory_events(partition: Partition) -> list[LiveRange]:
+    """Live ranges over the nodes of forward, then backward: activations, saved values, gathered parameters, gradients
+    and inputs; not the stored parameters. Indices count nodes; returned values live to the end."""
+    timeline = _Timeline()
+    forward = timeline.add(partition.forward.graph, {}, partition.parameters)
+    if partition.backward is not None:
+        returned = _returned(partition.forward.graph)[-len(partition.saved) :] if partition.saved else []
+        placeholders = [node for node in partition.backward.graph.nodes if node.op == "placeholder"]
+        saved = {p: forward[node] for p, node in zip(placeholders, returned, strict=False)}
+        timeline.add(partition.backward.graph, saved, frozenset())
+    return timeline.ranges(partition)
+
+
+class _Timeline:
+    """Buffers of several graphs that run one after the other; a node is read up to its last user."""
+
+    def __init__(self) -> None:
+        self._index = 0
+        self._first: dict[fx.Node, int] = {}
+        self._last: dict[fx.Node, int] = {}
+        self._buffer: dict[fx.Node, fx.Node] = {}
+
+    def add(self, graph: fx.Graph, known: dict[fx.Node, fx.Node], excluded: frozenset[str]) -> dict[fx.Node, fx.Node]:
+        """Append a graph whose placeholders `known` live in earlier buffers; returns node -> its buffer."""
+        buffers: dict[fx.Node, fx.Node] = {}
+        for node in graph.nodes:
+            if node.op == "output":
+                break
+            reads = [buffers[operand] for operand in node.all_input_nodes]
+            begins = self._index
+            if _is_one_of_several(node):  # lives by itself, and from where its operator ran
+                begins, reads = self._first[reads[0]] + 1, []
+            buffers[node] = known.get(node) or (reads[0] if reads and _is_alias(node) else node)
+            if buffers[node] is node and not (node.op == "placeholder" and node.name in excluded):
+                self._first[node] = begins
+            for buffer in (*reads, buffers[node]):
+                self._last[buffer] = self._index
+            self._index += 1
+        self._buffer.update(buffers)
+        return buffers
+
+    def ranges(self, partition: Partition) -> list[LiveRange]:
+        count = len(partition.saved)
+        outputs = _returned(partition.forward.graph)
+        kept = outputs[: len(outputs) - count] + (_returned(partition.backward.graph) if partition.backward else [])
+        for node in kept:
+            if isinstance(node, fx.Node):
+                self._last[self._buffer[node]] = self._index
+        return [
+            LiveRange(node.name, node_bytes(node), first, self._last[node])
+            for node, first in self._first.items()
+            if node_bytes(node)
+        ]
+
+
+def _is_alias(node: fx.Node) -> bool:
+    if node.target is padded:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and source.meta.get("local_shape") == node.meta.get("local_shape")
+    if node.target in (pieces_first, pieces_joined):
+        return _moves_nothing(node)
+    return bool(node.all_input_nodes) and (node.target in _ALIASES or is_getitem(node) or _is_view(node))
+
+
+def _moves_nothing(node: fx.Node) -> bool:
+    """Whether the pieces of a collective lie where they belong, without padding: its buffer is the value itself."""
+    arguments: tuple[Any, ...] = node.args
+    source, cuts, padded_shape = arguments[:3]
+    shape = node.meta["local_shape"] if node.target is pieces_joined else source.meta.get("local_shape")
+    return bool(shape == padded_shape and keeps_order(padded_shape, cuts))
+
+
+def _is_view(node: fx.Node) -> bool:
+    return bool(getattr(node.target, "is_view", False))
+
+
+def _is_one_of_several(node: fx.Node) -> bool:
+    """Whether a node takes an output with memory of its own from an operator with several."""
+    return is_getitem(node) and not _is_view(node.all_input_nodes[0])
+
+
+def _returned(graph: fx.Graph) -> list[Any]:
+    result = graph.output_node().args[0]
+    assert isinstance(result, tuple | list)
+    return list(result)
