@@ -1,0 +1,301 @@
+"""A published model as an ordinary `nn.Module`, with only as many layers as it has kinds of them.
+
+A step of L equal layers costs embedding + L x layer + head, so the module holds one layer of each kind (`layer_kinds`)
+and `cut` later multiplies. Its submodules are named after what a cut needs:
+
+    embedding.*    layers.0.*  layers.1.* ...    head.*        layers.i.attention.core is what "selective" recomputes
+
+The module is written as the training stacks compute: fused query-key-value product, a softmax that masks and scales
+in its own kernel, experts as grouped products (`autopar.ops.experts`). It lives on the meta device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import autopar.ops  # noqa: F401  (registers the grouped products)
+from benchmarks.validation.runs import Experts, LatentAttention, ModelShape
+
+DROPOUT = 0.1
+"""Megatron's default for attention and hidden states."""
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}
+"""Of weights and activations; float8 products have 16-bit operands in the graph and a float8 rate."""
+
+
+def build_model(shape: ModelShape, kinds: tuple[str, ...], *, dtype: str, flash: bool) -> nn.Module:
+    """The module on the meta device, `forward(tokens, labels) -> loss`; one layer per entry of `kinds`.
+
+    tokens and labels are int64 (batch, seq_len); weights and activations have `dtype`; flash: attention is one kernel
+    that writes no scores.
+    """
+    with torch.device("meta"):
+        return Transformer(shape, kinds, flash=flash).to(DTYPES[dtype])
+
+
+def layer_kinds(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """(kind of layer, how many of them), in the order in which the model first uses them."""
+    experts = shape.experts
+    if experts is None:
+        return (("dense", shape.layers),)
+    routed = sum(1 for layer in range(experts.dense_layers, shape.layers) if has_experts(experts, layer))
+    counts = (("dense", shape.layers - routed), ("experts", routed))
+    return tuple((kind, count) for kind, count in counts if count)
+
+
+def has_experts(experts: Experts, layer: int) -> bool:
+    """Whether a layer has experts in place of one dense MLP."""
+    return layer >= experts.dense_layers and (layer - experts.dense_layers) % experts.every == 0
+
+
+def example(shape: ModelShape, batch: int) -> dict[str, Tensor]:
+    """The arguments of `forward` for `batch` sequences."""
+    tokens = torch.empty(batch, shape.seq_len, dtype=torch.long, device="meta")
+    return {"tokens": tokens, "labels": tokens}
+
+
+def without_layers(shape: ModelShape) -> ModelShape:
+    """The shape as far as single layers see it, so that models of different depth share one capture."""
+    return dataclasses.replace(shape, layers=0, pattern="")
+
+
+class Transformer(nn.Module):
+    """Embedding, one layer per kind, head with the loss."""
+
+    def __init__(self, shape: ModelShape, kinds: tuple[str, ...], *, flash: bool) -> None:
+        super().__init__()
+        self.embedding = Embedding(shape)
+        self.layers = nn.ModuleList(Layer(shape, kind, flash=flash) for kind in kinds)
+        self.head = Head(shape)
+        if shape.tied_embeddings:
+            self.head.output.weight = self.embedding.words.weight
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        loss: Tensor = self.head(x, labels)
+        return loss
+
+
+class Embedding(nn.Module):
+    """Words and, for models with learned positions, positions."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.words = nn.Embedding(shape.vocab, shape.hidden)
+        self.positions = None if uses_rotation(shape) else nn.Embedding(shape.seq_len, shape.hidden)
+        self.dropout = DROPOUT if shape.dropout else 0.0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.words(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight
+        return F.dropout(x, self.dropout) if self.dropout else x
+
+
+class Head(nn.Module):
+    """Last norm, product with the vocabulary, loss in float32."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.norm = norm(shape)
+        self.output = nn.Linear(shape.hidden, shape.vocab, bias=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        logits = self.output(self.norm(x)).float()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and MLP, each added to its input."""
+
+    def __init__(self, shape: ModelShape, kind: str, *, flash: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = norm(shape), norm(shape)
+        attention = shape.latent
+        self.attention = (
+            Attention(shape, flash=flash) if attention is None else Latent(shape, attention, flash=flash)
+        )
+        if kind == "experts":
+            assert shape.experts is not None
+            self.mlp: nn.Module = MixtureOfExperts(shape, shape.experts)
+        else:
+            self.mlp = Mlp(shape, shape.ffn)
+        self.dropout = DROPOUT if shape.dropout else 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self._dropped(self.attention(self.norm1(x)))
+        return x + self._dropped(self.mlp(self.norm2(x)))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.dropout else x
+
+
+class Core(nn.Module):
+    """Attention over (B, H, S, D); without flash its scores are written, as two batched products and a softmax."""
+
+    def __init__(self, dropout: float, *, flash: bool) -> None:
+        super().__init__()
+        self.dropout, self.flash = dropout, flash
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.flash:
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, is_causal=True)
+        scores = query @ key.transpose(-1, -2)  # masked and scaled by the kernel of the softmax
+        weights = torch.softmax(scores, dim=-1)
+        return (F.dropout(weights, self.dropout) if self.dropout else weights) @ value
+
+
+class Attention(nn.Module):
+    """Self-attention whose query, key and value come from one product, grouped by key-value heads as Megatron does."""
+
+    def __init__(self, shape: ModelShape, *, flash: bool) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim or shape.hidden // shape.heads
+        self.groups, self.queries = shape.kv_heads, shape.heads // shape.kv_heads
+        bias = shape.family in ("gpt", "bert")
+        width = self.groups * (self.queries + 2) * self.head_dim
+        self.qkv = nn.Linear(shape.hidden, width, bias=bias)
+        self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash)
+        self.out = nn.Linear(shape.heads * self.head_dim, shape.hidden, bias=bias)
+        self.rotation = Rotation(shape.seq_len, self.head_dim) if uses_rotation(shape) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, _ = x.shape
+        grouped = self.qkv(x).view(batch, seq, self.groups, (self.queries + 2) * self.head_dim)
+        sizes = [self.queries * self.head_dim, self.head_dim, self.head_dim]
+        query, key, value = torch.split(grouped, sizes, dim=-1)
+        query = query.reshape(batch, seq, self.groups * self.queries, self.head_dim).transpose(1, 2)
+        key, value = key.transpose(1, 2), value.transpose(1, 2)
+        if self.rotation is not None:
+            query, key = self.rotation(query), self.rotation(key)
+        if self.queries > 1:
+            key, value = (
+                t.unsqueeze(2).expand(-1, -1, self.queries, -1, -1).reshape(query.shape) for t in (key, value)
+            )
+        attended = self.core(query, key, value)
+        out: Tensor = self.out(attended.transpose(1, 2).reshape(batch, seq, -1))
+        return out
+
+
+class Latent(nn.Module):
+    """Multi-head latent attention: queries, keys and values pass through narrow products (DeepSeek-V2, section 2.1)."""
+
+    def __init__(self, shape: ModelShape, latent: LatentAttention, *, flash: bool) -> None:
+        super().__init__()
+        self.heads, self.latent = shape.heads, latent
+        query_width = shape.heads * (latent.nope_head + latent.rope_head)
+        if latent.query_rank:
+            self.query_down = nn.Linear(shape.hidden, latent.query_rank, bias=False)
+            self.query_norm = nn.RMSNorm(latent.query_rank)
+        self.query_up = nn.Linear(latent.query_rank or shape.hidden, query_width, bias=False)
+        self.kv_down = nn.Linear(shape.hidden, latent.key_value_rank + latent.rope_head, bias=False)
+        self.kv_norm = nn.RMSNorm(latent.key_value_rank)
+        self.kv_up = nn.Linear(
+            latent.key_value_rank, shape.heads * (latent.nope_head + latent.value_head), bias=False
+        )
+        self.rotation = Rotation(shape.seq_len, latent.rope_head)
+        self.core = Core(0.0, flash=flash)
+        self.out = nn.Linear(shape.heads * latent.value_head, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, _ = x.shape
+        sizes = self.latent
+        down = self.query_norm(self.query_down(x)) if sizes.query_rank else x
+        query = self.query_up(down).view(batch, seq, self.heads, -1).transpose(1, 2)
+        plain, turned = torch.split(query, [sizes.nope_head, sizes.rope_head], dim=-1)
+        narrow, key_turned = torch.split(self.kv_down(x), [sizes.key_value_rank, sizes.rope_head], dim=-1)
+        wide = self.kv_up(self.kv_norm(narrow)).view(batch, seq, self.heads, -1).transpose(1, 2)
+        key, value = torch.split(wide, [sizes.nope_head, sizes.value_head], dim=-1)
+        shared = self.rotation(key_turned.unsqueeze(1)).expand(-1, self.heads, -1, -1)
+        query = torch.cat([plain, self.rotation(turned)], dim=-1)
+        attended = self.core(query, torch.cat([key, shared], dim=-1), value)
+        out: Tensor = self.out(attended.transpose(1, 2).reshape(batch, seq, -1))
+        return out
+
+
+class Rotation(nn.Module):
+    """Rotary positions over (B, H, S, D)."""
+
+    def __init__(self, seq_len: int, head_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("cos", torch.empty(seq_len, head_dim))
+        self.register_buffer("sin", torch.empty(seq_len, head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+        return x * self.cos + turned * self.sin
+
+
+class Mlp(nn.Module):
+    """Two products around GELU, or three around a SiLU gate."""
+
+    def __init__(self, shape: ModelShape, width: int) -> None:
+        super().__init__()
+        self.gated = is_gated(shape)
+        bias = shape.family in ("gpt", "bert")
+        self.up = nn.Linear(shape.hidden, width * (2 if self.gated else 1), bias=bias)
+        self.down = nn.Linear(width, shape.hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = self.up(x)
+        if self.gated:
+            # gate and value lie side by side per column, so that tensor parallelism splits both alike
+            gate, value = wide.unflatten(-1, (-1, 2)).unbind(-1)
+            wide = F.silu(gate) * value
+        else:
+            wide = F.gelu(wide, approximate="tanh")
+        out: Tensor = self.down(wide)
+        return out
+
+
+class MixtureOfExperts(nn.Module):
+    """A router, grouped products over the chosen experts, and experts that every token passes."""
+
+    def __init__(self, shape: ModelShape, experts: Experts) -> None:
+        super().__init__()
+        self.experts = experts
+        self.router = nn.Linear(shape.hidden, experts.count, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(experts.count, shape.hidden, 2 * experts.hidden))
+        self.down = nn.Parameter(torch.empty(experts.count, experts.hidden, shape.hidden))
+        self.shared = Mlp(shape, experts.shared_hidden) if experts.shared_hidden else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights = torch.softmax(self.router(tokens).float(), dim=-1)
+        weights, chosen = weights.topk(self.experts.per_token, dim=-1)
+        ids = chosen.reshape(-1)
+        rows = tokens.unsqueeze(1).expand(-1, self.experts.per_token, -1).reshape(len(ids), -1)
+        wide = torch.ops.autopar.expert_linear(rows, self.gate_up, ids, False)
+        gate, value = wide.unflatten(-1, (-1, 2)).unbind(-1)
+        rows = torch.ops.autopar.expert_linear(F.silu(gate) * value, self.down, ids, False)
+        weighted = rows * weights.reshape(-1, 1).to(rows.dtype)
+        mixed = weighted.view(len(tokens), self.experts.per_token, -1).sum(dim=1).view_as(x)
+        return mixed if self.shared is None else mixed + self.shared(x)
+
+
+def uses_rotation(shape: ModelShape) -> bool:
+    """Whether positions are rotary; else learned."""
+    return shape.family in ("llama", "moe")
+
+
+def is_gated(shape: ModelShape) -> bool:
+    """Whether the MLP has a gate."""
+    return shape.gated or shape.family in ("llama", "moe")
+
+
+def norm(shape: ModelShape) -> nn.Module:
+    """RMS norm for models with rotary positions, else layer norm."""
+    return nn.RMSNorm(shape.hidden) if uses_rotation(shape) else nn.LayerNorm(shape.hidden)
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Elements of all parameters, tied ones once."""
+    return sum(math.prod(parameter.shape) for parameter in module.parameters())
