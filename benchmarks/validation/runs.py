@@ -41,6 +41,19 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """The Mamba-2 layers of a hybrid model."""
+
+    heads: int
+    head_dim: int
+    state: int
+    """Width of the state of one head."""
+    groups: int = 8
+    """Groups that share input and output projections of the state."""
+    conv: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A transformer by its sizes; all counts are of elements, layers or heads."""
 
@@ -61,9 +74,16 @@ class ModelShape:
     gated: bool = False
     """SwiGLU in place of GELU; llama and moe are gated always."""
     decoder_seq_len: int = 0
+    """t5: `layers` encoder layers over `seq_len` and as many decoder layers over this; 0: no encoder."""
+    window: int = 0
+    """Every other layer attends to this many positions only; 0: all to all."""
+    extra_predictions: int = 0
+    """Multi-token prediction: one further layer, norm and pass through the head for each."""
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    state_space: StateSpace | None = None
     pattern: str = ""
+    """hybrid: one letter per layer: M state-space, * attention, - dense MLP, E experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +106,8 @@ class ParallelShape:
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: int | None = None
     """Layers that recompute, where not all do."""
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    """What selective recomputation drops: core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"] = "1f1b"
     micro_batch: int = 1
     """Sequences that one model replica takes at once."""
@@ -104,7 +126,10 @@ class Stack:
 
     name: str
     """ "megatron", "megatron-deepspeed", "fsdp2", "llm-foundry", "torch-eager", ..."""
-    dtype: Literal["float32", "float16", "bfloat16", "float8"] = "bfloat16"
+    dtype: Literal["float32", "float16", "bfloat16", "float8", "float4"] = "bfloat16"
+    """Of matrix products; below 16 bits, activations and norms stay bfloat16."""
+    scaling: Literal["none", "tensor", "delayed", "row", "block32", "block16"] = "none"
+    """Which elements share a scale of a float8 or float4 product; delayed: of the whole tensor, from earlier steps."""
     kernels: Literal["eager", "inductor", "megatron"] = "megatron"
     """Who groups element-wise operators (`cost_models/kernel_groups.py`)."""
     attention: Literal["flash", "fused", "unfused"] = "flash"
@@ -122,6 +147,16 @@ class Stack:
     """Gathers of ZeRO run beside compute."""
     fsdp_keeps_gathered: bool = False
     """ZeRO-3 parameters stay gathered between forward and backward."""
+    gather_bytes: int = 2
+    """Of one parameter while ZeRO gathers it."""
+    overlap_tensor: bool = False
+    """Collectives of tensor parallelism run in pieces beside the matrix product (async TP)."""
+    fused_loss: bool = False
+    """Cross entropy keeps no float32 copy of the logits."""
+    offload_activations: bool = False
+    """Saved activations wait in host memory."""
+    expandable_segments: bool = False
+    """The allocator grows segments in place: next to no fragmentation."""
     cuda_graph: bool = False
     deterministic: bool = False
 
@@ -137,3 +172,5 @@ class TrainingRun:
     optimizer: str = "AdamW"
     training: bool = True
     """False: forward only."""
+    adapter_rank: int = 0
+    """LoRA: only low-rank adapters of this rank are trained; 0: all parameters."""
