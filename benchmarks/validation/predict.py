@@ -1,0 +1,98 @@
+"""Predicting every row of a table: each kind has one module, which sees the inputs of the rows and nothing else.
+
+    predictions = predict_table(read_table("IN.csv"), "step", "t0", progress)
+    write_predictions("OUT.csv", table, "step", predictions)      # adds predicted_iter_time_ms and reason
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from benchmarks.validation.data import Table, write_table
+from benchmarks.validation.schemas import Kind, Predicted, Schema, Tier
+
+Predictor = Callable[[Sequence[Mapping[str, str]], Schema, Tier], list[Predicted]]
+
+_PREDICTORS: Mapping[Kind, tuple[str, str]] = {
+    "op": ("operators", "predict"),
+    "collective": ("collectives", "predict"),
+    "memory": ("training", "predict_memory"),
+    "oom": ("oom", "predict"),
+    "step": ("training", "predict_step"),
+    "pipeline": ("pipelines", "predict"),
+}
+"""Module and function of each kind; loaded when asked for, since only the training kinds pay for importing torch."""
+
+_CALLS = 50
+"""A table is predicted in about this many calls, so that the progress bar moves."""
+
+REASON = "reason"
+
+
+def predicted_column(measured: str) -> str:
+    """Name of the column that holds the prediction of a measured column."""
+    return f"predicted_{measured}"
+
+
+def predictor_of(kind: Kind) -> Predictor:
+    """The function that predicts rows of this kind."""
+    module, function = _PREDICTORS[kind]
+    predictor: Predictor = getattr(importlib.import_module(f"benchmarks.validation.{module}"), function)
+    return predictor
+
+
+def predict_table(
+    table: Table, kind: Kind, tier: Tier, progress: Callable[[int], None] = lambda done: None
+) -> list[Predicted]:
+    """One prediction per row, in order; `progress` hears how many rows are done. The measured columns stay unseen."""
+    predictor = predictor_of(kind)
+    inputs = [table.schema.inputs_of(row) for row in table.rows]
+    predictions: list[Predicted] = []
+    for part in _parts(inputs):
+        predictions.extend(_finite(predicted) for predicted in predictor(part, table.schema, tier))
+        progress(len(predictions))
+    assert len(predictions) == len(inputs), "a predictor returns one prediction per row"
+    return predictions
+
+
+def write_predictions(
+    path: str | os.PathLike[str], table: Table, kind: Kind, predictions: Sequence[Predicted]
+) -> None:
+    """Write each row with `predicted_<measured column>` for every measured column of the kind, and `reason`."""
+    measured = list(table.schema.measured[kind])
+    added = [*map(predicted_column, measured), REASON]
+    columns = [column for column in table.columns if column not in added]
+    rows = [
+        {
+            **{column: row[column] for column in columns},
+            **{predicted_column(column): _text(predicted.values.get(column)) for column in measured},
+            REASON: predicted.reason,
+        }
+        for row, predicted in zip(table.rows, predictions, strict=True)
+    ]
+    write_table(path, [*columns, *added], rows)
+
+
+def _parts(inputs: Sequence[Mapping[str, str]]) -> Iterator[Sequence[Mapping[str, str]]]:
+    size = max(1, math.ceil(len(inputs) / _CALLS))
+    return (inputs[start : start + size] for start in range(0, len(inputs), size))
+
+
+def _finite(predicted: Predicted) -> Predicted:
+    """The prediction without values that no measurement can have; says so where nothing is left."""
+    values = {
+        column: value
+        for column, value in predicted.values.items()
+        if isinstance(value, str) or math.isfinite(value)
+    }
+    reason = predicted.reason or ("" if values else "the model gives no finite value")
+    return Predicted(values=values, reason=reason)
+
+
+def _text(value: float | str | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{value:.9g}"
