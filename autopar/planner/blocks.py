@@ -9,7 +9,6 @@ Blocks are grouped by what they compute (a Weisfeiler-Lehman hash of the labelle
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from dataclasses import dataclass
 import networkx as nx
 from torch import fx
 
+from autopar.passes.segments import block_path
 from autopar.planner.factorisation import shape_of, value_of
 from autopar.planner.operators import base_of, operators
 from autopar.program import Program
 from autopar.rules.engine import tensor_operands
 
-_BLOCK = re.compile(r"^(.*?\.\d+)(?=[./])")
 _SOURCE = "batch"
 
 
@@ -77,12 +76,6 @@ def _members(graph: nx.DiGraph) -> dict[str, list[fx.Node]]:
         if path is not None:
             found.setdefault(path, []).append(node)
     return found
-
-
-def block_path(name: str) -> str | None:
-    """The block to which an operator or a parameter belongs, None outside of blocks: "layers.3/add#0" -> "layers.3"."""
-    match = _BLOCK.match(name)
-    return match[1] if match else None
 
 
 def _label(node: fx.Node) -> Hashable:

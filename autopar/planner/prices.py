@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import fx
 
 from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import collective_seconds
 from autopar.cost_models.kernel_groups import Traffic
-from autopar.cost_models.operators import OperatorKind, copy_seconds, element_flops, operator_seconds
+from autopar.cost_models.operator_names import LOOKUPS, base_name, operator_kind
+from autopar.cost_models.operators import copy_seconds, element_flops, operator_seconds
 from autopar.layout import Layout, Mesh
 from autopar.planner.factorisation import shape_of, value_of
 from autopar.planner.route_table import PlainStep
@@ -32,25 +32,6 @@ Floats = NDArray[np.float64]
 TIE_BREAK_SECONDS = 1e-8
 """Added per axis whose placement changes, and half of it per axis that replicates an operator: among plans of equal
 cost the still one wins. Far below any real kernel (a launch takes 1e-6 s)."""
-
-_PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "expert_linear", "expert_outer")
-
-_LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index")
-"""Operators that read only the rows of their first operand that they return."""
-
-
-def operator_kind(node: fx.Node) -> OperatorKind:
-    """Which rate bounds an operator: "matmul" (also convolutions), "attention" or "memory"."""
-    name = base_name(node)
-    if "attention" in name:
-        return "attention"
-    return "matmul" if name in _PRODUCTS else "memory"
-
-
-def base_name(node: fx.Node) -> str:
-    """The bare operator name: aten.mm.default -> mm."""
-    target = node.target
-    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
 
 
 def tensor_bytes(node: fx.Node, output: int = 0) -> int:
@@ -137,12 +118,12 @@ class Prices:
     ) -> Floats:
         """(strategies,) seconds of one operator on the fullest rank, without redistributing its operands."""
         device = self.cluster.device
-        kind = operator_kind(node)
+        kind = operator_kind(node.target)
         flops = rule.flops
         if kind == "memory":
             flops = max(
                 (math.prod(shape_of(node, o)) for o, t in enumerate(rule.outputs) if t is not None), default=0
-            ) * element_flops(device, base_name(node))
+            ) * element_flops(device, base_name(node.target))
         seconds = operator_seconds(
             device,
             flops=flops * strategies.fraction,
@@ -162,7 +143,7 @@ class Prices:
     def _bytes_moved(self, node: fx.Node, strategies: Strategies, traffic: Traffic) -> Floats:
         total = np.zeros(len(strategies))
         operands = tensor_operands(node)
-        lookup = base_name(node) in _LOOKUPS
+        lookup = base_name(node.target) in LOOKUPS
         for read in dict.fromkeys(traffic.reads):
             if read in operands:
                 index = operands.index(read)

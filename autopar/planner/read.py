@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
+from autopar.cost_models.operator_names import base_name
 from autopar.layout import Layout, Mesh, format_layout, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan
 from autopar.planner.build import Built, Variable
 from autopar.planner.lifetimes import Lifetimes
-from autopar.planner.prices import Floats, base_name
+from autopar.planner.prices import Floats
 from autopar.planner.recomputation import RECOMPUTED, SAVED, state_of
 from autopar.planner.solver import FORBIDDEN, Problem
 from autopar.program import Program
@@ -81,7 +82,7 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
     for node, index in built.operators.items():
         state, home = state_of(built.variables[index], int(assignment[index])), lifetimes.segment[node]
         if state == RECOMPUTED:
-            again.setdefault(home, []).append(base_name(node))
+            again.setdefault(home, []).append(base_name(node.target))
         elif state == SAVED and home in lifetimes.reading_segments(node):
             kept[home] = kept.get(home, 0) + 1
     blocks = {segment for segment, name in enumerate(lifetimes.segments.names) if name}

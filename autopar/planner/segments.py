@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.planner.blocks import block_path
+from autopar.passes.segments import block_path
 from autopar.planner.operators import operators
 from autopar.program import Program
 

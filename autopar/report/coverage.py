@@ -16,9 +16,9 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from autopar.cluster import Cluster
+from autopar.cost_models.operator_names import operator_kind
 from autopar.cost_models.operators import operator_seconds
 from autopar.planner.operators import operators, tensor_dtype
-from autopar.planner.prices import operator_kind
 from autopar.program import Program
 from autopar.rules.call import tensor_operands
 from autopar.rules.engine import rule_for
@@ -100,7 +100,7 @@ def _seconds(node: fx.Node, flops: float, moved: float, cluster: Cluster) -> flo
     dtype = tensor_dtype(operands[0]) if operands else torch.float32
     wide = dtype if dtype.is_floating_point else torch.float32
     name = str(wide).removeprefix("torch.")
-    kind = "matmul" if flops else operator_kind(node)
+    kind = "matmul" if flops else operator_kind(node.target)
     return float(operator_seconds(cluster.device, flops=flops, bytes_moved=moved, dtype=name, kind=kind))
 
 

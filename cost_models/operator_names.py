@@ -1,0 +1,31 @@
+"""What an operator is to the cost models, by its bare name: a product, attention, a lookup, or memory traffic.
+
+    operator_kind(aten.mm.default) is "matmul"     operator_kind(gelu) is "memory"     base_name(gelu) is "gelu"
+"""
+
+from __future__ import annotations
+
+import torch
+
+from autopar.cost_models.operators import OperatorKind
+
+PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "expert_linear", "expert_outer",
+            "block_expert_linear", "block_expert_outer")  # fmt: skip
+
+LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "masked_embedding", "masked_gather")
+"""Operators that read only the rows of their first operand that they return."""
+
+
+def base_name(target: object) -> str:
+    """The bare operator name: aten.mm.default -> mm; of a function its own name."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[-1]
+    return getattr(target, "__name__", str(target))
+
+
+def operator_kind(target: object) -> OperatorKind:
+    """Which rate bounds an operator: "matmul" (also convolutions), "attention" or "memory"."""
+    name = base_name(target)
+    if "attention" in name:
+        return "attention"
+    return "matmul" if name in PRODUCTS else "memory"
