@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,13 +108,12 @@ class NodePreset:
     nics_per_node: int
     nic_bytes_per_second: _Sourced
     collective_backend: Literal["nccl", "gloo"]
+    aliases: tuple[str, ...] = ()
 
 
 @functools.cache
 def _device_presets() -> dict[str, _DevicePreset]:
-    return msgspec.json.decode(
-        (HARDWARE_DIRECTORY / "devices.json").read_bytes(), type=dict[str, _DevicePreset]
-    )
+    return msgspec.json.decode((HARDWARE_DIRECTORY / "devices.json").read_bytes(), type=dict[str, _DevicePreset])
 
 
 @functools.cache
@@ -158,22 +158,27 @@ def preset_link(name: str) -> Link:
 
 
 def find_node(name: str) -> NodePreset:
-    """The node type of this name, or the usual node of the device of this name or alias (any case).
+    """The node type of this name, or the usual node of the device of this name or alias.
 
-    Raises ConfigurationError for an unknown name, with the nearest known one and all presets.
+    Case does not matter, nor whether words are parted by "-", "_" or a space: "DGX H100" is "dgx-h100". Raises
+    ConfigurationError for an unknown name, with the nearest known one and all presets.
     """
-    nodes = {node.lower(): preset for node, preset in _node_presets().items()}
+    nodes = {_plain(known): preset for node, preset in _node_presets().items() for known in (node, *preset.aliases)}
     for device, preset in _device_presets().items():
         own_node = replace(_node_presets()[preset.node], device=device)
-        nodes.update((known.lower(), own_node) for known in (device, *preset.aliases))
-    if name.lower() in nodes:
-        return nodes[name.lower()]
-    near = difflib.get_close_matches(name.lower(), nodes, n=1, cutoff=0.0)
-    display = {known.lower(): known for known in preset_names()}
+        nodes.update((_plain(known), own_node) for known in (device, *preset.aliases))
+    if _plain(name) in nodes:
+        return nodes[_plain(name)]
+    near = difflib.get_close_matches(_plain(name), nodes, n=1, cutoff=0.0)
+    display = {_plain(known): known for known in preset_names()}
     raise ConfigurationError(
         f"unknown device or node type {name!r}; did you mean {display.get(near[0], near[0].upper())!r}? "
         f"Presets: {', '.join(preset_names())}. Other hardware: Cluster.from_file(path)"
     )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", "-", name.strip().lower())
 
 
 def find_node_of_gpu(name: str) -> NodePreset:

@@ -14,6 +14,8 @@ def test_ceilings_are_measured_rates_not_vendor_peaks() -> None:
 def test_names_and_aliases_are_found_in_any_case() -> None:
     assert find_node("a100") == find_node("A100-80") == find_node("A100-sxm")
     assert find_node("aws-p5").network_link == "EFA"
+    assert find_node("DGX GB300") == find_node("gb300_nvl72")
+    assert find_node("p5.48xlarge") == find_node("AWS-p5")
 
 
 def test_measured_collectives_stand_beside_their_link() -> None:
@@ -38,5 +40,5 @@ def test_a_gpu_is_found_by_the_name_its_driver_reports(name: str, device: str) -
 
 
 def test_a_gpu_without_a_preset_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="GH200"):
-        find_node_of_gpu("NVIDIA GH200 480GB")
+    with pytest.raises(ConfigurationError, match="Quadro"):
+        find_node_of_gpu("NVIDIA Quadro T2000")
