@@ -24,8 +24,9 @@ from benchmarks.validation.runs import Experts, LatentAttention, ModelShape
 DROPOUT = 0.1
 """Megatron's default for attention and hidden states."""
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}
-"""Of weights and activations; float8 products have 16-bit operands in the graph and a float8 rate."""
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+"""Of weights and activations; bfloat16 where not named: float8 products have 16-bit operands in the graph and a float8
+rate."""
 
 
 def build_model(shape: ModelShape, kinds: tuple[str, ...], *, dtype: str, flash: bool) -> nn.Module:
@@ -35,17 +36,21 @@ def build_model(shape: ModelShape, kinds: tuple[str, ...], *, dtype: str, flash:
     that writes no scores.
     """
     with torch.device("meta"):
-        return Transformer(shape, kinds, flash=flash).to(DTYPES[dtype])
+        return Transformer(shape, kinds, flash=flash).to(DTYPES.get(dtype, torch.bfloat16))
 
 
 def layer_kinds(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """(kind of layer, how many of them), in the order in which the model first uses them."""
+    sequence = layer_sequence(shape)
+    return tuple((kind, sequence.count(kind)) for kind in dict.fromkeys(sequence))
+
+
+def layer_sequence(shape: ModelShape) -> tuple[str, ...]:
+    """The kind of every layer: "dense" or "experts"."""
     experts = shape.experts
     if experts is None:
-        return (("dense", shape.layers),)
-    routed = sum(1 for layer in range(experts.dense_layers, shape.layers) if has_experts(experts, layer))
-    counts = (("dense", shape.layers - routed), ("experts", routed))
-    return tuple((kind, count) for kind, count in counts if count)
+        return ("dense",) * shape.layers
+    return tuple("experts" if has_experts(experts, layer) else "dense" for layer in range(shape.layers))
 
 
 def has_experts(experts: Experts, layer: int) -> bool:
@@ -60,8 +65,10 @@ def example(shape: ModelShape, batch: int) -> dict[str, Tensor]:
 
 
 def without_layers(shape: ModelShape) -> ModelShape:
-    """The shape as far as single layers see it, so that models of different depth share one capture."""
-    return dataclasses.replace(shape, layers=0, pattern="")
+    """The shape with as few layers as have every kind, so that models of different depth share one capture."""
+    sequence = layer_sequence(shape)
+    needed = 1 + max(sequence.index(kind) for kind in dict.fromkeys(sequence))
+    return dataclasses.replace(shape, layers=needed, pattern="")
 
 
 class Transformer(nn.Module):
@@ -119,9 +126,7 @@ class Layer(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = norm(shape), norm(shape)
         attention = shape.latent
-        self.attention = (
-            Attention(shape, flash=flash) if attention is None else Latent(shape, attention, flash=flash)
-        )
+        self.attention = Attention(shape, flash=flash) if attention is None else Latent(shape, attention, flash=flash)
         if kind == "experts":
             assert shape.experts is not None
             self.mlp: nn.Module = MixtureOfExperts(shape, shape.experts)
@@ -197,9 +202,7 @@ class Latent(nn.Module):
         self.query_up = nn.Linear(latent.query_rank or shape.hidden, query_width, bias=False)
         self.kv_down = nn.Linear(shape.hidden, latent.key_value_rank + latent.rope_head, bias=False)
         self.kv_norm = nn.RMSNorm(latent.key_value_rank)
-        self.kv_up = nn.Linear(
-            latent.key_value_rank, shape.heads * (latent.nope_head + latent.value_head), bias=False
-        )
+        self.kv_up = nn.Linear(latent.key_value_rank, shape.heads * (latent.nope_head + latent.value_head), bias=False)
         self.rotation = Rotation(shape.seq_len, latent.rope_head)
         self.core = Core(0.0, flash=flash)
         self.out = nn.Linear(shape.heads * latent.value_head, shape.hidden, bias=False)
