@@ -65,7 +65,7 @@ def lowered(run: TrainingRun) -> LoweredRun:
         plan=plan,
         partition=partition,
         chunks=placed(layers, parallel.pp * parallel.virtual_stages, first="embedding", last="head"),
-        mesh=Mesh(tuple(axes.values()), tuple(axes)),
+        mesh=Mesh(axis_names=tuple(axes), shape=tuple(axes.values())),
     )
 
 
