@@ -56,7 +56,7 @@ def find_moves(
     waited: set[int] = set()
     moves: list[Move] = []
     while current != target:
-        move = _next_move(current, target, uneven)
+        move = _next_move(current, target, uneven, spare)
         if spare is not None and spare not in current and move.kind != "slice":
             axis = _waiting_axis(move, target, uneven)
             if axis is not None and axis not in waited:
@@ -83,18 +83,19 @@ def _placed(state: State, goals: dict[int, int]) -> State:
 
 def _waiting_axis(move: Move, target: State, uneven: Collection[int]) -> int | None:
     """The axis that should wait in the spare factor before a move: one that holds everything because an outer axis is
-    to enter its block first (that then moves less), else one that would be gathered out of another's way."""
+    to enter its block first (that then moves less), else one that would be gathered out of another's way. Where its
+    goal is uneven only a gather leads out of the spare factor, so it does not wait."""
     current = move.before
     for axis, (now, goal) in enumerate(zip(current, target, strict=True)):
-        if now == REPLICATED and goal >= 0 and goal not in current[axis + 1 :]:
+        if now == REPLICATED and goal >= 0 and goal not in uneven and goal not in current[axis + 1 :]:
             return axis
     inner = move.axes[-1]
-    now = current[inner]
-    gathered_aside = move.kind == "all_gather" and now >= 0 and now not in uneven and target[inner] >= 0
+    now, goal = current[inner], target[inner]
+    gathered_aside = move.kind == "all_gather" and now >= 0 and goal >= 0 and now not in uneven and goal not in uneven
     return inner if gathered_aside else None
 
 
-def _next_move(current: State, target: State, uneven: Collection[int]) -> Move:
+def _next_move(current: State, target: State, uneven: Collection[int], spare: int | None) -> Move:
     """The first kind of `ORDER` with a legal move, by as many axes as make it together in one collective."""
     goals: Goals = {}
     for axis, (now, goal) in enumerate(zip(current, target, strict=True)):
@@ -113,7 +114,7 @@ def _next_move(current: State, target: State, uneven: Collection[int]) -> Move:
                     after = _placed(current, {axis: goals[axis][1] for axis in axes})
                     if _move_together(kind, axes[::-1], current, after, target):
                         return Move(kind, axes[::-1], current, after)
-    return _unblock(goals, current)
+    return _unblock(goals, current, spare)
 
 
 def _move_together(kind: StepKind, axes: Sequence[int], current: State, after: State, target: State) -> bool:
@@ -154,9 +155,10 @@ def _may_enter(axis: int, goal: int, current: Sequence[int], target: State) -> b
     return all((current[outer] == goal) == (target[outer] == goal) for outer in range(axis))
 
 
-def _unblock(goals: Goals, current: State) -> Move:
-    """No move is legal: gather the innermost axis of a factor that some blocked axis wants to leave or enter."""
-    wanted = {current[axis] for axis in goals} | {goal for _, goal in goals.values()}
+def _unblock(goals: Goals, current: State, spare: int | None) -> Move:
+    """No move is legal: gather the innermost axis of a factor that some blocked axis wants to leave or enter. Who waits
+    in the spare factor is in nobody's way."""
+    wanted = ({current[axis] for axis in goals} | {goal for _, goal in goals.values()}) - {spare}
     inner = max(axis for axis, now in enumerate(current) if now >= 0 and now in wanted)
     together = [
         axis
