@@ -42,16 +42,19 @@ class HeldGradients:
     cut: CutBackward | None = None
     sums: list[torch.Tensor] = field(default_factory=list)
 
-    def backward(self, cut: CutBackward, inputs: Sequence[Any]) -> list[torch.Tensor | None]:
-        """Gradients of one backward: None for those that are held, complete ones with what was held before."""
+    def backward(self, cut: CutBackward, inputs: list[Any]) -> list[torch.Tensor | None]:
+        """Gradients of one backward: None for those that are held, complete ones with what was held before.
+
+        inputs: arguments of the backward graph, emptied.
+        """
         late = self._reduce_others(cut)
-        gradients = list(cut.unreduced(*inputs))
+        gradients = list(cut.unreduced(inputs))
         fresh = [gradients[position] for position in cut.positions]
         self.sums = [a + b for a, b in zip(self.sums, fresh, strict=True)] if self.sums else fresh
         self.cut = cut
         reduced: Sequence[torch.Tensor | None] = [None] * len(fresh)
         if not self.holding:
-            reduced = cut.reduce(*self.sums)
+            reduced = cut.reduce(self.sums)
             self.sums, self.cut = [], None
         for position, gradient in zip(cut.positions, reduced, strict=True):
             gradients[position] = gradient
@@ -68,7 +71,7 @@ class HeldGradients:
         """Reduce now what is held: (position among the gradients, gradient)."""
         if self.cut is None:
             return []
-        late = list(zip(self.cut.positions, self.cut.reduce(*self.sums), strict=True))
+        late = list(zip(self.cut.positions, self.cut.reduce(self.sums), strict=True))
         self.sums, self.cut = [], None
         return late
 

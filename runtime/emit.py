@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from autopar.layout import Layout, replicated
 from autopar.parallel_plan import Plan
 from autopar.passes.partition import Partition
-from autopar.program import Output, Program
+from autopar.program import Input, Output, Program
 from autopar.runtime.accumulation import CutBackward, HeldGradients, cut_backward
 from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.parameters import from_local
@@ -90,7 +90,7 @@ class Step:
         Returns one local tensor per entry of `forward_outputs`.
         """
         if self.backward is None or not torch.is_grad_enabled():
-            returned = self.forward(*map(local_tensor, tensors))
+            returned = self.forward([local_tensor(tensor) for tensor in tensors])
             return tuple(returned[: len(self.forward_outputs)])
         results: tuple[torch.Tensor, ...] = _StepFunction.apply(self, held, *tensors)  # type: ignore[no-untyped-call]
         return results
@@ -106,7 +106,7 @@ class _StepFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: Step, held: HeldGradients, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        returned = step.forward(*map(local_tensor, tensors))
+        returned = step.forward([local_tensor(tensor) for tensor in tensors])
         count = len(step.forward_outputs)
         results, saved = returned[:count], returned[count:]
         ctx.step = step
@@ -116,34 +116,48 @@ class _StepFunction(torch.autograd.Function):
         inputs = {id(local_tensor(tensor)) for tensor in tensors}
         results = tuple(value.clone() if id(value) in inputs else value for value in results)
         ctx.mark_non_differentiable(*_without_tangent(step, results))
-        ctx.set_materialize_grads(True)
+        ctx.set_materialize_grads(False)  # no zeros for outputs whose tangent nothing reads
         return results
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         step: Step = ctx.step
         assert step.backward is not None
-        tensors = iter(ctx.saved_tensors)
-        saved = [next(tensors) if constant is None else constant for constant in ctx.constants]
         by_name = {
             output.name: tangent
             for tangent, output in zip(tangents, step.forward_outputs, strict=True)
             if output.role != "mutation"
         }
-        given = [by_name[name].contiguous() for name in tangent_names(step.lowered)]
+        arguments = _saved(ctx)
+        arguments += [_tangent(by_name[value.name], value, step.groups.device) for value in tangents_of(step.lowered)]
         held: HeldGradients = ctx.held
         if step.cut is not None and (held.holding or held.cut is not None):
-            return (None, None, *_by_input(step, held.backward(step.cut, [*saved, *given])))
-        return (None, None, *_by_input(step, step.backward(*saved, *given)))
+            return (None, None, *_by_input(step, held.backward(step.cut, arguments)))
+        return (None, None, *_by_input(step, step.backward(arguments)))
 
 
-def tangent_names(program: Program) -> list[str]:
-    """Names of the outputs that have a tangent, in the order of the tangent inputs."""
-    return [value.name for value in program.inputs if value.role == "tangent"]
+def _saved(ctx: Any) -> list[Any]:
+    """What forward saved, and nothing else holds it any more: each value ends with its last reader in backward."""
+    tensors = iter(ctx.saved_tensors)
+    saved = [next(tensors) if constant is None else constant for constant in ctx.constants]
+    ctx.maybe_clear_saved_tensors()  # keeps them where the caller asked for retain_graph
+    return saved
+
+
+def _tangent(given: torch.Tensor | None, meaning: Input, device: torch.device) -> torch.Tensor:
+    """The local block of a tangent, zeros where the caller differentiates other outputs only."""
+    if given is None:
+        return torch.zeros(meaning.shape, dtype=meaning.dtype, device=device)
+    return given.contiguous()
+
+
+def tangents_of(program: Program) -> list[Input]:
+    """The tangent inputs, in their order."""
+    return [value for value in program.inputs if value.role == "tangent"]
 
 
 def _without_tangent(step: Step, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    names = set(tangent_names(step.lowered))
+    names = {value.name for value in tangents_of(step.lowered)}
     return [
         value
         for value, output in zip(results, step.forward_outputs, strict=True)

@@ -139,24 +139,25 @@ class MicroStep:
         results: list[list[torch.Tensor]] = [[] for _ in self.forward_outputs]
         for part in range(self.count):
             graphs = self.graphs.of(part, pieces)
-            returned = graphs.forward(*self._arguments(bind(part), statistics))
-            for kept, value in zip(results, returned, strict=False):
-                kept.append(value)
+            returned = list(graphs.forward(self._arguments(bind(part), statistics)))
+            for kept in results:
+                kept.append(returned.pop(0))
             if totals is not None:
-                self._backward(graphs, returned[len(results) :], totals)
+                self._backward(graphs, returned, totals)
             del returned
         return tuple(
             self._join(output, values, axes) for output, values in zip(self.forward_outputs, results, strict=True)
         )
 
-    def _backward(self, graphs: OnePart, saved: Sequence[Any], totals: Sequence[torch.Tensor | None]) -> None:
+    def _backward(self, graphs: OnePart, saved: list[Any], totals: Sequence[torch.Tensor | None]) -> None:
         assert graphs.backward is not None
         tangents = [
             torch.full(value.shape, self.micro.loss_scale, dtype=value.dtype, device=self.groups.device)
             for value in self.lowered.inputs
             if value.role == "tangent"
         ]
-        graphs.backward(*saved, *tangents, *(totals[index] for index in self.totals))
+        saved += [*tangents, *(totals[index] for index in self.totals)]
+        graphs.backward(saved)  # empties the list: each saved value ends with its last reader
 
     def _statistics(self, bind: Bind, pieces: int) -> dict[str, torch.Tensor]:
         """The statistics of the whole batch, by name."""
@@ -172,7 +173,7 @@ class MicroStep:
         for part in range(self.count):
             compute = self.graphs.of(part, pieces).statistics
             assert compute is not None
-            found = compute(*self._arguments(bind(part), blank))
+            found = compute(self._arguments(bind(part), blank))
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
         return {
             name: _scaled(value, self.micro.statistic_scales[name]) for name, value in zip(names, sums, strict=True)

@@ -1,4 +1,8 @@
-"""Kernels: how a graph is run. The plan says which backend, the same answer that the cost model priced."""
+"""Kernels: how a graph is run. The plan says which backend, the same answer that the cost model priced.
+
+A callable takes one list of arguments and empties it: `call([a, b])`. So the graph holds the only reference to what it
+is given, and every argument ends with its last reader, as the planned memory assumes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from torch import fx
 
 from autopar.errors import ConfigurationError
 
-GraphCall: TypeAlias = Callable[..., Any]
+GraphCall: TypeAlias = Callable[[list[Any]], Any]
 
 
 def kernels(graph_module: fx.GraphModule, backend: str) -> GraphCall:
@@ -19,8 +23,25 @@ def kernels(graph_module: fx.GraphModule, backend: str) -> GraphCall:
     Raises ConfigurationError for a backend that does not exist.
     """
     if backend == "eager":
-        return graph_module
+        return boxed(graph_module)
     if backend == "inductor":
-        compiled: GraphCall = torch.compile(graph_module, backend="inductor", dynamic=False)
-        return compiled
+        compiled = torch.compile(graph_module, backend="inductor", dynamic=False)
+        return lambda arguments: compiled(*arguments)
     raise ConfigurationError(f"kernel backend {backend!r} is unknown; the plan may say eager or inductor")
+
+
+def boxed(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """The graph with one placeholder, a list that it empties before it does anything else.
+
+    def forward(self, x, w): return x @ w    -->    def forward(self, arguments): x = arguments.pop(0); w = ...
+    """
+    graph = fx.Graph()
+    arguments = graph.placeholder("arguments")
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        copies[node] = graph.call_method("pop", (arguments, 0))
+        copies[node].meta = dict(node.meta)
+    for node in graph_module.graph.nodes:
+        if node.op != "placeholder":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(graph_module, graph)
