@@ -10,12 +10,14 @@ by the position of its first node; views, getitem and waits are no kernel and ha
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
+from autopar.cost_models.operator_names import base_name
 from autopar.errors import ConfigurationError
 
 POINTWISE_OPERATORS = frozenset([
@@ -43,6 +45,39 @@ SLICING_OPERATORS = frozenset([
 Phase = Callable[[fx.Node], str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelBackend:
+    """Who writes the kernels, as data."""
+
+    fuses_chains: bool = False
+    """Maximal chains of pointwise operators, with trailing reductions, are one kernel."""
+    adds_bias_in_product: bool = False
+    """A bias added to a product is part of the product's kernel (cuBLAS epilogue), where no chain took it."""
+    pointwise: frozenset[str] = frozenset()
+    """Further operators that its chains hold."""
+    free: frozenset[str] = frozenset()
+    """Operators that it never runs: copies that its own order of dims and its strided kernels make needless."""
+
+
+_LAYOUT_COPIES = frozenset(["clone", "contiguous", "padded", "pieces_first", "pieces_joined"])
+
+KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
+    "eager": KernelBackend(),
+    "inductor": KernelBackend(fuses_chains=True),
+    # PyTorch as people write models: nn.Linear is addmm, products and attention read strided heads
+    "torch": KernelBackend(adds_bias_in_product=True, free=_LAYOUT_COPIES),
+    # Megatron-LM: bias + GELU and bias + dropout + residual are one kernel each, activations are (sequence, batch,
+    # hidden), so collectives of sequence parallelism and batched products need no copy
+    "megatron": KernelBackend(
+        fuses_chains=True,
+        adds_bias_in_product=True,
+        pointwise=frozenset(["dropout_by_index", "dropout_backward", "dropout"]),
+        free=_LAYOUT_COPIES,
+    ),
+}
+"""What the kernels of published runs are; "eager" and "inductor" are also what autopar runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """What one node moves between memory and its kernel."""
@@ -62,13 +97,20 @@ def kernel_groups(graph: fx.Graph, backend: str, phase: Phase = phase_of_meta) -
     """The kernel of each node that launches one, named by the position of its first node in the graph.
 
     "eager": one kernel per node. "inductor": maximal chains of pointwise nodes with trailing reductions,
-    never across phases. Raises ConfigurationError for another backend.
+    never across phases. The others: see `KERNEL_BACKENDS`. Raises ConfigurationError for another backend.
     """
-    if backend not in ("eager", "inductor"):
-        raise ConfigurationError(f"unknown kernel backend {backend!r}: expected 'eager' or 'inductor'")
-    groups = {node: index for index, node in enumerate(graph.nodes) if launches_kernel(node)}
-    if backend == "inductor":
-        _merge_chains(graph, groups, phase)
+    rules = KERNEL_BACKENDS.get(backend)
+    if rules is None:
+        raise ConfigurationError(f"unknown kernel backend {backend!r}: expected one of {', '.join(KERNEL_BACKENDS)}")
+    groups = {
+        node: index
+        for index, node in enumerate(graph.nodes)
+        if launches_kernel(node) and base_name(node.target) not in rules.free
+    }
+    if rules.fuses_chains:
+        _merge_chains(graph, groups, phase, rules)
+    if rules.adds_bias_in_product:
+        _merge_biases(graph, groups)
     return groups
 
 
@@ -110,9 +152,7 @@ def passes_through(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return True
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and (
-        target.is_view or _base_name(target) in PASS_THROUGH_OPERATORS
-    )
+    return isinstance(target, torch._ops.OpOverload) and (target.is_view or base_name(target) in PASS_THROUGH_OPERATORS)
 
 
 def is_pointwise(node: fx.Node) -> bool:
@@ -120,7 +160,7 @@ def is_pointwise(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return torch.Tag.pointwise in target.tags or _base_name(target) in POINTWISE_OPERATORS
+    return torch.Tag.pointwise in target.tags or base_name(target) in POINTWISE_OPERATORS
 
 
 def is_reduction(node: fx.Node) -> bool:
@@ -129,24 +169,44 @@ def is_reduction(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
     tag = getattr(torch.Tag, "reduction", None)
-    return (tag is not None and tag in target.tags) or _base_name(target) in REDUCTION_OPERATORS
+    return (tag is not None and tag in target.tags) or base_name(target) in REDUCTION_OPERATORS
 
 
-def _merge_chains(graph: fx.Graph, groups: dict[fx.Node, int], phase: Phase) -> None:
+def _merge_biases(graph: fx.Graph, groups: dict[fx.Node, int]) -> None:
+    """Join an addition of a vector with the product in front of it, where the addition is a kernel of its own."""
+    sizes = Counter(groups.values())
+    for node in graph.nodes:
+        if base_name(node.target) != "add" or node not in groups or sizes[groups[node]] > 1:
+            continue
+        product = next((p for p in map(_producer, node.all_input_nodes) if base_name(p.target) in ("mm", "bmm")), None)
+        if product in groups and any(_is_vector(operand) for operand in node.all_input_nodes):
+            groups[node] = groups[product]
+
+
+def _is_vector(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.ndim == 1
+
+
+def _merge_chains(graph: fx.Graph, groups: dict[fx.Node, int], phase: Phase, rules: KernelBackend) -> None:
     """Join fusible neighbours of equal depth.
 
     The depth counts the kernels that must have ended before: it grows behind each operator that cannot be
     fused and behind each reduction. Paths between two nodes of one depth hold no such operator, so a group
     never waits for a kernel that waits for the group.
     """
+
+    def pointwise(node: fx.Node) -> bool:
+        return is_pointwise(node) or base_name(node.target) in rules.pointwise
+
     depth: dict[fx.Node, int] = {}
     parent: dict[int, int] = {}
     for node in graph.nodes:
-        depth[node] = max((_depth_behind(source, depth) for source in node.all_input_nodes), default=0)
-        if node not in groups or not (is_pointwise(node) or is_reduction(node)):
+        depth[node] = max((depth[s] + _ends_chain(s, pointwise) for s in node.all_input_nodes), default=0)
+        if node not in groups or not (pointwise(node) or is_reduction(node)):
             continue
         for source in map(_producer, node.all_input_nodes):
-            fusible = source in groups and is_pointwise(source)
+            fusible = source in groups and pointwise(source)
             if fusible and depth[source] == depth[node] and phase(source) == phase(node):
                 first, second = sorted((_root(parent, groups[source]), _root(parent, groups[node])))
                 if first != second:
@@ -160,9 +220,8 @@ def _root(parent: dict[int, int], group: int) -> int:
     return group
 
 
-def _depth_behind(source: fx.Node, depth: dict[fx.Node, int]) -> int:
-    ends_chain = source.op == "call_function" and not passes_through(source) and not is_pointwise(source)
-    return depth[source] + ends_chain
+def _ends_chain(source: fx.Node, pointwise: Callable[[fx.Node], bool]) -> bool:
+    return source.op == "call_function" and not passes_through(source) and not pointwise(source)
 
 
 def _producer(node: fx.Node) -> fx.Node:
@@ -178,7 +237,7 @@ def _bytes_key(operand: fx.Node) -> object:
         if operand.target is operator.getitem:
             source = operand.all_input_nodes[0]
             return (operand, None) if passes_through(source) else (source, operand.args[1])
-        if _base_name(operand.target) in SLICING_OPERATORS:
+        if base_name(operand.target) in SLICING_OPERATORS:
             return (operand, None)
         operand = operand.all_input_nodes[0]
     return (operand, 0)
@@ -212,8 +271,3 @@ def _users_through_views(node: fx.Node, output: int = 0) -> Iterator[tuple[int, 
 def _is_tensor(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return value is None or isinstance(value, (torch.Tensor, tuple, list))
-
-
-def _base_name(target: object) -> str:
-    """ "sum" of aten.sum.dim_IntList."""
-    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""
