@@ -101,6 +101,12 @@ def is_compiled(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+def release_saved_tensors(ctx: Any) -> None:
+    """In the backward of an autograd.Function: drop what `ctx.save_for_backward` kept, unless the caller asked for
+    retain_graph. torch's own compiled functions do it so."""
+    ctx.maybe_clear_saved_tensors()
+
+
 def lone_device_mesh(device_type: str, axis_names: tuple[str, ...]) -> DeviceMesh:
     """A mesh of this one process, all axes of size 1, without any process group."""
     ranks = torch.zeros((1,) * len(axis_names), dtype=torch.int)
@@ -140,6 +146,7 @@ __all__ = [
     "lone_device_mesh",
     "no_dispatch",
     "register_dataclass",
+    "release_saved_tensors",
     "torch_version",
     "tree_flatten",
     "tree_flatten_with_path",

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
+from autopar._compat import release_saved_tensors
 from autopar.layout import Layout, replicated
 from autopar.parallel_plan import Plan
 from autopar.passes.partition import Partition
@@ -140,7 +141,7 @@ def _saved(ctx: Any) -> list[Any]:
     """What forward saved, and nothing else holds it any more: each value ends with its last reader in backward."""
     tensors = iter(ctx.saved_tensors)
     saved = [next(tensors) if constant is None else constant for constant in ctx.constants]
-    ctx.maybe_clear_saved_tensors()  # keeps them where the caller asked for retain_graph
+    release_saved_tensors(ctx)
     return saved
 
 

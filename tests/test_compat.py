@@ -2,6 +2,8 @@
 
 import contextlib
 import warnings
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -44,3 +46,28 @@ def test_joint_export_has_descriptors() -> None:
 
 def test_strided_shard_prints_its_split() -> None:
     assert _compat.StridedShard(1, split_factor=3).split_factor == 3
+
+
+def test_saved_tensors_are_released() -> None:
+    freed: list[bool] = []
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            saved = x + 1
+            weakref.finalize(saved.untyped_storage(), freed.append, True)
+            ctx.save_for_backward(saved)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            assert len(ctx.saved_tensors) == 1
+            _compat.release_saved_tensors(ctx)
+            states.append(bool(freed))
+            return gradient * 2
+
+    states: list[bool] = []
+    result = Double.apply(torch.ones(2, requires_grad=True)).sum()  # type: ignore[no-untyped-call]
+    result.backward(retain_graph=True)
+    result.backward()
+    assert states == [False, True]
