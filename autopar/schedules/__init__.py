@@ -1,0 +1,1 @@
+"""Pipeline schedules as data: `actions` (a schedule and its text), `check`, `list_scheduler` (the families)."""
