@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autopar.cost_models.operators_gemm import Rates
+from autopar.device_curves import DeviceCurves
 from autopar.errors import ConfigurationError
 from autopar.hardware import Device
 
@@ -78,6 +80,16 @@ def _seconds_per_flop(device: Device, dtype: str, kind: OperatorKind) -> float:
     return 1.0 / (efficiency * matmul_flops_per_second(device, dtype))
 
 
+def rates_of(device: Device, curves: DeviceCurves, dtype: str) -> Rates:
+    """What the operator models take of a device: its ceilings, units and cache."""
+    return Rates(
+        flops_per_second=matmul_flops_per_second(device, dtype),
+        memory_bytes_per_second=device.memory_bytes_per_second,
+        sm_count=curves.sm_count,
+        l2_bytes=curves.l2_bytes,
+    )
+
+
 def element_flops(device: Device, operator: str) -> float:
     """Arithmetic per element of a "memory" operator, by its bare ATen name ("gelu", "_softmax")."""
     return CPU_ELEMENT_FLOPS.get(operator, 1.0) if device.kind == "cpu" else 1.0
@@ -97,6 +109,4 @@ def matmul_flops_per_second(device: Device, dtype: str) -> float:
     for known in (dtype, DTYPE_FALLBACKS.get(dtype, ""), "float32"):
         if known in rates:
             return rates[known] / (FLOAT64_SLOWDOWN if dtype == "float64" and known == "float32" else 1.0)
-    raise ConfigurationError(
-        f"device {device.name!r} has no flops_per_second for {dtype!r}: it has {sorted(rates)}"
-    )
+    raise ConfigurationError(f"device {device.name!r} has no flops_per_second for {dtype!r}: it has {sorted(rates)}")
