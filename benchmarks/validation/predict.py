@@ -1,7 +1,7 @@
 """Predicting every row of a table: each kind has one module, which sees the inputs of the rows and nothing else.
 
-    predictions = predict_table(read_table("IN.csv"), "step", "t0", progress)
-    write_predictions("OUT.csv", table, "step", predictions)      # adds predicted_iter_time_ms and reason
+predictions = predict_table(read_table("IN.csv"), "step", "t0", progress)
+write_predictions("OUT.csv", table, "step", predictions)      # adds predicted_iter_time_ms and reason
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def predict_table(
     return predictions
 
 
-def write_predictions(
-    path: str | os.PathLike[str], table: Table, kind: Kind, predictions: Sequence[Predicted]
-) -> None:
+def write_predictions(path: str | os.PathLike[str], table: Table, kind: Kind, predictions: Sequence[Predicted]) -> None:
     """Write each row with `predicted_<measured column>` for every measured column of the kind, and `reason`."""
     measured = list(table.schema.measured[kind])
     added = [*map(predicted_column, measured), REASON]
@@ -84,9 +82,7 @@ def _parts(inputs: Sequence[Mapping[str, str]]) -> Iterator[Sequence[Mapping[str
 def _finite(predicted: Predicted) -> Predicted:
     """The prediction without values that no measurement can have; says so where nothing is left."""
     values = {
-        column: value
-        for column, value in predicted.values.items()
-        if isinstance(value, str) or math.isfinite(value)
+        column: value for column, value in predicted.values.items() if isinstance(value, str) or math.isfinite(value)
     }
     reason = predicted.reason or ("" if values else "the model gives no finite value")
     return Predicted(values=values, reason=reason)

@@ -73,6 +73,8 @@ class ModelShape:
     dropout: bool = False
     gated: bool = False
     """SwiGLU in place of GELU; llama and moe are gated always."""
+    biases: bool = True
+    """gpt, bert, t5: linear layers have biases."""
     decoder_seq_len: int = 0
     """t5: `layers` encoder layers over `seq_len` and as many decoder layers over this; 0: no encoder."""
     window: int = 0
@@ -107,7 +109,8 @@ class ParallelShape:
     recompute_layers: int | None = None
     """Layers that recompute, where not all do."""
     recompute_modules: tuple[str, ...] = ("core_attn",)
-    """What selective recomputation drops: core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj."""
+    """What selective recomputation drops: core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj;
+    pointwise and second_matmul: all but attention and every other product, as torchtitan's policy by operators."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"] = "1f1b"
     micro_batch: int = 1
     """Sequences that one model replica takes at once."""
@@ -134,11 +137,11 @@ class Stack:
     """Who groups element-wise operators (`cost_models/kernel_groups.py`)."""
     attention: Literal["flash", "fused", "unfused"] = "flash"
     parameter_bytes: int = 2
-    """Of the weights that compute reads."""
+    """Of one weight as it stays on the device between steps (FSDP: the float32 shard, which is the master too)."""
     gradient_bytes: int = 4
     """Of the buffer that gradients accumulate in."""
     optimizer_bytes: float = 12.0
-    """Master weights and moments per parameter (fp32 Adam with master copy: 12)."""
+    """Moments per parameter, and master weights beside `parameter_bytes` (Adam with a float32 master copy: 12)."""
     reduce_bytes: int = 4
     """Of one gradient element while it is reduced."""
     overlap_gradients: bool = False

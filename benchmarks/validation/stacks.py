@@ -1,0 +1,111 @@
+"""The training software of published runs, as data: what each does to dtypes, kernels and communication.
+
+A preset says what its source or its documentation says; rows change single fields with `dataclasses.replace`.
+"""
+
+from __future__ import annotations
+
+from benchmarks.validation.runs import Stack
+
+MEGATRON_DEEPSPEED = Stack(
+    name="megatron-deepspeed",
+    dtype="float16",
+    kernels="megatron",
+    attention="unfused",
+    gradient_bytes=2,
+    optimizer_bytes=12.0,
+    reduce_bytes=2,
+)
+"""Of vTrain's runs (2022): fp16 gradients, fused softmax kernel, gradients reduced after backward."""
+
+MEGATRON = Stack(name="megatron")
+"""Megatron Core with Transformer Engine: bf16 weights, float32 gradient buffer, master weights and moments."""
+
+MEGATRON_FP16 = Stack(name="megatron", dtype="float16", gradient_bytes=2, reduce_bytes=2)
+"""Gradients accumulate in float32 with bf16 only (megatron/training/arguments.py)."""
+
+MEGATRON_FP32 = Stack(name="megatron", dtype="float32", parameter_bytes=4, optimizer_bytes=8.0, gather_bytes=4)
+
+MEGATRON_2022 = Stack(name="megatron", attention="unfused")
+"""Korthikanti et al. 2022: as Megatron, with a fused softmax kernel in place of flash attention."""
+
+_FSDP = Stack(
+    name="fsdp2",
+    kernels="eager",
+    parameter_bytes=4,
+    gradient_bytes=4,
+    optimizer_bytes=8.0,
+    reduce_bytes=4,
+    overlap_gradients=True,
+    overlap_parameters=True,
+)
+
+TORCHTITAN = _FSDP
+"""FSDP2: float32 shards that are the master weights, gathered as bf16, gradients reduced in float32."""
+
+LLM_FOUNDRY_DEFAULT = Stack(
+    name="llm-foundry",
+    kernels="eager",
+    parameter_bytes=4,
+    gradient_bytes=4,
+    optimizer_bytes=8.0,
+    reduce_bytes=2,
+    gather_bytes=4,
+    overlap_gradients=True,
+    overlap_parameters=True,
+)
+"""Composer's DEFAULT mixed precision of FSDP: float32 weights under autocast, gradients reduced in 16 bits (from
+memory of composer/trainer/mosaic_fsdp_utils.py)."""
+
+LLM_FOUNDRY_PURE = Stack(
+    name="llm-foundry",
+    kernels="eager",
+    parameter_bytes=4,
+    gradient_bytes=4,
+    optimizer_bytes=8.0,
+    reduce_bytes=2,
+    gather_bytes=2,
+    overlap_gradients=True,
+    overlap_parameters=True,
+)
+"""Composer's PURE mixed precision of FSDP: weights gathered and gradients reduced in 16 bits."""
+
+HUGGING_FACE_EAGER = Stack(
+    name="torch-eager",
+    dtype="float32",
+    kernels="eager",
+    attention="unfused",
+    parameter_bytes=4,
+    gradient_bytes=4,
+    optimizer_bytes=0.0,
+    reduce_bytes=4,
+    gather_bytes=4,
+)
+"""NeuSight's labels: float32 models of Hugging Face, attention of single operators, no optimizer step."""
+
+GALVATRON = Stack(name="galvatron", kernels="eager", gradient_bytes=2, optimizer_bytes=12.0, reduce_bytes=2)
+"""Galvatron: FSDP in bf16, flash attention; 16 bytes of state per parameter."""
+
+COLOSSAL_AI = Stack(name="colossal-ai", kernels="eager", gradient_bytes=2, optimizer_bytes=12.0, reduce_bytes=2)
+
+DEEPSPEED_V100 = Stack(
+    name="deepspeed",
+    dtype="float16",
+    kernels="eager",
+    attention="unfused",
+    gradient_bytes=2,
+    optimizer_bytes=12.0,
+    reduce_bytes=2,
+)
+
+BMTRAIN = Stack(
+    name="bmtrain",
+    dtype="float16",
+    kernels="eager",
+    attention="unfused",
+    gradient_bytes=2,
+    optimizer_bytes=12.0,
+    reduce_bytes=2,
+    overlap_gradients=True,
+    overlap_parameters=True,
+)
