@@ -19,6 +19,7 @@ Bubble Pipeline Parallelism (arXiv 2401.10241); interleaving as in Megatron-LM (
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -257,7 +258,7 @@ def _groups(micro_batches: int, num_ranks: int) -> list[range]:
     """Micro-batches in groups of about `num_ranks`, none smaller; what is left over makes groups longer."""
     rounds = max(1, micro_batches // num_ranks)
     bounds = [micro_batches * index // rounds for index in range(rounds + 1)]
-    return [range(first, last) for first, last in zip(bounds, bounds[1:], strict=False)]
+    return [range(first, last) for first, last in itertools.pairwise(bounds)]
 
 
 def _order(groups: Sequence[range], chunks: Sequence[int]) -> list[tuple[int, int]]:

@@ -57,12 +57,10 @@ def test_a_dependency_on_itself_or_later_is_an_error(needed: int) -> None:
 
 
 def test_the_chrome_trace_has_a_row_per_stream_in_microseconds(tmp_path) -> None:
-    timeline = simulate(
-        [Action("mm", COMPUTE_STREAM, 2e-6), Action("ar", "tp", 3e-6, (0,), communication=True)]
-    )
+    timeline = simulate([Action("mm", COMPUTE_STREAM, 2e-6), Action("ar", "tp", 3e-6, (0,), communication=True)])
     timeline.write_chrome_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == [COMPUTE_STREAM, "tp"]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["rank 0", COMPUTE_STREAM, "tp"]
     spans = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
     assert spans == [("mm", 0, 0, 2), ("ar", 1, pytest.approx(2), 3)]
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
