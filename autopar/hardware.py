@@ -57,6 +57,33 @@ class CollectiveFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTraits:
+    """How NCCL's collectives run on a link, beyond its rate and its hop (`cost_models/nccl.py`); 0: none of it."""
+
+    generation: Literal["Volta", "Ampere", "Hopper", "Blackwell"] = "Ampere"
+    """Of the devices on the link: the tuner's ceilings depend on it."""
+    interface: Literal["nvlink", "pci"] = "nvlink"
+    channels: int = 16
+    startup_seconds: float = 0.0
+    """Launch and synchronisation, beyond the latencies that NCCL's tuner knows."""
+    ramp_seconds: float = 0.0
+    """Added per doubling of the buffer beyond 1 MiB: a pipeline of larger chunks fills later."""
+    pass_seconds_per_byte: float = 0.0
+    """What a byte of the full buffer costs beside the link, per pass (an all-reduce makes two)."""
+    multicast_fraction: float = 0.0
+    """Part of the link's rate at which a switch that reduces and multicasts takes the buffer of an all-reduce."""
+    pair_fraction: float = 1.0
+    """Part of the link's rate that all-to-all pairs reach."""
+    pair_bytes_per_second: float = 0.0
+    """Rate between two devices where they are wired in a mesh (all pairs at once reach more)."""
+    ring_rates: tuple[tuple[int, float], ...] = ()
+    """(ranks, bytes/s of a ring of so many) where the wiring makes the rate depend on the number of ranks."""
+    double_tree: bool = False
+    """Of a network: two nodes exchange by a double tree, which sends half of what a ring does."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A class of links: inside a node, or between nodes (then the share of one device in its node's NICs)."""
 
@@ -68,6 +95,7 @@ class Link:
     source: str = ""
     fits: tuple[CollectiveFit, ...] = ()
     """Measured collectives on this link; they replace the formula for their ring sizes."""
+    traits: CollectiveTraits = CollectiveTraits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +123,7 @@ class _LinkPreset:
     rate_fraction: _Sourced | None = None
     """Of a network: the part of the NIC's nominal rate that collectives reach."""
     fits: tuple[CollectiveFit, ...] = ()
+    traits: CollectiveTraits = CollectiveTraits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +183,7 @@ def preset_link(name: str) -> Link:
     assert preset.bytes_per_second is not None, f"{name} is a network: its rate belongs to the node"
     source = f"latency: {preset.latency_seconds.source}; rate: {preset.bytes_per_second.source}"
     return Link(name=name, latency_seconds=preset.latency_seconds.value, source=source,
-                bytes_per_second=preset.bytes_per_second.value, fits=preset.fits)  # fmt: skip
+                bytes_per_second=preset.bytes_per_second.value, fits=preset.fits, traits=preset.traits)  # fmt: skip
 
 
 def find_node(name: str) -> NodePreset:
@@ -211,4 +240,5 @@ def network_link(node: NodePreset, devices_per_node: int, rate: float | None = N
         source=f"latency: {preset.latency_seconds.source}; rate of a node: {rate_source}, "
         f"x {preset.rate_fraction.value}: {preset.rate_fraction.source}",
         fits=preset.fits,
+        traits=preset.traits,
     )

@@ -1,11 +1,17 @@
+import dataclasses
 from typing import get_args
 
 import numpy as np
 import pytest
 
 from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.collectives import CollectiveKind, collective_seconds
-from autopar.hardware import preset_names
+from autopar.cost_models.collectives import (
+    CollectiveKind,
+    collective_seconds,
+    hierarchical_all_reduce_seconds,
+)
+from autopar.cost_models.nccl import ring_rate
+from autopar.hardware import CollectiveFit, preset_names
 
 KINDS = get_args(CollectiveKind)
 SIZES = np.array([0, 1, 1e3, 64e3, 1e6, 16e6, 1e9])
@@ -40,9 +46,7 @@ def test_two_flattened_axes_cost_what_one_axis_of_the_product_costs(kind: str, n
     cluster = Cluster.parse(f"2x8 {name}")
     two = _seconds(kind, SIZES, cluster, (2, 4, 2), (1, 2))
     assert np.array_equal(two, _seconds(kind, SIZES, cluster, (2, 8), (1,)))
-    assert np.array_equal(
-        _seconds(kind, SIZES, cluster, (2, 8), (0, 1)), _seconds(kind, SIZES, cluster, (16,), (0,))
-    )
+    assert np.array_equal(_seconds(kind, SIZES, cluster, (2, 8), (0, 1)), _seconds(kind, SIZES, cluster, (16,), (0,)))
 
 
 def test_sibling_groups_share_the_network_of_a_node() -> None:
@@ -80,10 +84,68 @@ def test_measured_collectives_are_met_within_15_percent(text, kind, nbytes, micr
 
 
 def test_all_gather_follows_the_nccl_tuner_inside_a_node() -> None:
-    # NCCL's own tuning.cc, 8 ranks, Simple: 8.4 us + 7 * 3.4 us + bytes * 7/8 / rate; LL: 6.6 us + 7 * 0.6 us
+    # NCCL's own tuning.cc, 8 ranks, Simple: 8.4 us + 7 * 3.4 us + bytes * 7/8 / rate; LL: 6.6 us + 7 * 0.6 us; to
+    # which hardware adds a startup, a pass through memory beside the link, and the ramp of a longer pipeline
     cluster = Cluster.parse("1x8 B200")
-    rate = cluster.intra_link.bytes_per_second
+    link, traits = cluster.intra_link, cluster.intra_link.traits
+    beside = traits.startup_seconds + 1e9 * traits.pass_seconds_per_byte
+    beside += traits.ramp_seconds * np.log2(1 + 1e9 / 2**20)
     assert _seconds("all_gather", 1e9, cluster, (8,), (0,)) == pytest.approx(
-        32.2e-6 + 1e9 * 7 / 8 / rate, rel=1e-6
+        32.2e-6 + 1e9 * 7 / 8 / link.bytes_per_second + beside, rel=1e-6
     )
-    assert _seconds("all_gather", 1, cluster, (8,), (0,)) == pytest.approx(10.8e-6, rel=1e-3)
+    assert _seconds("all_gather", 1, cluster, (8,), (0,)) == pytest.approx(10.8e-6 + traits.startup_seconds, rel=1e-3)
+
+
+def test_an_all_reduce_in_the_switch_needs_five_ranks() -> None:
+    # bus bandwidths of H200 at 8 GiB: 4: 363.3 with and without NVLS; 5: 414.2 and 364.4; 8: 473.1 and 365.6
+    for ranks, measured in ((4, 363.3e9), (5, 414.2e9), (6, 435.6e9), (7, 460.0e9), (8, 473.1e9)):
+        cluster = Cluster.parse(f"1x{ranks} H200")
+        seconds = _seconds("all_reduce", 2**33, cluster, (ranks,), (0,))
+        assert 2 * (ranks - 1) / ranks * 2**33 / seconds == pytest.approx(measured, rel=0.07)
+
+
+def test_a_ring_on_a_cube_of_meshes_has_as_many_lanes_as_its_ranks_share() -> None:
+    # DGX-1V: all_reduces of 2 and 8 reach 22.55 and 134.5 GB/s of bus bandwidth (VIA-Research/vTrain trace/v100)
+    for ranks, measured in ((2, 22.55e9), (8, 134.5e9)):
+        cluster = Cluster.parse(f"1x{ranks} V100")
+        seconds = _seconds("all_reduce", 2**30, cluster, (ranks,), (0,))
+        assert 2 * (ranks - 1) / ranks * 2**30 / seconds == pytest.approx(measured, rel=0.03)
+    two, three, four = (ring_rate(Cluster.parse("1x8 V100").intra_link, ranks) for ranks in (2, 3, 4))
+    assert three == pytest.approx(2 * two, rel=0.01)
+    assert four == pytest.approx(4 * two, rel=0.01)
+
+
+def test_two_nodes_of_efa_exchange_by_a_double_tree() -> None:
+    # no ring of 2x8 over 50 GB/s a node could take less than 15/8 * S / 50 GB/s: measured 51.4 ms for 2 GiB
+    efa = Cluster.parse("2x8 AWS-p4de")
+    ring = 15 / 8 * 2**31 / 50e9
+    assert _seconds("all_reduce", 2**31, efa, (16,), (0,)) < 0.8 * ring
+    infiniband = Cluster.parse("2x8 A100 @ 400Gb")
+    assert _seconds("all_reduce", 2**31, infiniband, (16,), (0,)) > ring
+
+
+def test_hierarchical_all_reduce_is_its_three_steps_and_never_beats_its_network_part() -> None:
+    cluster = Cluster.parse("4x8 H100")
+    whole = GroupTopology.of(cluster, (32,), (0,))
+    seconds = hierarchical_all_reduce_seconds(SIZES, whole, cluster)
+    across = collective_seconds("all_reduce", SIZES / 8, GroupTopology.of(cluster, (4, 8), (0,)), cluster)
+    inside = GroupTopology.of(cluster, (4, 8), (1,))
+    steps = [collective_seconds(kind, SIZES, inside, cluster) for kind in ("reduce_scatter", "all_gather")]
+    assert seconds == pytest.approx(across + sum(steps))
+    one_node = GroupTopology.of(cluster, (4, 8), (1,))
+    assert np.array_equal(
+        hierarchical_all_reduce_seconds(SIZES, one_node, cluster),
+        collective_seconds("all_reduce", SIZES, one_node, cluster),
+    )
+
+
+def test_a_measured_line_replaces_the_streaming_protocol() -> None:
+    cluster = Cluster.parse("1x8 A100")
+    fit = CollectiveFit(kind="all_gather", ranks=8, latency_seconds=1e-4, bytes_per_second=100e9)
+    measured = dataclasses.replace(cluster, intra_link=dataclasses.replace(cluster.intra_link, fits=(fit,)))
+    assert _seconds("all_gather", 1e9, measured, (8,), (0,)) == pytest.approx(1e-4 + 1e9 / 100e9)
+    # four ranks: 3 of 7 hops, and 3/4 of the buffer on the wire instead of 7/8
+    assert _seconds("all_gather", 1e9, measured, (2, 4), (1,)) == pytest.approx(
+        1e-4 * 3 / 7 + 1e9 / 100e9 * (3 / 4) / (7 / 8)
+    )
+    assert _seconds("all_reduce", 1e9, measured, (8,), (0,)) == _seconds("all_reduce", 1e9, cluster, (8,), (0,))

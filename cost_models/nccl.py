@@ -1,0 +1,208 @@
+"""What NCCL's collectives take on real hardware: its tuner's latencies and protocols, on measured rates.
+
+The tuner (`nccl_tuner.py`) knows hops and protocols; it knows neither the launch nor what a byte costs beside the
+link. With n ranks, S bytes of the full buffer and the traits of the link (`autopar.hardware.CollectiveTraits`):
+
+    seconds = startup + min over choices of (latency + S / rate) + passes * S * pass + ramp * log2(1 + S / MiB)
+
+    rate     the tuner's formula with the measured rate of a ring of n on this link
+    passes   2 for an all-reduce (reduce, then gather), else 1: the device's memory takes each pass beside the link.
+             Measured all-reduces of 2, 4, 8 A100 reach 197, 222, 229 GB/s of bus bandwidth: S * (2(n-1)/n + 0.51) / 297
+    ramp     a longer buffer travels in larger chunks, and the pipeline of the ring fills later
+
+A switch that reduces (NVLS) takes an all-reduce of 5 ranks or more at `multicast_fraction` of the link. Between nodes
+the NICs of a node are divided among its sibling groups; where `double_tree`, two nodes exchange S instead of
+2(n-1)/n S. Where the link carries a measured line for the kind, that line replaces the streaming protocol's.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cluster import Cluster, GroupTopology
+from autopar.cost_models.gloo import ALGORITHMS as RINGS
+from autopar.cost_models.gloo import Algorithm, measured_line
+from autopar.cost_models.nccl_tuner import Choice, Fabric, Group, TunedKind, tuner_lines
+from autopar.hardware import Link
+
+Seconds: TypeAlias = NDArray[np.float64]
+Line: TypeAlias = tuple[float, float]
+"""(seconds, seconds per byte of the full buffer)."""
+
+MULTICAST_RANKS = 5
+"""NVLS pays from 5 ranks on: 4 H200 reach 363 GB/s with and without (stas00/ml-engineering network/README.md)."""
+TUNER_NETWORK_HOP_SECONDS = 2.7e-6
+"""The tuner's hop between nodes (Ring LL); what a network's own latency has beyond it is added to each hop."""
+PLATEAU = 1.4
+"""tuning.cc: latency of a ring all_reduce of many chunks between nodes ("plateau effect of ring")."""
+RAMP_BYTES = 2.0**20
+ALL_TO_ALL_NODES = (2.0, 4.0, 8.0, 16.0, 32.0)
+ALL_TO_ALL_SECONDS = (37e-6, 42e-6, 60e-6, 98e-6, 290e-6)
+"""0-byte all-to-all of 8-GPU H100 nodes, by nodes (meta-pytorch/autoparallel, from nccl-tests)."""
+ALL_TO_ALL_NETWORK_LOSS = 0.44
+"""All-to-all over k nodes reaches 1 - 0.44 / k of the NIC (meta-pytorch/autoparallel, fit to nccl-tests)."""
+POINT_TO_POINT: Line = (6.6e-6 + 0.6e-6, 1.0)
+"""One hop: Ring LL's base and hop inside a node."""
+
+ALGORITHMS = {
+    **RINGS,
+    "reduce_scatter": RINGS["all_gather"],
+    "broadcast": Algorithm(RINGS["all_gather"].rounds, RINGS["neighbours"].wire),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """Lines to take the least of, and what each doubling of the buffer adds."""
+
+    latency: Seconds
+    seconds_per_byte: Seconds
+    ramp_seconds: float
+
+
+def nccl_seconds(kind: str, sizes: Seconds, topology: GroupTopology, cluster: Cluster) -> Seconds:
+    """Seconds of one collective of more than one rank; same shape as `sizes` (bytes of the full buffer)."""
+    seconds = _evaluate(_within_node(kind, topology.ranks, cluster.intra_link), sizes)
+    if topology.nodes > 1:
+        # the part inside the nodes is never free: a group on more nodes is not cheaper than on one
+        node_rate = cluster.inter_link.bytes_per_second * cluster.devices_per_node / topology.groups_per_node
+        across = _across_nodes(kind, topology, node_rate, cluster.intra_link, cluster.inter_link)
+        seconds = np.maximum(seconds, _evaluate(across, sizes))
+    return seconds
+
+
+def _evaluate(prices: _Prices, sizes: Seconds) -> Seconds:
+    lines = prices.latency + sizes[..., None] * prices.seconds_per_byte
+    seconds: Seconds = lines.min(axis=-1)
+    if prices.ramp_seconds:
+        seconds = seconds + prices.ramp_seconds * np.log2(1.0 + sizes / RAMP_BYTES)
+    return seconds
+
+
+def _prices(lines: list[Line], startup: float, ramp: float) -> _Prices:
+    latency, seconds_per_byte = (np.array(column) for column in zip(*lines, strict=True))
+    return _Prices(latency + startup, seconds_per_byte, ramp)
+
+
+def ring_rate(link: Link, ranks: int) -> float:
+    """Bytes/s of a ring of `ranks` on this link; between two known sizes of a ring by the logarithm of its ranks."""
+    if not link.traits.ring_rates:
+        return link.bytes_per_second
+    known, rates = zip(*link.traits.ring_rates, strict=True)
+    return float(np.exp(np.interp(math.log(ranks), np.log(known), np.log(rates))))
+
+
+@functools.lru_cache(maxsize=4096)
+def _within_node(kind: str, ranks: int, link: Link) -> _Prices:
+    traits = link.traits
+    rate = ring_rate(link, ranks)
+    measured = measured_line(link, kind, ranks, ALGORITHMS)
+    if kind in ("all_to_all", "neighbours"):
+        line = measured or _pairs_within_node(kind, ranks, link, rate)
+        return _prices([line], 0.0 if measured else traits.startup_seconds, 0.0)
+    tuned = _tuned(kind)
+    lines = _tuner(tuned, Group(ranks=ranks, nodes=1), link, rate, ("Ring",))
+    copies = (2.0 if kind == "all_reduce" else 1.0) * traits.pass_seconds_per_byte
+    found = [(latency, per_byte + copies) for latency, per_byte in lines.values()]
+    if measured is not None:  # in place of Simple, startup included; LL and LL128 keep their share of its rate
+        scale = measured[1] / found[-1][1]
+        low = [(latency + traits.startup_seconds, slope * scale) for latency, slope in found[:-1]]
+        return _prices([*low, measured], 0.0, 0.0)
+    if kind == "all_reduce" and traits.multicast_fraction and ranks >= MULTICAST_RANKS:
+        hop = 25e-6  # tuning.cc hwLatency of NVLS
+        found.append((hop, 1.0 / (traits.multicast_fraction * link.bytes_per_second)))
+    # a ring of two has one step each way: nothing to fill behind it
+    ramp = traits.ramp_seconds * min(1.0, (ranks - 1) / 3)
+    return _prices(found, traits.startup_seconds, ramp)
+
+
+def _tuned(kind: str) -> TunedKind:
+    tuned: dict[str, TunedKind] = {
+        "all_reduce": "all_reduce",
+        "all_gather": "all_gather",
+        "reduce_scatter": "reduce_scatter",
+        "broadcast": "broadcast",
+    }
+    return tuned[kind]
+
+
+def _tuner(
+    kind: TunedKind, group: Group, link: Link, bus: float, algorithms: tuple[str, ...], nic_seconds: float = 0.0
+) -> dict[Choice, Line]:
+    """The tuner's lines of these algorithms in seconds, with `bus` bytes/s over all channels."""
+    traits = link.traits
+    channel = bus / traits.channels * 1e-9
+    fabric = Fabric(
+        generation=traits.generation,
+        channels=traits.channels,
+        intra_GBps=channel,
+        inter_GBps=channel,
+        intra="nvlink" if traits.interface == "nvlink" else "pci",
+        nic_latency_us=nic_seconds * 1e6,
+        pat=True,
+    )
+    return {
+        choice: (latency * 1e-6, 1e-9 / rate)
+        for choice, (latency, rate) in tuner_lines(kind, group, fabric).items()
+        if choice[0] in algorithms
+    }
+
+
+def _pairs_within_node(kind: str, ranks: int, link: Link, rate: float) -> Line:
+    """All-to-all: every pair at once; neighbours: one pair, which a mesh of links gives one link."""
+    traits, latency = link.traits, POINT_TO_POINT[0]
+    if kind == "neighbours":
+        return latency, 1.0 / (traits.pair_bytes_per_second or rate)
+    if traits.pair_bytes_per_second:
+        return latency, 1.0 / (ranks * traits.pair_bytes_per_second)
+    return latency, (ranks - 1) / ranks / (traits.pair_fraction * rate)
+
+
+@functools.lru_cache(maxsize=4096)
+def _across_nodes(kind: str, topology: GroupTopology, node_rate: float, intra: Link, inter: Link) -> _Prices:
+    fit = next((f for f in inter.fits if (f.kind, f.ranks) == (kind, topology.ranks)), None)
+    if fit is not None:
+        return _prices([(fit.latency_seconds, 1.0 / fit.bytes_per_second)], 0.0, 0.0)
+    startup, traits = intra.traits.startup_seconds + inter.traits.startup_seconds, inter.traits
+    nic_seconds = max(0.0, inter.latency_seconds - TUNER_NETWORK_HOP_SECONDS)
+    if kind == "all_to_all":
+        return _prices([_all_to_all_across_nodes(topology, node_rate, nic_seconds)], 0.0, 0.0)
+    if kind == "neighbours":
+        rate = node_rate * traits.pair_fraction
+        return _prices([(POINT_TO_POINT[0] + inter.latency_seconds, 1.0 / rate)], startup, 0.0)
+    found = _streams_across_nodes(kind, topology, node_rate, intra, nic_seconds, traits.double_tree)
+    return _prices(found, startup, traits.ramp_seconds)
+
+
+def _streams_across_nodes(
+    kind: str, topology: GroupTopology, node_rate: float, intra: Link, nic_seconds: float, double_tree: bool
+) -> list[Line]:
+    """Rings cross each node's boundary once each way; trees of more than two nodes send the buffer up and down."""
+    tuned, group = _tuned(kind), Group(ranks=topology.ranks, nodes=topology.nodes)
+    if group.ranks % group.nodes:  # groups of unequal nodes: as if every node held the most
+        group = Group(ranks=topology.ranks_per_node * topology.nodes, nodes=topology.nodes)
+    bus = node_rate if topology.ranks_per_node == 1 else min(node_rate, ring_rate(intra, topology.ranks_per_node))
+    lines = _tuner(tuned, group, intra, bus, ("Ring", "PAT"), nic_seconds)
+    found = [
+        (latency * (PLATEAU if choice == ("Ring", "Simple") and kind == "all_reduce" else 1.0), slope)
+        for choice, (latency, slope) in lines.items()
+    ]
+    if kind == "all_reduce":
+        tree_bus = node_rate * (2.0 / 0.92 if double_tree and topology.nodes == 2 else 1.0)
+        trees = _tuner(tuned, group, intra, tree_bus, ("Tree",), nic_seconds)
+        found += trees.values()
+    return found
+
+
+def _all_to_all_across_nodes(topology: GroupTopology, node_rate: float, nic_seconds: float) -> Line:
+    """Each rank sends (n - g) / n of its buffer over its share of the NICs."""
+    n, g, k = topology.ranks, topology.ranks_per_node, topology.nodes
+    latency = float(np.interp(k, ALL_TO_ALL_NODES, ALL_TO_ALL_SECONDS)) + nic_seconds
+    rate = (1.0 - ALL_TO_ALL_NETWORK_LOSS / k) * node_rate / g
+    return latency, (n - g) / n / rate
