@@ -88,9 +88,7 @@ def _start_worker(rank: int, total: int, store: str, output: Path) -> subprocess
         store,
         str(output),
     ]
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def profile_from_points(points: Sequence[Measurement]) -> Profile:
@@ -121,9 +119,7 @@ def _ceilings(points: Sequence[Measurement], world_size: int) -> Ceilings:
 
 def _group_fits(points: Sequence[Measurement]) -> list[GroupFit]:
     fits = []
-    for world_size, kind, ranks in sorted(
-        {(p.world_size, p.name, p.ranks) for p in points if p.name in COLLECTIVES}
-    ):
+    for world_size, kind, ranks in sorted({(p.world_size, p.name, p.ranks) for p in points if p.name in COLLECTIVES}):
         line = [p for p in points if (p.world_size, p.name, p.ranks) == (world_size, kind, ranks)]
         latency, rate = fit_line([p.size for p in line], [p.seconds for p in line])
         fit = CollectiveFit(kind=kind, ranks=ranks, latency_seconds=latency, bytes_per_second=rate)

@@ -57,9 +57,7 @@ COLLECTIVES: dict[str, Callable[[torch.Tensor, int, str], torch.Tensor]] = {
     "all_gather": lambda buffer, ranks, group: _functional.all_gather_into_tensor(
         buffer[: buffer.numel() // ranks], ranks, group
     ),
-    "reduce_scatter": lambda buffer, ranks, group: _functional.reduce_scatter_tensor(
-        buffer, "sum", ranks, group
-    ),
+    "reduce_scatter": lambda buffer, ranks, group: _functional.reduce_scatter_tensor(buffer, "sum", ranks, group),
     "all_to_all": _all_to_all,
 }
 
@@ -173,9 +171,7 @@ def mean_over_ranks(points: list[Measurement]) -> list[Measurement]:
     for p in points:
         seconds[p.name, p.world_size, p.ranks, p.size].append(p.seconds)
     return [
-        Measurement(
-            name=name, world_size=world_size, ranks=ranks, size=size, seconds=statistics.harmonic_mean(values)
-        )
+        Measurement(name=name, world_size=world_size, ranks=ranks, size=size, seconds=statistics.harmonic_mean(values))
         for (name, world_size, ranks, size), values in seconds.items()
     ]
 
