@@ -110,8 +110,8 @@ def _is_between(node: fx.Node) -> bool:
     module = str(node.meta["operator"]).rpartition("/")[0].removesuffix("/bwd").split("/")[0]
     value = node.meta["val"]
     first = value[0] if isinstance(value, tuple | list) else value
-    if getattr(first, "ndim", 0) != 3 or str(node.target).startswith("<built-in"):
-        return False
+    if getattr(first, "ndim", 0) != 3 or first.shape[1] == 1 or str(node.target).startswith("<built-in"):
+        return False  # (1, 1, hidden) is the gradient of a norm's weight
     inside_layer = module.startswith("layers.") and module.count(".") == 1
     return inside_layer or module == "embedding" or module.endswith((".norm1", ".norm2", "head.norm"))
 

@@ -189,11 +189,18 @@ def _golden_stack(row: Row) -> Stack:
 
 
 def _golden_attention(row: Row) -> Literal["flash", "fused", "unfused"]:
-    """--attention-backend; "auto" is Transformer Engine's flash attention, or unfused without that engine."""
+    """--attention-backend; "auto" is what Transformer Engine picks, or unfused without that engine.
+
+    It picks cuDNN's fused kernel on H100 and flash attention elsewhere; the older engine of the draco cluster has no
+    deterministic flash attention and falls back to unfused.
+    """
     backend, local = text(row, "attention_backend"), text(row, "transformer_impl") == "local"
     if backend in ("unfused", "local") or (local and not backend):
         return "unfused"
-    return "fused" if backend == "fused" else "flash"
+    if backend or not flag(row, "deterministic"):
+        return "fused" if backend == "fused" else "flash"
+    gpu = text(row, "gpu")
+    return "unfused" if "draco" in gpu else "fused" if "H100" in gpu else "flash"
 
 
 _KORTHIKANTI_MODES: dict[str, tuple[bool, Recompute]] = {
