@@ -108,15 +108,6 @@ def _clock(deadline: Deadline) -> float:
     return math.inf if deadline.left() <= 0.0 else time.process_time()
 
 
-def of_known(chosen: Chosen) -> Chosen:
-    """The choice among the known plans, with a note that the free search did not find it."""
-    if chosen.best is None:
-        return chosen
-    axes = "+".join(chosen.best.mesh.axis_names)
-    note = f"the free search found nothing that fits: this is the optimum of the plans with the axes {axes}"
-    return replace(chosen, notes=(*chosen.notes, note))
-
-
 def perfect_seconds(query: Query) -> float:
     """A bound for every mesh: no operator takes less than a device alone divided by all devices, nothing is sent."""
     alone = replace(query, constraints=Constraints(), wishes=())

@@ -5,17 +5,23 @@ known_plans(Cluster.parse("8 H100-SXM"))      {"DDP": {"dp_replicate": 8}, "ZeRO
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline, Plan
 from autopar.planner.constraints import Constraints
-from autopar.planner.mesh_shapes import resolve_meshes, same_links
-from autopar.planner.one_mesh import plan_on_mesh
+from autopar.planner.mesh_shapes import resolve_meshes
+from autopar.planner.one_mesh import Candidate, plan_on_mesh
 from autopar.planner.query import Progress, Query
+
+Shapes: TypeAlias = Collection[tuple[int, ...]]
+"""Sizes of the axes of meshes."""
+Known: TypeAlias = Mapping[str, Candidate | InfeasibleError]
+"""Known plans by name; the error where there is none."""
 
 
 def known_plans(cluster: Cluster) -> dict[str, dict[str, int]]:
@@ -34,13 +40,10 @@ def known_plans(cluster: Cluster) -> dict[str, dict[str, int]]:
     return plans
 
 
-def known_meshes(query: Query, meshes: Sequence[Mesh]) -> list[Mesh]:
-    """The known plans on meshes of these shapes. Their constraints leave a smaller space, in which the limited search
-    under a tight memory limit finds plans that it misses in the whole."""
-    shapes = {mesh.shape for mesh in meshes}
-    per_node = query.cluster.devices_per_node
-    named = [resolve_meshes(query.cluster, None, dims)[0] for dims in known_plans(query.cluster).values()]
-    return [mesh for mesh in named if any(same_links(mesh.shape, shape, per_node) for shape in shapes)]
+def known_meshes(cluster: Cluster, shapes: Shapes | None) -> dict[str, Mesh]:
+    """The meshes of the known plans by name, those of these shapes (None: all)."""
+    found = {name: resolve_meshes(cluster, None, dims)[0] for name, dims in known_plans(cluster).items()}
+    return {name: mesh for name, mesh in found.items() if shapes is None or mesh.shape in shapes}
 
 
 def as_baseline(plan: Plan) -> Baseline:
@@ -53,38 +56,42 @@ def as_baseline(plan: Plan) -> Baseline:
     )
 
 
-def solved_known_plans(query: Query, meshes: Sequence[Mesh] | None, log: Progress) -> dict[str, Plan | str]:
-    """The known plans, completed by the planner, on the same prices and without the user's own constraints; the error
-    instead of a plan where there is none. meshes: only those of these shapes (None: all)."""
+def solved_known_plans(query: Query, shapes: Shapes | None, log: Progress) -> Known:
+    """The known plans, each completed by the planner on the same prices, without the user's own constraints.
+
+    shapes: of the meshes that count (None: all).
+    """
     free = replace(query, constraints=Constraints(), wishes=())
-    shapes = None if meshes is None else {mesh.shape for mesh in meshes}
-    found: dict[str, Plan | str] = {}
-    for name, dims in known_plans(query.cluster).items():
-        mesh = resolve_meshes(query.cluster, None, dims)[0]
-        if shapes is not None and mesh.shape not in shapes:
-            continue
+    found: dict[str, Candidate | InfeasibleError] = {}
+    for name, mesh in known_meshes(query.cluster, shapes).items():
         if query.deadline.left() <= 0.0:
-            found[name] = "not priced: the time was over"
+            found[name] = InfeasibleError("not priced: the time was over")
             continue
         try:
-            found[name] = plan_on_mesh(free, mesh, log).plan
+            found[name] = plan_on_mesh(free, mesh, log)
         except InfeasibleError as error:
-            found[name] = str(error)
+            found[name] = error
     return found
 
 
-def baselines(query: Query, known: Mapping[str, Plan | str]) -> tuple[Baseline, ...]:
+def cheapest(known: Known, shapes: Shapes | None) -> Candidate | None:
+    """The cheapest of the known plans there are, on meshes of these shapes (None: of any)."""
+    plans = [entry for entry in known.values() if isinstance(entry, Candidate)]
+    usable = [entry for entry in plans if shapes is None or entry.mesh.shape in shapes]
+    return min(usable, key=lambda entry: entry.plan.objective_seconds, default=None)
+
+
+def baselines(query: Query, known: Known) -> tuple[Baseline, ...]:
     """The known plans as lines of the plan's comparison."""
     dims = known_plans(query.cluster)
     return tuple(
-        Baseline(name=name, dims=dims[name], error=plan)
-        if isinstance(plan, str)
-        else Baseline(name=name, dims=dims[name], objective_seconds=plan.objective_seconds, predicted=plan.predicted)
-        for name, plan in known.items()
+        Baseline(
+            name=name,
+            dims=dims[name],
+            objective_seconds=entry.plan.objective_seconds,
+            predicted=entry.plan.predicted,
+        )
+        if isinstance(entry, Candidate)
+        else Baseline(name=name, dims=dims[name], error=str(entry))
+        for name, entry in known.items()
     )
-
-
-def by_cost(known: Mapping[str, Plan | str]) -> list[Plan]:
-    """The known plans that there are, the cheapest last."""
-    plans = [plan for plan in known.values() if isinstance(plan, Plan)]
-    return sorted(plans, key=lambda plan: -plan.objective_seconds)

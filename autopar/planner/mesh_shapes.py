@@ -144,11 +144,6 @@ def _free_and_pinned(mesh: Mesh) -> tuple[Shape, Shape]:
     return mesh.shape[: len(mesh.shape) - pinned], mesh.shape[len(mesh.shape) - pinned :]
 
 
-def same_links(first: Shape, second: Shape, devices_per_node: int) -> bool:
-    """Whether two shapes differ at most in the order of axes that see the same links."""
-    return _links(first, (), devices_per_node) == _links(second, (), devices_per_node)
-
-
 def _links(shape: Shape, pinned: Shape, devices_per_node: int) -> object:
     """Equal for shapes whose sets of axes all have the same `GroupTopology`: that of a set is determined by the parts
     of its axes across and inside nodes, in any order. A shape that does not line up with nodes equals only itself."""

@@ -15,15 +15,15 @@ from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline, ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
-from autopar.planner.choose_mesh import Chosen, choose_mesh, of_known
+from autopar.planner.choose_mesh import Chosen, choose_mesh
 from autopar.planner.choose_micro_batches import choose_micro_batches
-from autopar.planner.constraints import Recompute, check_recompute, parse_constraints
+from autopar.planner.constraints import Constraints, Recompute, check_recompute, parse_constraints
 from autopar.planner.factorisation import Factorisation
+from autopar.planner.from_known import at_least_as_good
 from autopar.planner.kept import Kept
-from autopar.planner.known_plans import as_baseline, baselines, by_cost, known_meshes, solved_known_plans
+from autopar.planner.known_plans import Shapes, baselines, cheapest, known_meshes, solved_known_plans
 from autopar.planner.mends import mended
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.micro_batches import AtBatch
@@ -106,63 +106,44 @@ def make_plan(
         "memory_limit_bytes": query.budget_bytes,
         "cluster": cluster.name,
     }
+    shapes = _shapes(mesh, parsed, dims is not None or micro_batches not in (None, 1))
     with interruptible(query.deadline):
         choose = partial(choose_mesh, meshes=meshes, log=log)
         chosen = choose_micro_batches(query, micro_batches, at_batch, choose, log)
-        axes_are_free = dims is None and not parsed.placements and not parsed.pinned
         if chosen.best is None:
-            chosen, short = _known_instead(query, chosen, meshes if axes_are_free else (), log)
-            if short is not None:
-                error = mended(query, short, log, at_batch, micro_batches)
-                raise InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
-        helpful = None if with_baselines else meshes if _is_open(chosen, axes_are_free) else ()
-        known = solved_known_plans(query, helpful, log)
-        if axes_are_free and micro_batches in (None, 1):
-            chosen = _at_least_as_good(query, chosen, known, meshes, log)
+            named = list(known_meshes(cluster, shapes).values()) if query.search.tries_mends else []
+            helper = choose_mesh(query, named, log) if named else Chosen(best=None, failures=())
+            chosen = at_least_as_good(query, chosen, helper.best, log)
+            if chosen.best is None:
+                raise _why_nothing_fits(query, chosen, helper.failures, log, at_batch, micro_batches)
+        compared = None if with_baselines else shapes if chosen.best.plan.gap > OPEN_GAP else ()
+        known = solved_known_plans(query, compared, log)
+        chosen = at_least_as_good(query, chosen, cheapest(known, shapes), log)
     return _finished(query, chosen, answer, baselines(query, known) if with_baselines else ())
 
 
-def _known_instead(
-    query: Query, chosen: Chosen, meshes: Sequence[Mesh], log: Progress
-) -> tuple[Chosen, DoesNotFit | None]:
-    """The best of the known plans on these meshes, or the failure that needs the least memory. Raises the first failure
-    where memory is not what is short."""
-    failures = chosen.failures
-    if meshes and query.search.tries_mends:
-        known = of_known(choose_mesh(query, known_meshes(query, meshes), log))
-        if known.best is not None:
-            return known, None
-        failures = (*failures, *known.failures)
+def _shapes(mesh: Sequence[int] | None, constraints: Constraints, is_fixed: bool) -> Shapes | None:
+    """Shapes of the meshes on which a known plan is one that may be chosen (None: any); is_fixed: by other wishes."""
+    if is_fixed or constraints.placements or constraints.pinned:
+        return ()
+    return None if mesh is None else (tuple(mesh),)
+
+
+def _why_nothing_fits(
+    query: Query,
+    chosen: Chosen,
+    more: Sequence[Exception],
+    log: Progress,
+    at_batch: AtBatch | None,
+    micro_batches: int | None,
+) -> Exception:
+    """The failure that needs the least memory, with what would fit; the first one where memory is not what is short."""
+    failures = (*chosen.failures, *more)
     short = [failure for failure in failures if isinstance(failure, DoesNotFit)]
     if not short:
-        raise failures[0]
-    return chosen, min(short, key=lambda failure: failure.needed_bytes)
-
-
-def _is_open(chosen: Chosen, axes_are_free: bool) -> bool:
-    """Whether time ended a search that the known plans, whose space is smaller, may help."""
-    return axes_are_free and chosen.best is not None and chosen.best.plan.gap > OPEN_GAP
-
-
-def _at_least_as_good(
-    query: Query, chosen: Chosen, known: Mapping[str, Plan | str], meshes: Sequence[Mesh], log: Progress
-) -> Chosen:
-    """The choice, or what is found from the best known plan where that is cheaper: every known plan is one of the free
-    space, and a search that time ended may have missed it."""
-    best = chosen.best
-    plans = {plan.mesh.shape: plan for plan in by_cost(known)}
-    free = [mesh for mesh in meshes if mesh.shape in plans]
-    if best is None or not free:
-        return chosen
-    mesh = min(free, key=lambda mesh: plans[mesh.shape].objective_seconds)
-    if plans[mesh.shape].objective_seconds >= best.plan.objective_seconds:
-        return chosen
-    found = choose_mesh(replace(query, warm_start=plans[mesh.shape]), [mesh], log)
-    if found.best is None or found.best.plan.objective_seconds >= best.plan.objective_seconds:
-        return chosen
-    others = [other for other in chosen.alternatives if tuple(other.dims.values()) != mesh.shape]
-    alternatives = others if best.mesh.shape == mesh.shape else [as_baseline(best.plan), *others]
-    return replace(chosen, best=found.best, alternatives=tuple(alternatives), notes=found.notes)
+        return failures[0]
+    error = mended(query, min(short, key=lambda failure: failure.needed_bytes), log, at_batch, micro_batches)
+    return InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
 
 
 def _finished(query: Query, chosen: Chosen, answer: Mapping[str, Any], known: tuple[Baseline, ...]) -> Plan:

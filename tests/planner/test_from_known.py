@@ -1,0 +1,99 @@
+"""A known plan that costs less than the choice is searched from; one that may not be chosen never is."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.cluster import Cluster
+from autopar.planner import from_known
+from autopar.planner.choose_mesh import Chosen, choose_mesh
+from autopar.planner.constraints import Constraints
+from autopar.planner.factorisation import Factorisation
+from autopar.planner.from_known import at_least_as_good
+from autopar.planner.known_plans import Known, as_baseline, cheapest, solved_known_plans
+from autopar.planner.mesh_shapes import resolve_meshes
+from autopar.planner.one_mesh import Candidate
+from autopar.planner.optimizers import state_bytes
+from autopar.planner.query import Query, kernel_backend
+from autopar.planner.search import SEARCH
+from tests.planner.problems import captured_mlp
+
+CLUSTER = Cluster.parse("8 H100-SXM")
+NOTHING = Chosen(best=None, failures=(), notes=("nothing fits",))
+
+
+def log(message: str) -> None:
+    """No progress."""
+
+
+@pytest.fixture(scope="module")
+def query() -> Query:
+    program = captured_mlp(batch=8192, width=4096)
+    return Query(
+        program=program,
+        cluster=CLUSTER,
+        state_bytes=state_bytes(program, None),
+        constraints=Constraints(),
+        budget_bytes=float("inf"),
+        kernel_backend=kernel_backend(CLUSTER),
+        factorisation=Factorisation(program),
+        search=SEARCH["default"],
+    )
+
+
+@pytest.fixture(scope="module")
+def known(query: Query) -> Known:
+    return solved_known_plans(query, None, log)
+
+
+def candidates(known: Known) -> list[Candidate]:
+    return sorted(
+        (entry for entry in known.values() if isinstance(entry, Candidate)),
+        key=lambda each: each.plan.objective_seconds,
+    )
+
+
+def test_where_nothing_was_chosen_the_free_search_begins_from_the_known_plan(query: Query, known: Known) -> None:
+    start = candidates(known)[0]
+    found = at_least_as_good(query, NOTHING, start, log)
+    assert found.best is not None
+    assert found.best.mesh == resolve_meshes(CLUSTER, start.mesh.shape, None)[0]
+    assert found.best.plan.objective_seconds <= start.plan.objective_seconds * (1 + 1e-9)
+
+
+def test_where_that_finds_nothing_either_the_known_plan_is_taken(
+    query: Query, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = candidates(known)[0]
+    monkeypatch.setattr(from_known, "choose_mesh", lambda *_: NOTHING)
+    found = at_least_as_good(query, NOTHING, start, log)
+    assert found.best is start
+    assert found.notes[0] == "nothing fits"
+    assert "the free search found nothing that fits" in found.notes[1]
+
+
+def test_a_dearer_choice_is_replaced_and_shown_beside(query: Query, known: Known) -> None:
+    start, *_, dear = candidates(known)
+    chosen = Chosen(best=dear, failures=(), alternatives=(as_baseline(dear.plan),))
+    found = at_least_as_good(query, chosen, start, log)
+    assert found.best is not None
+    assert found.best.plan.objective_seconds <= start.plan.objective_seconds * (1 + 1e-9)
+    assert [tuple(other.dims.values()) for other in found.alternatives] == (
+        [dear.mesh.shape] * 2 if dear.mesh.shape != start.mesh.shape else []
+    )
+
+
+def test_an_optimum_stays(query: Query, known: Known) -> None:
+    chosen = choose_mesh(query, resolve_meshes(CLUSTER, (8,), None), log)
+    start = cheapest(known, ((8,),))
+    assert start is not None
+    assert at_least_as_good(query, chosen, start, log) is chosen
+    assert at_least_as_good(query, NOTHING, None, log) is NOTHING
+
+
+def test_only_meshes_that_may_be_chosen_help(known: Known) -> None:
+    every, one_axis = cheapest(known, None), cheapest(known, ((8,),))
+    assert every is candidates(known)[0]
+    assert one_axis is not None
+    assert one_axis.mesh.shape == (8,)
+    assert cheapest(known, ()) is None
