@@ -126,11 +126,10 @@ def _fastest(
     return np.asarray(curve.launch_seconds + seconds.min(axis=(1, 2)))
 
 
-def gemm_curve(curves: DeviceCurves, dtype: str, batched: bool = False) -> GemmCurve:
-    """The constants for a dtype: its own, else of the dtype that runs on the same units, else plain physics."""
-    same_units = {"bfloat16": "float16", "float16": "bfloat16", "float64": "float32"}.get(dtype, dtype)
-    for name in (dtype, same_units):
-        for key in (f"{name} batched", name) if batched else (name,):
-            if key in curves.gemm:
-                return curves.gemm[key]
-    return GemmCurve()
+def gemm_curve(curves: DeviceCurves, dtype: str, variant: str = "") -> GemmCurve:
+    """The constants of the units that a dtype runs on, else plain physics.
+
+    `variant`: "batched" or "grouped", which some libraries run by other kernels.
+    """
+    units = {"bfloat16": "float16", "float64": "float32"}.get(dtype, dtype)
+    return curves.gemm.get(f"{units} {variant}") or curves.gemm.get(units) or GemmCurve()

@@ -118,14 +118,10 @@ def _kernel_seconds(kernel: Gemm | Memory | Attention, dtype: str, device: Devic
         "accumulate": kernel.accumulate,
     }
     if kernel.grouped and not kernel.fused:
-        curve = (
-            gemm_curve(curves, f"{dtype} grouped") if f"{dtype} grouped" in curves.gemm else gemm_curve(curves, dtype)
-        )
-        one = gemm_seconds(rates, curve, kernel.m, kernel.n, kernel.k, **sizes)  # type: ignore[arg-type]
-        return float(kernel.batch * one)
-    curve = gemm_curve(curves, dtype, batched=kernel.batch > 1 and not kernel.grouped)
-    seconds = gemm_seconds(rates, curve, kernel.m, kernel.n, kernel.k, batch=kernel.batch, **sizes)  # type: ignore[arg-type]
-    return float(seconds)
+        curve = gemm_curve(curves, dtype, "grouped")
+        return kernel.batch * float(gemm_seconds(rates, curve, kernel.m, kernel.n, kernel.k, **sizes))  # type: ignore[arg-type]
+    curve = gemm_curve(curves, dtype, "batched" if kernel.batch > 1 and not kernel.grouped else "")
+    return float(gemm_seconds(rates, curve, kernel.m, kernel.n, kernel.k, batch=kernel.batch, **sizes))  # type: ignore[arg-type]
 
 
 def naive_seconds(case: Case) -> float:
