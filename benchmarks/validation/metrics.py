@@ -80,7 +80,7 @@ def bootstrap(
     values: Sequence[float],
     groups: Sequence[object],
     statistic: Callable[[Floats], float] = lambda drawn: float(np.median(drawn)),
-    draws: int = 1000,
+    draws: int = 300,
     seed: int = 0,
 ) -> Interval:
     """95 % interval of a statistic of `values`: groups are drawn with replacement, and each brings all its rows."""

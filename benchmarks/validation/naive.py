@@ -1,0 +1,145 @@
+"""The baselines that every model here must beat: roofline, bus formula, 16 bytes a parameter, 6 N D, bubble formula.
+
+    operator    max(FLOPs / peak, bytes / bandwidth)                               (operators.py)
+    collective  bus factor x bytes / nominal bandwidth of the slowest link
+    memory      states of ZeRO + s b h (10 + 24 / t + 5 a s / (h t)) a layer       (Korthikanti et al. 2022, ZeRO)
+    step        6 N D / (devices x peak) x (1 + bubble) + ring all-reduce          (8 N D with full recomputation)
+    pipeline    (p - 1) / (m + p - 1), divided by chunks; none for zero bubble
+
+None of them has a fitted constant. The five-constant baseline of step time has: `five_constants.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from autopar.errors import AutoparError
+from benchmarks.validation import operators
+from benchmarks.validation.answers import FITS, GIB, MIB, OOM, step_values
+from benchmarks.validation.counts import model_flops, parameters
+from benchmarks.validation.fields import Row, Unpredictable, integer, number, text
+from benchmarks.validation.rows import training_run
+from benchmarks.validation.runs import TrainingRun
+from benchmarks.validation.schemas import Kind, Predicted, Schema
+
+BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "send_recv": lambda n: 1.0,
+    "broadcast": lambda n: 1.0,
+}
+"""nccl-tests doc/PERFORMANCE.md: bytes over the link per byte of the buffer."""
+
+NVLINK_BYTES_PER_SECOND = {"b200": 900e9, "h100": 450e9, "h200": 450e9, "a100": 300e9, "v100": 150e9, "mi250": 50e9}
+"""Nominal, per GPU and direction, by what the hardware's name contains."""
+OTHER_LINK, NETWORK_LINK = 56e9, 25e9
+"""A PCIe or NVLink bridge pair, and one 200 Gb/s NIC per GPU."""
+
+
+def naive(rows: Sequence[Row], schema: Schema, kind: Kind) -> list[Predicted]:
+    """The naive prediction of every row."""
+    if kind == "op":
+        return operators.naive(rows, schema)
+    answer = {
+        "collective": _collective,
+        "memory": _memory,
+        "oom": _outcome,
+        "step": _step,
+        "pipeline": _pipeline,
+    }[kind]
+    return [_answered(row, schema, answer) for row in rows]
+
+
+def _answered(row: Row, schema: Schema, answer: Callable[[Row, Schema], Mapping[str, float | str]]) -> Predicted:
+    try:
+        return Predicted(values=answer(row, schema))
+    except (AutoparError, Unpredictable) as error:
+        return Predicted(reason=str(error))
+
+
+def _collective(row: Row, schema: Schema) -> Mapping[str, float | str]:
+    kind, ranks = text(row, "collective"), integer(row, "n_ranks", 0)
+    if kind not in BUS_FACTORS or ranks < 2:
+        raise Unpredictable(f"no bus formula for {kind or schema.name!r} of {ranks} ranks")
+    nbytes = number(row, "msg_bytes") if "msg_bytes" in row else number(row, "size_mb") * MIB
+    one_node = integer(row, "n_nodes", 1) == 1 and integer(row, "devices_per_node", ranks) >= ranks
+    seconds = BUS_FACTORS[kind](ranks) * nbytes / (_nvlink(text(row, "hw")) if one_node else NETWORK_LINK)
+    bus = BUS_FACTORS[kind](ranks) * nbytes / seconds / 1e9 if nbytes else 0.0
+    units = {"ms": 1e3, "us": 1e6}
+    return {
+        column: seconds * units[unit] if unit in units else bus
+        for column, unit in schema.measured["collective"].items()
+    }
+
+
+def _nvlink(hardware: str) -> float:
+    found = [rate for name, rate in NVLINK_BYTES_PER_SECOND.items() if name in hardware.lower()]
+    return found[0] if found else OTHER_LINK
+
+
+def naive_bytes(run: TrainingRun) -> float:
+    """Peak bytes of the first stage: 16 bytes a parameter, cut as ZeRO says, and activations by formula."""
+    shape, parallel = run.model, run.parallel
+    local = parameters(shape).total / (parallel.tp * parallel.pp)
+    degree = parallel.dp * parallel.cp
+    states = local * {0: 16.0, 1: 4 + 12 / degree, 2: 2 + 14 / degree, 3: 16 / degree}[parallel.zero_stage]
+    sequence = parallel.micro_batch * shape.seq_len * shape.hidden / parallel.cp
+    scores = 5 * shape.heads * shape.seq_len / shape.hidden if run.stack.attention == "unfused" else 0.0
+    layer = sequence * (10 + (24 + scores) / parallel.tp)
+    if parallel.sequence_parallel:
+        layer = sequence * (34 + scores) / parallel.tp
+    if parallel.recompute == "full":
+        layer = 2 * sequence
+    in_flight = min(parallel.pp, parallel.micro_batches)
+    return states + layer * shape.layers / parallel.pp * in_flight
+
+
+def _memory(row: Row, schema: Schema) -> Mapping[str, float | str]:
+    if text(row, "quantity", "peak") not in ("peak", "act_peak"):
+        raise Unpredictable("the naive formula gives the peak only")
+    peak = naive_bytes(training_run(schema, row))
+    units = {"B": 1.0, "GiB": GIB, "MiB": MIB, "MB": MIB, "GB": 1e9}
+    return {column: peak / units[unit] for column, unit in schema.measured["memory"].items() if unit in units}
+
+
+def _outcome(row: Row, schema: Schema) -> Mapping[str, float | str]:
+    run = training_run(schema, row)
+    return {"outcome": FITS if naive_bytes(run) <= run.cluster.device.memory_bytes else OOM}
+
+
+def naive_seconds(run: TrainingRun) -> float:
+    """6 N D over the measured peak of all devices, the bubble of 1F1B, and one ring all-reduce of the gradients."""
+    parallel, device = run.parallel, run.cluster.device
+    rates = device.flops_per_second
+    dtype = {"float8": "float8_e4m3fn", "float4": "float4_e2m1fn_x2"}.get(run.stack.dtype, run.stack.dtype)
+    peak = rates.get(dtype) or rates.get("float16") or rates["float32"]
+    again = 4 / 3 if parallel.recompute == "full" and run.training else 1.0
+    compute = again * model_flops(run) / (run.cluster.num_devices * peak)
+    bubble = (parallel.pp - 1) / (parallel.micro_batches * parallel.virtual_stages)
+    if not run.training or parallel.dp == 1:
+        return compute * (1 + bubble)
+    link = run.cluster.intra_link if run.cluster.num_nodes == 1 else run.cluster.inter_link
+    local = parameters(run.model).total / (parallel.tp * parallel.pp)
+    reduced = BUS_FACTORS["all_reduce"](parallel.dp) * local * run.stack.reduce_bytes / link.bytes_per_second
+    return compute * (1 + bubble) + reduced
+
+
+def _step(row: Row, schema: Schema) -> Mapping[str, float | str]:
+    return step_values(schema, row, training_run(schema, row), naive_seconds)
+
+
+def _pipeline(row: Row, schema: Schema) -> Mapping[str, float | str]:
+    """Bubble by formula, and samples per second of T_F + T_B + T_W for a micro-batch on each of p stages."""
+    stages, micro_batches = integer(row, "pp_stages"), integer(row, "microbatches")
+    bubble = (stages - 1) / (micro_batches + stages - 1)
+    schedule = text(row, "schedule")
+    if re.search(r"ZB", schedule):
+        bubble = 0.0
+    elif schedule.endswith("-I"):
+        bubble = (stages - 1) / (micro_batches * 2 + stages - 1)
+    busy = 1e-6 * sum(number(row, column) for column in ("T_F_us", "T_B_us", "T_W_us"))
+    rate = integer(row, "micro_batch_seqs") / busy * (1 - bubble) / stages
+    return {"bubble_rate_paper_tab5": bubble, "samples_per_gpu_per_s_tab4": rate}
