@@ -1,0 +1,199 @@
+"""Peak bytes of a published run: its lowered program segment by segment, composed to stages, played over the schedule.
+
+    stage of 2 layers, 3 micro-batches in flight:   states + 3 x 2 x saved(layer) + extra(layer) + workspaces
+
+The program is lowered for one tensor-parallel rank with one micro-batch; context parallelism computes on a shorter
+sequence, expert parallelism holds fewer experts but as many rows. What the software holds beside that are the facts of
+`stack_memory.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cost_models.model_states import StateDtypes, state_bytes
+from autopar.cost_models.pipeline import play_pipeline
+from autopar.cost_models.program_memory import SegmentMemory, measure_segments
+from autopar.cost_models.stage_costs import StageCosts
+from autopar.passes.segments import segment_of
+from autopar.schedules.list_scheduler import build_schedule
+from benchmarks.validation.lowered import LoweredRun, lowered
+from benchmarks.validation.runs import TrainingRun
+from benchmarks.validation.schemas import Tier
+from benchmarks.validation.stack_memory import (
+    StackFacts,
+    attention_output_bytes,
+    facts_of,
+    leftover_bytes,
+    library_bytes,
+)
+
+EXPERTS = (".gate_up", ".up_weights", ".mlp.down")
+"""How the names of stacked expert weights end (`models.py`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of the ranks of one pipeline stage."""
+
+    states: float
+    """Parameters, gradients and optimizer states."""
+    workspaces: float
+    """Of libraries, handed out once by torch's allocator."""
+    leftovers: float
+    """What lies around between steps: the batch, buffers of the pipeline."""
+    gathered: float
+    """Whole weights and gradients of layers that ZeRO-3 keeps cut."""
+    activations: float
+    """Most that micro-batches hold at once."""
+    largest_chunk_saved: float
+    """Of one micro-batch, from forward to backward, on all chunks of the rank."""
+
+    @property
+    def between_steps(self) -> float:
+        """`torch.cuda.memory_allocated` after a step."""
+        return self.states + self.workspaces + self.leftovers
+
+    @property
+    def peak(self) -> float:
+        """`torch.cuda.max_memory_allocated`."""
+        return self.between_steps + self.gathered + self.activations
+
+
+def peak_bytes(run: TrainingRun, tier: Tier) -> float:
+    """max_memory_allocated of the fullest rank. Raises ConfigurationError for a run that cannot be expressed."""
+    return max(rank.peak for rank in ranks(run, tier))
+
+
+def ranks(run: TrainingRun, tier: Tier) -> tuple[RankMemory, ...]:
+    """The memory of every pipeline stage's rank; the tier "physics" leaves out what was read off measurements."""
+    return tuple(_Measured(run).ranks(tier))
+
+
+class _Measured:
+    """The segments of one run and how its stages are made of them."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run, self._facts = run, facts_of(run.stack)
+        low = lowered(on_one_replica(run))
+        segments = _measured(_ById(low), self._facts)
+        self._segments = with_facts(segments, run, self._facts)
+        self._chunks = [[self._segments[name] for name in chunk] for chunk in low.chunks]
+
+    def ranks(self, tier: Tier) -> Iterator[RankMemory]:
+        """Every stage's memory, first to last."""
+        run, pp = self._run, self._run.parallel.pp
+        stages = [stage_bytes(chunk) for chunk in self._chunks]
+        for rank, activations in enumerate(activation_peaks(stages, run)):
+            held = [piece for chunk in self._chunks[rank::pp] for piece in chunk]
+            border = max((piece.border_bytes for piece in held), default=0)
+            yield RankMemory(
+                states=self._states(held, is_last=rank == pp - 1),
+                workspaces=library_bytes(run) if tier != "physics" else 0.0,
+                leftovers=leftover_bytes(run, border) if tier != "physics" else 0.0,
+                gathered=self._gathered(held),
+                activations=activations,
+                largest_chunk_saved=sum(piece.saved_bytes for piece in held),
+            )
+
+    def _states(self, held: Sequence[SegmentMemory], *, is_last: bool) -> float:
+        run, parallel = self._run, self._run.parallel
+        stack = run.stack
+        dtypes = StateDtypes(
+            parameter=stack.parameter_bytes, gradient=stack.gradient_bytes, optimizer=stack.optimizer_bytes
+        )
+        plain, routed = self._parameters(held)
+        degree = parallel.zero_degree or parallel.dp * parallel.cp
+        ep = parallel.ep if run.model.experts is not None else 1
+        expert_tp = parallel.expert_tp or parallel.tp
+        local = routed * parallel.tp / (ep * expert_tp)
+        expert_degree = max(1, degree * parallel.tp // (ep * expert_tp))
+        stage = parallel.zero_stage
+        return state_bytes(plain, dtypes, stage, degree) + state_bytes(local, dtypes, stage, expert_degree)
+
+    def _parameters(self, held: Sequence[SegmentMemory]) -> tuple[int, int]:
+        """Elements on one tensor-parallel rank: all but stacked experts, and those of all experts."""
+        routed = sum(
+            elements
+            for piece in held
+            for name, elements in piece.parameters.items()
+            if self._run.model.experts is not None and name.endswith(EXPERTS)
+        )
+        return sum(piece.parameter_elements for piece in held) - routed, routed
+
+    def _gathered(self, held: Sequence[SegmentMemory]) -> float:
+        """ZeRO-3: layers that are whole at the same time, and one layer's gradient before it is cut."""
+        if self._run.parallel.zero_stage < 3:
+            return 0.0
+        sizes = sorted((piece.parameter_elements for piece in held), reverse=True)
+        gathered = sum(sizes[: self._facts.gathered_groups]) * self._run.stack.gather_bytes
+        return float(gathered + sizes[0] * self._run.stack.reduce_bytes)
+
+
+def stage_bytes(chunk: Sequence[SegmentMemory]) -> StageCosts:
+    """A model chunk's bytes per micro-batch: transients at the fullest moment of a walk through its pieces."""
+    saved = sum(piece.saved_bytes for piece in chunk)
+    held, forward, backward = 0, 0, 0
+    for piece in chunk:
+        held += piece.saved_bytes
+        forward = max(forward, held + piece.forward_extra_bytes)
+        backward = max(backward, held + piece.backward_extra_bytes)
+    return StageCosts(
+        forward_seconds=1.0,
+        backward_seconds=2.0,
+        saved_bytes=saved,
+        forward_extra_bytes=max(0, forward - saved),
+        backward_extra_bytes=max(0, backward - saved),
+    )
+
+
+def activation_peaks(stages: Sequence[StageCosts], run: TrainingRun) -> tuple[float, ...]:
+    """Most bytes that micro-batches hold on each rank; more micro-batches than fill the pipeline twice add none."""
+    parallel = run.parallel
+    chunks = len(stages) // parallel.pp
+    count = min(parallel.micro_batches, 2 * parallel.pp * chunks)
+    family = parallel.schedule if parallel.pp > 1 else "1f1b"
+    schedule = build_schedule(family, parallel.pp, count, chunks)
+    return play_pipeline(stages, schedule).peak_bytes
+
+
+def on_one_replica(run: TrainingRun) -> TrainingRun:
+    """The run as one replica sees it: its part of the sequence, no data and no expert parallelism."""
+    parallel = replace(run.parallel, dp=1, cp=1, ep=1, expert_tp=0, zero_stage=0, zero_degree=0, micro_batches=1)
+    model = replace(run.model, seq_len=run.model.seq_len // run.parallel.cp)
+    return replace(run, model=model, parallel=parallel)
+
+
+def with_facts(
+    segments: Mapping[str, SegmentMemory], run: TrainingRun, facts: StackFacts
+) -> Mapping[str, SegmentMemory]:
+    """Segments with what the stack saves beside the graph."""
+    if not facts.copies_attention_output or run.parallel.recompute == "full":
+        return segments
+    copy = attention_output_bytes(run)
+    return {
+        name: replace(segment, saved_bytes=segment.saved_bytes + copy) if name.startswith("layers.") else segment
+        for name, segment in segments.items()
+    }
+
+
+class _ById:
+    """A lowered run as a key: `lowered` hands out the same programs for equal questions."""
+
+    def __init__(self, low: LoweredRun) -> None:
+        self.low = low
+        self._key = (id(low.program), id(low.partition))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self._key == other._key
+
+
+@functools.lru_cache(maxsize=256)
+def _measured(key: _ById, facts: StackFacts) -> Mapping[str, SegmentMemory]:
+    again = [name for name, operator in key.low.plan.operators.items() if operator.recompute]
+    return measure_segments(key.low.program, segment_of, recompute=again, fused=facts.fused, loss=facts.loss)

@@ -1,0 +1,96 @@
+"""What published training software holds beside what the lowered program says: named facts, each with its source.
+
+    Transformer Engine with FlashAttention      a second copy of the attention's output per layer
+    torch.distributed workspaces                cuBLAS: 32 MiB for each of two threads, Transformer Engine: 32 MiB
+    a pipeline                                  one received and one sent activation per model chunk
+
+A fact is data of the stack; none depends on a row's result. `FITTED` names those that were fitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.cost_models.program_memory import LossBytes
+from benchmarks.validation.runs import Stack, TrainingRun
+
+MIB = 1 << 20
+AMPERE_CUBLAS_BYTES = (2 * 4096 + 8 * 16) << 10
+"""torch's default `CUBLAS_WORKSPACE_CONFIG` ":4096:2:16:8" before Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+HOPPER_CUBLAS_BYTES = 32 * MIB
+"""From Hopper on, and for ":4096:8", which Megatron's deterministic tests set."""
+CUBLAS_THREADS = 2
+"""Forward runs in the main thread, backward in autograd's: each has its own handle and workspace."""
+TRANSFORMER_ENGINE_BYTES = {"ampere": 4 * MIB, "hopper": 32 * MIB}
+"""`get_cublas_workspace_size_bytes` in transformer_engine/pytorch/module/base.py."""
+CONTEXT_BYTES = 500 * MIB
+"""CUDA context with loaded kernels; in nvidia-smi only. From memory (0.5 to 1 GB)."""
+NCCL_BYTES_PER_GROUP = 32 * MIB
+"""Channels' buffers of one communicator (NCCL_BUFFSIZE 4 MiB x 8); in nvidia-smi only. From memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackFacts:
+    """How a stack's memory differs from that of the graph."""
+
+    fused: bool
+    """Pointwise chains are one kernel and keep only what they read and write."""
+    loss: LossBytes | None
+    """None: the graph's own cross entropy."""
+    copies_attention_output: bool
+    """FlashAttention inside of Transformer Engine saves its output a second time, contiguous."""
+    gathered_groups: int
+    """Layers whose gathered weights ZeRO-3 holds at once: the running one and the next, which is prefetched."""
+
+
+def facts_of(stack: Stack) -> StackFacts:
+    """The facts of a stack."""
+    return StackFacts(
+        fused=stack.kernels != "eager",
+        loss=loss_bytes(stack),
+        copies_attention_output=stack.kernels == "megatron" and stack.attention == "flash",
+        gathered_groups=2,
+    )
+
+
+def loss_bytes(stack: Stack) -> LossBytes | None:
+    """Cross entropy per logit.
+
+    Megatron (tensor_parallel/cross_entropy.py): float32 copy beside the logits, exponentials and gradient in place.
+    A fused one keeps the logits alone and overwrites them. Inductor keeps the logits and writes their gradient.
+    """
+    width = 4 if stack.dtype == "float32" else 2
+    if stack.fused_loss:
+        return LossBytes(saved=width, forward=width, backward=2 * width)
+    if stack.kernels == "megatron":
+        whole = 4 if width == 4 else width + 4
+        return LossBytes(saved=4, forward=whole, backward=whole)
+    if stack.kernels == "inductor":
+        return LossBytes(saved=width, forward=width, backward=2 * width)
+    return LossBytes(saved=4, forward=width + 8, backward=8)
+
+
+def library_bytes(run: TrainingRun) -> int:
+    """Workspaces of cuBLAS and Transformer Engine, which torch's allocator hands out and never gets back."""
+    is_ampere = run.cluster.device.name.lower().startswith(("a100", "a10", "a40", "a800", "v100"))
+    small = is_ampere and not run.stack.deterministic
+    cublas = AMPERE_CUBLAS_BYTES if small else HOPPER_CUBLAS_BYTES
+    engine = TRANSFORMER_ENGINE_BYTES["ampere" if is_ampere else "hopper"]
+    return CUBLAS_THREADS * cublas + (engine if run.stack.kernels == "megatron" else 0)
+
+
+def leftover_bytes(run: TrainingRun, border: int) -> float:
+    """Tensors that outlive a step: a received and a sent activation of `border` bytes per model chunk, and the batch's
+    attention mask of one byte per pair of positions."""
+    parallel = run.parallel
+    buffers = 2 * parallel.virtual_stages * border if parallel.pp > 1 else 0
+    mask = parallel.micro_batch * run.model.seq_len**2 if run.stack.kernels == "megatron" else 0
+    return float(buffers + mask)
+
+
+def attention_output_bytes(run: TrainingRun) -> int:
+    """16-bit output of one layer's attention on one rank."""
+    shape, parallel = run.model, run.parallel
+    head = shape.head_dim or shape.hidden // shape.heads
+    width = shape.heads * (shape.latent.value_head if shape.latent is not None else head)
+    return 2 * parallel.micro_batch * (shape.seq_len // parallel.cp) * width // parallel.tp
