@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from autopar.errors import AutoparError
 from benchmarks.validation.data import Table, write_table
 from benchmarks.validation.schemas import Kind, Predicted, Schema, Tier
 
@@ -30,6 +31,9 @@ _CALLS = 50
 """A table is predicted in about this many calls, so that the progress bar moves."""
 
 REASON = "reason"
+
+_BROKEN = (ArithmeticError, AssertionError, AutoparError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a model raises on a row of sizes that nobody foresaw."""
 
 
 def predicted_column(measured: str) -> str:
@@ -52,10 +56,20 @@ def predict_table(
     inputs = [table.schema.inputs_of(row) for row in table.rows]
     predictions: list[Predicted] = []
     for part in _parts(inputs):
-        predictions.extend(_finite(predicted) for predicted in predictor(part, table.schema, tier))
+        predictions.extend(_finite(predicted) for predicted in _predicted(predictor, part, table.schema, tier))
         progress(len(predictions))
     assert len(predictions) == len(inputs), "a predictor returns one prediction per row"
     return predictions
+
+
+def _predicted(predictor: Predictor, part: Sequence[Mapping[str, str]], schema: Schema, tier: Tier) -> list[Predicted]:
+    """The predictions of some rows. A row on which a model breaks gets that as its reason and spares the others."""
+    try:
+        return predictor(part, schema, tier)
+    except _BROKEN as error:
+        if len(part) == 1:
+            return [Predicted(reason=f"{type(error).__name__}: {error}")]
+        return [one for row in part for one in _predicted(predictor, [row], schema, tier)]
 
 
 def write_predictions(path: str | os.PathLike[str], table: Table, kind: Kind, predictions: Sequence[Predicted]) -> None:
