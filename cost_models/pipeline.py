@@ -1,31 +1,30 @@
 """Play a pipeline schedule: stages x schedule -> step seconds, bubble, memory over time, exposed communication.
 
-Every pass starts when its rank is free and its input has arrived; an input leaves when the pass that makes it ends and
-travels `send_seconds`. Four equal stages, 8 micro-batches, 1F1B:
+Every pass starts when its rank is free and its input has arrived; an input leaves when the pass that makes it has ended
+and the link is free, and travels `send_seconds`. Four equal stages, 8 micro-batches, 1F1B:
 
     stages = [StageCosts(forward_seconds=1.0, backward_seconds=2.0)] * 4
     play_pipeline(stages, build_schedule("1f1b", 4, 8)).step_seconds           # 33.0 = (8 + 4 - 1) (1 + 2)
 
-What is not hidden behind any formula here: unequal stages (embedding and head), transfers that block their sender,
-several chunks on a rank, and what comes once per step.
+No formula stands behind it, so stages may differ (embedding and head), transfers may block their sender, ranks may hold
+several chunks. `pipeline_program` makes the same step a program of the simulator, for traces and for overlap inside of
+passes.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from autopar.cost_models.simulator import COMPUTE_STREAM, Action, Timeline, simulate
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.cost_models.trace import MemoryEvent
 from autopar.errors import ConfigurationError
-from autopar.schedules.actions import PipeAction, Schedule, producer
+from autopar.schedules.actions import Kind, Schedule, producer, receiver
 from autopar.schedules.check import runnable_order
 from autopar.schedules.list_scheduler import FAMILIES, TIMED_FAMILIES, StageTimes, build_schedule, list_schedule
-
-P2P_STREAM = "p2p"
 
 StepEnd: TypeAlias = Literal["together", "each", "flowing"]
 """When a rank's `once_seconds` begin. together: all ranks have ended (a global gradient norm needs all gradients);
@@ -68,40 +67,11 @@ class StepCosts:
         events: list[MemoryEvent] = [(0.0, live)]
         for action, start in zip(actions, self.start_seconds[rank], strict=True):
             stage = self.stages[action.stage]
-            allocates, frees = _bytes(stage, action)
+            allocates, frees = pass_bytes(stage, action.kind)
             events.append((start, live + allocates))
             live += allocates - frees
-            events.append((start + _pass_seconds(stage)[action.kind], live))
+            events.append((start + pass_seconds(stage)[action.kind], live))
         return events
-
-    def timeline(self, send_seconds: Sequence[float] | float = 0.0) -> Timeline:
-        """All passes and transfers as actions of the simulator, for its trace; states stand before the first."""
-        sends = _sends(send_seconds, len(self.stages))
-        holder = self.schedule.rank_of_stage
-        actions: list[Action] = []
-        output: dict[tuple[int, str, int], int] = {}
-        for rank, passes in enumerate(self.schedule.ranks):
-            states = sum(self.stages[stage].state_bytes for stage in {action.stage for action in passes})
-            actions.append(Action("states", COMPUTE_STREAM, 0.0, rank=rank, allocates=states))
-        for rank, action in runnable_order(self.schedule):
-            needed = producer(action, len(self.stages))
-            inputs: tuple[int, ...] = ()
-            if needed is not None:
-                inputs = (output[(*needed, action.micro_batch)],)
-                if holder[needed[0]] != rank:
-                    seconds = sends[min(action.stage, needed[0])]
-                    name = f"{action} <- {needed[0]}"
-                    actions.append(Action(name, P2P_STREAM, seconds, inputs, communication=True, rank=rank))
-                    inputs = (len(actions) - 1,)
-            stage = self.stages[action.stage]
-            allocates, frees = _bytes(stage, action)
-            actions.append(
-                Action(str(action), COMPUTE_STREAM, _pass_seconds(stage)[action.kind], inputs,
-                       rank=rank, allocates=allocates, frees=frees)
-            )  # fmt: skip
-            if action.kind != "W":
-                output[action.stage, "F" if action.kind == "F" else "gradient", action.micro_batch] = len(actions) - 1
-        return simulate(actions)
 
 
 def schedule_for(
@@ -142,28 +112,29 @@ def play_pipeline(
     """
     if len(stages) != schedule.num_stages:
         raise ConfigurationError(f"{len(stages)} stages, but the schedule has {schedule.num_stages}")
-    seconds = [_pass_seconds(stage) for stage in stages]
-    travel = _travel(schedule.rank_of_stage, _sends(send_seconds, len(stages)))
+    seconds = [pass_seconds(stage) for stage in stages]
+    travel = send_list(send_seconds, len(stages))
     num_ranks = len(schedule.ranks)
     clock, exposed, computed = [0.0] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
     starts: list[list[float]] = [[] for _ in range(num_ranks)]
     ends: list[float] = []
-    for rank, stage, kind, needed, receives, sends in _links(schedule):
+    arrivals: list[float] = []
+    link_free: dict[tuple[int, int], float] = defaultdict(float)
+    for rank, stage, kind, needed, target, edge in _links(schedule):
         start = clock[rank]
-        if needed >= 0:
-            arrival = ends[needed] + travel[receives]
-            if arrival > start:
-                exposed[rank] += arrival - max(start, ends[needed])
-                start = arrival
+        if needed >= 0 and arrivals[needed] > start:
+            exposed[rank] += arrivals[needed] - max(start, ends[needed])
+            start = arrivals[needed]
         starts[rank].append(start)
         length = seconds[stage][kind]
         computed[rank] += length
-        end = start + length
+        end = arrival = start + length
+        if target >= 0:
+            arrival = link_free[rank, target] = max(end, link_free[rank, target]) + travel[edge]
         ends.append(end)
-        if blocking and sends >= 0:
-            exposed[rank] += travel[sends]
-            end += travel[sends]
-        clock[rank] = end
+        arrivals.append(arrival)
+        clock[rank] = arrival if blocking else end
+        exposed[rank] += clock[rank] - end
     spans = [end - first[0] for end, first in zip(clock, starts, strict=True)]
     return StepCosts(
         schedule=schedule,
@@ -177,24 +148,23 @@ def play_pipeline(
 
 
 @lru_cache(maxsize=32)
-def _links(schedule: Schedule) -> tuple[tuple[int, int, str, int, int, int], ...]:
-    """(rank, stage, kind, position of the pass it waits for, edge it receives on, edge it sends on) of every pass.
+def _links(schedule: Schedule) -> tuple[tuple[int, int, Kind, int, int, int], ...]:
+    """(rank, stage, kind, position of the pass it waits for, rank it sends to, edge it sends on) of every pass.
 
     In an order in which every pass stands behind what it needs; edge s lies between stages s and s + 1; -1: none.
     """
-    num_stages = schedule.num_stages
+    holder = schedule.rank_of_stage
     position: dict[tuple[int, str, int], int] = {}
     links = []
     for rank, action in runnable_order(schedule):
         stage, kind, micro_batch = action
-        needed = producer(action, num_stages)
-        before = receives = sends = -1
-        if needed is not None:
-            before, receives = position[(*needed, micro_batch)], min(stage, needed[0])
+        needed = producer(action, len(holder))
+        before = -1 if needed is None else position[(*needed, micro_batch)]
+        target = receiver(action, len(holder))
         if kind != "W":
             position[stage, "F" if kind == "F" else "gradient", micro_batch] = len(links)
-            sends = (stage if stage < num_stages - 1 else -1) if kind == "F" else stage - 1
-        links.append((rank, stage, kind, before, receives, sends))
+        sends = target is not None and holder[target] != rank
+        links.append((rank, stage, kind, before, holder[target] if sends else -1, min(stage, target or 0)))
     return tuple(links)
 
 
@@ -210,20 +180,16 @@ def _step_seconds(
     return max(seconds + last for seconds, last in zip(occupied, once, strict=True))
 
 
-def _sends(send_seconds: Sequence[float] | float, num_stages: int) -> list[float]:
+def send_list(send_seconds: Sequence[float] | float, num_stages: int) -> list[float]:
+    """Seconds from each stage to the next, from one number or one for each."""
     sends = [send_seconds] * (num_stages - 1) if isinstance(send_seconds, (int, float)) else list(send_seconds)
     if len(sends) != num_stages - 1:
         raise ConfigurationError(f"{len(sends)} transfers between {num_stages} stages; there are {num_stages - 1}")
     return sends
 
 
-def _travel(rank_of_stage: Sequence[int], sends: Sequence[float]) -> list[float]:
-    """Seconds on each edge: none within a rank."""
-    pairs = zip(rank_of_stage, rank_of_stage[1:], sends, strict=False)
-    return [0.0 if here == there else seconds for here, there, seconds in pairs]
-
-
-def _pass_seconds(stage: StageCosts) -> Mapping[str, float]:
+def pass_seconds(stage: StageCosts) -> Mapping[Kind, float]:
+    """Seconds of each kind of pass."""
     return {
         "F": stage.forward_seconds,
         "B": stage.backward_seconds + stage.weight_seconds,
@@ -232,13 +198,14 @@ def _pass_seconds(stage: StageCosts) -> Mapping[str, float]:
     }
 
 
-def _bytes(stage: StageCosts, action: PipeAction) -> tuple[float, float]:
-    """What an action takes at its start and gives back at its end; what W keeps is part of what F saved, or of the
-    transients of I."""
-    saved, kept = stage.saved_bytes, stage.weight_saved_bytes
-    if action.kind == "F":
-        return saved + stage.forward_extra_bytes, stage.forward_extra_bytes
-    if action.kind == "W":
-        return 0.0, kept
-    extra = stage.backward_extra_bytes
-    return extra, extra + saved - (kept if action.kind == "I" else 0.0)
+def pass_bytes(stage: StageCosts, kind: Kind) -> tuple[float, float]:
+    """What a pass takes at its start and gives back at its end.
+
+    What W keeps is a part of what F saved, or of the transients of I.
+    """
+    if kind == "F":
+        return stage.saved_bytes + stage.forward_extra_bytes, stage.forward_extra_bytes
+    if kind == "W":
+        return 0.0, stage.weight_saved_bytes
+    freed = stage.saved_bytes - (stage.weight_saved_bytes if kind == "I" else 0.0)
+    return stage.backward_extra_bytes, stage.backward_extra_bytes + freed

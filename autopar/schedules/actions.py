@@ -97,3 +97,9 @@ def producer(action: PipeAction, num_stages: int) -> tuple[int, Literal["F", "gr
     if action.kind == "W" or action.stage == num_stages - 1:
         return None
     return action.stage + 1, "gradient"
+
+
+def receiver(action: PipeAction, num_stages: int) -> int | None:
+    """The stage that needs the action's output; None: no other one."""
+    target = {"F": action.stage + 1, "W": -1}.get(action.kind, action.stage - 1)
+    return target if 0 <= target < num_stages else None

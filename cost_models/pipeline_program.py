@@ -1,0 +1,100 @@
+"""A pipeline step as one program of all ranks, for the simulator: traces, overlap inside of passes, slowdown.
+
+Every pass of a schedule becomes the actions of its stage's program, which stand on the streams of the stage's rank, so
+that collectives of one pass run beside the computation of the next. What a pass hands on travels on a stream of its
+own per link. A step of equal stages without communication inside of passes:
+
+    programs = stage_programs(stages)                        # {(0, "F"): PassProgram(...), ...}
+    simulate(pipeline_program(schedule, programs, send_seconds=1e-3)).write_chrome_trace("step.json")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cost_models.pipeline import pass_bytes, pass_seconds, send_list
+from autopar.cost_models.simulator import COMPUTE_STREAM, Action
+from autopar.cost_models.stage_costs import StageCosts
+from autopar.errors import ConfigurationError
+from autopar.schedules.actions import Kind, PipeAction, Schedule, producer, receiver
+from autopar.schedules.check import runnable_order
+
+
+@dataclass(frozen=True, slots=True)
+class PassProgram:
+    """What a rank does in one pass over one micro-batch; dependencies are indices within the program."""
+
+    actions: tuple[Action, ...]
+    output: int = -1
+    """The action that makes what the pass hands on."""
+
+
+def stage_programs(stages: Sequence[StageCosts]) -> dict[tuple[int, Kind], PassProgram]:
+    """Passes of one action each, with the seconds and bytes of the stages."""
+    programs: dict[tuple[int, Kind], PassProgram] = {}
+    kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
+    for index, stage in enumerate(stages):
+        for kind in kinds:
+            allocates, frees = pass_bytes(stage, kind)
+            seconds = pass_seconds(stage)[kind]
+            programs[index, kind] = PassProgram((
+                Action(kind, COMPUTE_STREAM, seconds, allocates=allocates, frees=frees),
+            ))  # fmt: skip
+    return programs
+
+
+def pipeline_program(
+    schedule: Schedule,
+    programs: Mapping[tuple[int, Kind], PassProgram],
+    *,
+    send_seconds: Sequence[float] | float = 0.0,
+    state_bytes: Sequence[float] = (),
+) -> list[Action]:
+    """All ranks' actions in an order in which each stands behind what it needs.
+
+    `programs` by (stage, kind of pass); `state_bytes` per rank stand before the first action. Raises
+    ConfigurationError for a pass without a program, and where ranks wait for each other.
+    """
+    holder = schedule.rank_of_stage
+    sends = send_list(send_seconds, len(holder))
+    actions = [
+        Action("states", COMPUTE_STREAM, 0.0, rank=rank, allocates=live) for rank, live in enumerate(state_bytes)
+    ]
+    arrived: dict[tuple[int, str, int], int] = {}
+    for rank, action in runnable_order(schedule):
+        needed = producer(action, len(holder))
+        inputs = () if needed is None else (arrived[(*needed, action.micro_batch)],)
+        program = _program_of(programs, action)
+        output = len(actions) + range(len(program.actions))[program.output]
+        actions += _placed(program, action, rank, len(actions), inputs)
+        target = receiver(action, len(holder))
+        if target is not None and holder[target] != rank:
+            name, stream = f"{action} -> {target}", f"to rank {holder[target]}"
+            seconds = sends[min(action.stage, target)]
+            actions.append(Action(name, stream, seconds, (output,), communication=True, rank=rank))
+            output = len(actions) - 1
+        if action.kind != "W":
+            arrived[action.stage, "F" if action.kind == "F" else "gradient", action.micro_batch] = output
+    return actions
+
+
+def _program_of(programs: Mapping[tuple[int, Kind], PassProgram], action: PipeAction) -> PassProgram:
+    program = programs.get((action.stage, action.kind))
+    if program is None or not program.actions:
+        raise ConfigurationError(f"the schedule has {action}, but stage {action.stage} no program for {action.kind}")
+    return program
+
+
+def _placed(program: PassProgram, action: PipeAction, rank: int, first: int, inputs: tuple[int, ...]) -> list[Action]:
+    """The pass's actions with indices of the whole program; those that wait for nothing wait for the pass's input."""
+    named = len(program.actions) > 1
+    return [
+        replace(
+            step,
+            name=f"{action} {step.name}" if named else str(action),
+            rank=rank,
+            depends_on=tuple(first + index for index in step.depends_on) or inputs,
+        )
+        for step in program.actions
+    ]
