@@ -18,9 +18,25 @@ from typing import Literal
 
 import msgspec
 
+from autopar.device_curves import DeviceCurves, device_curves, has_curves
 from autopar.errors import ConfigurationError
+from autopar.operator_profile import OperatorProfile
 
 HARDWARE_DIRECTORY = Path(__file__).parent / "cost_models" / "hardware"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCurve:
+    """Measured seconds of one operator over sizes, launch included.
+
+    work: FLOPs of a product or of attention, else bytes read and written; ascending, one per entry of `seconds`.
+    """
+
+    operator: str
+    """Bare ATen name: "mm", "tanh"."""
+    dtype: str
+    work: tuple[float, ...]
+    seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +53,14 @@ class Device:
     """Reads plus writes of a large elementwise kernel."""
     launch_seconds: float
     """What the shortest kernel takes: launch, scheduling and tail."""
+    operators: tuple[OperatorCurve, ...] = ()
+    """Measured operators, which count instead of the ceilings (`autopar profile`)."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where each number comes from, by field name."""
+    curves: DeviceCurves | None = None
+    """What kernels reach of the ceilings; None: the roofline counts."""
+    profile: OperatorProfile | None = None
+    """Kernels measured on this device, which bend the curves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +90,8 @@ class CollectiveTraits:
     """Launch and synchronisation, beyond the latencies that NCCL's tuner knows."""
     ramp_seconds: float = 0.0
     """Added per doubling of the buffer beyond 1 MiB: a pipeline of larger chunks fills later."""
+    ramp_bytes: float = 0.0
+    """Of a network: the same as bytes in flight, to be divided by the rate of a node."""
     pass_seconds_per_byte: float = 0.0
     """What a byte of the full buffer costs beside the link, per pass (an all-reduce makes two)."""
     multicast_fraction: float = 0.0
@@ -77,7 +101,8 @@ class CollectiveTraits:
     pair_bytes_per_second: float = 0.0
     """Rate between two devices where they are wired in a mesh (all pairs at once reach more)."""
     ring_rates: tuple[tuple[int, float], ...] = ()
-    """(ranks, bytes/s of a ring of so many) where the wiring makes the rate depend on the number of ranks."""
+    """(ranks, bytes/s of a ring of so many) where the wiring makes the rate depend on the number of ranks. Of a
+    network: (ranks on one node, bytes/s of all the NICs of that node)."""
     double_tree: bool = False
     """Of a network: two nodes exchange by a double tree, which sends half of what a ring does."""
     source: str = ""
@@ -174,6 +199,7 @@ def preset_device(name: str) -> Device:
         memory_bytes_per_second=preset.memory_bytes_per_second.value,
         launch_seconds=preset.launch_seconds.value,
         sources=sources,
+        curves=device_curves(name) if has_curves(name) else None,
     )
 
 

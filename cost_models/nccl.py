@@ -71,8 +71,7 @@ def nccl_seconds(kind: str, sizes: Seconds, topology: GroupTopology, cluster: Cl
     seconds = _evaluate(_within_node(kind, topology.ranks, cluster.intra_link), sizes)
     if topology.nodes > 1:
         # the part inside the nodes is never free: a group on more nodes is not cheaper than on one
-        node_rate = cluster.inter_link.bytes_per_second * cluster.devices_per_node / topology.groups_per_node
-        across = _across_nodes(kind, topology, node_rate, cluster.intra_link, cluster.inter_link)
+        across = _across_nodes(kind, topology, cluster.devices_per_node, cluster.intra_link, cluster.inter_link)
         seconds = np.maximum(seconds, _evaluate(across, sizes))
     return seconds
 
@@ -104,8 +103,9 @@ def _within_node(kind: str, ranks: int, link: Link) -> _Prices:
     rate = ring_rate(link, ranks)
     measured = measured_line(link, kind, ranks, ALGORITHMS)
     if kind in ("all_to_all", "neighbours"):
-        line = measured or _pairs_within_node(kind, ranks, link, rate)
-        return _prices([line], 0.0 if measured else traits.startup_seconds, 0.0)
+        # a pair starts when both are there: the launch of a group does not wait for the last of many ranks
+        startup = 0.0 if measured or kind == "neighbours" else traits.startup_seconds
+        return _prices([measured or _pairs_within_node(kind, ranks, link, rate)], startup, 0.0)
     tuned = _tuned(kind)
     lines = _tuner(tuned, Group(ranks=ranks, nodes=1), link, rate, ("Ring",))
     copies = (2.0 if kind == "all_reduce" else 1.0) * traits.pass_seconds_per_byte
@@ -165,11 +165,15 @@ def _pairs_within_node(kind: str, ranks: int, link: Link, rate: float) -> Line:
 
 
 @functools.lru_cache(maxsize=4096)
-def _across_nodes(kind: str, topology: GroupTopology, node_rate: float, intra: Link, inter: Link) -> _Prices:
+def _across_nodes(kind: str, topology: GroupTopology, devices_per_node: int, intra: Link, inter: Link) -> _Prices:
     fit = next((f for f in inter.fits if (f.kind, f.ranks) == (kind, topology.ranks)), None)
     if fit is not None:
         return _prices([(fit.latency_seconds, 1.0 / fit.bytes_per_second)], 0.0, 0.0)
-    startup, traits = intra.traits.startup_seconds + inter.traits.startup_seconds, inter.traits
+    traits = inter.traits
+    startup = intra.traits.startup_seconds + traits.startup_seconds
+    busy = topology.ranks_per_node * topology.groups_per_node
+    whole = ring_rate(inter, busy) if traits.ring_rates else inter.bytes_per_second * devices_per_node
+    node_rate = whole / topology.groups_per_node
     nic_seconds = max(0.0, inter.latency_seconds - TUNER_NETWORK_HOP_SECONDS)
     if kind == "all_to_all":
         return _prices([_all_to_all_across_nodes(topology, node_rate, nic_seconds)], 0.0, 0.0)
@@ -177,7 +181,7 @@ def _across_nodes(kind: str, topology: GroupTopology, node_rate: float, intra: L
         rate = node_rate * traits.pair_fraction
         return _prices([(POINT_TO_POINT[0] + inter.latency_seconds, 1.0 / rate)], startup, 0.0)
     found = _streams_across_nodes(kind, topology, node_rate, intra, nic_seconds, traits.double_tree)
-    return _prices(found, startup, traits.ramp_seconds)
+    return _prices(found, startup, traits.ramp_seconds + traits.ramp_bytes / whole)
 
 
 def _streams_across_nodes(

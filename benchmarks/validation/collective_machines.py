@@ -32,7 +32,7 @@ _GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"h100|\bp5\b|p5\.", "H100-SXM", None),
     (r"a100.*pair", "A100-80", "NVLink3-pairs"),
     (r"a100.*pcie|pcie.*a100", "A100-PCIE-80", None),
-    (r"a100.*40", "A100-40", None),
+    (r"a100.*40|\bp4d\b", "A100-40", None),
     (r"a100|\bp4de?\b|p4de?\.", "A100-80", None),
     (r"a40.*pair", "A40", "NVLink3-bridge"),
     (r"\ba40\b", "A40", None),
@@ -64,6 +64,7 @@ _RATES: tuple[tuple[str, Callable[[re.Match[str], int], float]], ...] = (
     (r"(\d+)\s*x\s*(fdr|edr|hdr|ndr|xdr)", lambda m, gpus: float(m[1]) * _GIGABITS[m[2]]),
     (rf"(\d+)\s*x\s*(\d+)\s*{_BITS}\b", lambda m, gpus: float(m[1]) * float(m[2])),
     (rf"(?:efa|roce)\D{{0,12}}?(\d{{3,4}})\s*{_BITS}\b", lambda m, gpus: float(m[1])),
+    (rf"(\d+)\s*{_BITS}\s*(?:ethernet|tcp|ena)\b", lambda m, gpus: float(m[1])),
     (rf"cx-?\d+\D{{0,4}}(\d{{3}})\s*{_BITS}\b", lambda m, gpus: float(m[1]) * gpus),
     (rf"\b(\d{{3,4}})\s*{_BITS}\b", lambda m, gpus: float(m[1]) * (1 if float(m[1]) >= 800 else gpus)),
     (r"\b(fdr|edr|hdr|ndr|xdr)\b", lambda m, gpus: _GIGABITS[m[1]] * gpus),
@@ -81,6 +82,8 @@ class Machine:
     """Preset of the network's kind."""
     node_bytes_per_second: float | None
     """All NICs of a node, per direction; None: the NICs of the usual node."""
+    names_network: bool
+    """Whether the text says anything of a network; nodes of the same name differ widely in it."""
 
     def cluster(self, *, ranks: int, nodes: int, whole_nodes: bool = False) -> Cluster:
         """`ranks` devices on `nodes` nodes, alone on them; `whole_nodes`: the other devices of the nodes work too.
@@ -118,13 +121,15 @@ def read_machine(text: str) -> Machine:
     intra = preset_link(link or node.intra_link)
     if re.search(r"\bring\b", lower):  # measured with NCCL_ALGO=Ring
         intra = dataclasses.replace(intra, traits=dataclasses.replace(intra.traits, multicast_fraction=0.0))
-    network = next((name for pattern, name in _NETWORKS if re.search(pattern, lower)), node.network_link)
+    network = next((name for pattern, name in _NETWORKS if re.search(pattern, lower)), None)
+    rate = _node_rate(lower, node.devices_per_node)
     return Machine(
         device=device,
         node=node,
         intra=intra,
-        network=network,
-        node_bytes_per_second=_node_rate(lower, node.devices_per_node),
+        network=network or node.network_link,
+        node_bytes_per_second=rate,
+        names_network=network is not None or rate is not None,
     )
 
 

@@ -91,9 +91,7 @@ def _profiles() -> dict[str, _Profile]:
     return msgspec.json.decode(PROFILES.read_bytes(), type=dict[str, _Profile])
 
 
-def fitted(
-    hardware: str, kind: str, ranks: int, nodes: int, whole_nodes: bool
-) -> tuple[Cluster, float] | None:
+def fitted(hardware: str, kind: str, ranks: int, nodes: int, whole_nodes: bool) -> tuple[Cluster, float] | None:
     """The calibrated cluster and the least seconds of its benchmark; None where no profile stands for the text."""
     profile = next((p for p in _profiles().values() if re.search(p.matches, hardware, re.IGNORECASE)), None)
     if profile is None:
@@ -107,9 +105,7 @@ def fitted(
     for change in (profile.inter, profile.by_kind_inter.get(kind)):
         if change is not None:
             inter = _shared(change, cluster, machine).apply(inter, ranks)
-    calibrated = dataclasses.replace(
-        cluster, intra_link=intra, inter_link=inter, profile=f"measured: {profile.source}"
-    )
+    calibrated = dataclasses.replace(cluster, intra_link=intra, inter_link=inter, profile=f"measured: {profile.source}")
     return calibrated, profile.least_seconds_per_rank * ranks
 
 
@@ -132,9 +128,7 @@ def nominal(machine: Machine, ranks: int, nodes: int, kind: str) -> Cluster:
         rate = machine.node.nics_per_node * machine.node.nic_bytes_per_second.value
     return dataclasses.replace(
         cluster,
-        intra_link=dataclasses.replace(
-            link, bytes_per_second=_NOMINAL_GBPS[link.name] * 1e9, fits=(), traits=kept
-        ),
+        intra_link=dataclasses.replace(link, bytes_per_second=_NOMINAL_GBPS[link.name] * 1e9, fits=(), traits=kept),
         inter_link=dataclasses.replace(
             network,
             bytes_per_second=rate / machine.node.devices_per_node,

@@ -55,9 +55,7 @@ class Question:
     def topology(self) -> GroupTopology:
         """How the group lies on its nodes."""
         per_node = -(-self.ranks // self.nodes)
-        return GroupTopology(
-            ranks=self.ranks, nodes=self.nodes, ranks_per_node=per_node, groups_per_node=self.siblings
-        )
+        return GroupTopology(ranks=self.ranks, nodes=self.nodes, ranks_per_node=per_node, groups_per_node=self.siblings)
 
 
 def predict(rows: Sequence[Mapping[str, str]], schema: Schema, tier: Tier) -> list[Predicted]:
@@ -108,6 +106,8 @@ def cluster_of(question: Question, tier: Tier) -> tuple[Cluster, float]:
         if found is not None:
             return found
     machine: Machine = read_machine(question.hardware)
+    if question.nodes > 1 and not machine.names_network:
+        raise ConfigurationError(f"{question.hardware!r} names no network between its {question.nodes} nodes")
     if tier == "physics":
         return nominal(machine, question.ranks, question.nodes, question.kind), 0.0
     return machine.cluster(ranks=question.ranks, nodes=question.nodes, whole_nodes=whole), 0.0
@@ -191,7 +191,9 @@ GALVATRON = "Galvatron"
 
 def _galvatron_question(row: Mapping[str, str]) -> Question:
     if "bandwidth" not in row["metric"] and "busbw" not in row["metric"]:
-        raise ConfigurationError(f"{row['metric']!r} is no collective: the slowdown of overlap belongs to the simulator")
+        raise ConfigurationError(
+            f"{row['metric']!r} is no collective: the slowdown of overlap belongs to the simulator"
+        )
     ranks, nodes, gpus = (int(row[column]) for column in ("group_size", "nodes", "gpus_per_node"))
     if row["metric"].startswith("p2p"):
         # a pipeline of that many stages over all devices: stages lie on different nodes where there are several
@@ -199,9 +201,7 @@ def _galvatron_question(row: Mapping[str, str]) -> Question:
     spread = row["consecutive"] == "0" and ranks < nodes * gpus
     spanned = nodes if spread or ranks > gpus else 1
     siblings = gpus // (ranks // spanned) if spread and nodes > 1 else 1
-    return Question(
-        hardware=GALVATRON, kind="all_reduce", nbytes=None, ranks=ranks, nodes=spanned, siblings=siblings
-    )
+    return Question(hardware=GALVATRON, kind="all_reduce", nbytes=None, ranks=ranks, nodes=spanned, siblings=siblings)
 
 
 def _galvatron_values(question: Question, seconds: float) -> dict[str, float | str]:
@@ -217,9 +217,7 @@ def _simumax(row: Mapping[str, str], tier: Tier) -> dict[str, float | str]:
         raise ConfigurationError("an efficiency between nodes that nobody fitted: the file sets one value for all")
     found = _NETWORK_RANKS.search(row["network"])
     ranks = int(found[1]) if found else 8
-    question = Question(
-        hardware=row["system"], kind=read_kind(row["op"]), nbytes=None, ranks=ranks, nodes=1
-    )
+    question = Question(hardware=row["system"], kind=read_kind(row["op"]), nbytes=None, ranks=ranks, nodes=1)
     rate = LARGE_BYTES / seconds_of(question, tier) * bus_factor(question.kind, ranks)
     return {"fitted_efficiency": rate * 1e-9 / float(row["link_gbps"])}
 
@@ -236,6 +234,11 @@ _VIEWS: Mapping[str, Callable[[Question, float], dict[str, float | str]]] = {
     "coll_nnscaler_mi250": _nnscaler_values,
     "coll_galvatron_bandwidth_summary": _galvatron_values,
 }
+
+
+def question_of(row: Mapping[str, str], schema: Schema) -> Question:
+    """What a row of a sweep asks. Raises ConfigurationError for rows that are no collective."""
+    return _QUESTIONS[schema.name](row)
 
 
 def _sweep(name: str) -> Callable[[Mapping[str, str], Tier], dict[str, float | str]]:
