@@ -33,10 +33,11 @@ from autopar.program import MicroProgram, Program
 from autopar.questions import Options, as_cluster, capture_at, capture_program, check_options, plan_program
 from autopar.runtime.batches import BatchMode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
-from autopar.runtime.emit import Step, emit
-from autopar.runtime.micro_batches import MicroStep, emit_micro
+from autopar.runtime.emit import emit
+from autopar.runtime.micro_batches import emit_micro
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, rank, world_size
+from autopar.runtime.step import Step
 from autopar.verification import Verification, compare
 
 log = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ def _build(
     options: Options,
     given: Plan | None,
     captures: Captures,
-) -> Step | MicroStep:
+) -> Step:
     """The journey of one graph, from the module to the function that this rank runs."""
     program = attempt_on_all(lambda: capture_program(model, args, kwargs, training, options, captures))
     agree_on_fingerprint(fingerprint(program))
@@ -252,7 +253,7 @@ def _in_parts(program: Program, chosen: Plan, at_batch: AtBatch) -> MicroProgram
         ) from reason
 
 
-def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step | MicroStep:
+def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:
     """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
     part = program.program if isinstance(program, MicroProgram) else program
     with phase("lower", logging.INFO):

@@ -28,10 +28,9 @@ from autopar.layout import Mesh, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
 from autopar.passes.lower import lower
 from autopar.runtime.batches import input_leaves
-from autopar.runtime.emit import Step
-from autopar.runtime.micro_batches import MicroStep
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.parameters import full_tensor
+from autopar.runtime.step import Step
 
 RELATIVE_ERROR = 1e-5
 OWN_ERROR_FACTOR = 10.0
@@ -142,12 +141,12 @@ def _compiled(module: ParallelModule, args: Any, kwargs: Any) -> tuple[float, di
     return float(loss.detach()), gradients
 
 
-def _is_random(step: Step | MicroStep) -> bool:
+def _is_random(step: Step) -> bool:
     return any(value.role == "seed" for value in step.lowered.inputs)
 
 
 def _alone(
-    module: ParallelModule, step: Step | MicroStep, plain: nn.Module, leaves: list[Any]
+    module: ParallelModule, step: Step, plain: nn.Module, leaves: list[Any]
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the captured program on one device, with the seed of the module's next call."""
     lowered = lower(step.whole, one_device_plan(step.plan), 0)

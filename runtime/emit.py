@@ -1,7 +1,7 @@
 """Emit: one rank's forward and backward graph -> one differentiable function.
 
     step = emit(program, lowered, partition, plan, groups)
-    outputs = step(tensors)          # local blocks in, local outputs out; `.backward()` runs the backward graph
+    outputs = step(leaves, bind, held, axes=(), local=False)      # `.backward()` runs the backward graph
 
 The symbolic groups of collectives ("dp_shard+tp") become names of process groups, the graphs become modules run as
 they are ("eager") or compiled ("inductor"), and both meet in one `torch.autograd.Function` whose saved tensors are
@@ -28,6 +28,7 @@ from autopar.runtime.accumulation import CutBackward, HeldGradients, cut_backwar
 from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.parameters import from_local
 from autopar.runtime.process_groups import ProcessGroups
+from autopar.runtime.step import Bind
 
 
 def group_symbols(*graph_modules: fx.GraphModule) -> set[str]:
@@ -60,11 +61,8 @@ def bind_groups(graph_module: fx.GraphModule, groups: ProcessGroups) -> fx.Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The emitted function of one rank with the meaning of its inputs and outputs.
-
-    program: the captured program, of global shapes. lowered: the program of this rank (it may have a seed input).
-    """
+class WholeStep:
+    """The `Step` that runs the whole batch at once."""
 
     program: Program
     lowered: Program
@@ -77,7 +75,7 @@ class Step:
 
     @property
     def whole(self) -> Program:
-        """The program of the whole batch, which is what this runs."""
+        """What this runs."""
         return self.program
 
     @property
@@ -85,11 +83,11 @@ class Step:
         """Mutations, loss and outputs: what the forward graph returns before the saved tensors."""
         return tuple(output for output in self.lowered.outputs if output.role != "gradient")
 
-    def __call__(self, tensors: Sequence[torch.Tensor], held: HeldGradients) -> tuple[torch.Tensor, ...]:
-        """Run on the non-tangent inputs in the order of `lowered.inputs`; DTensors are read as their local block.
-
-        Returns one local tensor per entry of `forward_outputs`.
-        """
+    def __call__(
+        self, leaves: Sequence[Any], bind: Bind, held: HeldGradients, *, axes: Sequence[int], local: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """As `Step` says; nothing is cut, so axes and local say nothing here."""
+        tensors = bind(leaves)
         if self.backward is None or not torch.is_grad_enabled():
             returned = self.forward([local_tensor(tensor) for tensor in tensors])
             return tuple(returned[: len(self.forward_outputs)])
@@ -106,7 +104,7 @@ class _StepFunction(torch.autograd.Function):
     """Forward graph and backward graph as one differentiable function."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, held: HeldGradients, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, step: WholeStep, held: HeldGradients, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         returned = step.forward([local_tensor(tensor) for tensor in tensors])
         count = len(step.forward_outputs)
         results, saved = returned[:count], returned[count:]
@@ -122,7 +120,7 @@ class _StepFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        step: Step = ctx.step
+        step: WholeStep = ctx.step
         assert step.backward is not None
         by_name = {
             output.name: tangent
@@ -157,7 +155,7 @@ def tangents_of(program: Program) -> list[Input]:
     return [value for value in program.inputs if value.role == "tangent"]
 
 
-def _without_tangent(step: Step, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _without_tangent(step: WholeStep, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     names = {value.name for value in tangents_of(step.lowered)}
     return [
         value
@@ -166,7 +164,7 @@ def _without_tangent(step: Step, results: Sequence[torch.Tensor]) -> list[torch.
     ]
 
 
-def _by_input(step: Step, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def _by_input(step: WholeStep, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """One gradient per non-tangent input, None where there is none; parameters get DTensors in their layout."""
     outputs = [output for output in step.lowered.outputs if output.role == "gradient"]
     by_name = {output.name: value for output, value in zip(outputs, gradients, strict=True)}
@@ -196,13 +194,13 @@ def output_layout(plan: Plan, name: str) -> Layout:
     return plan.outputs.get(name, replicated(len(plan.mesh.shape)))
 
 
-def emit(program: Program, lowered: Program, partition: Partition, plan: Plan, groups: ProcessGroups) -> Step:
+def emit(program: Program, lowered: Program, partition: Partition, plan: Plan, groups: ProcessGroups) -> WholeStep:
     """Bind the graphs of `partition` (of the `lowered` program) to processes and kernels."""
     parts = [partition.forward] if partition.backward is None else [partition.forward, partition.backward]
     groups.create(group_symbols(*parts))
     compiled = functools.partial(kernels, backend=plan.kernel_backend)
     bound = [bind_groups(part, groups) for part in parts]
-    return Step(
+    return WholeStep(
         program=program,
         lowered=lowered,
         plan=plan,

@@ -31,9 +31,10 @@ from autopar.runtime.emit import as_gradient, bind_groups, group_symbols, local_
 from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.parameters import from_local, local_block, to_torch
 from autopar.runtime.process_groups import ProcessGroups, rank
+from autopar.runtime.step import Bind
 
-Bind = Callable[[int], list[torch.Tensor]]
-"""Micro-batch -> the values of all inputs but tangents and statistics, in order."""
+BindPart = Callable[[int], list[torch.Tensor]]
+"""Micro-batch -> what `Bind` gives for its leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,7 @@ class PartGraphs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroStep:
-    """The emitted function of one rank for a batch in parts; stands in the place of `emit.Step`.
-
-    program: of one part; whole: as captured. lowered: the program of this rank for one part.
-    """
+    """The `Step` that runs the batch in parts; `program` and `lowered` are those of one part."""
 
     micro: MicroProgram
     lowered: Program
@@ -104,15 +102,19 @@ class MicroStep:
         """Loss and outputs of the whole: what a call returns."""
         return tuple(output for output in self.lowered.outputs if output.role in ("loss", "output"))
 
-    def __call__(self, bind: Bind, held: HeldGradients, axes: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Run all parts; returns one local tensor of the whole batch per entry of `forward_outputs`.
+    def __call__(
+        self, leaves: Sequence[Any], bind: Bind, held: HeldGradients, *, axes: Sequence[int], local: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """As `Step` says. Raises ConfigurationError where local parts do not split."""
+        part_of = self.split(axes, local)
 
-        axes: the mesh axes over which the ranks share the samples, as in `split`.
-        """
+        def bound(part: int) -> list[torch.Tensor]:
+            return bind(part_of(leaves, part))
+
         if self.graphs.backward is None or not torch.is_grad_enabled():
-            return self._run(bind, axes, None)
-        parameters = [tensor for tensor, value in zip(bind(0), self._bound, strict=True) if value.role == "parameter"]
-        results: tuple[torch.Tensor, ...] = _MicroFunction.apply(self, held, bind, axes, *parameters)  # type: ignore[no-untyped-call]
+            return self._run(bound, axes, None)
+        parameters = [tensor for tensor, value in zip(bound(0), self._bound, strict=True) if value.role == "parameter"]
+        results: tuple[torch.Tensor, ...] = _MicroFunction.apply(self, held, bound, axes, *parameters)  # type: ignore[no-untyped-call]
         return results
 
     @property
@@ -120,7 +122,7 @@ class MicroStep:
         return [value for value in self.lowered.inputs if value.role not in ("tangent", "statistic")]
 
     def run_with_gradients(
-        self, bind: Bind, axes: Sequence[int]
+        self, bind: BindPart, axes: Sequence[int]
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor | None]]:
         """(results, one complete gradient of the loss per gradient of the program)."""
         gradients = [output for output in self.lowered.outputs if output.role == "gradient"]
@@ -132,7 +134,7 @@ class MicroStep:
         return self._run(bind, axes, totals), totals
 
     def _run(
-        self, bind: Bind, axes: Sequence[int], totals: list[torch.Tensor | None] | None
+        self, bind: BindPart, axes: Sequence[int], totals: list[torch.Tensor | None] | None
     ) -> tuple[torch.Tensor, ...]:
         pieces = self.pieces(axes)
         statistics = self._statistics(bind, pieces)
@@ -159,7 +161,7 @@ class MicroStep:
         saved += [*tangents, *(totals[index] for index in self.totals)]
         graphs.backward(saved)  # empties the list: each saved value ends with its last reader
 
-    def _statistics(self, bind: Bind, pieces: int) -> dict[str, torch.Tensor]:
+    def _statistics(self, bind: BindPart, pieces: int) -> dict[str, torch.Tensor]:
         """The statistics of the whole batch, by name."""
         if self.graphs.statistics is None:
             return {}
@@ -276,7 +278,7 @@ class _MicroFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, step: MicroStep, held: HeldGradients, bind: Bind, axes: Sequence[int], *parameters: torch.Tensor
+        ctx: Any, step: MicroStep, held: HeldGradients, bind: BindPart, axes: Sequence[int], *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         with torch.no_grad():
             results, ctx.gradients = step.run_with_gradients(bind, axes)

@@ -32,9 +32,8 @@ from autopar.runtime import batches
 from autopar.runtime.accumulation import HeldGradients
 from autopar.runtime.batches import BatchMode, Signature
 from autopar.runtime.consensus import agree_on_sizes, shared_seed
-from autopar.runtime.emit import Step, local_tensor, output_layout
+from autopar.runtime.emit import local_tensor, output_layout
 from autopar.runtime.initialise import initialise, is_on_meta
-from autopar.runtime.micro_batches import MicroStep
 from autopar.runtime.parameters import (
     check_parameter_layouts,
     from_local,
@@ -45,6 +44,7 @@ from autopar.runtime.parameters import (
     unique_parameters,
 )
 from autopar.runtime.process_groups import ProcessGroups, world_size
+from autopar.runtime.step import Step
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63
@@ -68,7 +68,7 @@ class Build(Protocol):
         training: bool,
         pinned: Plan | None,
         groups: ProcessGroups | None,
-    ) -> Step | MicroStep: ...
+    ) -> Step: ...
 
 
 class ParallelModule(nn.Module):
@@ -91,8 +91,8 @@ class ParallelModule(nn.Module):
         self._optimizer = optimizer
         self.loss_fn = loss_fn
         self.precision = precision
-        self._steps: dict[Signature, Step | MicroStep] = {}
-        self._first: Step | MicroStep | None = None
+        self._steps: dict[Signature, Step] = {}
+        self._first: Step | None = None
         self._data_axes: tuple[int, ...] = ()
         self._held = HeldGradients()
         self._control_group: dist.ProcessGroup | None = None
@@ -142,7 +142,7 @@ class ParallelModule(nn.Module):
         if self._batch == "local" and world_size() > 1:
             self._control_group = dist.new_group(backend="gloo")
 
-    def _adopt(self, step: Step | MicroStep) -> None:
+    def _adopt(self, step: Step) -> None:
         """Move the module tree of the original here, its parameters sharded as the plan says."""
         model, plan, groups = self._model[0], step.plan, step.groups
         layouts: dict[int, Layout] = {
@@ -166,7 +166,7 @@ class ParallelModule(nn.Module):
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
         self.register_load_state_dict_pre_hook(_shard_loaded)  # type: ignore[no-untyped-call]
 
-    def _planned(self) -> Step | MicroStep:
+    def _planned(self) -> Step:
         if self._first is None:
             raise ConfigurationError(
                 "this module is planned at its first call, so its parameters, plan and mesh do not exist yet: "
@@ -186,7 +186,7 @@ class ParallelModule(nn.Module):
         """As a call in which every rank passes the whole batch, whatever the module's batch mode is."""
         return self._run(args, kwargs, "global")
 
-    def step_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Step | MicroStep, list[Any]]:
+    def step_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Step, list[Any]]:
         """The emitted graph for arguments of global shapes, and the arguments as its leaves."""
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, self._planned().program)
@@ -206,11 +206,11 @@ class ParallelModule(nn.Module):
         self._write_mutations(step, results)
         return self._output(step, results)
 
-    def _results(self, step: Step | MicroStep, leaves: list[Any], mode: BatchMode) -> tuple[torch.Tensor, ...]:
-        if isinstance(step, Step):
-            return step(self._bind(step, leaves, mode), self._held)
-        split = step.split(self._data_axes, mode == "local")
-        return step(lambda part: self._bind(step, split(leaves, part), mode), self._held, self._data_axes)
+    def _results(self, step: Step, leaves: list[Any], mode: BatchMode) -> tuple[torch.Tensor, ...]:
+        def bind(part: Sequence[Any]) -> list[torch.Tensor]:
+            return self._bind(step, part, mode)
+
+        return step(leaves, bind, self._held, axes=self._data_axes, local=mode == "local")
 
     def _plan_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._batch == "local" and world_size() > 1:
@@ -225,7 +225,7 @@ class ParallelModule(nn.Module):
         frozen = tuple(parameter.requires_grad for parameter in nn.Module.parameters(self))
         return (batches.signature(leaves, spec), modes, frozen, autocast_state())
 
-    def _step_for(self, leaves: list[Any], spec: TreeSpec, mode: BatchMode) -> Step | MicroStep:
+    def _step_for(self, leaves: list[Any], spec: TreeSpec, mode: BatchMode) -> Step:
         """The emitted graph for arguments like these; built now where they are new."""
         if mode == "local" and self._data_axes:
             leaves = self._global_leaves(leaves)
@@ -253,7 +253,7 @@ class ParallelModule(nn.Module):
             grown[leaf] = torch.empty(shape, dtype=leaves[leaf].dtype, device="meta")
         return grown
 
-    def _bind(self, step: Step | MicroStep, leaves: list[Any], mode: BatchMode) -> list[torch.Tensor]:
+    def _bind(self, step: Step, leaves: Sequence[Any], mode: BatchMode) -> list[torch.Tensor]:
         """The value of every non-tangent input of the lowered graph, in order."""
         by_name = {value.name: leaf for value, leaf in batches.input_leaves(step.program)}
         values = [value for value in step.lowered.inputs if value.role not in ("tangent", "statistic")]
@@ -271,7 +271,7 @@ class ParallelModule(nn.Module):
             return local_tensor(self.get_buffer(value.name)).detach()
         return torch.full(value.shape, self.seed(), dtype=value.dtype, device=self._planned().groups.device)
 
-    def _argument(self, step: Step | MicroStep, value: Input, argument: torch.Tensor, mode: BatchMode) -> torch.Tensor:
+    def _argument(self, step: Step, value: Input, argument: torch.Tensor, mode: BatchMode) -> torch.Tensor:
         layout = batches.input_layout(step.plan, value.name)
         tensor = argument.to(step.groups.device)
         if mode == "global" or not self._data_axes:
@@ -280,7 +280,7 @@ class ParallelModule(nn.Module):
         passed = batches.data_layout(whole.batch_dim, self._data_axes, len(layout))
         return batches.exchange_block(tensor, whole.shape, passed, layout, step.groups)
 
-    def _write_mutations(self, step: Step | MicroStep, results: tuple[torch.Tensor, ...]) -> None:
+    def _write_mutations(self, step: Step, results: tuple[torch.Tensor, ...]) -> None:
         """Buffers take their new values; the old ones stay alive for backward, so nothing is copied in place."""
         names = {name for name, _ in self.named_buffers(remove_duplicate=False)}
         for value, output in zip(results, step.forward_outputs, strict=True):
@@ -294,7 +294,7 @@ class ParallelModule(nn.Module):
             else:
                 buffer.data = value
 
-    def _output(self, step: Step | MicroStep, results: tuple[torch.Tensor, ...]) -> Any:
+    def _output(self, step: Step, results: tuple[torch.Tensor, ...]) -> Any:
         """The user's output structure: the loss plain, other tensors as DTensors."""
         leaves = [
             leaf.value if isinstance(leaf, Constant) else self._leaf(step, results, leaf)
@@ -302,7 +302,7 @@ class ParallelModule(nn.Module):
         ]
         return step.program.out_spec.unflatten(leaves)
 
-    def _leaf(self, step: Step | MicroStep, results: tuple[torch.Tensor, ...], index: int) -> torch.Tensor:
+    def _leaf(self, step: Step, results: tuple[torch.Tensor, ...], index: int) -> torch.Tensor:
         output = step.program.outputs[index]
         if output.role == "loss":
             return results[index]

@@ -38,10 +38,9 @@ from autopar.program import Program
 from autopar.rules.engine import uncovered
 from autopar.runtime.batches import route
 from autopar.runtime.consensus import gather_from_all
-from autopar.runtime.emit import Step
-from autopar.runtime.micro_batches import MicroStep
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups
+from autopar.runtime.step import Step
 from benchmarks.agreement import Agreement, Reference, compare, reference
 from benchmarks.zoo.registry import Inputs, ZooEntry, find_entry, make
 from benchmarks.zoo.row import APART, NO_REPLICATION, STEP_TIME, Answer, Row
@@ -226,7 +225,7 @@ def _run(
 ) -> Agreement:
     """One step under the plan; the agreement of the worst rank."""
 
-    def build(*arguments: Any, **context: Any) -> Step | MicroStep:
+    def build(*arguments: Any, **context: Any) -> Step:
         return realize(program, plan, ProcessGroups(plan.mesh, "cpu"))
 
     module = ParallelModule(copy.deepcopy(model), build, loss_fn=entry.loss_fn)
