@@ -116,7 +116,7 @@ class _Units:
 class _Constants:
     gemm: dict[str, dict[str, float | list[list[int]]]] = field(default_factory=dict)
     memory: dict[str, dict[str, float]] = field(default_factory=dict)
-    attention: dict[str, dict[str, float]] = field(default_factory=dict)
+    attention: dict[str, dict[str, int | float]] = field(default_factory=dict)
     source: str = ""
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import torch
+from torch import fx
 
 from autopar.cost_models.operators import OperatorKind
 
@@ -29,3 +30,14 @@ def operator_kind(target: object) -> OperatorKind:
     if "attention" in name:
         return "attention"
     return "matmul" if name in PRODUCTS else "memory"
+
+
+def is_causal(node: fx.Node) -> bool:
+    """Whether an attention call masks later keys by its `is_causal` argument."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "is_causal":
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return bool(node.kwargs.get("is_causal", given))
+    return False

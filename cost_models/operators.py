@@ -1,8 +1,12 @@
-"""Seconds of one operator: a roofline over measured ceilings, plus the launch of its kernels.
+"""Seconds of one operator, in three layers: a roofline, fitted curves, a measured profile of the user's device.
 
-    seconds = kernels * launch + max(flops / matmul rate of the dtype, bytes / memory rate)
+    roofline    kernels * launch + max(flops / matmul rate of the dtype, bytes / memory rate)
+    curves      products by tiles and waves, attention by blocks, the rest by rows and caches, with constants fitted
+                on published measurements (`operators_gemm`, `operators_attention`, `operators_memory`)
+    profile     the curves bent to kernels that were measured on this device (`operators_measured`)
 
-All arrays broadcast; flops and bytes are those of one device (local shapes). On a CPU the launch is the
+The curves count where the device has some (GPUs) and the caller knows the sizes; `pricing_tier` says which layer did.
+All arrays broadcast; flops, bytes and sizes are those of one device (local shapes). On a CPU the launch is the
 per-operator cost of eager torch under the contention of the other ranks, as calibration measures it.
 """
 
@@ -14,10 +18,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autopar.cost_models.operators_gemm import Rates
+from autopar.cost_models.operator_sizes import AttentionSizes, ProductSizes, RowSizes, Sizes
+from autopar.cost_models.operators_attention import attention_curve, attention_seconds
+from autopar.cost_models.operators_gemm import ELEMENT_BYTES, Rates, gemm_curve, gemm_seconds
+from autopar.cost_models.operators_measured import measured_kernels, with_measured
+from autopar.cost_models.operators_memory import memory_curve, memory_seconds
 from autopar.device_curves import DeviceCurves
 from autopar.errors import ConfigurationError
-from autopar.hardware import Device
+from autopar.hardware import Device, OperatorCurve
 
 OperatorKind = Literal["matmul", "attention", "memory"]
 
@@ -58,8 +66,14 @@ def operator_seconds(
     dtype: str,
     kind: OperatorKind = "matmul",
     kernels: ArrayLike = 1,
+    operator: str = "",
+    sizes: Sizes | None = None,
 ) -> NDArray[np.float64]:
     """Seconds of operators on one device, broadcast over the arrays.
+
+    `sizes` (of `operator_sizes.sizes_of`) lets a GPU's curves count instead of the roofline.
+    `operator` is the bare ATen name ("mm"): where the device carries a measured curve of it in this dtype, the curve
+    counts and the ceilings do not.
 
     `flops` counts a multiply-add as 2; `bytes_moved` is everything read and written; `dtype` names the type
     the matmul runs in ("bfloat16"); `kernels` is how many kernels are launched (0 for a folded view or a
@@ -67,10 +81,110 @@ def operator_seconds(
     `element_flops`. Raises ConfigurationError where the device
     has no rate for `dtype`.
     """
+    curve = next((c for c in device.operators if (c.operator, c.dtype) == (operator, dtype)), None)
+    if curve is not None:
+        return _on_curve(curve, bytes_moved if kind == "memory" else flops, kernels, device.launch_seconds)
+    if device.curves is not None and (sizes is not None or kind == "memory"):
+        sized = sizes or RowSizes(family="elementwise")
+        seconds = _on_curves(device, device.curves, sized, dtype, bytes_moved, kernels)
+        arithmetic = np.asarray(flops, np.float64) * _seconds_per_flop(device, dtype, "memory")
+        return np.maximum(seconds, arithmetic) if kind == "memory" else seconds
     stream_seconds = np.asarray(bytes_moved, np.float64) / device.memory_bytes_per_second
     launch = np.asarray(kernels, np.float64) * device.launch_seconds
     math_seconds = np.asarray(flops, np.float64) * _seconds_per_flop(device, dtype, kind)
     return launch + np.maximum(math_seconds, stream_seconds)
+
+
+def _on_curve(curve: OperatorCurve, work: ArrayLike, kernels: ArrayLike, launch_seconds: float) -> NDArray[np.float64]:
+    """Between samples the seconds are straight in logarithms, beyond them proportional to the work; a kernel takes at
+    least its launch."""
+    wanted = np.asarray(work, np.float64)
+    inside = np.clip(wanted, curve.work[0], curve.work[-1])
+    seconds = np.exp(np.interp(np.log(inside), np.log(curve.work), np.log(curve.seconds))) * (wanted / inside)
+    return np.maximum(seconds, np.asarray(kernels, np.float64) * launch_seconds)
+
+
+def _on_curves(
+    device: Device, curves: DeviceCurves, sizes: Sizes, dtype: str, bytes_moved: ArrayLike, kernels: ArrayLike
+) -> NDArray[np.float64]:
+    """Seconds by the curves of a GPU, bent to its measured profile."""
+    rates = rates_of(device, curves, dtype)
+    if isinstance(sizes, RowSizes):
+        return _memory_on_curves(device, curves, rates, sizes, dtype, bytes_moved, kernels)
+    kind, columns = _columns(sizes)
+
+    def model(at: NDArray[np.float64]) -> NDArray[np.float64]:
+        return _kernel_model(rates, curves, sizes, dtype, at)
+
+    shape = np.broadcast_shapes(*(np.shape(column) for column in columns))
+    at = np.stack([np.broadcast_to(np.asarray(c, np.float64), shape).ravel() for c in columns], axis=1)
+    causal = isinstance(sizes, AttentionSizes) and sizes.causal
+    kernel_points = measured_kernels(device.profile, kind, dtype, causal)
+    seconds = with_measured(kernel_points, at, model) if kernel_points else model(at)
+    return np.asarray(seconds.reshape(shape))
+
+
+def _columns(sizes: ProductSizes | AttentionSizes) -> tuple[str, tuple[ArrayLike, ...]]:
+    """(kind of a measured kernel, its sizes in the order of `operator_profile.SIZES`)."""
+    if isinstance(sizes, ProductSizes):
+        return "grouped gemm" if sizes.grouped else "gemm", (sizes.m, sizes.n, sizes.k, sizes.batch)
+    kind = "attention backward" if sizes.backward else "attention forward"
+    return kind, (sizes.batch, sizes.heads, sizes.queries, sizes.keys, sizes.qk_dim, sizes.v_dim)
+
+
+def _kernel_model(
+    rates: Rates, curves: DeviceCurves, sizes: ProductSizes | AttentionSizes, dtype: str, at: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(n,) seconds at (n, dims) sizes in the order of `_columns`."""
+    element = ELEMENT_BYTES.get(dtype, 4)
+    if isinstance(sizes, ProductSizes):
+        output = max(element, 2)
+        single = at[:, 3].max(initial=1) <= 1
+        variant = "grouped" if sizes.grouped else "" if single else "batched"
+        curve = gemm_curve(curves, dtype, variant)
+        m, n, k, batch = at.T
+        if sizes.grouped:
+            return batch * gemm_seconds(rates, curve, m, n, k, element_bytes=element, output_bytes=output)
+        return gemm_seconds(rates, curve, m, n, k, batch=batch, element_bytes=element, output_bytes=output)
+    batch, heads, queries, keys, qk_dim, v_dim = at.T
+    return attention_seconds(
+        rates, attention_curve(curves, sizes.backward), batch=batch, heads=heads,
+        key_heads=heads / sizes.queries_per_key, queries=queries, keys=keys, qk_dim=qk_dim, v_dim=v_dim,
+        causal=sizes.causal, backward=sizes.backward, element_bytes=element,
+    )  # fmt: skip
+
+
+def _memory_on_curves(
+    device: Device,
+    curves: DeviceCurves,
+    rates: Rates,
+    sizes: RowSizes,
+    dtype: str,
+    nbytes: ArrayLike,
+    kernels: ArrayLike,
+) -> NDArray[np.float64]:
+    curve = memory_curve(curves, sizes.family)
+    points = measured_kernels(device.profile, sizes.family, dtype)
+    if not points:
+        return memory_seconds(rates, curve, nbytes, row=sizes.row, launches=kernels)
+    moved, row, launches = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (nbytes, sizes.row, kernels)))
+
+    def model(at: NDArray[np.float64]) -> NDArray[np.float64]:
+        return memory_seconds(rates, curve, at[:, 0], row=at[:, 1])
+
+    seconds = with_measured(points, np.stack([moved.ravel(), row.ravel()], axis=1), model).reshape(moved.shape)
+    return np.asarray(np.maximum(seconds - (1 - launches) * curve.launch_seconds, 0.0))
+
+
+def pricing_tier(device: Device) -> str:
+    """Which layer prices the operators of a device, in words for `Cluster.profile`."""
+    if device.profile is not None:
+        return f"operators measured on {device.profile.device}, {device.profile.date}"
+    if device.curves is None:
+        return "operators by roofline"
+    if device.curves.tier == "fitted":
+        return f"operator curves fitted on {device.curves.name}"
+    return f"operator curves shared by all GPUs, none fitted on {device.curves.name}"
 
 
 def _seconds_per_flop(device: Device, dtype: str, kind: OperatorKind) -> float:

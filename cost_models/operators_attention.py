@@ -74,7 +74,7 @@ def unfused_attention_seconds(
     element_bytes: float = 2,
     passes: float = 4,
 ) -> Floats:
-    """Seconds of Q K^T, softmax and P V as separate kernels; `passes` over the scores (scale, mask, softmax: 2 each)."""
+    """Seconds of Q K^T, softmax and P V as separate kernels; `passes` over the scores: 2 per kernel."""
     products = np.asarray(batch, np.float64) * np.asarray(heads, np.float64)
     scores = gemm_seconds(rates, gemm, queries, keys, qk_dim, batch=products, element_bytes=element_bytes)
     values = gemm_seconds(rates, gemm, queries, v_dim, keys, batch=products, element_bytes=element_bytes)

@@ -7,7 +7,8 @@ is read faster than memory:
     rate    = memory rate * fraction * (1 + (resident_speedup - 1) / (1 + (bytes / L2)^2))
     seconds = launch + ((row * row_seconds)^4 + (bytes / rate)^4)^(1/4)
 
-    memory_seconds(a100, curve, 200e6)         # 117e-6: 1.7 TB/s      memory_seconds(a100, curve, 4e3)    # 2e-6: the launch
+    memory_seconds(a100, curve, 200e6)         # 117e-6: 1.7 TB/s
+    memory_seconds(a100, curve, 4e3)           # 2e-6: the launch
 
 Constants per family of kernels: `autopar.device_curves.MemoryCurve`.
 """

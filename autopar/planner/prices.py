@@ -15,7 +15,8 @@ from torch import fx
 from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import collective_seconds
 from autopar.cost_models.kernel_groups import Traffic
-from autopar.cost_models.operator_names import LOOKUPS, base_name, operator_kind
+from autopar.cost_models.operator_names import LOOKUPS, base_name, is_causal, operator_kind
+from autopar.cost_models.operator_sizes import Parts, Sizes, has_sizes, sizes_of
 from autopar.cost_models.operators import copy_seconds, element_flops, operator_seconds
 from autopar.layout import Layout, Mesh
 from autopar.planner.factorisation import shape_of, value_of
@@ -131,6 +132,8 @@ class Prices:
             dtype=_dtype_name(node),
             kind=kind,
             kernels=1 if leads_kernel else 0,
+            operator=base_name(node.target),
+            sizes=self._sizes(node, strategies),
         )
         seconds = seconds + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
         replicated = np.array([sum(name is None for name in axes) for axes in strategies.axes])
@@ -139,6 +142,19 @@ class Prices:
     def fractions(self, layouts: LayoutSet, shape: Sequence[int]) -> Floats:
         """(strategies,) part of a tensor that a rank holds."""
         return np.array([local_fraction(layout, shape, self.mesh) for layout in layouts.distinct])[layouts.index]
+
+    def _sizes(self, node: fx.Node, strategies: Strategies) -> Sizes | None:
+        """The sizes of an operator on the fullest rank under every strategy, where the device has curves for it."""
+        name = base_name(node.target)
+        if self.cluster.device.curves is None or not has_sizes(name) or strategies.outputs[0] is None:
+            return None
+        shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
+        parts = Parts(
+            operands=[self.fractions(*pair) for pair in zip(strategies.inputs, shapes, strict=True)],
+            result=self.fractions(strategies.outputs[0], shape_of(node)),
+            work=strategies.fraction,
+        )
+        return sizes_of(name, shapes, shape_of(node), parts, is_causal(node))
 
     def _bytes_moved(self, node: fx.Node, strategies: Strategies, traffic: Traffic) -> Floats:
         total = np.zeros(len(strategies))

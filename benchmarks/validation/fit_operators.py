@@ -1,7 +1,7 @@
 """Fitting the constants of the operator models on published measurements: `operator_curves.json` comes from here.
 
     python -m benchmarks.validation.fit_operators --data FOLDER              # writes the file
-    python -m benchmarks.validation.fit_operators --data FOLDER --leave-out  # prints errors on devices and models left out
+    python -m benchmarks.validation.fit_operators --data FOLDER --leave-out  # prints errors on what is left out
 
 Constants are fitted per machine ("fitted"), and once for all machines together ("shared", each machine counting the
 same), which prices devices without measurements. The loss is the mean of |log(predicted / measured)|, cut at 0.6 so
@@ -137,7 +137,7 @@ class Problem:
             return attention_seconds(
                 self.rates, curve, batch=column("batch"), heads=column("heads"), key_heads=column("key_heads"),
                 queries=column("seq"), keys=column("seq"), qk_dim=column("qk_dim"), v_dim=column("v_dim"), causal=True,
-                backward=bool(getattr(self.kernels[0], "backward")),
+                backward=any(getattr(kernel, "backward", False) for kernel in self.kernels),
             )  # fmt: skip
         serial = isinstance(self.kernels[0], Gemm) and self.kernels[0].grouped and not self.kernels[0].fused
         repeats = column("batch") if serial else 1.0

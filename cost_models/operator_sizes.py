@@ -1,0 +1,159 @@
+"""Sizes of an operator as the models of `operators_*` need them, for one rank and for many strategies at once.
+
+    mm (4096, 2048) @ (2048, 3072)                  ->  ProductSizes(m=4096, n=3072, k=2048)
+    the same split over 4 ranks, by m, by n, by k   ->  m = (1024, 4096, 4096), n = (3072, 768, 3072), k = (..., 512)
+
+Which dims a strategy splits is read off the parts that a rank holds: of the first operand m k, of the second k n, of
+the result m n, and of the work m n k (times the batch), so the part of m is work / second operand, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Shape: TypeAlias = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductSizes:
+    """`batch` products (m x k) @ (k x n) of one kernel; grouped: one per expert."""
+
+    m: ArrayLike
+    n: ArrayLike
+    k: ArrayLike
+    batch: ArrayLike = 1
+    grouped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSizes:
+    """Fused attention of `heads` heads of queries, of which `queries_per_key` share keys and values."""
+
+    batch: ArrayLike
+    heads: ArrayLike
+    queries_per_key: float
+    queries: ArrayLike
+    keys: int
+    qk_dim: int
+    v_dim: int
+    causal: bool
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSizes:
+    """A kernel that memory bounds: its family, and the elements that one block of threads handles in turn."""
+
+    family: str
+    row: ArrayLike = 0
+
+
+Sizes: TypeAlias = ProductSizes | AttentionSizes | RowSizes
+
+NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward",
+         "native_group_norm", "var_mean")  # fmt: skip
+SOFTMAXES = ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data")
+ROW_LOOKUPS = ("embedding", "masked_embedding", "index_select")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Part of each operand, of the first result and of the work that a rank has: 1.0, or one per strategy."""
+
+    operands: Sequence[ArrayLike]
+    result: ArrayLike = 1.0
+    work: ArrayLike = 1.0
+
+
+def whole(operands: int) -> Parts:
+    """The parts of an operator whose shapes are local already."""
+    return Parts(operands=(1.0,) * operands)
+
+
+def has_sizes(name: str) -> bool:
+    """Whether `sizes_of` may know an operator."""
+    return name in ("mm", "bmm", "expert_linear", *NORMS, *SOFTMAXES, *ROW_LOOKUPS) or "attention" in name
+
+
+def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, causal: bool = False) -> Sizes | None:
+    """The sizes of an operator by its bare ATen name; None where no model but the roofline knows it.
+
+    operands, result: global shapes, of which `parts` says what a rank has.
+    """
+    if name in ("mm", "bmm"):
+        return _product(operands, parts)
+    if name == "expert_linear":
+        return _experts(operands, result, parts)
+    if "attention" in name:
+        return _attention(operands, result, parts, "backward" in name, causal)
+    if name in NORMS or name in SOFTMAXES:
+        family = "norm" if name in NORMS else "softmax"
+        return RowSizes(family=family, row=operands[0][-1] if operands and operands[0] else 0)
+    if name in ROW_LOOKUPS and len(operands) > 1:
+        rows = np.prod(operands[1], dtype=np.float64) * np.asarray(parts.operands[1], np.float64)
+        return RowSizes(family="lookup", row=np.where(rows <= 16, rows, 1) * operands[0][-1])
+    return None
+
+
+def _product(operands: Sequence[Shape], parts: Parts) -> ProductSizes | None:
+    if len(operands) < 2 or len(operands[0]) < 2 or len(operands[1]) < 2:
+        return None
+    first, second = (np.asarray(part, np.float64) for part in parts.operands[:2])
+    work, result = np.asarray(parts.work, np.float64), np.asarray(parts.result, np.float64)
+    rows, columns, inner = work / second, work / first, work / result
+    batched = len(operands[0]) == 3
+    batch = work / (rows * columns * inner) * (operands[0][0] if batched else 1)
+    return ProductSizes(
+        m=np.maximum(1, rows * operands[0][-2]),
+        n=np.maximum(1, columns * operands[1][-1]),
+        k=np.maximum(1, inner * operands[0][-1]),
+        batch=np.maximum(1, batch) if batched else 1,
+    )
+
+
+def _experts(operands: Sequence[Shape], result: Shape, parts: Parts) -> ProductSizes | None:
+    """rows (t, k), weights (experts, ., .): each expert multiplies its share of the rows, evenly routed."""
+    if len(operands) < 2 or len(operands[1]) != 3 or len(operands[0]) != 2:
+        return None
+    first, second = (np.asarray(part, np.float64) for part in parts.operands[:2])
+    work, out = np.asarray(parts.work, np.float64), np.asarray(parts.result, np.float64)
+    rows = work / second
+    inner, columns = first / rows, out / rows
+    experts = np.maximum(1, operands[1][0] * work / (rows * inner * columns))
+    return ProductSizes(
+        m=np.maximum(1, rows * operands[0][0] / operands[1][0]),
+        n=np.maximum(1, columns * result[-1]),
+        k=np.maximum(1, inner * operands[0][-1]),
+        batch=experts,
+        grouped=True,
+    )
+
+
+def _attention(
+    operands: Sequence[Shape], result: Shape, parts: Parts, backward: bool, causal: bool
+) -> AttentionSizes | None:
+    at = 1 if backward else 0
+    if len(operands) < at + 3 or any(len(shape) != 4 for shape in operands[at : at + 3]):
+        return None
+    query, key, value = operands[at : at + 3]
+    work, keys_part = np.asarray(parts.work, np.float64), np.asarray(parts.operands[at + 1], np.float64)
+    per_key = query[1] / key[1]
+    beyond = work / keys_part
+    by_group = np.maximum(beyond, 1 / per_key)
+    return AttentionSizes(
+        batch=query[0],
+        heads=np.maximum(1, query[1] * keys_part * by_group),
+        queries_per_key=per_key,
+        queries=np.maximum(1, query[2] * beyond / by_group),
+        keys=key[2],
+        qk_dim=query[3],
+        v_dim=value[3],
+        causal=causal,
+        backward=backward,
+    )
