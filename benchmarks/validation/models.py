@@ -264,9 +264,10 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, shape: ModelShape, experts: Experts) -> None:
         super().__init__()
-        self.experts = experts
+        self.experts, self.gated = experts, is_gated(shape)
         self.router = nn.Linear(shape.hidden, experts.count, bias=False)
-        self.gate_up = nn.Parameter(torch.empty(experts.count, shape.hidden, 2 * experts.hidden))
+        width = experts.hidden * (2 if self.gated else 1)
+        self.gate_up = nn.Parameter(torch.empty(experts.count, shape.hidden, width))
         self.down = nn.Parameter(torch.empty(experts.count, experts.hidden, shape.hidden))
         self.shared = Mlp(shape, experts.shared_hidden) if experts.shared_hidden else None
 
@@ -277,8 +278,12 @@ class MixtureOfExperts(nn.Module):
         ids = chosen.reshape(-1)
         rows = tokens.unsqueeze(1).expand(-1, self.experts.per_token, -1).reshape(len(ids), -1)
         wide = torch.ops.autopar.expert_linear(rows, self.gate_up, ids, False)
-        gate, value = wide.unflatten(-1, (-1, 2)).unbind(-1)
-        rows = torch.ops.autopar.expert_linear(F.silu(gate) * value, self.down, ids, False)
+        if self.gated:
+            gate, value = wide.unflatten(-1, (-1, 2)).unbind(-1)
+            wide = F.silu(gate) * value
+        else:
+            wide = F.gelu(wide, approximate="tanh")
+        rows = torch.ops.autopar.expert_linear(wide, self.down, ids, False)
         weighted = rows * weights.reshape(-1, 1).to(rows.dtype)
         mixed = weighted.view(len(tokens), self.experts.per_token, -1).sum(dim=1).view_as(x)
         return mixed if self.shared is None else mixed + self.shared(x)

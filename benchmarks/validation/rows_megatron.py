@@ -252,6 +252,6 @@ def simumax(row: Row) -> TrainingRun:
             tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1, zero_stage=1, sequence_parallel=tp > 1,
             micro_batch=integer(row, "micro_batch_seqs", 1), micro_batches=integer(row, "microbatches"),
         ),
-        stack=replace(stacks.MEGATRON, fused_loss="cef" in text(row, "case"), attention="fused"),
+        stack=replace(stacks.MEGATRON, fused_loss="cef" in text(row, "case")),
         cluster=cluster_of(text(row, "gpu"), integer(row, "n_gpus")),
     )  # fmt: skip
