@@ -111,20 +111,40 @@ def _outcome(row: Row, schema: Schema) -> Mapping[str, float | str]:
 
 
 def naive_seconds(run: TrainingRun) -> float:
-    """6 N D over the measured peak of all devices, the bubble of 1F1B, and one ring all-reduce of the gradients."""
+    """6 N D over the measured peak of all devices, the bubble of 1F1B, ring all-reduces of tensors and gradients."""
     parallel, device = run.parallel, run.cluster.device
     rates = device.flops_per_second
     dtype = {"float8": "float8_e4m3fn", "float4": "float4_e2m1fn_x2"}.get(run.stack.dtype, run.stack.dtype)
     peak = rates.get(dtype) or rates.get("float16") or rates["float32"]
     again = 4 / 3 if parallel.recompute == "full" and run.training else 1.0
-    compute = again * model_flops(run) / (run.cluster.num_devices * peak)
+    compute = again * model_flops(run) / (run.cluster.num_devices * peak) + _tensor_rings(run)
     bubble = (parallel.pp - 1) / (parallel.micro_batches * parallel.virtual_stages)
-    if not run.training or parallel.dp == 1:
-        return compute * (1 + bubble)
-    link = run.cluster.intra_link if run.cluster.num_nodes == 1 else run.cluster.inter_link
+    return compute * (1 + bubble) + _gradient_ring(run)
+
+
+def _tensor_rings(run: TrainingRun) -> float:
+    """Two all-reduces of the hidden states per layer in each of forward, backward and recomputation."""
+    parallel, model = run.parallel, run.model
+    if parallel.tp == 1:
+        return 0.0
+    passes = (2 if run.training else 1) + (parallel.recompute == "full")
+    nbytes = 2.0 * parallel.micro_batch * model.seq_len * model.hidden * parallel.micro_batches
+    layers = model.layers / parallel.pp
+    ring = BUS_FACTORS["all_reduce"](parallel.tp) * nbytes / run.cluster.intra_link.bytes_per_second
+    return 2 * passes * layers * ring
+
+
+def _gradient_ring(run: TrainingRun) -> float:
+    """One all-reduce of a rank's gradients; a ring that has several ranks in a node uses the NICs of all of them."""
+    parallel, cluster = run.parallel, run.cluster
+    if parallel.dp == 1 or not run.training:
+        return 0.0
+    rate = cluster.intra_link.bytes_per_second
+    if parallel.tp * parallel.dp > cluster.devices_per_node:
+        ranks_in_node = max(1, min(parallel.dp, cluster.devices_per_node // parallel.tp))
+        rate = min(rate, cluster.inter_link.bytes_per_second * ranks_in_node)
     local = parameters(run.model).total / (parallel.tp * parallel.pp)
-    reduced = BUS_FACTORS["all_reduce"](parallel.dp) * local * run.stack.reduce_bytes / link.bytes_per_second
-    return compute * (1 + bubble) + reduced
+    return BUS_FACTORS["all_reduce"](parallel.dp) * local * run.stack.reduce_bytes / rate
 
 
 def _step(row: Row, schema: Schema) -> Mapping[str, float | str]:

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benchmarks.validation.score import Score
+from benchmarks.validation.score import FIVE_CONSTANTS, NAIVE, Score
 
 GOALS: Mapping[str, str] = {
     "operator": "t1 12 / 3 %, t0 25 / 8 %",
@@ -33,8 +33,8 @@ GOALS: Mapping[str, str] = {
 }
 """Must / goal of each kind."""
 
-COLUMNS = ("t0", "t1", "physics", "naive")
-WIDTH = 200
+COLUMNS = ("t0", "t1", "physics", NAIVE, FIVE_CONSTANTS)
+WIDTH = 220
 
 
 def as_table(scores: Sequence[Score]) -> str:
@@ -46,7 +46,7 @@ def as_table(scores: Sequence[Score]) -> str:
     for score in scores:
         lines.setdefault((score.kind, score.file), {})[score.tier] = score
     for (kind, file), tiers in lines.items():
-        best = max(tiers.values(), key=lambda score: (score.tier != "naive", score.scored))
+        best = max(tiers.values(), key=lambda score: (score.tier not in (NAIVE, FIVE_CONSTANTS), score.scored))
         cells = [_cell(tiers.get(column)) for column in COLUMNS]
         table.add_row(kind, file, f"{best.scored}/{best.rows}", *cells, GOALS[kind])
     console = Console(file=io.StringIO(), width=WIDTH)

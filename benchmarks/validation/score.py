@@ -24,6 +24,9 @@ from benchmarks.validation.naive import naive
 from benchmarks.validation.predict import predict_table
 from benchmarks.validation.schemas import TIERS, Kind, Predicted, Tier
 
+NAIVE, FIVE_CONSTANTS = "naive", "five constants"
+"""What stands beside the tiers of `schemas.py`: the baseline without constants, and that with five fitted ones."""
+
 MIB = 2**20
 SMALL_BYTES, LARGE_BYTES = 256 * 2**10, 16 * MIB
 """Borders of the three bins of collectives."""
@@ -38,7 +41,7 @@ class Score:
     kind: str
     file: str
     tier: str
-    """t0, t1, physics or naive."""
+    """t0, t1, physics, naive or five constants."""
     rows: int
     scored: int
     error: float
@@ -63,10 +66,12 @@ def score_all(data: Path, kinds: Sequence[Kind], progress: Progress) -> list[Sco
     scores: list[Score] = []
     for kind in kinds:
         tables = dev_tables(data, kind)
-        for tier in (*TIERS, "naive"):
+        for tier in (*TIERS, NAIVE, FIVE_CONSTANTS):
             together: dict[str, list[Pair]] = {}
             for table in tables:
                 predictions = _predictions(table, kind, tier, progress)
+                if not predictions:
+                    continue
                 for label, pairs, rows in _parts(table, kind, predictions):
                     together.setdefault(label, []).extend(pairs)
                     scores.extend(score_pairs(label, table.name, tier, pairs, rows))
@@ -78,8 +83,10 @@ def score_all(data: Path, kinds: Sequence[Kind], progress: Progress) -> list[Sco
 
 
 def _predictions(table: Table, kind: Kind, tier: str, progress: Progress) -> list[Predicted]:
-    if tier == "naive":
+    if tier == NAIVE:
         return naive([table.schema.inputs_of(row) for row in table.rows], table.schema, kind)
+    if tier == FIVE_CONSTANTS:
+        return _five_constants(table) if kind == "step" and table.schema.ranked_within else []
     chosen: Tier = "t0" if tier == "t0" else "t1" if tier == "t1" else "physics"
     with progress(f"{table.name}, {kind}, {tier}", len(table.rows)) as done:
         return predict_table(table, kind, chosen, done)
