@@ -36,7 +36,9 @@ from autopar.hardware import (
     network_link,
     preset_device,
     preset_link,
+    pricing_tier,
 )
+from autopar.operator_profile import OperatorProfile
 
 __all__ = [
     "Cluster",
@@ -107,6 +109,21 @@ class Cluster:
         write_atomically(
             path, msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1)
         )
+
+    def with_operator_profile(self, profile: OperatorProfile) -> Cluster:
+        """The cluster with kernels measured on one of its GPUs; they bend the curves that price operators.
+
+        Raises ConfigurationError where the profile was measured on another type of GPU.
+        """
+        measured = find_node_of_gpu(profile.device).device
+        if measured != self.device.name:
+            raise ConfigurationError(
+                f"profile {profile.name!r} was measured on {profile.device!r} (a {measured}), "
+                f"the cluster {self.name!r} has {self.device.name}"
+            )
+        device = replace(self.device, profile=profile)
+        links = self.profile.partition(";")[0]
+        return replace(self, device=device, profile=f"{links}; {pricing_tier(device)}")
 
     @classmethod
     def detect(cls, world_size: int | None = None) -> Cluster:
@@ -239,15 +256,16 @@ def _cluster_of_node(
 ) -> Cluster:
     """`rate`: bytes/s of one node's network, per direction; None takes the NICs of the node type."""
     suffix = "" if rate is None else f" @ {rate * 8e-9:g}Gb"
+    device = preset_device(node.device)
     return Cluster(
         name=f"{num_nodes}x{devices_per_node} {node.device}{suffix}",
         num_nodes=num_nodes,
         devices_per_node=devices_per_node,
-        device=preset_device(node.device),
+        device=device,
         intra_link=preset_link(node.intra_link),
         inter_link=network_link(node, devices_per_node, rate),
         collective_backend=node.collective_backend,
-        profile=f"preset: {node.device}, {node.intra_link}, {node.network_link}",
+        profile=f"preset: {node.device}, {node.intra_link}, {node.network_link}; {pricing_tier(device)}",
     )
 
 

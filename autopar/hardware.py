@@ -94,6 +94,8 @@ class CollectiveTraits:
     """Of a network: the same as bytes in flight, to be divided by the rate of a node."""
     pass_seconds_per_byte: float = 0.0
     """What a byte of the full buffer costs beside the link, per pass (an all-reduce makes two)."""
+    ll128_efficiency: float = 0.92
+    """Part of the rate that LL128 reaches; NCCL believes 0.92 and chooses by that."""
     multicast_fraction: float = 0.0
     """Part of the link's rate at which a switch that reduces and multicasts takes the buffer of an all-reduce."""
     pair_fraction: float = 1.0
@@ -201,6 +203,17 @@ def preset_device(name: str) -> Device:
         sources=sources,
         curves=device_curves(name) if has_curves(name) else None,
     )
+
+
+def pricing_tier(device: Device) -> str:
+    """Which layer prices the operators of a device, in words for `Cluster.profile`."""
+    if device.profile is not None:
+        return f"operators measured on {device.profile.device} ({device.profile.name}, {device.profile.date})"
+    if device.curves is None:
+        return "operators by roofline"
+    if device.curves.tier == "fitted":
+        return f"operators by curves fitted on {device.curves.name}"
+    return f"operators by curves that all GPUs share, none fitted on {device.curves.name}"
 
 
 def preset_link(name: str) -> Link:

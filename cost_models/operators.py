@@ -5,7 +5,7 @@
                 on published measurements (`operators_gemm`, `operators_attention`, `operators_memory`)
     profile     the curves bent to kernels that were measured on this device (`operators_measured`)
 
-The curves count where the device has some (GPUs) and the caller knows the sizes; `pricing_tier` says which layer did.
+The curves count where the device has some (GPUs) and the caller knows the sizes; `hardware.pricing_tier` says which layer did.
 All arrays broadcast; flops, bytes and sizes are those of one device (local shapes). On a CPU the launch is the
 per-operator cost of eager torch under the contention of the other ranks, as calibration measures it.
 """
@@ -95,6 +95,28 @@ def operator_seconds(
     return launch + np.maximum(math_seconds, stream_seconds)
 
 
+OPTIMIZER = "optimizer"
+"""Name of the curve of one parameter's update: AdamW on a DTensor, work is what the step reads and writes."""
+
+
+def optimizer_seconds(device: Device, bytes_moved: ArrayLike) -> NDArray[np.float64]:
+    """Seconds to update parameters of which a step reads and writes `bytes_moved` each (with gradient and state).
+
+    By the measured curve where the device has one; else by the memory rate alone, as one kernel for all parameters.
+    """
+    traffic = np.asarray(bytes_moved, np.float64)
+    seconds = operator_seconds(
+        device,
+        flops=0.0,
+        bytes_moved=np.maximum(traffic, 1.0),
+        dtype="float32",
+        kind="memory",
+        kernels=0,
+        operator=OPTIMIZER,
+    )
+    return np.where(traffic > 0, seconds, 0.0)
+
+
 def _on_curve(curve: OperatorCurve, work: ArrayLike, kernels: ArrayLike, launch_seconds: float) -> NDArray[np.float64]:
     """Between samples the seconds are straight in logarithms, beyond them proportional to the work; a kernel takes at
     least its launch."""
@@ -174,17 +196,6 @@ def _memory_on_curves(
 
     seconds = with_measured(points, np.stack([moved.ravel(), row.ravel()], axis=1), model).reshape(moved.shape)
     return np.asarray(np.maximum(seconds - (1 - launches) * curve.launch_seconds, 0.0))
-
-
-def pricing_tier(device: Device) -> str:
-    """Which layer prices the operators of a device, in words for `Cluster.profile`."""
-    if device.profile is not None:
-        return f"operators measured on {device.profile.device}, {device.profile.date}"
-    if device.curves is None:
-        return "operators by roofline"
-    if device.curves.tier == "fitted":
-        return f"operator curves fitted on {device.curves.name}"
-    return f"operator curves shared by all GPUs, none fitted on {device.curves.name}"
 
 
 def _seconds_per_flop(device: Device, dtype: str, kind: OperatorKind) -> float:
