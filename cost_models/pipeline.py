@@ -155,7 +155,7 @@ def _links(schedule: Schedule) -> tuple[tuple[int, int, Kind, int, int, int], ..
     """
     holder = schedule.rank_of_stage
     position: dict[tuple[int, str, int], int] = {}
-    links = []
+    links: list[tuple[int, int, Kind, int, int, int]] = []
     for rank, action in runnable_order(schedule):
         stage, kind, micro_batch = action
         needed = producer(action, len(holder))
@@ -163,8 +163,10 @@ def _links(schedule: Schedule) -> tuple[tuple[int, int, Kind, int, int, int], ..
         target = receiver(action, len(holder))
         if kind != "W":
             position[stage, "F" if kind == "F" else "gradient", micro_batch] = len(links)
-        sends = target is not None and holder[target] != rank
-        links.append((rank, stage, kind, before, holder[target] if sends else -1, min(stage, target or 0)))
+        peer, edge = -1, -1
+        if target is not None and holder[target] != rank:
+            peer, edge = holder[target], min(stage, target)
+        links.append((rank, stage, kind, before, peer, edge))
     return tuple(links)
 
 
