@@ -16,12 +16,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from benchmarks.validation import metrics
+from benchmarks.validation import five_constants, metrics
 from benchmarks.validation.answers import ran_out
 from benchmarks.validation.data import Table, dev_tables
 from benchmarks.validation.fields import Unpredictable, number
 from benchmarks.validation.naive import naive
 from benchmarks.validation.predict import predict_table
+from benchmarks.validation.rows import training_run
 from benchmarks.validation.schemas import TIERS, Kind, Predicted, Tier
 
 NAIVE, FIVE_CONSTANTS = "naive", "five constants"
@@ -90,6 +91,18 @@ def _predictions(table: Table, kind: Kind, tier: str, progress: Progress) -> lis
     chosen: Tier = "t0" if tier == "t0" else "t1" if tier == "t1" else "physics"
     with progress(f"{table.name}, {kind}, {tier}", len(table.rows)) as done:
         return predict_table(table, kind, chosen, done)
+
+
+def _five_constants(table: Table) -> list[Predicted]:
+    """The fitted floor of a file whose plans compete, each half of its groups by constants of the other half."""
+    schema = table.schema
+    (column, unit), *_ = schema.measured["step"].items()
+    seconds = {"ms": 1e-3, "s": 1.0}[unit]
+    runs = [training_run(schema, schema.inputs_of(row)) for row in table.rows]
+    measured = [seconds * number(row, column) for row in table.rows]
+    groups = [tuple(row[name] for name in schema.ranked_within) for row in table.rows]
+    told = five_constants.held_out(runs, measured, groups)
+    return [Predicted(values={column: value / seconds}) for value in told]
 
 
 def _parts(table: Table, kind: Kind, predictions: Sequence[Predicted]) -> Iterator[tuple[str, list[Pair], int]]:
