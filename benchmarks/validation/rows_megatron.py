@@ -182,7 +182,7 @@ def _golden_stack(row: Row) -> Stack:
         cuda_graph=bool(text(row, "cuda_graph")),
         deterministic=flag(row, "deterministic"),
         offload_activations="offloading" in text(row, "case"),
-        fused_loss="cross_entropy_loss_fusion" in text(row, "case"),
+        compiled_loss="cross_entropy_loss_fusion" in text(row, "case"),
         expandable_segments="deepseek_proxy" in text(row, "case"),
     )
     return replace(stack, dtype="float8", scaling="tensor") if text(row, "fp8") else stack

@@ -156,6 +156,8 @@ class Stack:
     """Collectives of tensor parallelism run in pieces beside the matrix product (async TP)."""
     fused_loss: bool = False
     """Cross entropy keeps no float32 copy of the logits."""
+    compiled_loss: bool = False
+    """Megatron's own fused cross entropy, compiled by torch: one float32 copy more than the plain one."""
     offload_activations: bool = False
     """Saved activations wait in host memory."""
     expandable_segments: bool = False
