@@ -2,18 +2,20 @@
 #   make demo    plan a GPT for 2x8 H100 on this machine, then train one on four local processes
 #   make test    all tests        make fast    the tier that takes a minute        make lint    ruff and mypy
 #   make zoo     ten architectures planned and executed on four local processes
+#   make validation DATA=folder    cost models against published measurements
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu      takes torch's CPU build
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 VENV ?= .venv
+DATA ?= $(AUTOPAR_GROUNDTRUTH)
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test fast zoo lint install clean
+.PHONY: demo test fast zoo validation lint install clean
 
 demo: $(STAMP)
 	$(BIN)/autopar demo
@@ -26,6 +28,9 @@ fast: $(STAMP)
 
 zoo: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.zoo --ci --seconds 100
+
+validation: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.validation --data "$(DATA)"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
