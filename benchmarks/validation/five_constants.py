@@ -77,11 +77,12 @@ def _error(runs: Sequence[TrainingRun], measured: Sequence[float], constants: Co
 def held_out(runs: Sequence[TrainingRun], measured: Sequence[float], groups: Sequence[tuple[str, ...]]) -> list[float]:
     """Predictions of all rows, each by constants that were fitted on the other half of the groups."""
     order = {group: number for number, group in enumerate(sorted(set(groups)))}
-    half = np.array([order[group] % 2 for group in groups])
-    told = np.zeros(len(runs))
-    for side in (0, 1):
-        train = np.flatnonzero(half != side)
-        constants = fit([runs[row] for row in train], [measured[row] for row in train])
-        for row in np.flatnonzero(half == side):
-            told[row] = seconds(runs[row], constants)
-    return told.tolist()
+    side = [order[group] % 2 for group in groups]
+    constants = [
+        fit(
+            [run for run, half in zip(runs, side, strict=True) if half != scored],
+            [value for value, half in zip(measured, side, strict=True) if half != scored],
+        )
+        for scored in (0, 1)
+    ]
+    return [seconds(run, constants[half]) for run, half in zip(runs, side, strict=True)]

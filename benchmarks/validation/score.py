@@ -117,8 +117,8 @@ def _parts(table: Table, kind: Kind, predictions: Sequence[Predicted]) -> Iterat
     elif kind == "pipeline":
         for column in table.schema.measured[kind]:
             label = {"b": "pipeline bubble", "s": "pipeline samples/s", "p": "pipeline memory"}[column[0]]
-            pairs = list(_pairs(table, (column,), predictions))
-            yield label, [pair for _, pair in pairs], sum(1 for row in table.rows if row.get(column))
+            of_column = [pair for _, pair in _pairs(table, (column,), predictions)]
+            yield label, of_column, sum(1 for row in table.rows if row.get(column))
     elif kind == "collective":
         bins: dict[str, list[Pair]] = {}
         for row, pair in _pairs(table, tuple(table.schema.measured[kind]), predictions):
