@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from autopar.cost_models.pipeline import StepCosts, play_pipeline, schedule_for
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.hardware import Device, preset_device
 from autopar.schedules.actions import Schedule
+from autopar.schedules.list_scheduler import FAMILIES
 from benchmarks.validation.fields import Row, Unpredictable, integer, number, text
 from benchmarks.validation.gpt_stages import ProfiledGpt, gpt_stages, middle_stage
 from benchmarks.validation.schemas import Predicted, Schema, Tier
@@ -52,14 +54,14 @@ def predict(rows: Sequence[Mapping[str, str]], schema: Schema, tier: Tier) -> li
 
 
 def fit_host_seconds(rows: Sequence[Mapping[str, str]], column: str = "samples_per_gpu_per_s_tab4") -> float:
-    """The seconds per pass, in steps of 50 us up to 2 ms, that give the least mean error of measured throughputs."""
+    """The seconds per pass, in steps of 0.1 ms up to 2 ms, that give the least mean error of measured throughputs."""
     measured = [row for row in rows if row[column]]
 
     def mean_error(host_seconds: float) -> float:
         errors = [abs(throughput(row, host_seconds) / float(row[column]) - 1.0) for row in measured]
         return sum(errors) / len(errors)
 
-    return min((steps * 50e-6 for steps in range(41)), key=mean_error)
+    return min((steps * 1e-4 for steps in range(21)), key=mean_error)
 
 
 def throughput(row: Row, host_seconds: float) -> float:
@@ -85,6 +87,8 @@ def _samples(model: ProfiledGpt, step: StepCosts) -> float:
 
 
 def _model_of(row: Row) -> ProfiledGpt:
+    if integer(row, "pp_stages") < 1:
+        raise Unpredictable("pp_stages is 0: a pipeline has at least one stage")
     return ProfiledGpt(
         layers=integer(row, "layers_actual"),
         hidden=integer(row, "hidden"),
@@ -106,38 +110,43 @@ def _family(row: Row) -> str:
     return FAMILY_OF[name]
 
 
-def _chunks(row: Row, model: ProfiledGpt) -> int:
+def _chunks(model: ProfiledGpt, family: str) -> int:
     """Chunks per rank: the published interleaving has one layer in each."""
-    return model.layers_per_stage if _family(row) == "interleaved" else 1
+    return model.layers_per_stage if family == "interleaved" else 1
 
 
-def _schedule(row: Row) -> Schedule:
+def _equal_chunks(model: ProfiledGpt, family: str) -> list[StageCosts]:
+    """The profiled stage everywhere."""
+    chunks = _chunks(model, family)
+    return [_scaled(middle_stage(model), 1.0 / chunks)] * (model.stages * chunks)
+
+
+@lru_cache(maxsize=64)
+def _schedule(model: ProfiledGpt, family: str, micro_batches: int, send_seconds: float) -> Schedule:
     """As the authors build it: for equal stages with the times of the profiled one."""
-    model = _model_of(row)
-    chunk = _scaled(middle_stage(model), 1.0 / _chunks(row, model))
-    stages = [chunk] * (model.stages * _chunks(row, model))
-    return schedule_for(
-        _family(row), stages, model.stages, integer(row, "microbatches"), number(row, "T_comm_us") * 1e-6
-    )
+    return schedule_for(family, _equal_chunks(model, family), model.stages, micro_batches, send_seconds)
 
 
 def _equal_stages(row: Row) -> StepCosts:
-    model, schedule = _model_of(row), _schedule(row)
-    chunk = _scaled(middle_stage(model), 1.0 / _chunks(row, model))
-    return play_pipeline([chunk] * schedule.num_stages, schedule, send_seconds=number(row, "T_comm_us") * 1e-6)
+    model, family, send_seconds = _model_of(row), _family(row), _send_seconds(row)
+    schedule = _schedule(model, family, integer(row, "microbatches"), send_seconds)
+    return play_pipeline(_equal_chunks(model, family), schedule, send_seconds=send_seconds)
 
 
 def _step(row: Row, host_seconds: float) -> StepCosts:
     """The step of the model itself; zero-bubble runs validate the optimizer behind the step, the others before it."""
-    model, schedule = _model_of(row), _schedule(row)
-    splits = _family(row).startswith("zb")
-    stages = [_on_host(stage, host_seconds, splits) for stage in gpt_stages(model, _device(), _chunks(row, model))]
+    model, family, send_seconds = _model_of(row), _family(row), _send_seconds(row)
+    splits = FAMILIES[family].split_backward
     return play_pipeline(
-        stages,
-        schedule,
-        send_seconds=number(row, "T_comm_us") * 1e-6,
+        [_on_host(stage, host_seconds, splits) for stage in gpt_stages(model, _device(), _chunks(model, family))],
+        _schedule(model, family, integer(row, "microbatches"), send_seconds),
+        send_seconds=send_seconds,
         step_end="flowing" if splits else "together",
     )
+
+
+def _send_seconds(row: Row) -> float:
+    return number(row, "T_comm_us") * 1e-6
 
 
 def _device() -> Device:
