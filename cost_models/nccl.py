@@ -3,9 +3,11 @@
 The tuner (`nccl_tuner.py`) knows hops and protocols; it knows neither the launch nor what a byte costs beside the
 link. With n ranks, S bytes of the full buffer and the traits of the link (`autopar.hardware.CollectiveTraits`):
 
-    seconds = startup + min over choices of (latency + S / rate) + passes * S * pass + ramp * log2(1 + S / MiB)
+    seconds = startup + latency + S / rate + passes * S * pass + ramp * log2(1 + S / MiB)
 
     rate     the tuner's formula with the measured rate of a ring of n on this link
+    choice   algorithm and protocol of the least latency + S / rate as NCCL believes them, for better or worse: V100
+             take LL128 up to 13 MB, where it is slower than Simple (measured: 12 MiB in 300 us, 16 MiB in 274)
     passes   2 for an all-reduce (reduce, then gather), else 1: the device's memory takes each pass beside the link.
              Measured all-reduces of 2, 4, 8 A100 reach 197, 222, 229 GB/s of bus bandwidth: S * (2(n-1)/n + 0.51) / 297
     ramp     a longer buffer travels in larger chunks, and the pipeline of the ring fills later
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -37,6 +40,8 @@ Line: TypeAlias = tuple[float, float]
 
 MULTICAST_RANKS = 5
 """NVLS pays from 5 ranks on: 4 H200 reach 363 GB/s with and without (stas00/ml-engineering network/README.md)."""
+BELIEVED_LL128 = 0.92
+"""tuning.cc: part of the rate that a ring reaches with LL128."""
 TUNER_NETWORK_HOP_SECONDS = 2.7e-6
 """The tuner's hop between nodes (Ring LL); what a network's own latency has beyond it is added to each hop."""
 PLATEAU = 1.4
@@ -47,8 +52,8 @@ ALL_TO_ALL_SECONDS = (37e-6, 42e-6, 60e-6, 98e-6, 290e-6)
 """0-byte all-to-all of 8-GPU H100 nodes, by nodes (meta-pytorch/autoparallel, from nccl-tests)."""
 ALL_TO_ALL_NETWORK_LOSS = 0.44
 """All-to-all over k nodes reaches 1 - 0.44 / k of the NIC (meta-pytorch/autoparallel, fit to nccl-tests)."""
-POINT_TO_POINT: Line = (6.6e-6 + 0.6e-6, 1.0)
-"""One hop: Ring LL's base and hop inside a node."""
+POINT_TO_POINT_SECONDS = 8.4e-6 + 3.4e-6
+"""One hop: tuning.cc base latency of Simple and its hop over NVLink."""
 
 ALGORITHMS = {
     **RINGS,
@@ -59,11 +64,14 @@ ALGORITHMS = {
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """Lines to take the least of, and what each doubling of the buffer adds."""
+    """Lines of the choices that NCCL has: what it believes, by which it chooses, and what the choice then costs."""
 
+    believed_latency: Seconds
+    believed_per_byte: Seconds
     latency: Seconds
     seconds_per_byte: Seconds
     ramp_seconds: float
+    """Added by each doubling of the buffer."""
 
 
 def nccl_seconds(kind: str, sizes: Seconds, topology: GroupTopology, cluster: Cluster) -> Seconds:
@@ -77,16 +85,19 @@ def nccl_seconds(kind: str, sizes: Seconds, topology: GroupTopology, cluster: Cl
 
 
 def _evaluate(prices: _Prices, sizes: Seconds) -> Seconds:
-    lines = prices.latency + sizes[..., None] * prices.seconds_per_byte
-    seconds: Seconds = lines.min(axis=-1)
+    believed = prices.believed_latency + sizes[..., None] * prices.believed_per_byte
+    chosen = believed.argmin(axis=-1)
+    seconds: Seconds = prices.latency[chosen] + sizes * prices.seconds_per_byte[chosen]
     if prices.ramp_seconds:
         seconds = seconds + prices.ramp_seconds * np.log2(1.0 + sizes / RAMP_BYTES)
     return seconds
 
 
-def _prices(lines: list[Line], startup: float, ramp: float) -> _Prices:
-    latency, seconds_per_byte = (np.array(column) for column in zip(*lines, strict=True))
-    return _Prices(latency + startup, seconds_per_byte, ramp)
+def _prices(lines: Sequence[Line], startup: float, ramp: float, real: Sequence[Line] | None = None) -> _Prices:
+    """`lines` are believed; `real`, where it differs, is what each of them costs."""
+    believed_latency, believed_per_byte = (np.array(column) for column in zip(*lines, strict=True))
+    latency, per_byte = (np.array(column) for column in zip(*(real or lines), strict=True))
+    return _Prices(believed_latency, believed_per_byte, latency + startup, per_byte, ramp)
 
 
 def ring_rate(link: Link, ranks: int) -> float:
@@ -106,20 +117,30 @@ def _within_node(kind: str, ranks: int, link: Link) -> _Prices:
         # a pair starts when both are there: the launch of a group does not wait for the last of many ranks
         startup = 0.0 if measured or kind == "neighbours" else traits.startup_seconds
         return _prices([measured or _pairs_within_node(kind, ranks, link, rate)], startup, 0.0)
-    tuned = _tuned(kind)
-    lines = _tuner(tuned, Group(ranks=ranks, nodes=1), link, rate, ("Ring",))
-    copies = (2.0 if kind == "all_reduce" else 1.0) * traits.pass_seconds_per_byte
-    found = [(latency, per_byte + copies) for latency, per_byte in lines.values()]
+    multicast = kind == "all_reduce" and traits.multicast_fraction > 0 and ranks >= MULTICAST_RANKS
+    algorithms = ("Ring", "NVLS") if multicast and measured is None else ("Ring",)
+    lines = _tuner(_tuned(kind), Group(ranks=ranks, nodes=1), link, rate, algorithms)
+    believed = list(lines.values())
     if measured is not None:  # in place of Simple, startup included; LL and LL128 keep their share of its rate
-        scale = measured[1] / found[-1][1]
-        low = [(latency + traits.startup_seconds, slope * scale) for latency, slope in found[:-1]]
+        scale = measured[1] / believed[-1][1]
+        low = [(latency + traits.startup_seconds, slope * scale) for latency, slope in believed[:-1]]
         return _prices([*low, measured], 0.0, 0.0)
-    if kind == "all_reduce" and traits.multicast_fraction and ranks >= MULTICAST_RANKS:
-        hop = 25e-6  # tuning.cc hwLatency of NVLS
-        found.append((hop, 1.0 / (traits.multicast_fraction * link.bytes_per_second)))
+    real = [_real(choice, line, kind, link) for choice, line in lines.items()]
     # a ring of two has one step each way: nothing to fill behind it
     ramp = traits.ramp_seconds * min(1.0, (ranks - 1) / 3)
-    return _prices(found, traits.startup_seconds, ramp)
+    return _prices(believed, traits.startup_seconds, ramp, real)
+
+
+def _real(choice: Choice, line: Line, kind: str, link: Link) -> Line:
+    """What a choice inside a node costs, of what NCCL believes."""
+    latency, per_byte = line
+    traits = link.traits
+    if choice[0] == "NVLS":
+        return latency, 1.0 / (traits.multicast_fraction * link.bytes_per_second)
+    if choice == ("Ring", "LL128"):
+        per_byte *= BELIEVED_LL128 / traits.ll128_efficiency
+    passes = 2.0 if kind == "all_reduce" else 1.0
+    return latency, per_byte + passes * traits.pass_seconds_per_byte
 
 
 def _tuned(kind: str) -> TunedKind:
@@ -145,6 +166,7 @@ def _tuner(
         inter_GBps=channel,
         intra="nvlink" if traits.interface == "nvlink" else "pci",
         nic_latency_us=nic_seconds * 1e6,
+        nvls_channels=traits.channels,
         pat=True,
     )
     return {
@@ -156,7 +178,7 @@ def _tuner(
 
 def _pairs_within_node(kind: str, ranks: int, link: Link, rate: float) -> Line:
     """All-to-all: every pair at once; neighbours: one pair, which a mesh of links gives one link."""
-    traits, latency = link.traits, POINT_TO_POINT[0]
+    traits, latency = link.traits, POINT_TO_POINT_SECONDS
     if kind == "neighbours":
         return latency, 1.0 / (traits.pair_bytes_per_second or rate)
     if traits.pair_bytes_per_second:
@@ -179,7 +201,7 @@ def _across_nodes(kind: str, topology: GroupTopology, devices_per_node: int, int
         return _prices([_all_to_all_across_nodes(topology, node_rate, nic_seconds)], 0.0, 0.0)
     if kind == "neighbours":
         rate = node_rate * traits.pair_fraction
-        return _prices([(POINT_TO_POINT[0] + inter.latency_seconds, 1.0 / rate)], startup, 0.0)
+        return _prices([(POINT_TO_POINT_SECONDS + inter.latency_seconds, 1.0 / rate)], startup, 0.0)
     found = _streams_across_nodes(kind, topology, node_rate, intra, nic_seconds, traits.double_tree)
     return _prices(found, startup, traits.ramp_seconds + traits.ramp_bytes / whole)
 

@@ -43,6 +43,7 @@ class _LinkProfile:
     """Added to `startup_seconds` for each rank of the group."""
     ramp_seconds: float | None = None
     pass_seconds_per_byte: float | None = None
+    ll128_efficiency: float | None = None
     multicast_fraction: float | None = None
     pair_fraction: float | None = None
     pair_bytes_per_second: float | None = None
@@ -54,8 +55,8 @@ class _LinkProfile:
         traits = {
             name: getattr(self, name)
             for name in (
-                "startup_seconds", "ramp_seconds", "pass_seconds_per_byte", "multicast_fraction", "pair_fraction",
-                "pair_bytes_per_second", "ring_rates", "double_tree",
+                "startup_seconds", "ramp_seconds", "pass_seconds_per_byte", "ll128_efficiency", "multicast_fraction",
+                "pair_fraction", "pair_bytes_per_second", "ring_rates", "double_tree",
             )
             if getattr(self, name) is not None
         }  # fmt: skip

@@ -129,9 +129,9 @@ def read_kind(text: str) -> CollectiveKind:
 
 
 def read_bytes(text: str) -> float | None:
-    """Bytes of a size as text; None for "large" and the like, and of ">=32MB" the part behind the sign."""
+    """Bytes of a size as text; None for "large", "peak of sweep" and ">=32MB": as large as sweeps go."""
     match = re.search(r"(\d+(?:\.\d+)?)\s*(?:([kmg])i?b?)?", text.lower())
-    if match is None:
+    if match is None or text.lstrip().startswith((">", "≥")):
         return None
     return float(match[1]) * {None: 1.0, "k": 2.0**10, "m": 2.0**20, "g": 2.0**30}[match[2]]
 

@@ -50,7 +50,7 @@ def predict_exchange(row: Mapping[str, str], tier: Tier) -> dict[str, float | st
     if nodes == 1:
         rate = cluster.intra_link.bytes_per_second * inner if low_latency else pairs
     else:
-        nic = (machine.node_bytes_per_second or machine.node.nics_per_node * machine.node.nic_bytes_per_second.value)
+        nic = machine.node_bytes_per_second or machine.node.nics_per_node * machine.node.nic_bytes_per_second.value
         rate = nic / machine.node.devices_per_node * (small if low_latency else wide) * nodes / (nodes - 1)
     sent = float(row["tokens_per_rank"]) * float(row["topk"]) * float(row["hidden"]) * width
     return {"bottleneck_GBps": rate * 1e-9, "latency_us": sent / rate * 1e6}
