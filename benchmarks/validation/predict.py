@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from autopar.errors import AutoparError
 from benchmarks.validation.data import Table, write_table
+from benchmarks.validation.rows import program_key
 from benchmarks.validation.schemas import Kind, Predicted, Schema, Tier
 
 Predictor = Callable[[Sequence[Mapping[str, str]], Schema, Tier], list[Predicted]]
@@ -54,12 +55,24 @@ def predict_table(
     """One prediction per row, in order; `progress` hears how many rows are done. The measured columns stay unseen."""
     predictor = predictor_of(kind)
     inputs = [table.schema.inputs_of(row) for row in table.rows]
-    predictions: list[Predicted] = []
-    for part in _parts(inputs):
-        predictions.extend(_finite(predicted) for predicted in _predicted(predictor, part, table.schema, tier))
+    order = _order(inputs, table.schema, kind)
+    predictions: dict[int, Predicted] = {}
+    size = max(1, math.ceil(len(inputs) / _CALLS))
+    for start in range(0, len(inputs), size):
+        part = order[start : start + size]
+        found = _predicted(predictor, [inputs[row] for row in part], table.schema, tier)
+        assert len(found) == len(part), "a predictor returns one prediction per row"
+        predictions.update(zip(part, map(_finite, found), strict=True))
         progress(len(predictions))
-    assert len(predictions) == len(inputs), "a predictor returns one prediction per row"
-    return predictions
+    return [predictions[row] for row in range(len(inputs))]
+
+
+def _order(inputs: Sequence[Mapping[str, str]], schema: Schema, kind: Kind) -> list[int]:
+    """Rows of training runs by the program that they execute, so that each is made once; others as they come."""
+    rows = range(len(inputs))
+    if kind in ("op", "collective", "pipeline"):
+        return list(rows)
+    return sorted(rows, key=lambda row: (program_key(schema, inputs[row]), row))
 
 
 def _predicted(predictor: Predictor, part: Sequence[Mapping[str, str]], schema: Schema, tier: Tier) -> list[Predicted]:
@@ -86,11 +99,6 @@ def write_predictions(path: str | os.PathLike[str], table: Table, kind: Kind, pr
         for row, predicted in zip(table.rows, predictions, strict=True)
     ]
     write_table(path, [*columns, *added], rows)
-
-
-def _parts(inputs: Sequence[Mapping[str, str]]) -> Iterator[Sequence[Mapping[str, str]]]:
-    size = max(1, math.ceil(len(inputs) / _CALLS))
-    return (inputs[start : start + size] for start in range(0, len(inputs), size))
 
 
 def _finite(predicted: Predicted) -> Predicted:

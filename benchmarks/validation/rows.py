@@ -51,6 +51,16 @@ def _cached_run(name: str, fields: tuple[tuple[str, str], ...]) -> TrainingRun:
         raise Unpredictable(str(error)) from error
 
 
+def program_key(schema: Schema, row: Row) -> str:
+    """Equal for rows whose runs execute the same program; rows that follow each other in its order share caches."""
+    try:
+        run = training_run(schema, row)
+    except Unpredictable:
+        return ""
+    parallel = replace(run.parallel, pp=1, micro_batches=1, schedule="1f1b", virtual_stages=1)
+    return repr((run.stack, replace(run.model, layers=0), parallel))
+
+
 def vtrain(row: Row) -> TrainingRun:
     """Megatron-DeepSpeed GPT on DGX A100 with 800 Gb/s a node: full recomputation, 1F1B, dropout."""
     tp, dp, pp = (integer(row, column) for column in ("tp", "dp", "pp"))
