@@ -9,8 +9,8 @@ kept per number of processes that compute at the same time:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -25,10 +25,14 @@ from autopar.cluster import (
 )
 from autopar.errors import ConfigurationError
 from autopar.files import cache_directory, write_atomically
-from autopar.hardware import CollectiveFit, Device, Link
+from autopar.hardware import CollectiveFit, Device, Link, OperatorCurve
 
 SAVED_WORLD_SIZES = range(1, 17)
 """Numbers of local processes for which `save_profile` leaves a cluster to `Cluster.detect`."""
+
+
+CENSUS = "census."
+"""How the names of points of `runtime/operator_census.py` begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +40,13 @@ class Measurement:
     """One measured point: the mean rate of the ranks that ran it at the same time."""
 
     name: str
-    """ "matmul", "add", "overhead", or a collective kind."""
+    """ "matmul", "add", "overhead", a collective kind, or "census." and an ATen name."""
     world_size: int
     """Processes that were busy at the same time."""
     ranks: int
     """Processes of one collective; 1 for operators."""
-    size: int
-    """Bytes of the full buffer of a collective or of one operand; rows of a square matmul."""
+    size: float
+    """Bytes of the full buffer of a collective or of one operand; rows of a square matmul; work of the census."""
     seconds: float
 
 
@@ -77,6 +81,22 @@ class Profile:
     ceilings: tuple[Ceilings, ...]
     collectives: tuple[GroupFit, ...]
     points: tuple[Measurement, ...]
+    operators: tuple[OperatorCurve, ...] = ()
+    """One process alone."""
+
+
+def curves_through(samples: Iterable[tuple[str, float, float]], dtype: str) -> tuple[OperatorCurve, ...]:
+    """One curve per operator through samples (operator, work, seconds), by ascending work."""
+    found: dict[str, dict[float, float]] = {}
+    for operator, work, seconds in samples:
+        known = found.setdefault(operator, {})
+        known[work] = min(seconds, known.get(work, seconds))
+    return tuple(
+        OperatorCurve(
+            operator=name, dtype=dtype, work=tuple(sorted(points)), seconds=tuple(points[w] for w in sorted(points))
+        )
+        for name, points in sorted(found.items())
+    )
 
 
 def fit_line(sizes: ArrayLike, seconds: ArrayLike) -> tuple[float, float]:
@@ -110,9 +130,7 @@ def load_profile(path: Path | None = None) -> Profile | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Profile)
     except msgspec.DecodeError as error:
-        raise ConfigurationError(
-            f"{path} is not a profile ({error}): delete it and calibrate again"
-        ) from error
+        raise ConfigurationError(f"{path} is not a profile ({error}): delete it and calibrate again") from error
 
 
 def save_profile(profile: Profile) -> Path:
@@ -142,6 +160,7 @@ def cluster_from_profile(profile: Profile, world_size: int) -> Cluster:
         flops_per_second={dtype: rate / crowding for dtype, rate in ceilings.flops_per_second.items()},
         memory_bytes_per_second=ceilings.memory_bytes_per_second / crowding,
         launch_seconds=ceilings.operator_seconds * crowding,
+        operators=tuple(_slower(curve, crowding * _contention(profile, ceilings)) for curve in profile.operators),
         sources={"*": source},
     )
     link = _loopback(profile, ceilings.world_size, crowding, source)
@@ -160,6 +179,16 @@ def cluster_from_profile(profile: Profile, world_size: int) -> Cluster:
 def _ceilings_of(measured: Sequence[Ceilings], world_size: int) -> Ceilings:
     by_size = sorted(measured, key=lambda ceilings: ceilings.world_size)
     return next((c for c in by_size if c.world_size >= world_size), by_size[-1])
+
+
+def _contention(profile: Profile, ceilings: Ceilings) -> float:
+    """How much longer a process computes while `ceilings.world_size` do: the ratio of the matmul rates."""
+    alone = min(profile.ceilings, key=lambda measured: measured.world_size)
+    return max(1.0, alone.flops_per_second["float32"] / ceilings.flops_per_second["float32"])
+
+
+def _slower(curve: OperatorCurve, factor: float) -> OperatorCurve:
+    return replace(curve, seconds=tuple(seconds * factor for seconds in curve.seconds))
 
 
 def _loopback(profile: Profile, world_size: int, crowding: float, source: str) -> Link:

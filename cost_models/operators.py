@@ -118,12 +118,12 @@ def optimizer_seconds(device: Device, bytes_moved: ArrayLike) -> NDArray[np.floa
 
 
 def _on_curve(curve: OperatorCurve, work: ArrayLike, kernels: ArrayLike, launch_seconds: float) -> NDArray[np.float64]:
-    """Between samples the seconds are straight in logarithms, beyond them proportional to the work; a kernel takes at
-    least its launch."""
+    """Between samples the seconds are straight in logarithms, above them proportional to the work, below them those of
+    the smallest sample; a kernel takes at least its launch."""
     wanted = np.asarray(work, np.float64)
     inside = np.clip(wanted, curve.work[0], curve.work[-1])
-    seconds = np.exp(np.interp(np.log(inside), np.log(curve.work), np.log(curve.seconds))) * (wanted / inside)
-    return np.maximum(seconds, np.asarray(kernels, np.float64) * launch_seconds)
+    seconds = np.exp(np.interp(np.log(inside), np.log(curve.work), np.log(curve.seconds)))
+    return np.maximum(seconds * np.maximum(wanted / inside, 1.0), np.asarray(kernels, np.float64) * launch_seconds)
 
 
 def _on_curves(

@@ -24,10 +24,12 @@ from rich.table import Table
 
 from autopar.cluster import machine_name
 from autopar.cost_models.calibration import (
+    CENSUS,
     Ceilings,
     GroupFit,
     Measurement,
     Profile,
+    curves_through,
     fit_line,
     load_profile,
     save_profile,
@@ -93,6 +95,9 @@ def _start_worker(rank: int, total: int, store: str, output: Path) -> subprocess
 
 def profile_from_points(points: Sequence[Measurement]) -> Profile:
     """Fit ceilings and collective lines to the points; the name is this machine's, the date is now."""
+    census = [p for p in points if p.name.startswith(CENSUS)]
+    named = ((p.name.removeprefix(CENSUS), p.size, p.seconds) for p in census)
+    points = [p for p in points if not p.name.startswith(CENSUS)]
     world_sizes = sorted({p.world_size for p in points})
     return Profile(
         name=machine_name(),
@@ -102,6 +107,7 @@ def profile_from_points(points: Sequence[Measurement]) -> Profile:
         ceilings=tuple(_ceilings(points, world_size) for world_size in world_sizes),
         collectives=tuple(_group_fits(points)),
         points=tuple(points),
+        operators=curves_through(named, "float32"),
     )
 
 

@@ -20,7 +20,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from autopar.cost_models.calibration import Measurement
+from autopar.cost_models.calibration import CENSUS, Measurement
+from autopar.runtime.operator_census import samples
 
 WORLD_SIZES = (1, 2, 4)
 """Numbers of processes that are busy together, one after the other."""
@@ -40,6 +41,8 @@ MIN_COLLECTIVE_SECONDS = 2e-5
 WORK_ROWS = 256
 """Rows of the matmul between two collectives: 0.3 ms, as the operators of a small model."""
 WARMUP_CALLS = 2
+CENSUS_WINDOW_SECONDS = 0.02
+MIN_CENSUS_CALLS = 3
 OVERHEAD_CALLS = 100
 """Calls of the tiny operator between two looks at the clock."""
 
@@ -83,6 +86,18 @@ def operator_points(world_size: int, barrier: Callable[[], object]) -> Iterator[
             torch.ops.aten.add.Tensor(tiny, tiny)
 
     yield point("overhead", 0, overhead, OVERHEAD_CALLS)
+
+
+def census_points() -> Iterator[Measurement]:
+    """Every operator of the census on this process alone: the least seconds of a call, in CPU time of the thread."""
+    for sample in samples():
+        sample.call()
+        least, calls, begin = float("inf"), 0, time.thread_time()
+        while calls < MIN_CENSUS_CALLS or time.thread_time() - begin < CENSUS_WINDOW_SECONDS:
+            start = time.thread_time()
+            sample.call()
+            least, calls = min(least, time.thread_time() - start), calls + 1
+        yield Measurement(name=CENSUS + sample.name, world_size=1, ranks=1, size=sample.work, seconds=least)
 
 
 def collective_points(world_size: int, group: dist.ProcessGroup) -> Iterator[Measurement]:
@@ -182,6 +197,8 @@ def main(rank: int, total: int, store: str, output: str) -> None:
     file_store = dist.FileStore(store, total)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=file_store, rank=rank, world_size=total)
     groups = {size: own_groups(rank, size) for size in WORLD_SIZES if size <= total}
+    census = list(census_points()) if rank == 0 else []
+    dist.barrier()
     passes = []
     for _ in range(PASSES):
         gathered: list[list[Measurement]] = [[] for _ in range(total)]
@@ -189,7 +206,7 @@ def main(rank: int, total: int, store: str, output: str) -> None:
         passes.append(mean_over_ranks([point for points in gathered for point in points]))
     if rank == 0:
         fastest = [min(same, key=lambda point: point.seconds) for same in zip(*passes, strict=True)]
-        Path(output).write_bytes(msgspec.json.encode(fastest))
+        Path(output).write_bytes(msgspec.json.encode(census + fastest))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.cost_models.operators import optimizer_seconds
 from autopar.layout import Layout, Mesh, Replicate, Shard, is_dtensor_layout, is_legal
 from autopar.parallel_plan import ParameterPlan
-from autopar.planner.prices import TIE_BREAK_SECONDS, Floats, Prices
+from autopar.planner.prices import Floats, Prices
 from autopar.planner.strategies import Choice, LayoutSet, combinations, layouts_of, local_fraction
 
 
@@ -51,8 +52,8 @@ def parameter_costs(
     elements = int(np.prod(shape, dtype=np.int64))
     gathers = prices.redistribution_table(shape, elements * itemsize, stored.distinct, used.distinct)
     traffic = [state.step_traffic * elements * local_fraction(layout, shape, prices.mesh) for layout in stored.distinct]
-    ties = [TIE_BREAK_SECONDS * sum(p != Replicate() for p in layout) for layout in stored.distinct]
-    per_layout = np.array(traffic) / prices.cluster.device.memory_bytes_per_second + np.array(ties)
+    ties = [float(prices.tie_breaks @ [p != Replicate() for p in layout]) for layout in stored.distinct]
+    per_layout = optimizer_seconds(prices.cluster.device, traffic) + np.array(ties)
     return np.asarray(gathers[stored.index, used.index] + per_layout[stored.index], dtype=np.float64)
 
 

@@ -1,0 +1,52 @@
+"""Measured curves of operators: what stands on them, between them and beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autopar.cluster import Cluster
+from autopar.cost_models.calibration import curves_through
+from autopar.cost_models.operators import OPTIMIZER, operator_seconds, optimizer_seconds
+
+CPU = Cluster.parse("4 cpu").device
+SAMPLES = [("tanh", 1e4, 20e-6), ("tanh", 1e6, 2e-3), ("tanh", 1e4, 30e-6), ("mm", 1e6, 1e-5), (OPTIMIZER, 1e3, 2e-4)]
+MEASURED = replace(CPU, operators=curves_through(SAMPLES, "float32"))
+
+
+def _tanh(nbytes: float, dtype: str = "float32", operator: str = "tanh") -> float:
+    return float(operator_seconds(MEASURED, flops=0, bytes_moved=nbytes, dtype=dtype, kind="memory", operator=operator))
+
+
+def test_a_curve_passes_its_fastest_samples() -> None:
+    assert _tanh(1e4) == pytest.approx(20e-6)
+    assert _tanh(1e6) == pytest.approx(2e-3)
+
+
+def test_between_samples_it_is_straight_in_logarithms() -> None:
+    assert _tanh(1e5) == pytest.approx(np.sqrt(20e-6 * 2e-3))
+
+
+def test_above_it_grows_with_the_work_and_below_it_is_overhead() -> None:
+    assert _tanh(4e6) == pytest.approx(8e-3)
+    assert _tanh(10.0) == pytest.approx(20e-6)
+
+
+def test_other_operators_and_dtypes_have_the_ceilings() -> None:
+    bare = float(operator_seconds(CPU, flops=0, bytes_moved=1e5, dtype="float64", kind="memory"))
+    assert _tanh(1e5, dtype="float64") == bare
+    assert _tanh(1e5, operator="gelu") == float(
+        operator_seconds(CPU, flops=0, bytes_moved=1e5, dtype="float32", kind="memory")
+    )
+
+
+def test_products_are_measured_by_their_flops() -> None:
+    seconds = operator_seconds(MEASURED, flops=[1e6, 2e6], bytes_moved=[1e9, 1.0], dtype="float32", operator="mm")
+    assert seconds.tolist() == pytest.approx([1e-5, 2e-5])
+
+
+def test_an_update_costs_its_dispatch_and_a_frozen_parameter_nothing() -> None:
+    assert optimizer_seconds(MEASURED, [10.0, 0.0]).tolist() == pytest.approx([2e-4, 0.0])
+    assert optimizer_seconds(CPU, 1e6) == pytest.approx(1e6 / CPU.memory_bytes_per_second)
