@@ -1,7 +1,7 @@
 """The baselines that every model here must beat: roofline, bus formula, 16 bytes a parameter, 6 N D, bubble formula.
 
     operator    max(FLOPs / peak, bytes / bandwidth)                               (operators.py)
-    collective  bus factor x bytes / nominal bandwidth of the slowest link
+    collective  bus factor x bytes / nominal bandwidth of the slowest link                       (collectives.py)
     memory      states of ZeRO + s b h (10 + 24 / t + 5 a s / (h t)) a layer       (Korthikanti et al. 2022, ZeRO)
     step        6 N D / (devices x peak) x (1 + bubble) + ring all-reduce          (8 N D with full recomputation)
     pipeline    (p - 1) / (m + p - 1), divided by chunks; none for zero bubble
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from autopar.errors import AutoparError
-from benchmarks.validation import operators
+from benchmarks.validation import collectives, operators
 from benchmarks.validation.answers import FITS, GIB, MIB, OOM, step_values
 from benchmarks.validation.counts import model_flops, parameters
 from benchmarks.validation.fields import Row, Unpredictable, integer, number, text
@@ -33,18 +33,14 @@ BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
 }
 """nccl-tests doc/PERFORMANCE.md: bytes over the link per byte of the buffer."""
 
-NVLINK_BYTES_PER_SECOND = {"b200": 900e9, "h100": 450e9, "h200": 450e9, "a100": 300e9, "v100": 150e9, "mi250": 50e9}
-"""Nominal, per GPU and direction, by what the hardware's name contains."""
-OTHER_LINK, NETWORK_LINK = 56e9, 25e9
-"""A PCIe or NVLink bridge pair, and one 200 Gb/s NIC per GPU."""
-
 
 def naive(rows: Sequence[Row], schema: Schema, kind: Kind) -> list[Predicted]:
     """The naive prediction of every row."""
     if kind == "op":
         return operators.naive(rows, schema)
+    if kind == "collective":
+        return collectives.naive(rows, schema)
     answer = {
-        "collective": _collective,
         "memory": _memory,
         "oom": _outcome,
         "step": _step,
@@ -58,26 +54,6 @@ def _answered(row: Row, schema: Schema, answer: Callable[[Row, Schema], Mapping[
         return Predicted(values=answer(row, schema))
     except (AutoparError, Unpredictable) as error:
         return Predicted(reason=str(error))
-
-
-def _collective(row: Row, schema: Schema) -> Mapping[str, float | str]:
-    kind, ranks = text(row, "collective"), integer(row, "n_ranks", 0)
-    if kind not in BUS_FACTORS or ranks < 2:
-        raise Unpredictable(f"no bus formula for {kind or schema.name!r} of {ranks} ranks")
-    nbytes = number(row, "msg_bytes") if "msg_bytes" in row else number(row, "size_mb") * MIB
-    one_node = integer(row, "n_nodes", 1) == 1 and integer(row, "devices_per_node", ranks) >= ranks
-    seconds = BUS_FACTORS[kind](ranks) * nbytes / (_nvlink(text(row, "hw")) if one_node else NETWORK_LINK)
-    bus = BUS_FACTORS[kind](ranks) * nbytes / seconds / 1e9 if nbytes else 0.0
-    units = {"ms": 1e3, "us": 1e6}
-    return {
-        column: seconds * units[unit] if unit in units else bus
-        for column, unit in schema.measured["collective"].items()
-    }
-
-
-def _nvlink(hardware: str) -> float:
-    found = [rate for name, rate in NVLINK_BYTES_PER_SECOND.items() if name in hardware.lower()]
-    return found[0] if found else OTHER_LINK
 
 
 def naive_bytes(run: TrainingRun) -> float:
