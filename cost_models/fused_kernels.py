@@ -5,14 +5,14 @@
     k.repeat for grouped queries            the attention kernel reads k itself
 
 The names are given to `split_forward_backward(recompute=...)`, so that the lowered program of a model whose kernels
-are fused keeps what the fused model keeps. Sources: Transformer Engine's `LayerNormLinear` and `swiglu`, FlashAttention's
-grouped queries, inductor's recomputation of pointwise chains.
+are fused keeps what the fused model keeps. Sources: Transformer Engine's `LayerNormLinear` and `swiglu`,
+FlashAttention's grouped queries, inductor's recomputation of pointwise chains.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -28,8 +28,11 @@ def made_again(graph: fx.Graph) -> frozenset[str]:
     return frozenset(str(node.meta["operator"]) for node in (*_in_norms(forward), *_gates(forward), *_copies(forward)))
 
 
-def unwritten(graph: fx.Graph) -> frozenset[str]:
-    """Names of the nodes whose value stays inside of a fused kernel and takes no memory."""
+def unwritten(nodes: Sequence[fx.Node]) -> frozenset[str]:
+    """Names of the nodes of one graph whose value stays inside of a fused kernel and takes no memory."""
+    if not nodes:
+        return frozenset()
+    graph = nodes[0].graph
     traffic = group_reads_writes(graph, kernel_groups(graph, "inductor", phase=lambda node: ""))
     return frozenset(node.name for node, moved in traffic.items() if not moved.writes)
 

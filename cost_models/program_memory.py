@@ -43,8 +43,6 @@ class SegmentMemory:
     """The activation that it takes from the segment before it."""
     forward_extra_bytes: int = 0
     backward_extra_bytes: int = 0
-    largest_gradient_bytes: int = 0
-    """Of the parameter whose gradient takes most."""
     parameters: Mapping[str, int] = field(default_factory=dict)
     """Parameter -> local elements."""
 
@@ -65,19 +63,21 @@ def measure_segments(
     *,
     recompute: Collection[str] = (),
     fused: bool = False,
+    in_place_gradients: bool = False,
     loss: LossBytes | None = None,
 ) -> dict[str, SegmentMemory]:
     """Segment -> its bytes, in the order in which forward runs them.
 
     program: lowered for one rank, with one micro-batch. recompute: operators that backward runs again. fused: chains of
-    pointwise operators are one kernel each (`fused_kernels.py`), else every operator writes its value. loss: what the
+    pointwise operators are one kernel each (`fused_kernels.py`), else every operator writes its value.
+    in_place_gradients: products of blocks add weight gradients to the buffer of the states themselves. loss: what the
     stack's cross entropy keeps, where its kernels are not those of the graph: all values as large as the logits then
     count by it. Every buffer is rounded as the caching allocator does.
     """
     again = {*recompute, *(made_again(program.graph) if fused else ())}
     partition = split_forward_backward(program, again)
-    timeline = _Timeline(partition, segment_of, fused=fused)
-    logits = _logits(partition.forward.graph, segment_of) if loss is not None else None
+    timeline = _Timeline(partition, segment_of, fused=fused, in_place_gradients=in_place_gradients)
+    logits = _logits(partition.forward.graph) if loss is not None else None
     found = timeline.segments(logits)
     for name, elements in _parameters(program, segment_of).items():
         found[name] = replace(found[name], parameter_elements=sum(elements.values()), parameters=dict(elements))
@@ -98,14 +98,17 @@ def _with_loss(head: SegmentMemory, logits: int, loss: LossBytes) -> SegmentMemo
     )
 
 
-def _logits(graph: fx.Graph, segment_of: SegmentOf) -> fx.Node | None:
+def _logits(graph: fx.Graph) -> fx.Node | None:
     """The product whose result the loss reads: the last one of forward."""
-    products = [node for node in graph.nodes if "mm" in _target_name(node).split(".")]
+    products = [node for node in graph.nodes if is_product(node)]
     return products[-1] if products else None
 
 
-def _target_name(node: fx.Node) -> str:
-    return str(node.target).removeprefix("aten.") if node.op == "call_function" else ""
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is a matrix product, of experts too."""
+    return node.op == "call_function" and any(
+        word in str(node.target) for word in ("aten.mm", "aten.bmm", "aten.addmm", "expert_")
+    )
 
 
 def _elements(node: fx.Node) -> int:
@@ -124,51 +127,51 @@ def _parameters(program: Program, segment_of: SegmentOf) -> dict[str, dict[str, 
 class _Timeline:
     """The nodes of forward, then backward, each in its segment, and the buffers that live over them."""
 
-    def __init__(self, partition: Partition, segment_of: SegmentOf, *, fused: bool) -> None:
-        self._forward_nodes = _nodes(partition.forward.graph)
+    def __init__(self, partition: Partition, segment_of: SegmentOf, *, fused: bool, in_place_gradients: bool) -> None:
+        forward = _nodes(partition.forward.graph)
         backward = _nodes(partition.backward.graph) if partition.backward is not None else []
-        self._nodes = [*self._forward_nodes, *backward]
-        self._segments = _segments(self._forward_nodes, backward, segment_of)
-        self._end = len(self._nodes)
-        graphs = [partition.forward.graph, *([partition.backward.graph] if partition.backward is not None else [])]
-        inside = frozenset[str]().union(*(unwritten(graph) for graph in graphs)) if fused else frozenset[str]()
-        self._node_of = {node.name: node for node in [*backward, *self._forward_nodes]}
-        gradients = (
-            {node.name for node in partition.backward.graph.output_node().all_input_nodes} if backward else set()
-        )
-        inputs = {node.name for node in self._forward_nodes if node.op == "placeholder"}
+        self._turn, self._nodes = len(forward), [*forward, *backward]
+        self._segments = [*_along(forward, segment_of), *_along(backward, segment_of)]
+        inside = {*unwritten(forward), *unwritten(backward)} if fused else set[str]()
+        inputs = {node.name for node in forward if node.op == "placeholder"}
         self._ranges = [
-            replace(live, bytes=rounded_bytes(live.bytes), last_index=self._last(live, gradients))
+            self._buffer(live, in_place_gradients=in_place_gradients)
             for live in memory_events(partition)
-            if live.name not in inputs and not (live.name in inside and self._stays_in_a_pass(live))
+            if live.name not in inputs and not (live.name in inside and not self._is_saved(live))
         ]
 
-    def _stays_in_a_pass(self, live: LiveRange) -> bool:
-        turn = len(self._forward_nodes)
-        return live.first_index >= turn or live.last_index < turn
+    def _is_saved(self, live: LiveRange) -> bool:
+        return live.first_index < self._turn <= live.last_index
 
-    def _last(self, live: LiveRange, gradients: set[str]) -> int:
-        """A finished gradient leaves behind the node that made it."""
-        if live.name in gradients and live.first_index >= len(self._forward_nodes):
-            return live.first_index
-        return min(live.last_index, self._end - 1)
+    def _is_gradient(self, live: LiveRange) -> bool:
+        """What backward returns lives to the end."""
+        return live.first_index >= self._turn and live.last_index >= len(self._nodes)
+
+    def _buffer(self, live: LiveRange, *, in_place_gradients: bool) -> LiveRange:
+        """A buffer as the allocator counts it; a finished gradient leaves behind the node that made it."""
+        if not self._is_gradient(live):
+            return replace(live, bytes=rounded_bytes(live.bytes), last_index=min(live.last_index, len(self._nodes) - 1))
+        is_added = in_place_gradients and self._is_product_of_a_block(live.first_index)
+        return replace(live, bytes=0 if is_added else rounded_bytes(live.bytes), last_index=live.first_index)
+
+    def _is_product_of_a_block(self, index: int) -> bool:
+        return is_product(self._nodes[index]) and self._segments[index][-1].isdigit()
 
     def segments(self, logits: fx.Node | None) -> dict[str, SegmentMemory]:
         """What every segment holds; values as large as `logits` in its segment are left out."""
         left_out = self._as_large_as(logits) if logits is not None else frozenset[str]()
         ranges = [live for live in self._ranges if live.name not in left_out]
-        turn = len(self._forward_nodes)
+        turn = self._turn
         saved: dict[str, int] = dict.fromkeys(self._segments, 0)
         borders: dict[str, int] = dict.fromkeys(saved, 0)
         for live in ranges:
-            if live.first_index < turn <= live.last_index:
+            if self._is_saved(live):
                 home = self._segments[live.last_index]
                 saved[home] += live.bytes
                 if self._segments[live.first_index] != home:
                     borders[home] = max(borders[home], live.bytes)
         over_time = bytes_over_time(ranges, 0)
         before = dict(zip(saved, np.cumsum(list(saved.values())).tolist(), strict=True))
-        gradients = self._largest_gradients()
         return {
             name: SegmentMemory(
                 name=name,
@@ -176,44 +179,32 @@ class _Timeline:
                 border_bytes=borders[name],
                 forward_extra_bytes=self._extra(over_time[:turn], self._segments[:turn], name, before[name]),
                 backward_extra_bytes=self._extra(over_time[turn:], self._segments[turn:], name, before[name]),
-                largest_gradient_bytes=gradients.get(name, 0),
             )
             for name in saved
         }
 
     def _as_large_as(self, logits: fx.Node) -> frozenset[str]:
+        """Values of the loss: whole logits, or several blocks of them."""
         home = self._segments[self._nodes.index(logits)]
-        elements = _elements(logits)
-        return frozenset(
-            live.name
-            for live in self._ranges
-            if self._segments[live.first_index] == home
-            and (node := self._node_of.get(live.name)) is not None
-            and isinstance(node.meta.get("local_shape"), Sequence)
-            and all(isinstance(size, int) for size in node.meta["local_shape"])
-            and _elements(node) == elements
-        )
+        elements, columns = _elements(logits), int(logits.meta["local_shape"][-1])
+        pairs = zip(self._nodes, self._segments, strict=True)
+        return frozenset(node.name for node, segment in pairs if segment == home and _holds(node, elements, columns))
 
     def _extra(self, over_time: NDArray[np.int64], segments: Sequence[str], name: str, saved: int) -> int:
         inside = [held for held, home in zip(over_time.tolist(), segments, strict=False) if home == name]
         return max(0, max(inside, default=0) - saved)
-
-    def _largest_gradients(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for live in self._ranges:
-            if live.first_index == live.last_index >= len(self._forward_nodes):
-                home = self._segments[live.first_index]
-                found[home] = max(found.get(home, 0), live.bytes)
-        return found
 
 
 def _nodes(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op != "output"]
 
 
-def _segments(forward: Sequence[fx.Node], backward: Sequence[fx.Node], segment_of: SegmentOf) -> list[str]:
-    """The segment of every node; one without a name of its own belongs to its neighbour before it."""
-    return [*_along(forward, segment_of), *_along(backward, segment_of)]
+def _holds(node: fx.Node, elements: int, columns: int) -> bool:
+    """Whether a node's value is made of blocks of `elements` with rows of `columns`."""
+    shape = node.meta.get("local_shape")
+    if not shape or not all(isinstance(size, int) for size in shape):
+        return False
+    return bool(shape[-1] % columns == 0 and _elements(node) % elements == 0)
 
 
 def _along(nodes: Sequence[fx.Node], segment_of: SegmentOf) -> Iterator[str]:

@@ -48,8 +48,8 @@ class RankMemory:
     """Whole weights and gradients of layers that ZeRO-3 keeps cut."""
     activations: float
     """Most that micro-batches hold at once."""
-    largest_chunk_saved: float
-    """Of one micro-batch, from forward to backward, on all chunks of the rank."""
+    saved: float
+    """What forward of one micro-batch leaves for backward, on all chunks of the rank."""
 
     @property
     def between_steps(self) -> float:
@@ -90,15 +90,15 @@ class _Measured:
             held = [piece for chunk in self._chunks[rank::pp] for piece in chunk]
             border = max((piece.border_bytes for piece in held), default=0)
             yield RankMemory(
-                states=self._states(held, is_last=rank == pp - 1),
+                states=self._states(held),
                 workspaces=library_bytes(run) if tier != "physics" else 0.0,
                 leftovers=leftover_bytes(run, border) if tier != "physics" else 0.0,
                 gathered=self._gathered(held),
                 activations=activations,
-                largest_chunk_saved=sum(piece.saved_bytes for piece in held),
+                saved=sum(piece.saved_bytes for piece in held),
             )
 
-    def _states(self, held: Sequence[SegmentMemory], *, is_last: bool) -> float:
+    def _states(self, held: Sequence[SegmentMemory]) -> float:
         run, parallel = self._run, self._run.parallel
         stack = run.stack
         dtypes = StateDtypes(
@@ -196,4 +196,11 @@ class _ById:
 @functools.lru_cache(maxsize=256)
 def _measured(key: _ById, facts: StackFacts) -> Mapping[str, SegmentMemory]:
     again = [name for name, operator in key.low.plan.operators.items() if operator.recompute]
-    return measure_segments(key.low.program, segment_of, recompute=again, fused=facts.fused, loss=facts.loss)
+    return measure_segments(
+        key.low.program,
+        segment_of,
+        recompute=again,
+        fused=facts.fused,
+        in_place_gradients=facts.in_place_gradients,
+        loss=facts.loss,
+    )

@@ -23,6 +23,8 @@ CUBLAS_THREADS = 2
 """Forward runs in the main thread, backward in autograd's: each has its own handle and workspace."""
 TRANSFORMER_ENGINE_BYTES = {"ampere": 4 * MIB, "hopper": 32 * MIB}
 """`get_cublas_workspace_size_bytes` in transformer_engine/pytorch/module/base.py."""
+SMALL_TENSORS_BYTES = 6 * MIB
+"""Batch, masks, random states. Fitted: median of mem_allocated_bytes_last beyond the rest on Megatron's tests."""
 CONTEXT_BYTES = 500 * MIB
 """CUDA context with loaded kernels; in nvidia-smi only. From memory (0.5 to 1 GB)."""
 NCCL_BYTES_PER_GROUP = 32 * MIB
@@ -35,10 +37,12 @@ class StackFacts:
 
     fused: bool
     """Pointwise chains are one kernel and keep only what they read and write."""
-    loss: LossBytes | None
-    """None: the graph's own cross entropy."""
+    loss: LossBytes
     copies_attention_output: bool
     """FlashAttention inside of Transformer Engine saves its output a second time, contiguous."""
+    in_place_gradients: bool
+    """Products of layers add weight gradients to the float32 buffer (Megatron's gradient accumulation fusion); that of
+    the head hands autograd an empty 16-bit gradient (`LinearWithGradAccumulationAndAsyncCommunication`)."""
     gathered_groups: int
     """Layers whose gathered weights ZeRO-3 holds at once: the running one and the next, which is prefetched."""
 
@@ -49,25 +53,28 @@ def facts_of(stack: Stack) -> StackFacts:
         fused=stack.kernels != "eager",
         loss=loss_bytes(stack),
         copies_attention_output=stack.kernels == "megatron" and stack.attention == "flash",
+        in_place_gradients=stack.kernels == "megatron" and stack.gradient_bytes == 4 and not stack.deterministic,
         gathered_groups=2,
     )
 
 
-def loss_bytes(stack: Stack) -> LossBytes | None:
-    """Cross entropy per logit.
+def loss_bytes(stack: Stack) -> LossBytes:
+    """Cross entropy per logit, with the logits themselves.
 
-    Megatron (tensor_parallel/cross_entropy.py): float32 copy beside the logits, exponentials and gradient in place.
-    A fused one keeps the logits alone and overwrites them. Inductor keeps the logits and writes their gradient.
+    Megatron (tensor_parallel/cross_entropy.py): a float32 copy beside the logits; exponentials and gradient in place.
+    Its fused one (fused_cross_entropy.py) is compiled by torch and writes one more float32 copy. Transformer Engine's
+    overwrites the logits with their gradient. Torch's own keeps the log-softmax in
+    float32, and its backward holds that, the gradient of it and the gradient of the float32 logits together.
     """
     width = 4 if stack.dtype == "float32" else 2
     if stack.fused_loss:
-        return LossBytes(saved=width, forward=width, backward=2 * width)
+        return LossBytes(saved=width, forward=width, backward=width)
+    if stack.compiled_loss:
+        return LossBytes(saved=4, forward=width + 8, backward=width + 8)
     if stack.kernels == "megatron":
         whole = 4 if width == 4 else width + 4
         return LossBytes(saved=4, forward=whole, backward=whole)
-    if stack.kernels == "inductor":
-        return LossBytes(saved=width, forward=width, backward=2 * width)
-    return LossBytes(saved=4, forward=width + 8, backward=8)
+    return LossBytes(saved=4, forward=width + 8 if width == 2 else 8, backward=12)
 
 
 def library_bytes(run: TrainingRun) -> int:
@@ -80,12 +87,10 @@ def library_bytes(run: TrainingRun) -> int:
 
 
 def leftover_bytes(run: TrainingRun, border: int) -> float:
-    """Tensors that outlive a step: a received and a sent activation of `border` bytes per model chunk, and the batch's
-    attention mask of one byte per pair of positions."""
+    """Tensors that outlive a step: a received and a sent activation of `border` bytes per model chunk, the batch."""
     parallel = run.parallel
     buffers = 2 * parallel.virtual_stages * border if parallel.pp > 1 else 0
-    mask = parallel.micro_batch * run.model.seq_len**2 if run.stack.kernels == "megatron" else 0
-    return float(buffers + mask)
+    return float(buffers + SMALL_TENSORS_BYTES)
 
 
 def attention_output_bytes(run: TrainingRun) -> int:
