@@ -112,7 +112,7 @@ class GeneralRoutes:
         steps, moved = self._steps.rows[paths], self._moved.rows[paths]
         first = np.where(ways == WAITING_IN_FIRST, self._spare, pairs.first)
         strided = moved & ~np.where(first >= 0, 1 << np.maximum(first, 0), 0)[:, None]
-        changes = (pairs.sources != pairs.targets).sum(axis=1)
+        changes = (pairs.sources != pairs.targets) @ (1 << np.arange(self._axes))
         routes = self._table.numbers(np.where(steps >= 0, steps + (strided != 0), steps), changes)
         return np.stack([routes, paths], axis=1)
 

@@ -31,8 +31,15 @@ from autopar.rules.rule import Rule
 Floats = NDArray[np.float64]
 
 TIE_BREAK_SECONDS = 1e-8
-"""Added per axis whose placement changes, and half of it per axis that replicates an operator: among plans of equal
+"""Added where the placements of all axes change, and half of it where all replicate an operator: among plans of equal
 cost the still one wins. Far below any real kernel (a launch takes 1e-6 s)."""
+
+
+def tie_breaks(mesh: Mesh) -> Floats:
+    """(axes,) the part of each axis in `TIE_BREAK_SECONDS`, by the logarithm of its size: an axis of 8 counts as much
+    as axes of 2 and 4 together, so that no plan costs more on a finer mesh."""
+    logarithms = np.log(np.array(mesh.shape, dtype=np.float64))
+    return np.asarray(TIE_BREAK_SECONDS * logarithms / (logarithms.sum() or 1.0))
 
 
 def tensor_bytes(node: fx.Node, output: int = 0) -> int:
@@ -48,6 +55,7 @@ class Prices:
     def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
         self.cluster = cluster
         self.mesh = mesh
+        self.tie_breaks = tie_breaks(mesh)
         self._topology: dict[tuple[int, ...], GroupTopology] = {}
         self._collective: dict[tuple[str, tuple[int, ...], float], float] = {}
         self._routes = routes_of(mesh.shape)
@@ -104,7 +112,7 @@ class Prices:
         known = self._route_seconds.get(nbytes, np.empty(0))
         if len(known) < len(found):
             steps = self._seconds_of_steps(nbytes)
-            new = found.seconds(len(known), steps, TIE_BREAK_SECONDS, FORBIDDEN)
+            new = found.seconds(len(known), steps, self.tie_breaks, FORBIDDEN)
             known = self._route_seconds[nbytes] = np.append(known, new)
         return known
 
@@ -136,8 +144,8 @@ class Prices:
             sizes=self._sizes(node, strategies),
         )
         seconds = seconds + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
-        replicated = np.array([sum(name is None for name in axes) for axes in strategies.axes])
-        return np.asarray(seconds + 0.5 * TIE_BREAK_SECONDS * replicated, dtype=np.float64)
+        is_replicated = np.array([[name is None for name in axes] for axes in strategies.axes])
+        return np.asarray(seconds + 0.5 * (is_replicated @ self.tie_breaks), dtype=np.float64)
 
     def fractions(self, layouts: LayoutSet, shape: Sequence[int]) -> Floats:
         """(strategies,) part of a tensor that a rank holds."""

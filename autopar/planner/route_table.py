@@ -1,7 +1,7 @@
 """Route tables: sequences of steps that differ in what they cost, numbered once per number of mesh axes.
 
     (P, S(0)) -> (S(1), R)   gather over axis 1, reduce_scatter over axis 0 of strided blocks
-                             [all_gather 0b10 of 0b10, reduce_scatter 0b01 of 0b00, transposing]   2 axes change
+                             [all_gather 0b10 of 0b10, reduce_scatter 0b01 of 0b00, transposing]   0b11 change
 
 A step is written as (kind, axes, axes that hold blocks before it, transposing), sets of axes as bits: enough to price
 it on every mesh with so many axes, for every number of bytes. The million pairs of layouts of a Llama block on three
@@ -82,7 +82,7 @@ class RouteTable:
         return len(self._rows)
 
     def number(self, steps: Sequence[PlainStep], changes: int) -> int:
-        """The route that takes these steps; changes: axes whose placement differs between its ends."""
+        """The route that takes these steps; changes: the axes whose placement differs between its ends, as bits."""
         row = [self._number_of_step(step) for step in steps]
         number = self._numbers.setdefault((changes, *row), len(self))
         if number == len(self):
@@ -99,11 +99,13 @@ class RouteTable:
         ]
         return np.array(found, np.int64)[where.reshape(-1)]
 
-    def seconds(self, first: int, step_seconds: Floats, change_seconds: float, unreachable: float) -> Floats:
-        """(routes,) seconds of the routes from number `first` on: of their steps, by number, and `change_seconds` per
-        axis whose placement changes."""
+    def seconds(self, first: int, step_seconds: Floats, change_seconds: Floats, unreachable: float) -> Floats:
+        """(routes,) seconds of the routes from number `first` on: of their steps, by number, and `change_seconds` of
+        every axis whose placement changes."""
         padded = np.append(step_seconds, 0.0)  # -1, behind the last step of a route, costs nothing
-        total = padded[self._rows.rows[first:]].sum(axis=1) + change_seconds * self._changes.rows[first:]
+        total = padded[self._rows.rows[first:]].sum(axis=1)
+        changed = self._changes.rows[first:, None] >> np.arange(self._axes) & 1
+        total += changed @ change_seconds
         return np.asarray(np.where(np.arange(first, len(self)) == NOWHERE, unreachable, total))
 
     def _number_of_step(self, step: PlainStep) -> int:

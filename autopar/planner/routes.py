@@ -91,7 +91,7 @@ class Routes:
 
     def _find(self, pair: Pair) -> int:
         steps = redistribution_steps(pair.shape, pair.source, pair.target, self._mesh)
-        changes = sum(a != b for a, b in zip(pair.source, pair.target, strict=True))
+        changes = sum((a != b) << axis for axis, (a, b) in enumerate(zip(pair.source, pair.target, strict=True)))
         return self.found.number([PlainStep.of(step) for step in steps], changes)
 
 

@@ -29,7 +29,6 @@ from autopar.planner.memory_rows import MemoryModel
 from autopar.planner.mesh_search import Stage
 from autopar.planner.mesh_shapes import coarser, link_key, parts_of
 from autopar.planner.one_mesh import Candidate, fit, price, solve_free
-from autopar.planner.prices import TIE_BREAK_SECONDS
 from autopar.planner.query import Progress, Query
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver import Problem, Solution, Status, is_forbidden
@@ -170,13 +169,12 @@ class SolvedMeshes:
         return parts
 
     def _implied(self, plan: Plan) -> dict[Mesh, float]:
-        """Bounds of the coarser meshes of which neighbouring axes were cut: their plans are plans here, which cost more
-        by tie-breaks at most. Where other axes stand between the parts, blocks nest in another order."""
+        """Bounds of the coarser meshes of which neighbouring axes were cut: their plans are plans here, no
+        dearer. Where other axes stand between the parts, blocks nest in another order."""
         if len(plan.mesh.shape) > EXACT_AXES:
             return {}
-        ties = 2 * TIE_BREAK_SECONDS * (int(plan.statistics["variables"]) + int(plan.statistics["edges"]))
         nested = [other for other in self._coarser[plan.mesh] if _is_sorted(self._parts(plan.mesh, other))]
-        return dict.fromkeys(nested, plan.bound_seconds - ties)
+        return dict.fromkeys(nested, plan.bound_seconds)
 
 
 def _is_sorted(parts: tuple[int, ...]) -> bool:

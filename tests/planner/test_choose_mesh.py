@@ -79,11 +79,11 @@ def test_the_plan_is_the_best_over_all_shapes(plan: Plan, optima: dict[Mesh, flo
 
 
 def test_no_finer_mesh_is_dearer_than_a_coarser_one(optima: dict[Mesh, float]) -> None:
-    """Every plan on (ab, c) is one on (a, b, c); moving along more axes adds at most its tie-breaks."""
+    """Every plan on (ab, c) is one on (a, b, c), and costs the same there."""
     pairs = 0
     for fine, coarse in itertools.permutations(optima, 2):
         if link_key(coarse, PER_NODE) in coarser(fine, PER_NODE):
-            assert optima[fine] <= optima[coarse] + 1e-6, (fine.shape, coarse.shape)
+            assert optima[fine] <= optima[coarse] * (1 + 1e-9), (fine.shape, coarse.shape)
             pairs += 1
     assert pairs >= 5, "1-D under 2-D, 1-D and 2-D under 3-D"
 
