@@ -68,6 +68,10 @@ class MemoryCurve:
     """Of the device's memory rate."""
     resident_speedup: float = 1.0
     """Rate of a working set that fits the L2 cache against memory."""
+    reread_row_bytes: float = 1e18
+    """Longer rows do not stay in a multiprocessor between the passes over them."""
+    reread: float = 0.0
+    """Traffic that reading a long row again adds, per byte of the single pass (fully from twice that length on)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

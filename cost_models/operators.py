@@ -5,7 +5,8 @@
                 on published measurements (`operators_gemm`, `operators_attention`, `operators_memory`)
     profile     the curves bent to kernels that were measured on this device (`operators_measured`)
 
-The curves count where the device has some (GPUs) and the caller knows the sizes; `hardware.pricing_tier` says which layer did.
+The curves count where the device has some (GPUs) and the caller knows the sizes; `hardware.pricing_tier` says which
+layer did.
 All arrays broadcast; flops, bytes and sizes are those of one device (local shapes). On a CPU the launch is the
 per-operator cost of eager torch under the contention of the other ranks, as calibration measures it.
 """

@@ -5,7 +5,8 @@ launching takes its time and a block of threads walks over a row at its own pace
 is read faster than memory:
 
     rate    = memory rate * fraction * (1 + (resident_speedup - 1) / (1 + (bytes / L2)^2))
-    seconds = launch + ((row * row_seconds)^4 + (bytes / rate)^4)^(1/4)
+    traffic = bytes * (1 + reread * clip(row bytes / reread_row_bytes - 1, 0, 1))
+    seconds = launch + ((row * row_seconds)^4 + (traffic / rate)^4)^(1/4)
 
     memory_seconds(a100, curve, 200e6)         # 117e-6: 1.7 TB/s
     memory_seconds(a100, curve, 4e3)           # 2e-6: the launch
@@ -33,18 +34,26 @@ _JOIN = 4.0
 
 
 def memory_seconds(
-    rates: Rates, curve: MemoryCurve, nbytes: ArrayLike, *, row: ArrayLike = 0, launches: ArrayLike = 1
+    rates: Rates,
+    curve: MemoryCurve,
+    nbytes: ArrayLike,
+    *,
+    row: ArrayLike = 0,
+    element_bytes: float = 2,
+    launches: ArrayLike = 1,
 ) -> NDArray[np.float64]:
     """Seconds of kernels that move `nbytes` (reads plus writes) once, over all arrays.
 
-    `row`: elements that one block of threads handles in turn (0: element-wise kernels, whose blocks are short);
+    `row`: elements of `element_bytes` that one block of threads handles in turn (0: element-wise kernels);
     `launches`: kernels that this call starts (0 for a member of another operator's kernel).
     """
     sizes = np.asarray(nbytes, np.float64)
     hit = 1 / (1 + (sizes / max(rates.l2_bytes, 1.0)) ** 2)
     full = rates.memory_bytes_per_second * curve.memory_fraction
-    stream = sizes / (full * (1 + (curve.resident_speedup - 1) * hit))
-    latency = np.asarray(row, np.float64) * curve.row_seconds
+    elements = np.asarray(row, np.float64)
+    again = np.clip(elements * element_bytes / curve.reread_row_bytes - 1, 0, 1) * curve.reread
+    stream = sizes * (1 + again) / (full * (1 + (curve.resident_speedup - 1) * hit))
+    latency = elements * curve.row_seconds
     both = (latency**_JOIN + stream**_JOIN) ** (1 / _JOIN)
     return np.asarray(np.asarray(launches, np.float64) * curve.launch_seconds + both)
 

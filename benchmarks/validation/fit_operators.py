@@ -32,7 +32,7 @@ from autopar.files import write_atomically
 from autopar.hardware import preset_device
 from benchmarks.validation.data import folder, read_table
 from benchmarks.validation.operator_cases import Attention, Case, Gemm, Memory, case_of
-from benchmarks.validation.operators import HOST_ADDED_SECONDS, HOST_FLOOR_SECONDS, measured_seconds
+from benchmarks.validation.operators import HOST_FLOOR_SECONDS, host_added_seconds, measured_seconds
 
 Curve: TypeAlias = GemmCurve | MemoryCurve | AttentionCurve
 Floats = NDArray[np.float64]
@@ -46,14 +46,24 @@ CUT = 0.6
 PULL = 0.002
 """Loss of a constant that is e times its start value."""
 
-ROUNDS = 14
+ROUNDS = 12
+MOST_SAMPLES = 320
+"""Of one machine and key: of more, evenly chosen ones are fitted."""
+
 FIRST_STEP, SHRINK = 0.25, 0.72
 
 START_GEMM = GemmCurve(
     rate_fraction=1.0, quantisation=0.7, feed=0.1, prologue=64, memory_fraction=0.95, resident_speedup=1.0,
     saturation=0.45, overlap=2.8, split_seconds=3e-6, split_traffic=0.3, launch_seconds=2e-6,
 )  # fmt: skip
-START_MEMORY = MemoryCurve(launch_seconds=2e-6, row_seconds=4e-10, memory_fraction=0.8, resident_speedup=1.3)
+START_MEMORY = MemoryCurve(
+    launch_seconds=2e-6,
+    row_seconds=4e-10,
+    memory_fraction=0.8,
+    resident_speedup=1.3,
+    reread_row_bytes=2.5e4,
+    reread=0.5,
+)
 START_ATTENTION = AttentionCurve(rate_fraction=0.8, softmax_flops=100.0, tail=0.5, launch_seconds=5e-6)
 
 AT_MOST = {"quantisation": 1.0, "rate_fraction": 1.2, "memory_fraction": 1.2, "tail": 1.0, "resident_speedup": 4.0,
@@ -65,9 +75,16 @@ GENERATION_STARTS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("Pascal", "float32 batched"): {"batched_tiles": ((64, 128),)},
     ("Pascal", "float32"): {"window_bytes": 1e8, "window_slowdown": 0.6},
     ("Blackwell", "forward"): {"rows_per_block": 256},
+    ("Blackwell", "backward"): {},
+    ("Blackwell", "float16"): {},
+    ("Blackwell", "float16 grouped"): {},
+    ("CDNA", "float16"): {},
+    ("CDNA", "norm"): {},
+    ("CDNA", "softmax"): {},
+    ("CDNA", "elementwise"): {},
 }
-"""What is known of a generation's kernels: fp32 batches run one tile (names of NeuSight's kernels); address translation
-of Pascal; attention on Blackwell works on two blocks of 128 rows at once."""
+"""Kernels that a generation has for itself, and what is known of them: fp32 batches run one tile (names of NeuSight's
+kernels); Pascal translates addresses slowly; attention on Blackwell works on two blocks of 128 rows at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +133,7 @@ class Problem:
         self.kernels = [sample.case.parts[0][1] for sample in samples]
         self.measured = np.array([sample.seconds for sample in samples])
         self.host = case.host
+        self.added = host_added_seconds(case) if case.host == "added" else 0.0
         self.generation = _generation(case.device)
 
     def errors(self, curve: Curve, own: bool) -> Floats:
@@ -124,7 +142,7 @@ class Problem:
         if self.host == "floor":
             seconds = np.maximum(seconds, HOST_FLOOR_SECONDS)
         elif self.host == "added" and not own:
-            seconds = seconds + HOST_ADDED_SECONDS
+            seconds = seconds + self.added
         return np.asarray(np.log(seconds / self.measured))
 
     def _kernel_seconds(self, curve: Curve) -> Floats:
@@ -132,7 +150,8 @@ class Problem:
             return np.array([float(getattr(kernel, name)) for kernel in self.kernels])
 
         if isinstance(curve, MemoryCurve):
-            return memory_seconds(self.rates, curve, column("nbytes"), row=column("row"))
+            element = float(column("element_bytes")[0])
+            return memory_seconds(self.rates, curve, column("nbytes"), row=column("row"), element_bytes=element)
         if isinstance(curve, AttentionCurve):
             return attention_seconds(
                 self.rates, curve, batch=column("batch"), heads=column("heads"), key_heads=column("key_heads"),
@@ -157,9 +176,12 @@ def start_of(key: Key, generation: str) -> tuple[Curve, tuple[str, ...]]:
     kind, name = key
     known = GENERATION_STARTS.get((generation, name), {})
     if kind == "memory":
-        fixed = ("row_seconds",) if name == "elementwise" else ()
-        curve: Curve = replace(START_MEMORY, row_seconds=0.0) if fixed else START_MEMORY
-        return curve, _fields(curve, without=fixed)
+        curve: Curve = START_MEMORY
+        if name not in ("softmax", "norm"):
+            curve = replace(curve, reread_row_bytes=1e18, reread=0.0)
+        if name == "elementwise":
+            curve = replace(curve, row_seconds=0.0)
+        return curve, tuple(field for field in _fields(curve, without=()) if 0 < getattr(curve, field) < 1e18)
     if kind == "attention":
         return replace(START_ATTENTION, **known), ("rate_fraction", "softmax_flops", "tail", "launch_seconds")  # type: ignore[arg-type]
     curve = replace(START_GEMM, **known)  # type: ignore[arg-type]
@@ -191,9 +213,7 @@ def fit(problems: Sequence[Problem], start: Curve, names: Sequence[str], own: bo
     return best
 
 
-def _walk(
-    curve: Curve, least: float, name: str, step: float, loss: Callable[[Curve], float]
-) -> tuple[Curve, float]:
+def _walk(curve: Curve, least: float, name: str, step: float, loss: Callable[[Curve], float]) -> tuple[Curve, float]:
     """Multiply one constant by exp(step) as long as the loss falls."""
     while True:
         value = getattr(curve, name) * float(np.exp(step))
@@ -219,16 +239,20 @@ LEAST_SAMPLES = 8
 
 def fit_own(samples: Sequence[Sample], start: Curve | None = None) -> Curve:
     """Constants of one machine and key, pulled towards `start` (default: the start of its generation)."""
-    problem = Problem(samples)
+    problem = Problem(_thinned(samples))
     usual, names = start_of(key_of(samples[0].case), problem.generation)
     return fit([problem], start or usual, names, own=True)
 
 
 def fit_shared(machines: Mapping[str, Sequence[Sample]], generation: str) -> Curve:
     """Constants of one key for all machines together."""
-    problems = [Problem(samples) for samples in machines.values()]
+    problems = [Problem(_thinned(samples)) for samples in machines.values()]
     start, names = start_of(key_of(next(iter(machines.values()))[0].case), generation)
     return fit(problems, start, names, own=False)
+
+
+def _thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
+    return samples[:: -(-len(samples) // MOST_SAMPLES)]
 
 
 def _rounded(curve: Curve) -> dict[str, object]:

@@ -47,6 +47,7 @@ class Memory:
     family: str
     nbytes: float
     row: int = 0
+    element_bytes: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,8 @@ def _neusight(row: Row) -> Case:
         rows, width = _int(row, "B"), _int(row, "H")
         family = {"softmax": "softmax", "ln": "norm"}.get(op, "elementwise")
         passes = 2 if family != "elementwise" or op in _ONE_OPERAND else 3
-        kernel = Memory(family=family, nbytes=passes * rows * width * 4, row=0 if family == "elementwise" else width)
+        kernel = Memory(family=family, nbytes=passes * rows * width * 4, row=0 if family == "elementwise" else width,
+                        element_bytes=4)  # fmt: skip
     device = device_name(row["gpu"])
     return Case(device=device, machine=device, dtype="float32", parts=((1, kernel),), op=op, divisor=1e-3)
 
@@ -266,5 +268,5 @@ def _llama_ends(batch: int, seq: int) -> tuple[tuple[float, Gemm | Memory | Atte
         (1, Memory(family="norm", nbytes=2 * tokens * _HIDDEN * 2, row=_HIDDEN)),
         (1, Gemm(m=tokens, n=_VOCABULARY, k=_HIDDEN)),
         (1, Memory(family="elementwise", nbytes=(2 + 4) * logits)),
-        (1, Memory(family="softmax", nbytes=(4 + 4) * logits, row=_VOCABULARY)),
+        (1, Memory(family="softmax", nbytes=(4 + 4) * logits, row=_VOCABULARY, element_bytes=4)),
     )
