@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benchmarks.validation.score import FIVE_CONSTANTS, NAIVE, Score
+from benchmarks.validation.score import FIVE_CONSTANTS, NAIVE, TOGETHER, Score
 
 GOALS: Mapping[str, str] = {
     "operator": "t1 12 / 3 %, t0 25 / 8 %",
@@ -33,7 +33,9 @@ GOALS: Mapping[str, str] = {
 }
 """Must / goal of each kind."""
 
-COLUMNS = ("t0", "t1", "physics", NAIVE, FIVE_CONSTANTS)
+COMPARED = ("physics", NAIVE, FIVE_CONSTANTS)
+COLUMNS = ("t0", "t1", *COMPARED)
+"""The tiers with their intervals, and what they are compared with."""
 WIDTH = 220
 
 
@@ -45,10 +47,13 @@ def as_table(scores: Sequence[Score]) -> str:
     lines: dict[tuple[str, str], dict[str, Score]] = {}
     for score in scores:
         lines.setdefault((score.kind, score.file), {})[score.tier] = score
-    for (kind, file), tiers in lines.items():
-        best = max(tiers.values(), key=lambda score: (score.tier not in (NAIVE, FIVE_CONSTANTS), score.scored))
-        cells = [_cell(tiers.get(column)) for column in COLUMNS]
-        table.add_row(kind, file, f"{best.scored}/{best.rows}", *cells, GOALS[kind])
+    for kind in dict.fromkeys(score.kind for score in scores):
+        files = sorted((file for known, file in lines if known == kind), key=lambda file: (file == TOGETHER, file))
+        for file in files:
+            tiers = lines[kind, file]
+            best = max(tiers.values(), key=lambda score: (score.tier not in COMPARED, score.scored))
+            cells = [_cell(tiers.get(column)) for column in COLUMNS]
+            table.add_row(kind, file, f"{best.scored}/{best.rows}", *cells, GOALS[kind])
     console = Console(file=io.StringIO(), width=WIDTH)
     console.print(table)
     assert isinstance(console.file, io.StringIO)
@@ -56,9 +61,12 @@ def as_table(scores: Sequence[Score]) -> str:
 
 
 def _cell(score: Score | None) -> str:
+    """Headline, interval (of the tiers only) and what stands beside."""
     if score is None or not score.scored:
         return "-"
-    headline = f"{_number(score.kind, score.error)} [{_plain(score.kind, score.low)}, {_plain(score.kind, score.high)}]"
+    headline = _number(score.kind, score.error)
+    if score.tier not in COMPARED:
+        headline += f" [{_plain(score.kind, score.low)}, {_plain(score.kind, score.high)}]"
     return f"{headline} {_beside(score)}".rstrip()
 
 

@@ -28,6 +28,9 @@ from benchmarks.validation.schemas import TIERS, Kind, Predicted, Tier
 NAIVE, FIVE_CONSTANTS = "naive", "five constants"
 """What stands beside the tiers of `schemas.py`: the baseline without constants, and that with five fitted ones."""
 
+TOGETHER = "all"
+"""The file column of a kind's score over all its files."""
+
 MIB = 2**20
 SMALL_BYTES, LARGE_BYTES = 256 * 2**10, 16 * MIB
 """Borders of the three bins of collectives."""
@@ -79,7 +82,7 @@ def score_all(data: Path, kinds: Sequence[Kind], progress: Progress) -> list[Sco
                 scores.extend(_rankings(table, kind, tier, predictions))
             if len(tables) > 1:
                 for label, pairs in together.items():
-                    scores.extend(score_pairs(label, "all", tier, pairs, len(pairs)))
+                    scores.extend(score_pairs(label, TOGETHER, tier, pairs, len(pairs)))
     return scores
 
 
