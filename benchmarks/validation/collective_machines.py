@@ -32,7 +32,7 @@ _GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"h100|\bp5\b|p5\.", "H100-SXM", None),
     (r"a100.*pair", "A100-80", "NVLink3-pairs"),
     (r"a100.*pcie|pcie.*a100", "A100-PCIE-80", None),
-    (r"a100.*40|\bp4d\b", "A100-40", None),
+    (r"a100[- \w]{0,8}\b40(?:gb)?\b|\bp4d\b", "A100-40", None),
     (r"a100|\bp4de?\b|p4de?\.", "A100-80", None),
     (r"a40.*pair", "A40", "NVLink3-bridge"),
     (r"\ba40\b", "A40", None),

@@ -117,7 +117,7 @@ def _shared(change: _LinkProfile, cluster: Cluster, machine: Machine) -> _LinkPr
     return dataclasses.replace(change, bytes_per_second=change.bytes_per_second / machine.node.devices_per_node)
 
 
-def nominal(machine: Machine, ranks: int, nodes: int, kind: str) -> Cluster:
+def nominal(machine: Machine, ranks: int, nodes: int) -> Cluster:
     """The cluster by vendors' figures: nominal rates of links and NICs, NCCL's latencies, no fitted trait."""
     cluster = machine.cluster(ranks=ranks, nodes=nodes)
     link, network = cluster.intra_link, cluster.inter_link

@@ -22,6 +22,7 @@ from autopar.cost_models.collectives import CollectiveKind, collective_seconds
 from autopar.errors import ConfigurationError
 from benchmarks.validation.collective_machines import Machine, read_machine
 from benchmarks.validation.collective_profiles import fitted, nominal
+from benchmarks.validation.fields import Unpredictable, integer, number, text, whole
 from benchmarks.validation.schemas import Predicted, Schema, Tier
 from benchmarks.validation.token_exchanges import predict_exchange
 
@@ -65,19 +66,21 @@ def predict(rows: Sequence[Mapping[str, str]], schema: Schema, tier: Tier) -> li
     for row in rows:
         try:
             predictions.append(Predicted(values=answer(row, tier)))
-        except ConfigurationError as error:
+        except (ConfigurationError, Unpredictable) as error:
             predictions.append(Predicted(reason=str(error)))
     return predictions
 
 
 def naive(rows: Sequence[Mapping[str, str]], schema: Schema) -> list[Predicted]:
     """The baseline: bus factor * bytes / vendor's link rate, without latency, protocol or algorithm."""
+    if schema.name not in _QUESTIONS:
+        return [Predicted(reason=f"no bus formula for {schema.name}")] * len(rows)
     predictions = []
     for row in rows:
         try:
             question = _QUESTIONS[schema.name](row)
-            cluster = nominal(read_machine(question.hardware), question.ranks, question.nodes, question.kind)
-        except (ConfigurationError, KeyError) as error:
+            cluster = nominal(read_machine(question.hardware), question.ranks, question.nodes)
+        except (ConfigurationError, Unpredictable) as error:
             predictions.append(Predicted(reason=str(error)))
             continue
         rate = cluster.intra_link.bytes_per_second
@@ -107,9 +110,9 @@ def cluster_of(question: Question, tier: Tier) -> tuple[Cluster, float]:
             return found
     machine: Machine = read_machine(question.hardware)
     if question.nodes > 1 and not machine.names_network:
-        raise ConfigurationError(f"{question.hardware!r} names no network between its {question.nodes} nodes")
+        raise Unpredictable(f"{question.hardware!r} names no network between its {question.nodes} nodes")
     if tier == "physics":
-        return nominal(machine, question.ranks, question.nodes, question.kind), 0.0
+        return nominal(machine, question.ranks, question.nodes), 0.0
     return machine.cluster(ranks=question.ranks, nodes=question.nodes, whole_nodes=whole), 0.0
 
 
@@ -120,29 +123,42 @@ def seconds_of(question: Question, tier: Tier) -> float:
     return max(least, float(collective_seconds(question.kind, np.float64(nbytes), question.topology, cluster)))
 
 
-def read_kind(text: str) -> CollectiveKind:
-    """The collective that a row names. Raises ConfigurationError where it names none that we price."""
+def read_kind(name: str) -> CollectiveKind:
+    """The collective that a row names. Raises Unpredictable where it names none that we price."""
     for pattern, kind in _KINDS:
-        if re.search(pattern, text.lower()):
+        if re.search(pattern, name.lower()):
             return kind
-    raise ConfigurationError(f"collective {text!r} has no price")
+    raise Unpredictable(f"collective {name!r} has no price")
 
 
-def read_bytes(text: str) -> float | None:
+def read_bytes(size: str) -> float | None:
     """Bytes of a size as text; None for "large", "peak of sweep" and ">=32MB": as large as sweeps go."""
-    match = re.search(r"(\d+(?:\.\d+)?)\s*(?:([kmg])i?b?)?", text.lower())
-    if match is None or text.lstrip().startswith((">", "≥")):
+    match = re.search(r"(\d+(?:\.\d+)?)\s*(?:([kmg])i?b?)?", size.lower())
+    if match is None or size.lstrip().startswith((">", "≥")):
         return None
     return float(match[1]) * {None: 1.0, "k": 2.0**10, "m": 2.0**20, "g": 2.0**30}[match[2]]
 
 
+def _group(row: Mapping[str, str]) -> tuple[int, int]:
+    """(ranks, nodes) of a row. Raises Unpredictable where they make no group of two or more."""
+    ranks = integer(row, "n_ranks")
+    if "devices_per_node" in row:
+        nodes = -(-ranks // max(1, integer(row, "devices_per_node", ranks)))
+    else:
+        nodes = integer(row, "n_nodes", 1)
+    if ranks < 2 or not 1 <= nodes <= ranks:
+        raise Unpredictable(f"{ranks} ranks on {nodes} nodes are no group")
+    return ranks, nodes
+
+
 def _sweep_question(row: Mapping[str, str]) -> Question:
+    ranks, nodes = _group(row)
     return Question(
-        hardware=row["hw"],
+        hardware=text(row, "hw"),
         kind=read_kind(row["collective"]),
         nbytes=read_bytes(row["msg_bytes"]),
-        ranks=int(row["n_ranks"]),
-        nodes=int(row["n_nodes"] or 1),
+        ranks=ranks,
+        nodes=nodes,
     )
 
 
@@ -156,28 +172,18 @@ def _sweep_values(question: Question, seconds: float) -> dict[str, float | str]:
     return values
 
 
-def _vidur_question(row: Mapping[str, str]) -> Question:
-    ranks, per_node = int(row["n_ranks"]), int(row["devices_per_node"])
-    return Question(
-        hardware=row["hw"],
-        kind=read_kind(row["collective"]),
-        nbytes=float(row["msg_bytes"]),
-        ranks=ranks,
-        nodes=-(-ranks // per_node),
-    )
-
-
 def _vidur_values(question: Question, seconds: float) -> dict[str, float | str]:
     return {"time_ms_median_over_ranks": seconds * 1e3, "time_ms_max_over_ranks": seconds * 1e3}
 
 
 def _nnscaler_question(row: Mapping[str, str]) -> Question:
+    ranks, nodes = _group(row)
     return Question(
-        hardware=row["hw"],
+        hardware=text(row, "hw"),
         kind=read_kind(row["collective"]),
-        nbytes=float(row["size_mb"]) * 2.0**20,
-        ranks=int(row["n_ranks"]),
-        nodes=int(row["n_nodes"] or 1),
+        nbytes=number(row, "size_mb") * 2.0**20,
+        ranks=ranks,
+        nodes=nodes,
     )
 
 
@@ -200,7 +206,7 @@ def _galvatron_question(row: Mapping[str, str]) -> Question:
         return Question(hardware=GALVATRON, kind="neighbours", nbytes=None, ranks=max(2, nodes), nodes=nodes)
     spread = row["consecutive"] == "0" and ranks < nodes * gpus
     spanned = nodes if spread or ranks > gpus else 1
-    siblings = gpus // (ranks // spanned) if spread and nodes > 1 else 1
+    siblings = whole(gpus, whole(ranks, spanned, "ranks on nodes"), "groups on a node") if spread and nodes > 1 else 1
     return Question(hardware=GALVATRON, kind="all_reduce", nbytes=None, ranks=ranks, nodes=spanned, siblings=siblings)
 
 
@@ -208,23 +214,23 @@ def _galvatron_values(question: Question, seconds: float) -> dict[str, float | s
     return {"value": LARGE_BYTES / seconds * 1e-9 * bus_factor(question.kind, question.ranks)}
 
 
-_NETWORK_RANKS = re.compile(r"(\d+)x$")
+_RANKS_OF_NETWORK = re.compile(r"(\d+)x$")
 
 
 def _simumax(row: Mapping[str, str], tier: Tier) -> dict[str, float | str]:
     """The efficiency of a link that another simulator fitted: what our model reaches of the same nominal rate."""
     if "inter" in row["network"]:
-        raise ConfigurationError("an efficiency between nodes that nobody fitted: the file sets one value for all")
-    found = _NETWORK_RANKS.search(row["network"])
+        raise Unpredictable("an efficiency between nodes that nobody fitted: the file sets one value for all")
+    found = _RANKS_OF_NETWORK.search(row["network"])
     ranks = int(found[1]) if found else 8
     question = Question(hardware=row["system"], kind=read_kind(row["op"]), nbytes=None, ranks=ranks, nodes=1)
     rate = LARGE_BYTES / seconds_of(question, tier) * bus_factor(question.kind, ranks)
-    return {"fitted_efficiency": rate * 1e-9 / float(row["link_gbps"])}
+    return {"fitted_efficiency": rate * 1e-9 / number(row, "link_gbps")}
 
 
 _QUESTIONS: Mapping[str, Callable[[Mapping[str, str]], Question]] = {
     "coll_nccl_tests": _sweep_question,
-    "coll_vidur_network": _vidur_question,
+    "coll_vidur_network": _sweep_question,
     "coll_nnscaler_mi250": _nnscaler_question,
     "coll_galvatron_bandwidth_summary": _galvatron_question,
 }

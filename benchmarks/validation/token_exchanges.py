@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.errors import ConfigurationError
 from benchmarks.validation.collective_machines import read_machine
 from benchmarks.validation.collective_profiles import nominal
+from benchmarks.validation.fields import Unpredictable, integer, number
 from benchmarks.validation.schemas import Tier
 
 THROUGHPUT_FRACTION = 0.87
@@ -31,16 +31,16 @@ _BYTES = {"fp8": 1.0 + 4.0 / 128, "bf16": 2.0}
 def predict_exchange(row: Mapping[str, str], tier: Tier) -> dict[str, float | str]:
     """`bottleneck_GBps` and `latency_us` of a dispatch or combine among `ep` ranks.
 
-    Raises ConfigurationError where the text names no known GPU or the payload has no known width.
+    Raises ConfigurationError where the text names no known GPU, Unpredictable where the payload has no known width.
     """
     machine = read_machine(row["hw"])
-    ranks = int(row["ep"])
+    ranks = integer(row, "ep")
     nodes = max(1, ranks // machine.node.devices_per_node)
     width = next((width for name, width in _BYTES.items() if name in row["op"]), None)
     if width is None:
-        raise ConfigurationError(f"operation {row['op']!r} names no payload of {', '.join(_BYTES)}")
+        raise Unpredictable(f"operation {row['op']!r} names no payload of {', '.join(_BYTES)}")
     if tier == "physics":
-        cluster, wide, small, inner = nominal(machine, ranks, nodes, "all_to_all"), 1.0, 1.0, 1.0
+        cluster, wide, small, inner = nominal(machine, ranks, nodes), 1.0, 1.0, 1.0
         pairs = cluster.intra_link.bytes_per_second
     else:
         cluster = machine.cluster(ranks=ranks, nodes=nodes)
@@ -52,5 +52,7 @@ def predict_exchange(row: Mapping[str, str], tier: Tier) -> dict[str, float | st
     else:
         nic = machine.node_bytes_per_second or machine.node.nics_per_node * machine.node.nic_bytes_per_second.value
         rate = nic / machine.node.devices_per_node * (small if low_latency else wide) * nodes / (nodes - 1)
-    sent = float(row["tokens_per_rank"]) * float(row["topk"]) * float(row["hidden"]) * width
+    sent = number(row, "tokens_per_rank") * number(row, "topk") * number(row, "hidden") * width
+    if sent <= 0:
+        raise Unpredictable(f"{sent:g} bytes are no exchange")
     return {"bottleneck_GBps": rate * 1e-9, "latency_us": sent / rate * 1e6}
