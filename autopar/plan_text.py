@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Layout, Mesh
-from autopar.redistribute import redistribution
+from autopar.layout import Layout, Mesh, Shard
+from autopar.redistribute import Step, redistribution
 
 if TYPE_CHECKING:
     from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, Plan
@@ -233,10 +233,23 @@ def _explain_operator(operator: OperatorPlan, mesh: Mesh) -> list[str]:
 
 
 def _steps(source: Layout, target: Layout, mesh: Mesh) -> str:
-    """The collectives between two layouts: "  by all_gather(dp_shard)"; empty where there are none."""
-    steps = [
+    """The collectives between two layouts: "  by all_gather(dp_shard)"; empty where there are none.
+
+    A plan has no shapes, so both ways are named where an axis waits in another dim if a large tensor has one that it
+    divides. Blocks are taken as even; the plan's notes name the uneven ones.
+    """
+    dims = [placement.dim for placement in (*source, *target) if isinstance(placement, Shard)]
+    spare = Shard(max(dims, default=-1) + 1)
+    straight = _collectives(redistribution(source, target, mesh.shape), mesh)
+    waiting = _collectives(redistribution(source, target, mesh.shape, spare=spare), mesh)
+    if straight == waiting:
+        return f"  by {straight}" if straight else ""
+    return f"  by {straight}; by {waiting} where another dim of a large tensor has room"
+
+
+def _collectives(steps: Sequence[Step], mesh: Mesh) -> str:
+    return ", ".join(
         f"{step.kind}({'+'.join(mesh.axis_names[axis] for axis in step.axes)})"
-        for step in redistribution(source, target, mesh.shape)
+        for step in steps
         if math.prod(mesh.shape[axis] for axis in step.axes) > 1
-    ]
-    return f"  by {', '.join(steps)}" if steps else ""
+    )

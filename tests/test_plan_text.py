@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autopar.errors import ConfigurationError
@@ -80,6 +82,14 @@ def test_explain_names_collectives_and_the_runner_up() -> None:
     assert "instead stored R: +31 us per step" in text
     assert "reduce" in small_plan().explain("layers.0.up")
     assert "all_gather(dp_shard)" in small_plan().explain("layers.0.up/mm#0")
+
+
+def test_where_the_way_depends_on_sizes_that_a_plan_does_not_have_both_are_named() -> None:
+    plan = small_plan()
+    operator = replace(plan.operators["layers.0.up/mm#0"], shared_forward=((R, S0),))
+    text = replace(plan, operators={"layers.0.up/mm#0": operator}).explain("layers.0.up/mm#0")
+    straight, waiting = "all_gather(dp_shard), slice(tp)", "slice(tp), all_gather(dp_shard), all_to_all(tp)"
+    assert f"tp: S(0)  by {straight}; by {waiting} where another dim of a large tensor has room" in text
 
 
 def test_explain_takes_a_module_and_lists_what_it_holds() -> None:
