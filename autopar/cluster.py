@@ -38,7 +38,7 @@ from autopar.hardware import (
     preset_link,
     pricing_tier,
 )
-from autopar.operator_profile import OperatorProfile
+from autopar.operator_profile import OperatorProfile, load_profile, operator_profile_path
 
 __all__ = [
     "Cluster",
@@ -130,7 +130,7 @@ class Cluster:
         """Describe this machine: its GPUs by name, else its CPU by the cached measurement or the preset.
 
         `world_size` is the number of processes; by default $WORLD_SIZE, else all GPUs, else all cores.
-        `profile` says which tier was taken; `python -m autopar.runtime.calibrate` makes the measurement.
+        `profile` says which tier was taken; `autopar profile` makes the measurement.
         """
         import torch
 
@@ -303,4 +303,6 @@ def _detect_cuda(name: str, memory_bytes: int, devices_per_node: int, world_size
     if world_size % per_node:
         raise ConfigurationError(f"{world_size} processes do not fill nodes of {per_node} GPUs ({name})")
     cluster = _cluster_of_node(node, world_size // per_node, per_node)
-    return replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes))
+    cluster = replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes))
+    path = operator_profile_path(name)
+    return cluster.with_operator_profile(load_profile(path)) if path.exists() else cluster

@@ -12,6 +12,7 @@ of the neighbours between, and the curve's shape beyond. A kind or a dtype witho
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from autopar.errors import ConfigurationError
-from autopar.files import write_atomically
+from autopar.files import cache_directory, write_atomically
 
 KernelKind = Literal["gemm", "grouped gemm", "attention forward", "attention backward",
                      "elementwise", "norm", "softmax", "gated", "rotary", "lookup"]  # fmt: skip
@@ -58,6 +59,11 @@ class OperatorProfile:
     versions: Mapping[str, str]
     date: str
     kernels: tuple[MeasuredKernel, ...]
+
+
+def operator_profile_path(device: str) -> Path:
+    """Where `autopar profile` leaves what it measured on GPUs of this name, for `Cluster.detect`."""
+    return cache_directory() / "kernels" / ("-".join(re.findall(r"[a-z0-9]+", device.lower())) + ".json")
 
 
 def load_profile(path: str | os.PathLike[str]) -> OperatorProfile:

@@ -1,10 +1,11 @@
 """Measure this machine and store its profile, so that `Cluster.detect()` prices plans for it.
 
-    python -m autopar.runtime.calibrate            # measures once (under 20 s), then prints what is stored
-    python -m autopar.runtime.calibrate --force    # measures again
+    autopar profile            # measures once (half a minute on a quiet machine), then prints what is stored
+    autopar profile --force    # measures again
 
-Four gloo processes of one thread each measure matmuls, a memory-bound operator, the overhead of an eager
-operator and the collectives, for 1, 2 and 4 processes that are busy at the same time.
+One process alone measures the operators of `operator_census.py`. Then four gloo processes of one thread each measure
+matmuls, a memory-bound operator, the overhead of an eager operator and the collectives, for 1, 2 and 4 processes that
+are busy at the same time.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from autopar.cluster import machine_name
@@ -36,36 +38,40 @@ from autopar.cost_models.calibration import (
 )
 from autopar.errors import AutoparError
 from autopar.hardware import CollectiveFit
-from autopar.runtime.calibrate_worker import COLLECTIVES, WORLD_SIZES
+from autopar.runtime.calibrate_worker import COLLECTIVES, PROGRESS, WORLD_SIZES
 
-TIME_LIMIT_SECONDS = 120.0
+OnProgress: TypeAlias = Callable[[int, int], None]
+
+POLL_SECONDS = 0.1
+TIME_LIMIT_SECONDS = 400.0
 """After this the processes are ended: a machine that needs so long is too busy to be measured."""
 
 
-def calibrate(*, force: bool = False) -> Profile:
+def no_progress(done: int, of: int) -> None:
+    """Nobody looks on."""
+
+
+def calibrate(*, force: bool = False, on_progress: OnProgress = no_progress) -> Profile:
     """The stored profile of this machine; measured (and stored) first where there is none, or with `force`.
 
-    Raises AutoparError where a measuring process fails, with its output.
+    on_progress(done, of) is called while points are measured. Raises AutoparError where a measuring process fails, with
+    its output.
     """
     stored = None if force else load_profile()
     if stored is not None:
         return stored
-    profile = profile_from_points(measure_points())
+    profile = profile_from_points(measure_points(on_progress=on_progress))
     save_profile(profile)
     return profile
 
 
-def measure_points(total: int = max(WORLD_SIZES)) -> list[Measurement]:
+def measure_points(total: int = max(WORLD_SIZES), on_progress: OnProgress = no_progress) -> list[Measurement]:
     """Run `total` measuring processes and return what they saw."""
     with tempfile.TemporaryDirectory(prefix="autopar-calibrate-") as folder:
         store, output = str(Path(folder) / "store"), Path(folder) / "points.json"
         workers = [_start_worker(rank, total, store, output) for rank in range(total)]
         try:
-            outputs = [worker.communicate(timeout=TIME_LIMIT_SECONDS)[0] for worker in workers]
-        except subprocess.TimeoutExpired as error:
-            raise AutoparError(
-                f"calibration took longer than {TIME_LIMIT_SECONDS:g} s: is the machine busy?"
-            ) from error
+            outputs = _outputs(workers, output.with_suffix(PROGRESS), on_progress)
         finally:
             for worker in workers:
                 worker.kill()
@@ -73,6 +79,18 @@ def measure_points(total: int = max(WORLD_SIZES)) -> list[Measurement]:
             if worker.returncode:
                 raise AutoparError(f"calibration process {rank} failed ({worker.returncode}):\n{text}")
         return msgspec.json.decode(output.read_bytes(), type=list[Measurement])
+
+
+def _outputs(workers: Sequence[subprocess.Popen[str]], progress: Path, on_progress: OnProgress) -> list[str]:
+    """What every worker printed, once all have ended; the first one leaves "done of" in the file `progress`."""
+    deadline = time.monotonic() + TIME_LIMIT_SECONDS
+    while any(worker.poll() is None for worker in workers):
+        if time.monotonic() > deadline:
+            raise AutoparError(f"calibration took longer than {TIME_LIMIT_SECONDS:g} s: is the machine busy?")
+        if progress.exists() and len(numbers := progress.read_text().split()) == 2:
+            on_progress(int(numbers[0]), int(numbers[1]))
+        time.sleep(POLL_SECONDS)
+    return [worker.communicate()[0] for worker in workers]
 
 
 def _start_worker(rank: int, total: int, store: str, output: Path) -> subprocess.Popen[str]:
@@ -152,7 +170,3 @@ def tables(profile: Profile) -> list[Table]:
         line = (f"{fit.latency_seconds * 1e6:.0f}", f"{fit.bytes_per_second / 1e6:.0f}")
         collectives.add_row(str(world_size), fit.kind, str(fit.ranks), *line)
     return [ceilings, collectives]
-
-
-if __name__ == "__main__":
-    Console().print(*tables(calibrate(force="--force" in sys.argv[1:])))

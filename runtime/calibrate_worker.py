@@ -8,6 +8,7 @@ under the same contention.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import time
@@ -21,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 from autopar.cost_models.calibration import CENSUS, Measurement
-from autopar.runtime.operator_census import samples
+from autopar.files import write_atomically
+from autopar.runtime.operator_census import NUM_SAMPLES, samples
 
 WORLD_SIZES = (1, 2, 4)
 """Numbers of processes that are busy together, one after the other."""
@@ -41,6 +43,8 @@ MIN_COLLECTIVE_SECONDS = 2e-5
 WORK_ROWS = 256
 """Rows of the matmul between two collectives: 0.3 ms, as the operators of a small model."""
 WARMUP_CALLS = 2
+PROGRESS = ".progress"
+"""Suffix of the file in which rank 0 leaves "done of", in points, beside its output."""
 CENSUS_WINDOW_SECONDS = 0.02
 MIN_CENSUS_CALLS = 3
 OVERHEAD_CALLS = 100
@@ -88,9 +92,10 @@ def operator_points(world_size: int, barrier: Callable[[], object]) -> Iterator[
     yield point("overhead", 0, overhead, OVERHEAD_CALLS)
 
 
-def census_points() -> Iterator[Measurement]:
+def census_points(step: Callable[[], None]) -> Iterator[Measurement]:
     """Every operator of the census on this process alone: the least seconds of a call, in CPU time of the thread."""
     for sample in samples():
+        step()
         sample.call()
         least, calls, begin = float("inf"), 0, time.thread_time()
         while calls < MIN_CENSUS_CALLS or time.thread_time() - begin < CENSUS_WINDOW_SECONDS:
@@ -163,10 +168,11 @@ def own_groups(rank: int, world_size: int) -> list[dist.ProcessGroup]:
     return groups
 
 
-def measure(groups: dict[int, list[dist.ProcessGroup]]) -> list[Measurement]:
+def measure(groups: dict[int, list[dist.ProcessGroup]], step: Callable[[], None]) -> list[Measurement]:
     """One pass over all points of this rank, world size after world size; idle ranks wait at the barrier."""
     points: list[Measurement] = []
     for world_size, own in groups.items():
+        step()
         if own:
             points += operator_points(world_size, partial(dist.barrier, own[0]))
         if world_size > 1:
@@ -191,18 +197,29 @@ def mean_over_ranks(points: list[Measurement]) -> list[Measurement]:
     ]
 
 
+def _stepper(path: Path, of: int) -> Callable[[], None]:
+    """A function that counts its calls in the file `path`: "done of"."""
+    done = itertools.count()
+    return lambda: write_atomically(path, f"{next(done)} {of}".encode())
+
+
+def _no_step() -> None:
+    """Only rank 0 tells how far the measurement is."""
+
+
 def main(rank: int, total: int, store: str, output: str) -> None:
     """Measure all passes; rank 0 writes the fastest."""
     torch.set_num_threads(1)
     file_store = dist.FileStore(store, total)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=file_store, rank=rank, world_size=total)
     groups = {size: own_groups(rank, size) for size in WORLD_SIZES if size <= total}
-    census = list(census_points()) if rank == 0 else []
+    step = _stepper(Path(output).with_suffix(PROGRESS), NUM_SAMPLES + PASSES * len(groups)) if rank == 0 else _no_step
+    census = list(census_points(step)) if rank == 0 else []
     dist.barrier()
     passes = []
     for _ in range(PASSES):
         gathered: list[list[Measurement]] = [[] for _ in range(total)]
-        dist.all_gather_object(gathered, measure(groups))
+        dist.all_gather_object(gathered, measure(groups, step))
         passes.append(mean_over_ranks([point for points in gathered for point in points]))
     if rank == 0:
         fastest = [min(same, key=lambda point: point.seconds) for same in zip(*passes, strict=True)]

@@ -113,6 +113,12 @@ CONVOLUTION_SHAPES = ((4, 16, 16, 16), (8, 32, 32, 32), (8, 64, 64, 32))
 """batch, channels in and out, height and width; 3 x 3."""
 
 
+NUM_SAMPLES = (
+    2 * (len(MATMUL_SHAPES) + len(ATTENTION_SHAPES) + len(CONVOLUTION_SHAPES))
+    + (len(MEMORY_OPERATORS) + 3) * len(ELEMENTS)
+)  # fmt: skip
+
+
 def samples() -> Iterator[Sample]:
     """Every operator at every size, in a fixed order."""
     yield from _products()

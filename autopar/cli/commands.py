@@ -25,6 +25,7 @@ from autopar.cli.options import (
     read_cluster,
 )
 from autopar.cli.output import as_json_option, print_document
+from autopar.cli.profile import profile
 from autopar.cli.rules import rules
 from autopar.cli.verification import verify_model
 from autopar.demo.journey import run_demo
@@ -95,8 +96,22 @@ def demo(as_json: bool) -> None:
     "--warm-start", type=click.Path(dir_okay=False, path_type=Path), help="An older plan, with which the search begins."
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the plan is written.")
+@click.option(
+    "--profile",
+    "kernels",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="GPU kernels measured by `autopar profile -o FILE` on one GPU of the cluster.",
+)
 @as_json_option
-def plan(model: str, cluster: str, output: Path | None, as_json: bool, warm_start: Path | None, **options: Any) -> None:
+def plan(
+    model: str,
+    cluster: str,
+    output: Path | None,
+    kernels: Path | None,
+    as_json: bool,
+    warm_start: Path | None,
+    **options: Any,
+) -> None:
     """Plan MODEL (pkg.module:factory or hf:CONFIG.json) and print the plan beside its baselines."""
     question = {"model": model, "cluster_text": cluster, **options, "constraints": list(options["constraints"])}
     print_question(question)
@@ -104,7 +119,7 @@ def plan(model: str, cluster: str, output: Path | None, as_json: bool, warm_star
     found = make_plan(
         module,
         inputs,
-        cluster=read_cluster(cluster),
+        cluster=read_cluster(cluster, kernels),
         optimizer=OPTIMIZERS[options["optimizer"]],
         mesh=parse_mesh(options["mesh"]),
         dims=parse_dims(options["dims"]),
@@ -165,6 +180,7 @@ def verify(model: str, processes: int, plan_path: Path | None, as_json: bool, **
         click.echo(f"{model}: {processes} processes compute the loss and the gradients of one")
 
 
+commands.add_command(profile)
 commands.add_command(rules)
 
 

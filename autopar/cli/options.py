@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 import torch
 
 from autopar.cluster import Cluster
+from autopar.operator_profile import load_profile
 from autopar.planner.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
@@ -70,8 +72,10 @@ def parse_constraints(texts: Sequence[str]) -> Constraints | None:
     return constraints or None
 
 
-def read_cluster(text: str) -> Cluster:
-    """A cluster file, "here" (this machine), or a description such as "2x8 H100-SXM"."""
+def read_cluster(text: str, kernels: Path | None = None) -> Cluster:
+    """A cluster file, "here" (this machine), or a description such as "2x8 H100-SXM"; kernels: measured on its GPU."""
     if text.endswith(".json"):
-        return Cluster.from_file(text)
-    return Cluster.detect() if text == "here" else Cluster.parse(text)
+        cluster = Cluster.from_file(text)
+    else:
+        cluster = Cluster.detect() if text == "here" else Cluster.parse(text)
+    return cluster if kernels is None else cluster.with_operator_profile(load_profile(kernels))
