@@ -94,6 +94,8 @@ class CollectiveTraits:
     """Of a network: the same as bytes in flight, to be divided by the rate of a node."""
     pass_seconds_per_byte: float = 0.0
     """What a byte of the full buffer costs beside the link, per pass (an all-reduce makes two)."""
+    ll_efficiency: float = 0.5
+    """Part of a network's rate that LL reaches; NCCL believes 0.5."""
     ll128_efficiency: float = 0.92
     """Part of the rate that LL128 reaches; NCCL believes 0.92 and chooses by that."""
     multicast_fraction: float = 0.0
@@ -105,6 +107,10 @@ class CollectiveTraits:
     ring_rates: tuple[tuple[int, float], ...] = ()
     """(ranks, bytes/s of a ring of so many) where the wiring makes the rate depend on the number of ranks. Of a
     network: (ranks on one node, bytes/s of all the NICs of that node)."""
+    ll128: bool = True
+    """Of a network: LL128 is allowed (not where a NIC hangs on another PCI switch than its GPU, as in many VMs)."""
+    believed_bytes_per_second: float = 0.0
+    """Of a network: a device's share of what NCCL reads off the NICs and chooses by; 0: the real rate."""
     double_tree: bool = False
     """Of a network: two nodes exchange by a double tree, which sends half of what a ring does."""
     source: str = ""

@@ -54,6 +54,10 @@ ALL_TO_ALL_NETWORK_LOSS = 0.44
 """All-to-all over k nodes reaches 1 - 0.44 / k of the NIC (meta-pytorch/autoparallel, fit to nccl-tests)."""
 POINT_TO_POINT_SECONDS = 8.4e-6 + 3.4e-6
 """One hop: tuning.cc base latency of Simple and its hop over NVLink."""
+NETWORK_PAIR_SECONDS = 8.4e-6 + 14e-6
+"""The same over a network."""
+BELIEVED_LL = 0.5
+"""tuning.cc: part of the rate that a ring reaches with LL."""
 
 ALGORITHMS = {
     **RINGS,
@@ -201,29 +205,35 @@ def _across_nodes(kind: str, topology: GroupTopology, devices_per_node: int, int
         return _prices([_all_to_all_across_nodes(topology, node_rate, nic_seconds)], 0.0, 0.0)
     if kind == "neighbours":
         rate = node_rate * traits.pair_fraction
-        return _prices([(POINT_TO_POINT_SECONDS + inter.latency_seconds, 1.0 / rate)], startup, 0.0)
-    found = _streams_across_nodes(kind, topology, node_rate, intra, nic_seconds, traits.double_tree)
-    return _prices(found, startup, traits.ramp_seconds + traits.ramp_bytes / whole)
+        return _prices([(NETWORK_PAIR_SECONDS + nic_seconds, 1.0 / rate)], traits.startup_seconds, 0.0)
+    real = _streams_across_nodes(kind, topology, node_rate, intra, inter)
+    seen = traits.believed_bytes_per_second * devices_per_node / topology.groups_per_node
+    believed = _streams_across_nodes(kind, topology, seen, intra, inter) if seen else real
+    paid = [
+        (latency, per_byte * (BELIEVED_LL / traits.ll_efficiency if choice == ("Ring", "LL") else 1.0))
+        for choice, (latency, per_byte) in real.items()
+    ]
+    return _prices(
+        list(believed.values()), startup, traits.ramp_seconds + traits.ramp_bytes / whole, paid
+    )
 
 
 def _streams_across_nodes(
-    kind: str, topology: GroupTopology, node_rate: float, intra: Link, nic_seconds: float, double_tree: bool
-) -> list[Line]:
+    kind: str, topology: GroupTopology, node_rate: float, intra: Link, inter: Link
+) -> dict[Choice, Line]:
     """Rings cross each node's boundary once each way; trees of more than two nodes send the buffer up and down."""
     tuned, group = _tuned(kind), Group(ranks=topology.ranks, nodes=topology.nodes)
     if group.ranks % group.nodes:  # groups of unequal nodes: as if every node held the most
         group = Group(ranks=topology.ranks_per_node * topology.nodes, nodes=topology.nodes)
+    nic_seconds = max(0.0, inter.latency_seconds - TUNER_NETWORK_HOP_SECONDS)
     bus = node_rate if topology.ranks_per_node == 1 else min(node_rate, ring_rate(intra, topology.ranks_per_node))
     lines = _tuner(tuned, group, intra, bus, ("Ring", "PAT"), nic_seconds)
-    found = [
-        (latency * (PLATEAU if choice == ("Ring", "Simple") and kind == "all_reduce" else 1.0), slope)
-        for choice, (latency, slope) in lines.items()
-    ]
     if kind == "all_reduce":
-        tree_bus = node_rate * (2.0 / 0.92 if double_tree and topology.nodes == 2 else 1.0)
-        trees = _tuner(tuned, group, intra, tree_bus, ("Tree",), nic_seconds)
-        found += trees.values()
-    return found
+        latency, per_byte = lines["Ring", "Simple"]
+        lines["Ring", "Simple"] = latency * PLATEAU, per_byte
+        tree_bus = node_rate * (2.0 / 0.92 if inter.traits.double_tree and topology.nodes == 2 else 1.0)
+        lines |= _tuner(tuned, group, intra, tree_bus, ("Tree",), nic_seconds)
+    return {choice: line for choice, line in lines.items() if inter.traits.ll128 or choice[1] != "LL128"}
 
 
 def _all_to_all_across_nodes(topology: GroupTopology, node_rate: float, nic_seconds: float) -> Line:

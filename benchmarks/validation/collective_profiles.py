@@ -43,7 +43,10 @@ class _LinkProfile:
     """Added to `startup_seconds` for each rank of the group."""
     ramp_seconds: float | None = None
     pass_seconds_per_byte: float | None = None
+    ll_efficiency: float | None = None
     ll128_efficiency: float | None = None
+    ll128: bool | None = None
+    believed_bytes_per_second: float | None = None
     multicast_fraction: float | None = None
     pair_fraction: float | None = None
     pair_bytes_per_second: float | None = None
@@ -54,12 +57,9 @@ class _LinkProfile:
         """The link as this machine measured it."""
         traits = {
             name: getattr(self, name)
-            for name in (
-                "startup_seconds", "ramp_seconds", "pass_seconds_per_byte", "ll128_efficiency", "multicast_fraction",
-                "pair_fraction", "pair_bytes_per_second", "ring_rates", "double_tree",
-            )
+            for name in (field.name for field in dataclasses.fields(CollectiveTraits) if hasattr(self, field.name))
             if getattr(self, name) is not None
-        }  # fmt: skip
+        }
         changed = dataclasses.replace(link.traits, **traits)
         startup = changed.startup_seconds + self.startup_seconds_per_rank * ranks
         return dataclasses.replace(
