@@ -19,7 +19,7 @@ SIZES = st.tuples(st.sampled_from(sorted(FAMILIES)), st.integers(1, 6), st.integ
 
 
 def built(family: str, ranks: int, micro_batches: int, chunks: int) -> Schedule:
-    return build_schedule(family, ranks, micro_batches, chunks if family == "interleaved" else 1)
+    return build_schedule(family, ranks, micro_batches, {"interleaved": chunks, "zb-v": 2}.get(family, 1))
 
 
 def makespan(schedule: Schedule, times: StageTimes) -> float:
@@ -64,9 +64,10 @@ def test_torch_prints_our_actions_alike() -> None:
 def test_every_family_is_complete_runs_and_reads_back(sizes: tuple[str, int, int, int]) -> None:
     schedule = built(*sizes)
     family, ranks, micro_batches, chunks = sizes
-    chunks = chunks if family == "interleaved" else 1
     check_schedule(schedule)
-    assert schedule.rank_of_stage == tuple(stage % ranks for stage in range(ranks * chunks))
+    loop = tuple(range(ranks))
+    placed = {"interleaved": loop * chunks, "zb-v": loop + loop[::-1]}.get(family, loop)
+    assert schedule.rank_of_stage == placed
     assert schedule.micro_batches == micro_batches
     assert parse_schedule(str(schedule)) == schedule
 
@@ -153,6 +154,16 @@ def test_equal_times_leave_no_bubble_in_the_second_zero_bubble_schedule() -> Non
     assert makespan(build_schedule("zb-h2", 4, 12), times) == 3 * 12 + 3
 
 
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 3), (2, 4), (3, 6), (4, 12), (6, 12)])
+def test_the_vee_has_no_bubble_in_the_memory_of_one_forward_one_backward(ranks: int, micro_batches: int) -> None:
+    """From 2p micro-batches up: rank i starts i forwards late and ends as late; 2p chunks are p whole stages."""
+    schedule = build_schedule("zb-v", ranks, micro_batches, 2)
+    assert makespan(schedule, StageTimes.equal(2 * ranks)) == 6 * micro_batches + ranks - 1
+    for actions in schedule.ranks:
+        held = itertools.accumulate({"F": 1, "I": 0, "W": -1}[action.kind] for action in actions)
+        assert max(held) == min(2 * ranks, 2 * micro_batches)
+
+
 def orders(stage: int, micro_batches: int, split: bool) -> Iterator[tuple[PipeAction, ...]]:
     """All orders of a rank in which each kind takes the micro-batches in turn, and F, I, W of one in turn too."""
     kinds = "FIW" if split else "FB"
@@ -218,7 +229,9 @@ def test_a_memory_limit_is_kept_and_one_too_small_is_refused() -> None:
         list_schedule(policy, 4, 12, 1, times, memory_limit=0.5)
 
 
-@pytest.mark.parametrize("arguments", [("hanayo", 2, 2), ("1f1b", 0, 2), ("1f1b", 2, 0), ("zb-h1", 2, 2, 2)])
+@pytest.mark.parametrize(
+    "arguments", [("hanayo", 2, 2), ("1f1b", 0, 2), ("1f1b", 2, 0), ("zb-h1", 2, 2, 2), ("zb-v", 2, 2)]
+)
 def test_impossible_schedules_are_refused(arguments: tuple[str, int, int]) -> None:
     with pytest.raises(ConfigurationError):
         build_schedule(*arguments)

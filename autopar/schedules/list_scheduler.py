@@ -10,7 +10,7 @@ and little more tells the families apart (`FAMILIES`):
 
     gpipe        no cap                         zb-h1, zb-1p   slope 1, split backward, memory of p micro-batches
     1f1b         slope 1, v = 1                 zb-h2, zb-2p   slope 2, split backward, memory of 2p - 1
-    interleaved  slope 2, v > 1
+    interleaved  slope 2, v > 1                 zb-v           cap 2p, split backward, two chunks in the shape of a V
 
 Without W to fill gaps the order depends on no time. With them it does: ZB-H1 and ZB-H2 are the orders at equal times
 (F = B = W, no communication, W holds all that F kept), ZB-1p and ZB-2p those at the times of the model at hand. Zero
@@ -33,6 +33,12 @@ Fill: TypeAlias = Literal["greedy", "level"]
 """Which gaps take a W: greedy, all; level, those that it does not outlast, and any gap that would make the rank wait
 longer in all than the rank that waits longest (so that no rank delays the others for a gap that costs nothing)."""
 
+Step: TypeAlias = tuple[int, int]
+"""(stage, micro-batch)."""
+
+Placement: TypeAlias = Literal["loop", "vee"]
+"""Stage c p + i on rank i, or two chunks: stages i and 2p - 1 - i, so that the last stage stands on the first rank."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -41,20 +47,20 @@ class Policy:
     slope: int | None
     """Forwards that a rank runs ahead of its successor, before the first backward; None: all of them."""
     split_backward: bool = False
-    memory: int | None = None
-    """Micro-batches whose activations a rank may keep, per rank of the pipeline, the last one counted once:
-    1 + memory (p - 1); None: as many as the cap says."""
+    """W apart; then no rank keeps activations of more chunks than the first rank's cap, counted until their W."""
     fill: Fill = "greedy"
+    placement: Placement = "loop"
 
 
 FAMILIES: Mapping[str, Policy] = {
     "gpipe": Policy(slope=None),
     "1f1b": Policy(slope=1),
     "interleaved": Policy(slope=2),
-    "zb-h1": Policy(slope=1, split_backward=True, memory=1),
-    "zb-h2": Policy(slope=2, split_backward=True, memory=2),
-    "zb-1p": Policy(slope=1, split_backward=True, memory=1, fill="level"),
-    "zb-2p": Policy(slope=2, split_backward=True, memory=2, fill="level"),
+    "zb-h1": Policy(slope=1, split_backward=True),
+    "zb-h2": Policy(slope=2, split_backward=True),
+    "zb-v": Policy(slope=0, split_backward=True, placement="vee"),
+    "zb-1p": Policy(slope=1, split_backward=True, fill="level"),
+    "zb-2p": Policy(slope=2, split_backward=True, fill="level"),
 }
 TIMED_FAMILIES = frozenset({"zb-1p", "zb-2p"})
 """Families whose order follows from the model's times."""
@@ -83,11 +89,15 @@ class _Rank:
     """A rank while its list grows."""
 
     cap: float
+    forward_order: Sequence[Step | None]
+    """None: a forward of a micro-batch that the step does not have; its turn passes, so that backwards keep theirs."""
+    backward_order: Sequence[Step]
     actions: list[PipeAction] = field(default_factory=list)
     clock: float = 0.0
     waited: float = 0.0
     """Seconds of gaps behind the first forward."""
     forwards: int = 0
+    """Turns taken."""
     backwards: int = 0
     pending: list[PipeAction] = field(default_factory=list)
     """W whose B is done, oldest first; `weights` of them are done too."""
@@ -98,7 +108,7 @@ class _Rank:
 
 @lru_cache(maxsize=64)
 def build_schedule(family: str, num_ranks: int, micro_batches: int, chunks: int = 1) -> Schedule:
-    """The published schedule of a family; stage s stands on rank s % num_ranks.
+    """The published schedule of a family; stage s stands on rank s % num_ranks, but zb-v's as its `Placement` says.
 
     A family of TIMED_FAMILIES is built for equal times. Raises ConfigurationError for an unknown family, or chunks
     where the family has none.
@@ -107,9 +117,10 @@ def build_schedule(family: str, num_ranks: int, micro_batches: int, chunks: int 
         raise ConfigurationError(f"no schedule is called {family!r}; there are {', '.join(FAMILIES)}")
     if num_ranks < 1 or micro_batches < 1 or chunks < 1:
         raise ConfigurationError(f"{num_ranks} ranks, {micro_batches} micro-batches, {chunks} chunks: at least 1 each")
-    if chunks > 1 and family != "interleaved":
-        raise ConfigurationError(f"{family} has one chunk on each rank, not {chunks}; `interleaved` has several")
     policy = FAMILIES[family]
+    fixed = {"interleaved": chunks, "zb-v": 2}.get(family, 1)
+    if chunks != fixed:
+        raise ConfigurationError(f"{family} has chunks={fixed} on each rank, not {chunks}; `interleaved` has any")
     return list_schedule(policy, num_ranks, micro_batches, chunks, StageTimes.equal(num_ranks * chunks))
 
 
@@ -144,19 +155,19 @@ class _Builder:
         weight_share: float,
         memory_limit: float | None,
     ) -> None:
-        groups = _groups(micro_batches, num_ranks)
         self.policy = policy
         self.times = times
         self.num_ranks = num_ranks
         self.num_stages = num_ranks * chunks
-        self.forward_order = _order(groups, range(chunks))
-        self.backward_order = _order(groups, range(chunks)[::-1])
-        ahead = (chunks - 1) * max(len(group) for group in groups) + 1
-        self.ranks = [_Rank(cap=_cap(policy.slope, ahead, num_ranks - 1 - rank)) for rank in range(num_ranks)]
+        group = max(len(group) for group in _groups(micro_batches, num_ranks))
+        ahead = 2 * num_ranks if policy.placement == "vee" else (chunks - 1) * group + 1
+        orders = _vee_orders if policy.placement == "vee" else _loop_orders
+        self.ranks = [
+            _Rank(_cap(policy.slope, ahead, num_ranks - 1 - rank), *orders(rank, num_ranks, micro_batches, chunks))
+            for rank in range(num_ranks)
+        ]
         self.weight_share = weight_share if policy.split_backward else 0.0
-        self.limit = math.inf
-        if policy.memory is not None:
-            self.limit = 1.0 + policy.memory * (num_ranks - 1)
+        self.limit = self.ranks[0].cap if policy.split_backward else math.inf
         if memory_limit is not None:
             self.limit = memory_limit
         self.ends: dict[tuple[int, str, int], float] = {}
@@ -167,7 +178,7 @@ class _Builder:
             moved = False
             for index in range(self.num_ranks):
                 moved |= self.act(index)
-        waiting = [i for i, rank in enumerate(self.ranks) if rank.backwards < len(self.backward_order)]
+        waiting = [i for i, rank in enumerate(self.ranks) if rank.backwards < len(rank.backward_order)]
         if waiting:
             raise ConfigurationError(
                 f"rank {waiting[0]} cannot go on: activations of {self.limit:g} micro-batches are too few"
@@ -203,15 +214,21 @@ class _Builder:
     def next_action(self, index: int) -> PipeAction | None:
         """F while cap and memory allow, else B; None at the end."""
         rank = self.ranks[index]
-        more = rank.forwards < len(self.forward_order)
-        if more and rank.forwards - rank.backwards < rank.cap and self.has_room(rank):
-            chunk, micro_batch = self.forward_order[rank.forwards]
-            return PipeAction(chunk * self.num_ranks + index, "F", micro_batch)
-        if rank.backwards == rank.forwards:
+        while rank.forwards < len(rank.forward_order) and rank.forwards - rank.backwards < rank.cap:
+            step = rank.forward_order[rank.forwards]
+            if step is None:
+                rank.forwards += 1
+            elif self.has_room(rank):
+                return PipeAction(step[0], "F", step[1])
+            else:
+                break
+        if rank.backwards == len(rank.backward_order):
             return None
-        chunk, micro_batch = self.backward_order[rank.backwards]
+        stage, micro_batch = rank.backward_order[rank.backwards]
+        if (stage, "F", micro_batch) not in self.ends:
+            return None
         kind: Kind = "I" if self.policy.split_backward else "B"
-        return PipeAction(chunk * self.num_ranks + index, kind, micro_batch)
+        return PipeAction(stage, kind, micro_batch)
 
     def has_room(self, rank: _Rank) -> bool:
         """Another forward fits, at the latest when all pending W are done."""
@@ -261,6 +278,31 @@ def _groups(micro_batches: int, num_ranks: int) -> list[range]:
     return [range(first, last) for first, last in itertools.pairwise(bounds)]
 
 
-def _order(groups: Sequence[range], chunks: Sequence[int]) -> list[tuple[int, int]]:
-    """(chunk, micro-batch): a group passes one chunk, then the next."""
-    return [(chunk, micro_batch) for group in groups for chunk in chunks for micro_batch in group]
+def _loop_orders(rank: int, num_ranks: int, micro_batches: int, chunks: int) -> tuple[list[Step | None], list[Step]]:
+    """Forward and backward order: a group passes one chunk, then the next."""
+    groups = _groups(micro_batches, num_ranks)
+    stages = [chunk * num_ranks + rank for chunk in range(chunks)]
+    forward: list[Step | None] = [(stage, micro_batch) for group in groups for stage in stages for micro_batch in group]
+    backward = [(stage, micro_batch) for group in groups for stage in stages[::-1] for micro_batch in group]
+    return forward, backward
+
+
+def _vee_orders(rank: int, num_ranks: int, micro_batches: int, chunks: int) -> tuple[list[Step | None], list[Step]]:
+    """Forward and backward order: the way down until the first comes up, then both ways in turn.
+
+    The first micro-batch is back when `lead` have gone down. Then p - rank more come up than go down: those whose
+    backwards the ranks above wait for.
+    """
+    down, up = rank, 2 * num_ranks - 1 - rank
+    lead = 2 * (num_ranks - rank) - 1
+    forward = [(down, index) for index in range(lead)]
+    for index in range(rank):
+        forward += [(up, index), (down, lead + index)]
+    forward += [(up, index) for index in range(rank, num_ranks)]
+    for index in range(micro_batches):
+        forward += [(down, lead + rank + index), (up, num_ranks + index)]
+    backward = [(up, index) for index in range(num_ranks - rank)]
+    for index in range(micro_batches):
+        backward += [(down, index), (up, num_ranks - rank + index)]
+    turns = [step if step[1] < micro_batches else None for step in forward]
+    return turns, [step for step in backward if step[1] < micro_batches]

@@ -32,6 +32,8 @@ FAMILY_OF: Mapping[str, str] = {
     "ZB-H2": "zb-h2",
     "ZB-1P": "zb-1p",
     "ZB-2P": "zb-2p",
+    "ZB-V": "zb-v",
+    "ZBV": "zb-v",
 }
 """The published names."""
 
@@ -112,7 +114,7 @@ def _family(row: Row) -> str:
 
 def _chunks(model: ProfiledGpt, family: str) -> int:
     """Chunks per rank: the published interleaving has one layer in each."""
-    return model.layers_per_stage if family == "interleaved" else 1
+    return {"interleaved": model.layers_per_stage, "zb-v": 2}.get(family, 1)
 
 
 def _equal_chunks(model: ProfiledGpt, family: str) -> list[StageCosts]:
