@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import click
 import pytest
 from torch import nn
 
+from autopar.cli import main
 from autopar.cli.commands import exit_code
 from autopar.cli.options import parse_constraints, parse_dims, parse_mesh
 from autopar.errors import AutoparError, ConfigurationError, InfeasibleError, VerificationError
@@ -27,9 +30,11 @@ def tiny_model(batch: int, seq: int) -> tuple[nn.Module, Inputs]:
 
 
 def autopar(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    command = [sys.executable, "-m", "autopar", *arguments]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    """Run the command line in this process, which has imported what it needs."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stopped:
+        main([*arguments])
+    return subprocess.CompletedProcess(arguments, int(stopped.value.code or 0), out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
@@ -65,6 +70,13 @@ def test_exit_codes() -> None:
 
 
 @pytest.mark.slow
+def test_the_package_runs_the_command_line(plan_file: str) -> None:
+    command = [sys.executable, "-m", "autopar", "show", plan_file, "--json"]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["cluster"] == "1x8 H100-SXM"
+
+
 def test_show_prints_tables_or_one_json_document(plan_file: str) -> None:
     shown = autopar("show", plan_file)
     assert shown.returncode == 0, shown.stderr
@@ -72,14 +84,12 @@ def test_show_prints_tables_or_one_json_document(plan_file: str) -> None:
     assert json.loads(autopar("show", plan_file, "--json").stdout)["cluster"] == "1x8 H100-SXM"
 
 
-@pytest.mark.slow
 def test_explain_names_the_runner_up(plan_file: str) -> None:
     assert "instead stored R: +31 us" in autopar("explain", plan_file, "head").stdout
     document = json.loads(autopar("explain", plan_file, "head", "--json").stdout)
     assert document["alternatives"]["head"] == [{"instead": "stored R", "delta_seconds": 3.1e-5}]
 
 
-@pytest.mark.slow
 def test_errors_are_one_message_without_traceback(plan_file: str, tmp_path: Path) -> None:
     missing = autopar("show", str(tmp_path / "none.json"), "--json")
     assert missing.returncode == 2
