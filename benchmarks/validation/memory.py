@@ -17,7 +17,7 @@ from autopar.cost_models.model_states import StateDtypes, state_bytes
 from autopar.cost_models.pipeline import play_pipeline
 from autopar.cost_models.program_memory import SegmentMemory, measure_segments
 from autopar.cost_models.stage_costs import StageCosts
-from autopar.passes.segments import segment_of
+from autopar.passes.segments import block_path, segment_of
 from autopar.schedules.list_scheduler import build_schedule
 from benchmarks.validation.lowered import LoweredRun, lowered
 from benchmarks.validation.runs import TrainingRun
@@ -25,7 +25,9 @@ from benchmarks.validation.schemas import Tier
 from benchmarks.validation.stack_memory import (
     StackFacts,
     attention_output_bytes,
+    bucket_bytes,
     facts_of,
+    gathered_bytes,
     leftover_bytes,
     library_bytes,
 )
@@ -45,11 +47,15 @@ class RankMemory:
     leftovers: float
     """What lies around between steps: the batch, buffers of the pipeline."""
     gathered: float
-    """Whole weights and gradients of layers that ZeRO-3 keeps cut."""
+    """Whole weights and gradients of layers that ZeRO-3 keeps cut, and its buckets."""
     activations: float
     """Most that micro-batches hold at once."""
     saved: float
     """What forward of one micro-batch leaves for backward, on all chunks of the rank."""
+    block_states: float
+    """Of `states`, those of blocks: without embedding and head."""
+    block_saved: float
+    """Most that blocks keep from forward to backward for all micro-batches in flight."""
 
     @property
     def between_steps(self) -> float:
@@ -86,7 +92,9 @@ class _Measured:
         """Every stage's memory, first to last."""
         run, pp = self._run, self._run.parallel.pp
         stages = [stage_bytes(chunk) for chunk in self._chunks]
-        for rank, activations in enumerate(activation_peaks(stages, run)):
+        kept = [StageCosts(forward_seconds=1.0, backward_seconds=2.0, saved_bytes=_saved(c)) for c in self._chunks]
+        peaks = zip(activation_peaks(stages, run), activation_peaks(kept, run), strict=True)
+        for rank, (activations, block_saved) in enumerate(peaks):
             held = [piece for chunk in self._chunks[rank::pp] for piece in chunk]
             border = max((piece.border_bytes for piece in held), default=0)
             yield RankMemory(
@@ -96,6 +104,8 @@ class _Measured:
                 gathered=self._gathered(held),
                 activations=activations,
                 saved=sum(piece.saved_bytes for piece in held),
+                block_states=self._states([piece for piece in held if _is_block(piece)]),
+                block_saved=block_saved,
             )
 
     def _states(self, held: Sequence[SegmentMemory]) -> float:
@@ -124,12 +134,17 @@ class _Measured:
         return sum(piece.parameter_elements for piece in held) - routed, routed
 
     def _gathered(self, held: Sequence[SegmentMemory]) -> float:
-        """ZeRO-3: layers that are whole at the same time, and one layer's gradient before it is cut."""
-        if self._run.parallel.zero_stage < 3:
-            return 0.0
-        sizes = sorted((piece.parameter_elements for piece in held), reverse=True)
-        gathered = sum(sizes[: self._facts.gathered_groups]) * self._run.stack.gather_bytes
-        return float(gathered + sizes[0] * self._run.stack.reduce_bytes)
+        sizes = [piece.parameter_elements for piece in held]
+        return gathered_bytes(self._run, sizes) + bucket_bytes(self._run)
+
+
+def _is_block(piece: SegmentMemory) -> bool:
+    return block_path(f"{piece.name}/") is not None
+
+
+def _saved(chunk: Sequence[SegmentMemory]) -> float:
+    """What the blocks of a chunk keep for one micro-batch."""
+    return sum(piece.saved_bytes for piece in chunk if _is_block(piece))
 
 
 def stage_bytes(chunk: Sequence[SegmentMemory]) -> StageCosts:

@@ -9,6 +9,7 @@ A fact is data of the stack; none depends on a row's result. `FITTED` names thos
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cost_models.program_memory import LossBytes
@@ -25,10 +26,9 @@ TRANSFORMER_ENGINE_BYTES = {"ampere": 4 * MIB, "hopper": 32 * MIB}
 """`get_cublas_workspace_size_bytes` in transformer_engine/pytorch/module/base.py."""
 SMALL_TENSORS_BYTES = 6 * MIB
 """Batch, masks, random states. Fitted: median of mem_allocated_bytes_last beyond the rest on Megatron's tests."""
-CONTEXT_BYTES = 500 * MIB
-"""CUDA context with loaded kernels; in nvidia-smi only. From memory (0.5 to 1 GB)."""
-NCCL_BYTES_PER_GROUP = 32 * MIB
-"""Channels' buffers of one communicator (NCCL_BUFFSIZE 4 MiB x 8); in nvidia-smi only. From memory."""
+GATHERED_LAYERS = 2
+DEEPSPEED_BUCKET_ELEMENTS = 500_000_000
+"""Default of reduce_bucket_size (deepspeed/runtime/zero/config.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,6 @@ class StackFacts:
     in_place_gradients: bool
     """Products of layers add weight gradients to the float32 buffer (Megatron's gradient accumulation fusion); that of
     the head hands autograd an empty 16-bit gradient (`LinearWithGradAccumulationAndAsyncCommunication`)."""
-    gathered_groups: int
-    """Layers whose gathered weights ZeRO-3 holds at once: the running one and the next, which is prefetched."""
 
 
 def facts_of(stack: Stack) -> StackFacts:
@@ -54,7 +52,6 @@ def facts_of(stack: Stack) -> StackFacts:
         loss=loss_bytes(stack),
         copies_attention_output=stack.kernels == "megatron" and stack.attention == "flash",
         in_place_gradients=stack.kernels == "megatron" and stack.gradient_bytes == 4 and not stack.deterministic,
-        gathered_groups=2,
     )
 
 
@@ -84,6 +81,28 @@ def library_bytes(run: TrainingRun) -> int:
     cublas = AMPERE_CUBLAS_BYTES if small else HOPPER_CUBLAS_BYTES
     engine = TRANSFORMER_ENGINE_BYTES["ampere" if is_ampere else "hopper"]
     return CUBLAS_THREADS * cublas + (engine if run.stack.kernels == "megatron" else 0)
+
+
+def gathered_bytes(run: TrainingRun, sizes: Sequence[int]) -> float:
+    """ZeRO-3: weights of the running layer and of the prefetched one, and one layer's gradient before it is cut.
+
+    sizes: parameter elements of every layer of a rank. Under a pipeline FSDP2 keeps all of a stage whole for the step,
+    gradients too (torchtitan: reshard_after_forward is off, gradients are reduced after the last micro-batch).
+    """
+    if run.parallel.zero_stage < 3 or not sizes:
+        return 0.0
+    stack = run.stack
+    if stack.name == "fsdp2" and run.parallel.pp > 1:
+        return float(sum(sizes) * (stack.gather_bytes + stack.reduce_bytes))
+    largest = sorted(sizes, reverse=True)
+    return float(sum(largest[:GATHERED_LAYERS]) * stack.gather_bytes + largest[0] * stack.reduce_bytes)
+
+
+def bucket_bytes(run: TrainingRun) -> float:
+    """DeepSpeed's buckets of gradients, two of them, which reductions fill in turn (ZeRO 2 and 3)."""
+    if run.stack.name != "deepspeed" or run.parallel.zero_stage < 2:
+        return 0.0
+    return float(2 * DEEPSPEED_BUCKET_ELEMENTS * run.stack.reduce_bytes)
 
 
 def leftover_bytes(run: TrainingRun, border: int) -> float:
