@@ -53,18 +53,26 @@ def predict_table(
     table: Table, kind: Kind, tier: Tier, progress: Callable[[int], None] = lambda done: None
 ) -> list[Predicted]:
     """One prediction per row, in order; `progress` hears how many rows are done. The measured columns stay unseen."""
+    return predict_tiers(table, kind, (tier,), progress)[tier]
+
+
+def predict_tiers(
+    table: Table, kind: Kind, tiers: Sequence[Tier], progress: Callable[[int], None] = lambda done: None
+) -> dict[Tier, list[Predicted]]:
+    """The same in several tiers, which share the program of a row."""
     predictor = predictor_of(kind)
     inputs = [table.schema.inputs_of(row) for row in table.rows]
     order = _order(inputs, table.schema, kind)
-    predictions: dict[int, Predicted] = {}
+    predictions: dict[Tier, dict[int, Predicted]] = {tier: {} for tier in tiers}
     size = max(1, math.ceil(len(inputs) / _CALLS))
     for start in range(0, len(inputs), size):
         part = order[start : start + size]
-        found = _predicted(predictor, [inputs[row] for row in part], table.schema, tier)
-        assert len(found) == len(part), "a predictor returns one prediction per row"
-        predictions.update(zip(part, map(_finite, found), strict=True))
-        progress(len(predictions))
-    return [predictions[row] for row in range(len(inputs))]
+        for tier, rows in predictions.items():
+            found = _predicted(predictor, [inputs[row] for row in part], table.schema, tier)
+            assert len(found) == len(part), "a predictor returns one prediction per row"
+            rows.update(zip(part, map(_finite, found), strict=True))
+        progress(start + len(part))
+    return {tier: [rows[row] for row in range(len(inputs))] for tier, rows in predictions.items()}
 
 
 def _order(inputs: Sequence[Mapping[str, str]], schema: Schema, kind: Kind) -> list[int]:

@@ -21,9 +21,9 @@ from benchmarks.validation.answers import ran_out
 from benchmarks.validation.data import Table, dev_tables
 from benchmarks.validation.fields import Unpredictable, number
 from benchmarks.validation.naive import naive
-from benchmarks.validation.predict import predict_table
+from benchmarks.validation.predict import predict_tiers
 from benchmarks.validation.rows import training_run
-from benchmarks.validation.schemas import TIERS, Kind, Predicted, Tier
+from benchmarks.validation.schemas import TIERS, Kind, Predicted
 
 NAIVE, FIVE_CONSTANTS = "naive", "five constants"
 """What stands beside the tiers of `schemas.py`: the baseline without constants, and that with five fitted ones."""
@@ -66,34 +66,31 @@ class Pair:
 
 
 def score_all(data: Path, kinds: Sequence[Kind], progress: Progress) -> list[Score]:
-    """Every file of every kind, in all tiers and by the naive baseline; then each kind over all its files."""
+    """Every file of every kind, in all tiers and by the baselines; then each kind over all its files."""
     scores: list[Score] = []
     for kind in kinds:
         tables = dev_tables(data, kind)
-        for tier in (*TIERS, NAIVE, FIVE_CONSTANTS):
-            together: dict[str, list[Pair]] = {}
-            for table in tables:
-                predictions = _predictions(table, kind, tier, progress)
-                if not predictions:
-                    continue
+        together: dict[tuple[str, str], list[Pair]] = {}
+        for table in tables:
+            for tier, predictions in _predictions(table, kind, progress).items():
                 for label, pairs, rows in _parts(table, kind, predictions):
-                    together.setdefault(label, []).extend(pairs)
+                    together.setdefault((label, tier), []).extend(pairs)
                     scores.extend(score_pairs(label, table.name, tier, pairs, rows))
                 scores.extend(_rankings(table, kind, tier, predictions))
-            if len(tables) > 1:
-                for label, pairs in together.items():
-                    scores.extend(score_pairs(label, TOGETHER, tier, pairs, len(pairs)))
+        if len(tables) > 1:
+            for (label, tier), pairs in together.items():
+                scores.extend(score_pairs(label, TOGETHER, tier, pairs, len(pairs)))
     return scores
 
 
-def _predictions(table: Table, kind: Kind, tier: str, progress: Progress) -> list[Predicted]:
-    if tier == NAIVE:
-        return naive([table.schema.inputs_of(row) for row in table.rows], table.schema, kind)
-    if tier == FIVE_CONSTANTS:
-        return _five_constants(table) if kind == "step" and table.schema.ranked_within else []
-    chosen: Tier = "t0" if tier == "t0" else "t1" if tier == "t1" else "physics"
-    with progress(f"{table.name}, {kind}, {tier}", len(table.rows)) as done:
-        return predict_table(table, kind, chosen, done)
+def _predictions(table: Table, kind: Kind, progress: Progress) -> dict[str, list[Predicted]]:
+    """By tier and baseline; a baseline that says nothing of this kind of file is left out."""
+    with progress(f"{table.name}, {kind}", len(table.rows)) as done:
+        told: dict[str, list[Predicted]] = {**predict_tiers(table, kind, TIERS, done)}
+    told[NAIVE] = naive([table.schema.inputs_of(row) for row in table.rows], table.schema, kind)
+    if kind == "step" and table.schema.ranked_within:
+        told[FIVE_CONSTANTS] = _five_constants(table)
+    return told
 
 
 def _five_constants(table: Table) -> list[Predicted]:
