@@ -213,9 +213,7 @@ def _across_nodes(kind: str, topology: GroupTopology, devices_per_node: int, int
         (latency, per_byte * (BELIEVED_LL / traits.ll_efficiency if choice == ("Ring", "LL") else 1.0))
         for choice, (latency, per_byte) in real.items()
     ]
-    return _prices(
-        list(believed.values()), startup, traits.ramp_seconds + traits.ramp_bytes / whole, paid
-    )
+    return _prices(list(believed.values()), startup, traits.ramp_seconds + traits.ramp_bytes / whole, paid)
 
 
 def _streams_across_nodes(

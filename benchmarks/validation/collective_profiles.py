@@ -3,7 +3,7 @@
 A profile names the texts it stands for and overrides fields of the two links, per kind of collective where they
 differ (`collective_profiles.json`, each with its source):
 
-    fitted("a100_dgx", "all_reduce", ranks=16, nodes=2, whole_nodes=False)      # (cluster, least seconds)
+    fitted("a100_dgx", "all_reduce", ranks=16, nodes=2, whole_nodes=False, tier="t1")   # (cluster, least seconds)
 
 `nominal` is the other end: vendors' rates and no fitted trait.
 """
@@ -21,6 +21,7 @@ import msgspec
 from autopar.cluster import Cluster
 from autopar.hardware import CollectiveTraits, Link
 from benchmarks.validation.collective_machines import Machine, read_machine
+from benchmarks.validation.schemas import Tier
 
 PROFILES = Path(__file__).parent / "collective_profiles.json"
 
@@ -77,6 +78,8 @@ class _Profile:
     source: str
     stands_for: str = ""
     """Text that the presets are read from, where the file's own names no hardware."""
+    of_benchmark: bool = False
+    """What the profile holds belongs to how the benchmark measures, not to one machine: t0 knows it too."""
     least_seconds_per_rank: float = 0.0
     """A benchmark of one process launches its ranks one after the other."""
     intra: _LinkProfile = _LinkProfile()
@@ -92,10 +95,12 @@ def _profiles() -> dict[str, _Profile]:
     return msgspec.json.decode(PROFILES.read_bytes(), type=dict[str, _Profile])
 
 
-def fitted(hardware: str, kind: str, ranks: int, nodes: int, whole_nodes: bool) -> tuple[Cluster, float] | None:
+def fitted(
+    hardware: str, kind: str, ranks: int, nodes: int, whole_nodes: bool, tier: Tier
+) -> tuple[Cluster, float] | None:
     """The calibrated cluster and the least seconds of its benchmark; None where no profile stands for the text."""
     profile = next((p for p in _profiles().values() if re.search(p.matches, hardware, re.IGNORECASE)), None)
-    if profile is None:
+    if profile is None or not (tier == "t1" or (tier == "t0" and profile.of_benchmark)):
         return None
     machine = read_machine(profile.stands_for or hardware)
     cluster = machine.cluster(ranks=ranks, nodes=nodes, whole_nodes=whole_nodes)

@@ -104,10 +104,9 @@ def cluster_of(question: Question, tier: Tier) -> tuple[Cluster, float]:
     Raises ConfigurationError where the text names no known hardware and, in t1, no profile stands for it either.
     """
     whole = question.siblings > 1
-    if tier == "t1":
-        found = fitted(question.hardware, question.kind, question.ranks, question.nodes, whole)
-        if found is not None:
-            return found
+    found = fitted(question.hardware, question.kind, question.ranks, question.nodes, whole, tier)
+    if found is not None:
+        return found
     machine: Machine = read_machine(question.hardware)
     if question.nodes > 1 and not machine.names_network:
         raise Unpredictable(f"{question.hardware!r} names no network between its {question.nodes} nodes")

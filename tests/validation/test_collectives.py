@@ -7,7 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from autopar.cluster import Cluster
+from autopar.cost_models.nccl import ring_rate
 from autopar.errors import ConfigurationError
+from autopar.hardware import preset_names
 from benchmarks.validation.collective_machines import read_machine
 from benchmarks.validation.collectives import Question, bus_factor, cluster_of, naive, predict, read_bytes
 from benchmarks.validation.fit_collectives import STARTS, Sweep, Target, fit, log_errors
@@ -192,3 +195,12 @@ def test_a_fit_finds_the_numbers_that_made_the_sweep() -> None:
     found = fit(target, [sweep])
     assert found == pytest.approx(truth, rel=0.02)
     assert STARTS["startup_seconds"] != truth["startup_seconds"]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_has_a_nominal_rate_at_least_as_high_as_its_rings(name) -> None:
+    if name in ("CPU", "CPU-node"):
+        return
+    cluster = Cluster.parse(f"1x8 {name}")
+    machine = dataclasses.replace(read_machine("8x A100"), intra=cluster.intra_link)
+    assert nominal(machine, 8, 1).intra_link.bytes_per_second >= ring_rate(cluster.intra_link, 8)
