@@ -63,23 +63,23 @@ def test_every_pair_gives_the_target_block_of_the_same_tensor(mesh, shape, split
     candidates = layouts(shape, mesh, splits, partial)
     pairs = [(a, b) for a in candidates for b in candidates if is_reachable(a, b)]
     assert len(pairs) > 10
-    for source, target in pairs[:: max(1, len(pairs) // 400)]:
+    for source, target in pairs[:: max(1, len(pairs) // 150)]:
         check(shape, source, target, mesh)
 
 
 @pytest.mark.parametrize(
     ("mesh", "shape", "splits", "checked"),
     [
-        (CUBE, (8, 8), (1,), 4096),
-        (CUBE, (16, 8), (1, 2, 4), 120),
-        (CUBE, (11, 14), (1,), 120),
-        (CUBE, (23, 8), (1, 2), 120),
-        (Mesh(("a", "b", "c"), (2, 3, 2)), (24, 36), (1, 2, 3, 6), 150),
+        (CUBE, (8, 8), (1,), 400),
+        (CUBE, (16, 8), (1, 2, 4), 80),
+        (CUBE, (11, 14), (1,), 80),
+        (CUBE, (23, 8), (1, 2), 80),
+        (Mesh(("a", "b", "c"), (2, 3, 2)), (24, 36), (1, 2, 3, 6), 80),
     ],
     ids=str,
 )
 def test_pairs_on_three_axes_give_the_target_block(mesh, shape, splits, checked):
-    """All pairs of the first mesh up to the names of its two dims, samples of the others."""
+    """Samples; the moves of every pair are checked in `test_moves.py`."""
     candidates = layouts(shape, mesh, splits, ("sum",))
     pairs = [(a, b) for a in candidates for b in candidates if is_reachable(a, b) and first_dim(a, b) == 0]
     for source, target in random.Random(0).sample(pairs, min(checked, len(pairs))):
@@ -99,7 +99,7 @@ def test_pairs_in_which_an_axis_waits_give_the_target_block(mesh, monkeypatch):
         and any(spare in step.after for step in redistribution_steps(shape, a, b, mesh))
     ]
     assert len(waiting) > 20
-    for source, target in waiting[:120]:
+    for source, target in waiting[:60]:
         check(shape, source, target, mesh)
 
 

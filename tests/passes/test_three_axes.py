@@ -18,7 +18,7 @@ def test_random_plans_of_the_mlp_on_three_axes() -> None:
     torch.manual_seed(0)
     inputs = {"x": torch.randn(8, 6, dtype=torch.double), "y": torch.randn(8, 4, dtype=torch.double)}
     case = Case(Mlp().double(), inputs)
-    for seed in range(8):
+    for seed in range(4):
         plan = random_plan(case, CUBE, seed)
         names = random.Random(seed).sample(sorted(plan.operators), k=len(plan.operators) // 2)
         case.check(plan, recompute=names if seed % 2 else ())
@@ -31,7 +31,6 @@ def test_random_plans_of_transformers_on_three_axes(model) -> None:  # type: ign
     ids = torch.randint(0, 30, (8, 8))
     case = Case(model(), {"input_ids": ids, "labels": ids})
     forward = [node.meta["operator"] for node in calls(case.program) if node.meta["phase"] == "forward"]
-    for seed in (1, 2):
-        recompute = random.Random(seed).sample(forward, k=len(forward) // 2)
-        errors, _ = case.errors(random_plan(case, CUBE, seed), recompute=recompute)
-        assert max(errors.values()) < 1e-6, errors  # both models compute their loss in float32
+    recompute = random.Random(1).sample(forward, k=len(forward) // 2)
+    errors, _ = case.errors(random_plan(case, CUBE, 1), recompute=recompute)
+    assert max(errors.values()) < 1e-6, errors  # both models compute their loss in float32
