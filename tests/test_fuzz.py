@@ -38,6 +38,7 @@ def test_values_of_the_graph_are_used_again() -> None:
     assert sum(any(source in calls for source in node.all_input_nodes) for node in calls) >= 4
 
 
+@pytest.mark.slow
 def test_nothing_is_found() -> None:
     outcomes = [check_seed(seed) for seed in range(60)]
     assert not [(outcome.seed, outcome.problem) for outcome in outcomes if outcome.problem]
@@ -53,6 +54,7 @@ def test_an_unmasked_gather_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problems(of("aten.gather"), 40)
 
 
+@pytest.mark.slow
 def test_a_mean_that_divides_by_the_local_count_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def mean(x: torch.Tensor, dims: list[int], keepdim: bool, count: int, *rest: object) -> torch.Tensor:
         return x.mean(dims, keepdim)
@@ -62,6 +64,7 @@ def test_a_mean_that_divides_by_the_local_count_is_found(monkeypatch: pytest.Mon
     assert problems(of("aten.mean"), 40)
 
 
+@pytest.mark.slow
 def test_a_bias_that_only_one_rank_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks would drop the collectives that bring it."""
 

@@ -27,7 +27,7 @@ def llama():
     return LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, use_cache=False, **sizes))
 
 
-@pytest.fixture(scope="module", params=[gpt2, llama], ids=["gpt2", "llama"])
+@pytest.fixture(scope="module", params=[gpt2, pytest.param(llama, marks=pytest.mark.slow)], ids=["gpt2", "llama"])
 def program(request):
     with torch.device("meta"):
         model = request.param().train()

@@ -152,6 +152,7 @@ def test_the_predicted_peak_falls_with_the_number_of_parts() -> None:
     assert [plan.micro_batches for plan in plans] == [1, 2, 4, 8]
 
 
+@pytest.mark.slow
 def test_a_limit_that_only_parts_meet_makes_them() -> None:
     limit = 0.98 * _plan(micro_batches=4).predicted.peak_bytes
     with pytest.raises(autopar.InfeasibleError, match="no plan fits"):

@@ -28,7 +28,7 @@ def captured_with_rule(case: Case, size: int) -> tuple[Captured, Rule]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("size", [EVEN, *UNEVEN])
+@pytest.mark.parametrize("size", [EVEN, *(pytest.param(size, marks=pytest.mark.slow) for size in UNEVEN)])
 def test_splitting_one_axis_equals_the_plain_operator(case: Case, size: int) -> None:
     captured, rule = captured_with_rule(case, size)
     for name, extent in itertools.product(rule.names, (2, 3, 4)):
@@ -114,6 +114,7 @@ def test_wrong_reductions_are_caught(case: Case, name: str) -> None:
 IMPLEMENTED = [(case, name) for case in CASES for name in captured_with_rule(case, EVEN)[1].implementations]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "name"), IMPLEMENTED, ids=lambda part: getattr(part, "name", part))
 def test_missing_implementations_are_caught(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captured, rule = captured_with_rule(case, EVEN)
