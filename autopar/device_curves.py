@@ -50,7 +50,7 @@ class GemmCurve:
     launch_seconds: float = 0.0
     """What the smallest product takes."""
     window_bytes: float = 1e18
-    """Rows in flight beyond which address translation slows reading (devices before Volta: about 100 MB)."""
+    """Bytes of the rows in flight beyond which reading slows, by address translation (Pascal: about 100 MB)."""
     window_slowdown: float = 0.0
     """More time per doubling beyond `window_bytes`."""
     batched_tiles: tuple[tuple[int, int], ...] = ()

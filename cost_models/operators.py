@@ -89,7 +89,7 @@ def operator_seconds(
         sized = sizes or RowSizes(family="elementwise")
         seconds = _on_curves(device, device.curves, sized, dtype, bytes_moved, kernels)
         arithmetic = np.asarray(flops, np.float64) * _seconds_per_flop(device, dtype, "memory")
-        return np.maximum(seconds, arithmetic) if kind == "memory" else seconds
+        return np.asarray(np.maximum(seconds, arithmetic)) if kind == "memory" else seconds
     stream_seconds = np.asarray(bytes_moved, np.float64) / device.memory_bytes_per_second
     launch = np.asarray(kernels, np.float64) * device.launch_seconds
     math_seconds = np.asarray(flops, np.float64) * _seconds_per_flop(device, dtype, kind)
@@ -124,7 +124,7 @@ def _on_curve(curve: OperatorCurve, work: ArrayLike, kernels: ArrayLike, launch_
     wanted = np.asarray(work, np.float64)
     inside = np.clip(wanted, curve.work[0], curve.work[-1])
     seconds = np.exp(np.interp(np.log(inside), np.log(curve.work), np.log(curve.seconds)))
-    return np.maximum(seconds * np.maximum(wanted / inside, 1.0), np.asarray(kernels, np.float64) * launch_seconds)
+    return np.asarray(np.maximum(seconds * np.maximum(wanted / inside, 1), np.asarray(kernels) * launch_seconds))
 
 
 def _on_curves(
@@ -167,7 +167,8 @@ def _kernel_model(
         curve = gemm_curve(curves, dtype, variant)
         m, n, k, batch = at.T
         if sizes.grouped:
-            return batch * gemm_seconds(rates, curve, m, n, k, element_bytes=element, output_bytes=output)
+            one = gemm_seconds(rates, curve, m, n, k, element_bytes=element, output_bytes=output)
+            return np.asarray(batch * one)
         return gemm_seconds(rates, curve, m, n, k, batch=batch, element_bytes=element, output_bytes=output)
     batch, heads, queries, keys, qk_dim, v_dim = at.T
     return attention_seconds(

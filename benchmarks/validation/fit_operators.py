@@ -74,6 +74,8 @@ GENERATION_STARTS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("Ampere", "float32 batched"): {"batched_tiles": ((128, 128),)},
     ("Pascal", "float32 batched"): {"batched_tiles": ((64, 128),)},
     ("Pascal", "float32"): {"window_bytes": 1e8, "window_slowdown": 0.6},
+    ("Volta", "float32"): {"window_bytes": 1e8, "window_slowdown": 0.05},
+    ("Ampere", "float32"): {"window_bytes": 1e8, "window_slowdown": 0.05},
     ("Blackwell", "forward"): {"rows_per_block": 256},
     ("Blackwell", "backward"): {},
     ("Blackwell", "float16"): {},
@@ -176,12 +178,12 @@ def start_of(key: Key, generation: str) -> tuple[Curve, tuple[str, ...]]:
     kind, name = key
     known = GENERATION_STARTS.get((generation, name), {})
     if kind == "memory":
-        curve: Curve = START_MEMORY
+        memory = START_MEMORY
         if name not in ("softmax", "norm"):
-            curve = replace(curve, reread_row_bytes=1e18, reread=0.0)
+            memory = replace(memory, reread_row_bytes=1e18, reread=0.0)
         if name == "elementwise":
-            curve = replace(curve, row_seconds=0.0)
-        return curve, tuple(field for field in _fields(curve, without=()) if 0 < getattr(curve, field) < 1e18)
+            memory = replace(memory, row_seconds=0.0)
+        return memory, tuple(field for field in _fields(memory, without=()) if 0 < getattr(memory, field) < 1e18)
     if kind == "attention":
         return replace(START_ATTENTION, **known), ("rate_fraction", "softmax_flops", "tail", "launch_seconds")  # type: ignore[arg-type]
     curve = replace(START_GEMM, **known)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from autopar.errors import ConfigurationError
@@ -185,11 +185,14 @@ def _simumax_kernel(op: str, fields: Mapping[str, str]) -> tuple[Gemm | Attentio
     if op == "group_matmul":
         groups, m, n, k = (int(fields[f]) for f in ("ng", "M", "N", "K"))
         weight_gradient = fields["stage"] == "bwd_grad_w"
-        dims = {"m": n, "n": k, "k": m} if weight_gradient else {"m": m, "n": n, "k": k}
-        if fields["stage"] == "bwd_grad_act":
-            dims = {"m": m, "n": k, "k": n}
+        if weight_gradient:
+            rows, columns, inner = n, k, m
+        elif fields["stage"] == "bwd_grad_act":
+            rows, columns, inner = m, k, n
+        else:
+            rows, columns, inner = m, n, k
         wide = weight_gradient and fields["main_grad_dtype"] == "fp32"
-        gemm = Gemm(**dims, batch=groups, output_bytes=4 if wide else 2, accumulate=fields["accumulate"] == "True",
+        gemm = Gemm(m=rows, n=columns, k=inner, batch=groups, output_bytes=4 if wide else 2, accumulate=fields["accumulate"] == "True",
                     grouped=True)  # fmt: skip
         return gemm, 2.0 * groups * m * n * k
     if op == "matmul":
@@ -202,17 +205,19 @@ def _simumax_kernel(op: str, fields: Mapping[str, str]) -> tuple[Gemm | Attentio
 
 def _llmcompass(row: Row) -> Case:
     op, device = row["op"], device_name(row["gpu"])
-    common = {"device": device, "machine": f"{device} of LLMCompass", "dtype": "float16", "op": op, "host": "added"}
+    case = Case(
+        device=device, machine=f"{device} of LLMCompass", dtype="float16", parts=(), op=op, host="added"
+    )  # fmt: skip
     if op.startswith("matmul"):
         m, n, k = _int(row, "M"), _int(row, "N"), _int(row, "K")
-        return Case(**common, parts=((1, Gemm(m=m, n=n, k=k)),), divisor=1e-3)
+        return replace(case, parts=((1, Gemm(m=m, n=n, k=k)),), divisor=1e-3)
     rows = _int(row, "M")
     width = _int(row, "N") if row["N"] else 1
     family = {"softmax": "softmax", "layernorm": "norm", "gelu": "elementwise"}.get(op)
     if family is None:
         raise ConfigurationError(f"operator {op!r} is unknown")
     kernel = Memory(family=family, nbytes=2 * rows * width * 2, row=width if family != "elementwise" else 0)
-    return Case(**common, parts=((1, kernel),), flops=rows * width / 1e9)
+    return replace(case, parts=((1, kernel),), flops=rows * width / 1e9)
 
 
 def _deepgemm(row: Row) -> Case:

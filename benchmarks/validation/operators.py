@@ -108,8 +108,8 @@ def _with_memory(curves: DeviceCurves, curve: MemoryCurve) -> DeviceCurves:
 def _kernel_seconds(kernel: Gemm | Memory | Attention, dtype: str, device: Device, curves: DeviceCurves) -> float:
     rates = rates_of(device, curves, dtype)
     if isinstance(kernel, Memory):
-        curve = memory_curve(curves, kernel.family)
-        return float(memory_seconds(rates, curve, kernel.nbytes, row=kernel.row, element_bytes=kernel.element_bytes))
+        family = memory_curve(curves, kernel.family)
+        return float(memory_seconds(rates, family, kernel.nbytes, row=kernel.row, element_bytes=kernel.element_bytes))
     if isinstance(kernel, Attention):
         return float(
             attention_seconds(

@@ -39,7 +39,8 @@ def test_cost_grows_with_flops_and_bytes_and_broadcasts(device, kind) -> None:
     assert np.all(np.diff(seconds, axis=0) >= 0)
     assert np.all(np.diff(seconds, axis=1) >= 0)
     curves = device.curves
-    launch = device.launch_seconds if curves is None or kind != "memory" else curves.memory["elementwise"].launch_seconds
+    is_curve = curves is not None and kind == "memory"
+    launch = curves.memory["elementwise"].launch_seconds if is_curve else device.launch_seconds
     assert seconds[0, 0] == launch
 
 

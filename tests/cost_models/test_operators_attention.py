@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+
+from autopar.cost_models.operators_attention import attention_curve, attention_seconds, unfused_attention_seconds
+from autopar.cost_models.operators_gemm import Rates, gemm_curve
+from autopar.cost_models.operators_memory import memory_curve
+from autopar.device_curves import AttentionCurve, device_curves
+
+RATES = Rates(flops_per_second=252.9e12, memory_bytes_per_second=1.674e12, sm_count=108, l2_bytes=40e6)
+CURVES = device_curves("A100-PCIE-80")
+LLAMA = {"heads": 32, "key_heads": 8, "queries": 4096, "keys": 4096, "qk_dim": 128, "v_dim": 128}
+
+
+def test_plain_physics_is_flops_over_rate_for_many_blocks() -> None:
+    curve = AttentionCurve()
+    seconds = attention_seconds(RATES, curve, **{**LLAMA, "heads": 108 * 32})
+    flops = 4 * 108 * 32 * 4096 * 4096 * 128
+    assert seconds == pytest.approx(flops / 252.9e12, rel=0.02)
+
+
+def test_a_causal_mask_halves_many_heads_and_saves_less_of_few() -> None:
+    curve = AttentionCurve(tail=0.5)
+
+    def share(heads: int) -> float:
+        sizes = {**LLAMA, "heads": heads, "key_heads": heads}
+        return float(
+            attention_seconds(RATES, curve, causal=True, **sizes)
+            / attention_seconds(RATES, curve, causal=False, **sizes)
+        )
+
+    assert share(512) == pytest.approx(0.5, abs=0.02)
+    assert share(2) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "backward", "efficiency"),
+    [
+        (32, 8, False, 1.13197),
+        (8, 2, False, 0.77678),
+        (64, 8, False, 1.18701),
+        (32, 8, True, 0.97639),
+        (8, 2, True, 0.76285),
+    ],
+)
+def test_an_a100_takes_what_simumax_measured(heads: int, key_heads: int, backward: bool, efficiency: float) -> None:
+    """Causal attention of 4096 tokens, FLOPs counted without the mask (MooreThreads/SimuMax configs @4dcaae5)."""
+    curve = attention_curve(CURVES, backward)
+    sizes = {**LLAMA, "heads": heads, "key_heads": key_heads}
+    seconds = attention_seconds(RATES, curve, causal=True, backward=backward, **sizes)
+    measured = (5 if backward else 2) * heads * 4096**2 * 256 / (312e12 * efficiency)
+    assert seconds == pytest.approx(measured, rel=0.1)
+    unmasked = attention_seconds(RATES, curve, causal=False, backward=backward, **sizes)
+    assert unmasked > 1.4 * measured  # the mutation: forgetting the mask
+
+
+def test_unfused_attention_costs_more_by_the_traffic_of_the_scores() -> None:
+    fused = attention_seconds(RATES, attention_curve(CURVES, False), **LLAMA)
+    sizes = {name: LLAMA[name] for name in ("heads", "queries", "keys", "qk_dim", "v_dim")}
+    unfused = unfused_attention_seconds(
+        RATES, gemm_curve(CURVES, "float16"), memory_curve(CURVES, "softmax"), batch=1, **sizes
+    )
+    assert unfused > fused + 4 * 32 * 4096 * 4096 * 2 / 1.674e12 * 0.5
+
+
+def test_all_arrays_broadcast() -> None:
+    seconds = attention_seconds(
+        RATES, attention_curve(CURVES, True), **{**LLAMA, "heads": np.array([1, 8, 64])}, backward=True
+    )
+    assert seconds.shape == (3,)
+    assert np.all(np.diff(seconds) > 0)
