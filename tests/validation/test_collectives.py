@@ -12,6 +12,7 @@ from autopar.cost_models.nccl import ring_rate
 from autopar.errors import ConfigurationError
 from autopar.hardware import preset_names
 from benchmarks.validation.collective_machines import read_machine
+from benchmarks.validation.collective_profiles import nominal
 from benchmarks.validation.collectives import Question, bus_factor, cluster_of, naive, predict, read_bytes
 from benchmarks.validation.fit_collectives import STARTS, Sweep, Target, fit, log_errors
 from benchmarks.validation.schemas import schema_named
