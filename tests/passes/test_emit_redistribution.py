@@ -67,6 +67,7 @@ def test_every_pair_gives_the_target_block_of_the_same_tensor(mesh, shape, split
         check(shape, source, target, mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "shape", "splits", "checked"),
     [
@@ -86,6 +87,7 @@ def test_pairs_on_three_axes_give_the_target_block(mesh, shape, splits, checked)
         check(shape, source, target, mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [SQUARE, CUBE], ids=str)
 def test_pairs_in_which_an_axis_waits_give_the_target_block(mesh, monkeypatch):
     monkeypatch.setattr(emission, "WAITING_ELEMENTS", 1)

@@ -45,6 +45,7 @@ def test_every_name_is_split_in_some_case(case: Case) -> None:
         assert extents, f"{name} of {case.name} is never split"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_splitting_two_axes_equals_the_plain_operator(case: Case) -> None:
     captured, rule = captured_with_rule(case, EVEN)
@@ -54,6 +55,7 @@ def test_splitting_two_axes_equals_the_plain_operator(case: Case) -> None:
             check_split(captured, rule, names, mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_splitting_an_inner_factor_of_a_dim_equals_the_plain_operator(case: Case) -> None:
     captured, rule = captured_with_rule(case, EVEN)
@@ -63,6 +65,7 @@ def test_splitting_an_inner_factor_of_a_dim_equals_the_plain_operator(case: Case
             check_split(captured, rule, (name,), mesh, stride=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_nothing_split_equals_the_plain_operator(case: Case) -> None:
     captured, rule = captured_with_rule(case, EVEN)
