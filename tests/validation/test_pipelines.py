@@ -39,7 +39,9 @@ def test_a_row_of_each_schedule_is_predicted() -> None:
         predicted = values({**ROW, "schedule": name})
         assert set(predicted) == set(SCHEMA.measured["pipeline"])
         rates[name] = round(predicted["bubble_rate_paper_tab5"], 4)
-    assert (rates["1F1B"], rates["ZB-H1"], rates["ZB-H2"], rates["ZB-2p"]) == (0.2431, 0.1585, 0.1083, 0.0433)
+    assert rates == {
+        "1F1B": 0.2431, "1F1B-I": 0.1055, "ZB-H1": 0.1585, "ZB-H2": 0.1083, "ZB-1p": 0.1585, "ZB-2p": 0.0433,
+    }  # fmt: skip
 
 
 def test_the_host_counts_once_per_pass_and_not_in_the_ablation() -> None:
@@ -99,7 +101,7 @@ def test_published_pipelines_are_predicted_within_the_goals(table: Table) -> Non
                 scale = 1.0 if column.startswith("bubble") else float(row[column])
                 errors.setdefault(column, []).append(abs(float(value) - float(row[column])) / scale)
     assert statistics.median(errors["bubble_rate_paper_tab5"]) < 0.0002
-    assert max(errors["bubble_rate_paper_tab5"]) < 0.004
+    assert max(errors["bubble_rate_paper_tab5"]) < 0.00005 + 1e-9
     assert statistics.median(errors["samples_per_gpu_per_s_tab4"]) < 0.025
     assert statistics.median(errors["peak_mem_gb_tab4"]) < 0.02
     for model in {row["model"] for row in table.rows}:
