@@ -163,7 +163,7 @@ def _golden_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
 def _korthikanti_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
     quantity = text(row, "quantity")
     if quantity == "params_grads_optimizer_mem":
-        return {"value": max(rank.states for rank in memory(run)) / GIB}
+        return {"value": max(rank.block_states for rank in memory(run)) / GIB}
     if quantity == "activation_mem":
         return {"value": _activations(run, memory) / GIB}
     if quantity == "activation_mem_relative_to_none":
@@ -173,14 +173,15 @@ def _korthikanti_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
 
 
 def _activations(run: TrainingRun, memory: Ranks) -> float:
-    return max(rank.activations for rank in memory(run))
+    """Figures 1 and 7 of the paper count the transformer layers alone."""
+    return max(rank.block_saved for rank in memory(run))
 
 
 def _galvatron_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
     """Model states, what forward leaves, and the peak beyond the states; rank 7 is of the last stage."""
     of_ranks = memory(run)
     rank = of_ranks[0] if integer(row, "rank") == 0 else of_ranks[-1]
-    quantities = {"ms": rank.states, "act": rank.activations, "act_peak": rank.activations}
+    quantities = {"ms": rank.states, "act": rank.saved, "act_peak": rank.activations}
     if text(row, "quantity") not in quantities:
         raise Unpredictable(f"quantity {text(row, 'quantity')!r} is none of {', '.join(quantities)}")
     return {"value_mb": quantities[text(row, "quantity")] / MIB}

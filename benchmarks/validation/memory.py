@@ -20,6 +20,7 @@ from autopar.cost_models.stage_costs import StageCosts
 from autopar.passes.segments import block_path, segment_of
 from autopar.schedules.list_scheduler import build_schedule
 from benchmarks.validation.lowered import LoweredRun, lowered
+from benchmarks.validation.recomputation import computed_again
 from benchmarks.validation.runs import TrainingRun
 from benchmarks.validation.schemas import Tier
 from benchmarks.validation.stack_memory import (
@@ -84,7 +85,8 @@ class _Measured:
     def __init__(self, run: TrainingRun) -> None:
         self._run, self._facts = run, facts_of(run.stack)
         low = lowered(on_one_replica(run))
-        segments = _measured(_ById(low), self._facts)
+        again = computed_again(low.plan.operators, run.parallel)
+        segments = _measured(_ById(low), again, self._facts)
         self._segments = with_facts(segments, run, self._facts)
         self._chunks = [[self._segments[name] for name in chunk] for chunk in low.chunks]
 
@@ -176,7 +178,9 @@ def activation_peaks(stages: Sequence[StageCosts], run: TrainingRun) -> tuple[fl
 
 def on_one_replica(run: TrainingRun) -> TrainingRun:
     """The run as one replica sees it: its part of the sequence, no data and no expert parallelism."""
-    parallel = replace(run.parallel, dp=1, cp=1, ep=1, expert_tp=0, zero_stage=0, zero_degree=0, micro_batches=1)
+    parallel = replace(
+        run.parallel, dp=1, cp=1, ep=1, expert_tp=0, zero_stage=0, zero_degree=0, micro_batches=1, recompute="none"
+    )
     model = replace(run.model, seq_len=run.model.seq_len // run.parallel.cp)
     return replace(run, model=model, parallel=parallel)
 
@@ -209,8 +213,7 @@ class _ById:
 
 
 @functools.lru_cache(maxsize=256)
-def _measured(key: _ById, facts: StackFacts) -> Mapping[str, SegmentMemory]:
-    again = [name for name, operator in key.low.plan.operators.items() if operator.recompute]
+def _measured(key: _ById, again: frozenset[str], facts: StackFacts) -> Mapping[str, SegmentMemory]:
     return measure_segments(
         key.low.program,
         segment_of,
