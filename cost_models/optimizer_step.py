@@ -37,19 +37,25 @@ TEMPORARIES: Mapping[str, Temporaries] = {
     "Rprop": Temporaries(3, 0, 2),
     "ASGD": Temporaries(0, 0, 1),
 }
-"""By class of torch.optim (torch 2.13). Classes outside of the table count as Adam."""
+"""By class of torch.optim (torch 2.13)."""
+FUSED = Temporaries(0, 0, 0)
+"""A kernel that updates in one pass, as those of 8-bit optimizers do."""
 
 
-def step_buffer_bytes(optimizer: str, parameter_bytes: Sequence[float], device_kind: Literal["cuda", "cpu"]) -> float:
+def temporaries_of(optimizer: str) -> Temporaries:
+    """Those of a class by its name; classes outside of the table count as Adam."""
+    return FUSED if optimizer.endswith("8bit") else TEMPORARIES.get(optimizer, TEMPORARIES["Adam"])
+
+
+def step_buffer_bytes(parameters: Sequence[tuple[float, Temporaries]], device_kind: Literal["cuda", "cpu"]) -> float:
     """Most bytes of temporaries during one step.
 
-    parameter_bytes: bytes of the trained parameters of one device, in the order in which the optimizer has them.
+    parameters: (bytes, temporaries) of the trained parameters of one device, in the order of the optimizer.
     """
-    copies = TEMPORARIES.get(optimizer, TEMPORARIES["Adam"])
     if device_kind == "cuda":
-        return copies.foreach * sum(parameter_bytes)
-    previous = [0.0, *parameter_bytes]
-    return max(
-        (copies.own * own + copies.previous * before for own, before in zip(parameter_bytes, previous, strict=False)),
-        default=0.0,
-    )
+        return sum(copies.foreach * nbytes for nbytes, copies in parameters)
+    most = before = 0.0
+    for nbytes, copies in parameters:
+        most = max(most, copies.own * nbytes + before)
+        before = copies.previous * nbytes
+    return most

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost_models.operators import optimizer_seconds
+from autopar.cost_models.optimizer_step import FUSED, Temporaries
 from autopar.layout import Layout, Mesh, Replicate, Shard, is_dtensor_layout, is_legal
 from autopar.parallel_plan import ParameterPlan
 from autopar.planner.prices import Floats, Prices
@@ -21,12 +22,13 @@ from autopar.planner.strategies import Choice, LayoutSet, combinations, layouts_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes per parameter element beside the parameter: gradient and optimizer state; and what a step reads and
-    writes per element (bytes)."""
+    """Bytes per parameter element beside the parameter: gradient and optimizer state; what a step reads and writes per
+    element (bytes), and the copies of the parameter that it makes for a while."""
 
     gradient: float
     optimizer: float
     step_traffic: float
+    step_buffers: Temporaries = FUSED
 
 
 def parameter_labels(choices: Sequence[Choice], shape: tuple[int, ...], mesh: Mesh) -> list[ParameterPlan]:

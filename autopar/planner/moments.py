@@ -23,12 +23,12 @@ BACKWARD = "/bwd"
 """How the names of the operators of backward end."""
 
 
-def measured_bytes(partition: Partition, lifetimes: Lifetimes, states: float) -> Floats:
-    """(positions,) bytes at the fullest node of every operator. states: bytes of parameters and optimizer state, which
-    stay. NaN for operators without a node of their own."""
+def measured_bytes(partition: Partition, lifetimes: Lifetimes, states: float, step_buffers: float) -> Floats:
+    """(positions,) bytes at the fullest node of every operator, and during the optimizer's step. states: bytes of
+    parameters and optimizer state, which stay. NaN for operators without a node of their own."""
     over_time = bytes_over_time(memory_events(partition))
     found = np.full(lifetimes.end + 1, np.nan)
-    found[lifetimes.end] = states + (float(over_time[-1]) if len(over_time) else 0.0)
+    found[lifetimes.end] = states + step_buffers + (float(over_time[-1]) if len(over_time) else 0.0)
     position_of = {str(node.meta["operator"]): position for node, position in lifetimes.position.items()}
     for place, held in zip(_places(partition, position_of), over_time.tolist(), strict=False):
         found[place] = np.fmax(found[place], states + held)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.capture import fingerprint
+from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.cost_models.simulator import Timeline
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
@@ -279,12 +280,15 @@ def _predicted(query: Query, plan: Plan, timeline: Timeline, lifetimes: Lifetime
         partition = for_micro_batches(lowered, partition).partition
         joined = joined_bytes(query.micro, lowered)
     parameters = optimizer = 0.0
+    updated = []
     for entry in lowered.inputs:
         if entry.role == "parameter":
-            elements = math.prod(entry.shape)
+            elements, state = math.prod(entry.shape), query.state_bytes[entry.name]
             parameters += elements * entry.dtype.itemsize
-            optimizer += elements * query.state_bytes[entry.name].optimizer
-    measured = measured_bytes(partition, lifetimes, parameters + optimizer + joined)
+            optimizer += elements * state.optimizer
+            updated.append((float(elements * entry.dtype.itemsize), state.step_buffers))
+    buffers = step_buffer_bytes(updated, query.cluster.device.kind)
+    measured = measured_bytes(partition, lifetimes, parameters + optimizer + joined, buffers)
     peak = float(np.nanmax(measured))
     return Prediction(
         step_seconds=timeline.makespan_seconds,

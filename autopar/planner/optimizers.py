@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autopar.cost_models.memory import optimizer_state_bytes
+from autopar.cost_models.optimizer_step import temporaries_of
 from autopar.errors import ConfigurationError
 from autopar.planner.leaves import StateBytes
 from autopar.program import Program
@@ -59,14 +60,20 @@ def state_bytes(program: Program, optimizer: Any) -> dict[str, StateBytes]:
             continue
         size = entry.dtype.itemsize
         state = _state_bytes(kind, entry.dtype, options)
-        found[entry.name] = StateBytes(gradient=size, optimizer=state, step_traffic=3 * size + 2 * state)
+        found[entry.name] = StateBytes(
+            gradient=size, optimizer=state, step_traffic=3 * size + 2 * state, step_buffers=temporaries_of(_name(kind))
+        )
     return found
 
 
 def _state_bytes(
     kind: str | type[torch.optim.Optimizer], parameter_dtype: torch.dtype, options: Mapping[str, Any]
 ) -> float:
-    name = kind if isinstance(kind, str) else kind.__name__
+    name = _name(kind)
     if name in EIGHT_BIT_STATE_BYTES:
         return EIGHT_BIT_STATE_BYTES[name] * EIGHT_BIT_SCALES
     return optimizer_state_bytes(kind, parameter_dtype=parameter_dtype, options=options)
+
+
+def _name(kind: str | type[torch.optim.Optimizer]) -> str:
+    return kind if isinstance(kind, str) else kind.__name__

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
-from autopar.cost_models.optimizer_step import TEMPORARIES, step_buffer_bytes
+from autopar.cost_models.optimizer_step import TEMPORARIES, step_buffer_bytes, temporaries_of
 from benchmarks.storages import StorageTracker
 
 SIZES = (1000, 50000, 70000, 3000, 100000, 20000)
 SCALARS = 2000
 """Bytes of the scalars that some classes make."""
+
+
+def _expected(name: str, device_kind: Literal["cuda", "cpu"]) -> float:
+    return step_buffer_bytes([(4.0 * size, temporaries_of(name)) for size in SIZES], device_kind)
 
 
 def _measured(name: str, foreach: bool) -> int:
@@ -30,19 +36,23 @@ def _measured(name: str, foreach: bool) -> int:
 
 @pytest.mark.parametrize("name", TEMPORARIES)
 def test_loop_over_parameters(name: str) -> None:
-    expected = step_buffer_bytes(name, [4.0 * size for size in SIZES], "cpu")
+    expected = _expected(name, "cpu")
     assert _measured(name, foreach=False) == pytest.approx(expected, abs=SCALARS)
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPORARIES if name != "Rprop"])
 def test_all_parameters_at_once(name: str) -> None:
-    expected = step_buffer_bytes(name, [4.0 * size for size in SIZES], "cuda")
+    expected = _expected(name, "cuda")
     assert _measured(name, foreach=True) == pytest.approx(expected, abs=SCALARS)
 
 
 def test_other_counts_would_be_noticed() -> None:
-    assert _measured("AdamW", foreach=False) > step_buffer_bytes("Adamax", [4.0 * size for size in SIZES], "cpu")
+    assert _measured("AdamW", foreach=False) > _expected("Adamax", "cpu")
 
 
 def test_nothing_to_train() -> None:
-    assert step_buffer_bytes("AdamW", [], "cpu") == 0.0
+    assert step_buffer_bytes([], "cpu") == 0.0
+
+
+def test_an_8_bit_step_is_one_kernel() -> None:
+    assert _expected("AdamW8bit", "cuda") == 0.0
