@@ -123,7 +123,7 @@ def _divide_by_own_counts() -> Callable[[], None]:
         compute = self.graphs.of(0, 1).statistics
         assert compute is not None
         names = [output.name for output in self.lowered.outputs if output.role == "statistic"]
-        return arguments(self, bound, dict(zip(names, compute(*given), strict=True)))
+        return arguments(self, bound, dict(zip(names, compute(list(given)), strict=True)))
 
     MicroStep._arguments = mutated  # type: ignore[method-assign]
 
