@@ -10,12 +10,10 @@ pytestmark = pytest.mark.distributed
 
 JOBS = "tests.distributed.micro_jobs"
 CASES = [
-    ("gpt2", {"dp_shard": 2}, 2),
     ("gpt2", {"dp_shard": 2, "tp": 2}, 4),
     ("llama", {"dp_replicate": 4}, 2),
     ("llama", {"tp": 2}, 4),
     ("encoder", {"dp_shard": 4}, 2),
-    ("encoder", {"dp_shard": 2}, 4),
 ]
 
 

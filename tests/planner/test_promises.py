@@ -10,15 +10,13 @@ from benchmarks.models import workload
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(8,), (2, 4)], ids=str)
-def test_gpt2_without_a_memory_limit_is_proven_optimal(mesh: tuple[int, ...]) -> None:
+def test_gpt2_without_a_memory_limit_is_proven_optimal() -> None:
     model, inputs = workload("gpt2")
-    plan = autopar.plan(model, inputs, cluster="8 H100-SXM", mesh=mesh, memory_limit="1000GiB")
+    plan = autopar.plan(model, inputs, cluster="8 H100-SXM", mesh=(2, 4), memory_limit="1000GiB")
     assert plan.bound_seconds <= plan.objective_seconds * (1 + 1e-12)
     assert plan.gap <= ROUNDING
     assert plan.statistics["strategies"] > 1000
     assert "strategies: " in plan.summary()
-    if mesh == (8,):
-        known = [b.objective_seconds for b in plan.baselines if list(b.dims.values()) == [8] and b.objective_seconds]
-        assert len(known) >= 2
-        assert plan.objective_seconds <= min(known) * (1 + ROUNDING)
+    known = [b.objective_seconds for b in plan.baselines if b.objective_seconds]
+    assert len(known) >= 3  # those on (8) are plans on (2, 4) too
+    assert plan.objective_seconds <= min(known) * (1 + ROUNDING)
