@@ -34,8 +34,16 @@ class StageMemory(Protocol):
         """Parameters, gradients and optimizer states."""
 
     @property
-    def activations(self) -> float:
-        """Highest sum of what micro-batches hold at once."""
+    def saved(self) -> float:
+        """What forward of one micro-batch leaves for backward."""
+
+    @property
+    def block_states(self) -> float:
+        """Of `states`, those of the layers: without embedding and head."""
+
+    @property
+    def block_saved(self) -> float:
+        """Most that the layers keep for backward of all micro-batches in flight."""
 
     @property
     def between_steps(self) -> float:
@@ -161,19 +169,19 @@ def _golden_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
 
 
 def _korthikanti_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
+    """The paper's formulas count the layers alone, without embedding and head."""
     quantity = text(row, "quantity")
     if quantity == "params_grads_optimizer_mem":
         return {"value": max(rank.block_states for rank in memory(run)) / GIB}
     if quantity == "activation_mem":
-        return {"value": _activations(run, memory) / GIB}
+        return {"value": _kept(run, memory) / GIB}
     if quantity == "activation_mem_relative_to_none":
         plain = replace(run, parallel=replace(run.parallel, sequence_parallel=False, recompute="none"))
-        return {"value": 100 * _activations(run, memory) / _activations(plain, memory)}
+        return {"value": 100 * _kept(run, memory) / _kept(plain, memory)}
     raise Unpredictable(f"{quantity} is of kind step")
 
 
-def _activations(run: TrainingRun, memory: Ranks) -> float:
-    """Figures 1 and 7 of the paper count the transformer layers alone."""
+def _kept(run: TrainingRun, memory: Ranks) -> float:
     return max(rank.block_saved for rank in memory(run))
 
 
@@ -181,7 +189,7 @@ def _galvatron_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
     """Model states, what forward leaves, and the peak beyond the states; rank 7 is of the last stage."""
     of_ranks = memory(run)
     rank = of_ranks[0] if integer(row, "rank") == 0 else of_ranks[-1]
-    quantities = {"ms": rank.states, "act": rank.saved, "act_peak": rank.activations}
+    quantities = {"ms": rank.states, "act": rank.saved, "act_peak": rank.peak - rank.states}
     if text(row, "quantity") not in quantities:
         raise Unpredictable(f"quantity {text(row, 'quantity')!r} is none of {', '.join(quantities)}")
     return {"value_mb": quantities[text(row, "quantity")] / MIB}
