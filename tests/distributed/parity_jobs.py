@@ -38,6 +38,12 @@ def uneven(name: str, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parit
     return _check(*UNEVEN[name](), cases)
 
 
+def one_layer(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parity]:
+    """All cases of a GPT of one layer whose sizes every mesh of eight divides."""
+    torch.manual_seed(0)
+    return _check(*_gpt2(batch=8), cases)
+
+
 def scaled_gather(name: str, factor: float) -> Agreement:
     """Agreement of a ZeRO-3 plan whose emitted gathers are scaled by `factor`."""
     model, inputs = zoo_model(name)
