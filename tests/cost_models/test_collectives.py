@@ -149,3 +149,39 @@ def test_a_measured_line_replaces_the_streaming_protocol() -> None:
         1e-4 * 3 / 7 + 1e9 / 100e9 * (3 / 4) / (7 / 8)
     )
     assert _seconds("all_reduce", 1e9, measured, (8,), (0,)) == _seconds("all_reduce", 1e9, cluster, (8,), (0,))
+
+
+def _with_network(cluster: Cluster, **traits: object) -> Cluster:
+    link = cluster.inter_link
+    changed = dataclasses.replace(link.traits, **traits)
+    return dataclasses.replace(cluster, inter_link=dataclasses.replace(link, traits=changed))
+
+
+def test_a_network_slower_than_nccl_reads_off_its_nics_is_used_worse_and_never_better() -> None:
+    # Azure A100: 200 Gb/s NICs that carry 5.9 GB/s; all_reduces of 2x8 stay with LL up to 14 MB (microsoft/vidur)
+    true = _with_network(Cluster.parse("2x8 A100 @ 140Gb"), ll128=False)
+    misled = _with_network(true, believed_bytes_per_second=25e9)
+    sizes = 2.0 ** np.arange(10, 31)
+    honest, paid = (_seconds("all_reduce", sizes, cluster, (16,), (0,)) for cluster in (true, misled))
+    assert np.all(paid >= honest * (1 - 1e-12))
+    assert 1.5 < np.max(paid / honest) < 2.5
+    assert paid[-1] == pytest.approx(honest[-1])
+
+
+def test_bytes_in_flight_fill_a_fast_network_sooner() -> None:
+    slow, fast = (Cluster.parse(f"2x8 AWS-p4de @ {rate}Gb") for rate in (400, 3200))
+    for cluster in (slow, fast):
+        without = _with_network(cluster, ramp_bytes=0.0)
+        filled = _seconds("all_gather", 2**20, cluster, (16,), (0,)) - _seconds(
+            "all_gather", 2**20, without, (16,), (0,)
+        )
+        node_rate = 8 * cluster.inter_link.bytes_per_second
+        assert filled == pytest.approx(cluster.inter_link.traits.ramp_bytes / node_rate, rel=0.01)
+
+
+def test_choosing_by_belief_costs_v100_time_up_to_13_megabytes() -> None:
+    cluster = Cluster.parse("1x8 V100")
+    twelve, sixteen = (_seconds("all_reduce", size * 2**20, cluster, (8,), (0,)) for size in (12, 16))
+    assert twelve == pytest.approx(300e-6, rel=0.12)  # VIA-Research/vTrain trace/v100: 300.5 and 273.8 us
+    assert sixteen == pytest.approx(274e-6, rel=0.05)
+    assert sixteen < twelve
