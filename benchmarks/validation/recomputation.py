@@ -1,9 +1,9 @@
 """Which operators of a layer a published run computes again in backward, by the names of its modules (`models.py`).
 
-    full                    every forward operator of a layer
-    core_attn               scores, softmax, dropout, weighted values (Korthikanti et al. 2022: "selective")
-    layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj      Megatron's --recompute-modules
-    pointwise, second_matmul                                       torchtitan's selective mode: keeps every other product
+full                    every forward operator of a layer
+core_attn               scores, softmax, dropout, weighted values (Korthikanti et al. 2022: "selective")
+layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj      Megatron's --recompute-modules
+pointwise, second_matmul                                       torchtitan's selective mode: keeps every other product
 """
 
 from __future__ import annotations
