@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class StorageTracker(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts storages while it is active; `known` holds tensors that live before it starts."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._bytes: dict[int, int] = {}
         self._live = 0
         self.peak_bytes = 0

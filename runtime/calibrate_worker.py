@@ -188,7 +188,7 @@ def mean_over_ranks(points: list[Measurement]) -> list[Measurement]:
     The harmonic mean of the ranks' seconds, their mean rate: the points hold the machine's throughput
     divided by the ranks, even where the scheduler favours one.
     """
-    seconds: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+    seconds: dict[tuple[str, int, int, float], list[float]] = defaultdict(list)
     for p in points:
         seconds[p.name, p.world_size, p.ranks, p.size].append(p.seconds)
     return [

@@ -105,18 +105,18 @@ def _attention(batch: int, sequence: int, head_dim: int, dtype: torch.dtype) -> 
     heads = 2048 // head_dim
     sizes = (batch, heads, sequence, sequence, head_dim, head_dim)
 
-    def operands(device: torch.device, gradients: bool) -> list[Tensor]:
-        return [
-            torch.randn(batch, heads, sequence, head_dim, device=device, dtype=dtype, requires_grad=gradients)
-            for _ in range(3)
-        ]
+    def operand(device: torch.device, gradients: bool) -> Tensor:
+        return torch.randn(batch, heads, sequence, head_dim, device=device, dtype=dtype, requires_grad=gradients)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
     def forward(device: torch.device) -> Callable[[], object]:
-        return partial(functional.scaled_dot_product_attention, *operands(device, False), is_causal=True)
+        return partial(attended, *(operand(device, False) for _ in range(3)))
 
     def backward(device: torch.device) -> Callable[[], object]:
-        given = operands(device, True)
-        out = functional.scaled_dot_product_attention(*given, is_causal=True)
+        given = [operand(device, True) for _ in range(3)]
+        out = attended(*given)
         return partial(torch.autograd.grad, out, given, torch.ones_like(out), retain_graph=True)
 
     yield Case(kernel=_unmeasured("attention forward", dtype, sizes, causal=True), make=forward)
@@ -165,9 +165,9 @@ def seconds_on_cuda(call: Callable[[], object]) -> float:
     """Median over passes of the mean seconds of calls that were all queued before the first one ended."""
     for _ in range(WARM_UPS):
         call()
-    passes = []
+    passes: list[float] = []
     for _ in range(PASSES):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(REPEATS):
             call()

@@ -44,8 +44,9 @@ def main(only: Sequence[str], world: Sequence[int], steps: int, as_json: bool, o
                 console.print(_line(rows[-1]))
     finally:
         pool.close()
-    content = {"rows": rows, "summary": summary(rows)}
-    console.print(_table(content["summary"]))
+    found = summary(rows)
+    content = {"rows": rows, "summary": found}
+    console.print(_table(found))
     if as_json:
         print(json.dumps(content))
     if output is not None:
@@ -89,7 +90,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def _error(row: dict[str, Any], predicted: str, measured: str) -> float:
-    return abs(row[predicted] / row[measured] - 1.0)
+    return abs(float(row[predicted]) / float(row[measured]) - 1.0)
 
 
 def _line(row: dict[str, Any]) -> str:

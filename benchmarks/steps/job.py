@@ -78,7 +78,8 @@ def _peak_bytes(module: Any, optimizer: torch.optim.Optimizer, inputs: Mapping[s
     ]
     with StorageTracker([*module.parameters(), *module.buffers(), *states]) as tracker:
         _step(module, optimizer, inputs)
-    return tracker.peak_bytes
+    peak: int = tracker.peak_bytes
+    return peak
 
 
 def _slowest(values: Mapping[str, float]) -> dict[str, float]:
