@@ -68,6 +68,8 @@ class MemoryCurve:
     """Of the device's memory rate."""
     resident_speedup: float = 1.0
     """Rate of a working set that fits the L2 cache against memory."""
+    unit_bytes_per_cycle: float = 0.0
+    """What one multiprocessor moves per clock with this code, where that bounds before memory does; 0: never."""
     reread_row_bytes: float = 1e18
     """Longer rows do not stay in a multiprocessor between the passes over them."""
     reread: float = 0.0
@@ -99,6 +101,8 @@ class DeviceCurves:
     sm_count: int
     """Streaming multiprocessors (AMD: compute units)."""
     l2_bytes: float
+    clock_hz: float
+    """Boost clock of the multiprocessors."""
     gemm: Mapping[str, GemmCurve] = field(default_factory=dict)
     """By dtype, and by "<dtype> batched" where the library treats batches of products otherwise."""
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
@@ -112,6 +116,7 @@ class DeviceCurves:
 class _Units:
     sm_count: int
     l2_bytes: float
+    clock_hz: float
     source: str
     generation: str = ""
 
@@ -190,6 +195,7 @@ def _curves(
         tier=tier,
         sm_count=units.sm_count,
         l2_bytes=units.l2_bytes,
+        clock_hz=units.clock_hz,
         gemm=msgspec.convert(constants.gemm, dict[str, GemmCurve]),
         memory=msgspec.convert(constants.memory, dict[str, MemoryCurve]),
         attention=msgspec.convert(constants.attention, dict[str, AttentionCurve]),

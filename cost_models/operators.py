@@ -214,6 +214,7 @@ def rates_of(device: Device, curves: DeviceCurves, dtype: str) -> Rates:
         memory_bytes_per_second=device.memory_bytes_per_second,
         sm_count=curves.sm_count,
         l2_bytes=curves.l2_bytes,
+        clock_hz=curves.clock_hz,
     )
 
 

@@ -53,12 +53,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What the model takes of a device: FLOP/s of the dtype, bytes/s, SMs, bytes of L2."""
+    """What the model takes of a device: FLOP/s of the dtype, bytes/s, SMs, bytes of L2, clock."""
 
     flops_per_second: float
     memory_bytes_per_second: float
     sm_count: int
     l2_bytes: float
+    clock_hz: float = 0.0
+    """0: unknown, nothing is bound by it."""
 
 
 def gemm_seconds(

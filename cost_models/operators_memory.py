@@ -4,7 +4,9 @@ A kernel reads and writes the bytes of its *fused group* (`kernel_groups`). Smal
 launching takes its time and a block of threads walks over a row at its own pace; a working set that fits the L2 cache
 is read faster than memory:
 
-    rate    = memory rate * fraction * (1 + (resident_speedup - 1) / (1 + (bytes / L2)^2))
+    memory  = memory rate * fraction * (1 + (resident_speedup - 1) / (1 + (bytes / L2)^2))
+    units   = SMs * clock * bytes per cycle                          scalar code moves 2-7 bytes per clock and SM
+    rate    = (memory^-4 + units^-4)^(-1/4)
     traffic = bytes * (1 + reread * clip(row bytes / reread_row_bytes - 1, 0, 1))
     seconds = launch + ((row * row_seconds)^4 + (traffic / rate)^4)^(1/4)
 
@@ -52,7 +54,11 @@ def memory_seconds(
     full = rates.memory_bytes_per_second * curve.memory_fraction
     elements = np.asarray(row, np.float64)
     again = np.clip(elements * element_bytes / curve.reread_row_bytes - 1, 0, 1) * curve.reread
-    stream = sizes * (1 + again) / (full * (1 + (curve.resident_speedup - 1) * hit))
+    inverse = 1 / (full * (1 + (curve.resident_speedup - 1) * hit))
+    units = rates.sm_count * rates.clock_hz * curve.unit_bytes_per_cycle
+    if units > 0:
+        inverse = (inverse**_JOIN + units**-_JOIN) ** (1 / _JOIN)
+    stream = sizes * (1 + again) * inverse
     latency = elements * curve.row_seconds
     both = (latency**_JOIN + stream**_JOIN) ** (1 / _JOIN)
     return np.asarray(np.asarray(launches, np.float64) * curve.launch_seconds + both)

@@ -63,6 +63,7 @@ START_MEMORY = MemoryCurve(
     resident_speedup=1.3,
     reread_row_bytes=2.5e4,
     reread=0.5,
+    unit_bytes_per_cycle=10.0,
 )
 START_ATTENTION = AttentionCurve(rate_fraction=0.8, softmax_flops=100.0, tail=0.5, launch_seconds=5e-6)
 
@@ -243,6 +244,9 @@ def fit_own(samples: Sequence[Sample], start: Curve | None = None) -> Curve:
     """Constants of one machine and key, pulled towards `start` (default: the start of its generation)."""
     problem = Problem(_thinned(samples))
     usual, names = start_of(key_of(samples[0].case), problem.generation)
+    if isinstance(usual, MemoryCurve):  # one device cannot tell its units' limit from its memory's
+        usual = replace(usual, unit_bytes_per_cycle=0.0)
+        names = tuple(name for name in names if name != "unit_bytes_per_cycle")
     return fit([problem], start or usual, names, own=True)
 
 

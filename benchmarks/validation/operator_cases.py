@@ -80,6 +80,8 @@ class Case:
     flops: float = 0.0
     """Of a value that is a rate: FLOPs, or elements."""
     divisor: float = 1.0
+    resolution_seconds: float = 0.0
+    """The measuring tool counts in multiples of this; 0: finer than matters."""
 
 
 def case_of(row: Row, schema: Schema) -> Case:
@@ -132,7 +134,8 @@ def _vidur(row: Row) -> Case:
     if kernel is None:
         raise ConfigurationError(f"operator {row['op']!r} is unknown")
     device = device_name(row["gpu"])
-    return Case(device=device, machine=device, dtype="float16", parts=((1, kernel),), op=row["op"], divisor=1e-3)
+    return Case(device=device, machine=device, dtype="float16", parts=((1, kernel),), op=row["op"], divisor=1e-3,
+                resolution_seconds=1e-6)  # fmt: skip
 
 
 def _lookup(rows: int, width: int, element_bytes: int = 2) -> Memory:

@@ -60,6 +60,8 @@ def _values(case: Case, seconds: float, schema: Schema) -> Mapping[str, float | 
         moved = gemm.batch * (gemm.m * gemm.k + gemm.k * gemm.n + 2 * gemm.m * gemm.n)
         return {"tflops": case.flops / seconds / 1e12, "mem_GBps": moved / seconds / 1e9}
     (column,) = schema.measured["op"]
+    if case.resolution_seconds:
+        seconds = case.resolution_seconds * max(1, round(seconds / case.resolution_seconds))
     return {column: case.flops / seconds if case.flops else seconds / case.divisor}
 
 
@@ -100,7 +102,7 @@ def host_added_seconds(case: Case) -> float:
 
 def _with_memory(curves: DeviceCurves, curve: MemoryCurve) -> DeviceCurves:
     return DeviceCurves(
-        name=curves.name, tier=curves.tier, sm_count=curves.sm_count, l2_bytes=curves.l2_bytes,
+        name=curves.name, tier=curves.tier, sm_count=curves.sm_count, l2_bytes=curves.l2_bytes, clock_hz=curves.clock_hz,
         memory={"elementwise": curve},
     )  # fmt: skip
 
