@@ -162,6 +162,11 @@ def _peak(column: str, unit: float) -> Callable[[Row, TrainingRun, Ranks], Value
     return lambda row, run, memory: {column: max(rank.peak for rank in memory(run)) / unit}
 
 
+def _titan_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
+    """torchtitan prints what the allocator reserves."""
+    return {"peak_mem_gib_max_rank": max(rank.reserved for rank in memory(run)) / GIB}
+
+
 def _golden_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
     """Megatron writes the memory of its last rank, which is of the last pipeline stage."""
     last = memory(run)[-1]
@@ -198,7 +203,7 @@ def _galvatron_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
 _MEMORY_VALUES: Mapping[str, Callable[[Row, TrainingRun, Ranks], Values]] = {
     "e2e_mem_megatron_golden": _golden_memory,
     "e2e_mem_simumax_b200": _peak("peak_alloc_gib", GIB),
-    "e2e_mem_torchtitan": _peak("peak_mem_gib_max_rank", GIB),
+    "e2e_mem_torchtitan": _titan_memory,
     "e2e_mem_korthikanti_a100": _korthikanti_memory,
     "e2e_mem_colossalai": _peak("peak_mem_mib", MIB),
     "mem_galvatron_llama2_7b": _galvatron_memory,

@@ -24,11 +24,13 @@ from benchmarks.validation.recomputation import computed_again
 from benchmarks.validation.runs import TrainingRun
 from benchmarks.validation.schemas import Tier
 from benchmarks.validation.stack_memory import (
+    RESERVED_FRACTION,
     StackFacts,
     attention_output_bytes,
     bucket_bytes,
     facts_of,
     gathered_bytes,
+    kept_projections,
     leftover_bytes,
     library_bytes,
 )
@@ -68,6 +70,11 @@ class RankMemory:
         """`torch.cuda.max_memory_allocated`."""
         return self.between_steps + self.gathered + self.activations
 
+    @property
+    def reserved(self) -> float:
+        """`torch.cuda.max_memory_reserved` without expandable segments."""
+        return self.peak * (1.0 + RESERVED_FRACTION)
+
 
 def peak_bytes(run: TrainingRun, tier: Tier) -> float:
     """max_memory_allocated of the fullest rank. Raises ConfigurationError for a run that cannot be expressed."""
@@ -83,7 +90,7 @@ class _Measured:
     """The segments of one run and how its stages are made of them."""
 
     def __init__(self, run: TrainingRun) -> None:
-        self._run, self._facts = run, facts_of(run.stack)
+        self._run, self._facts = run, facts_of(run)
         low = lowered(on_one_replica(run))
         again = computed_again(low.plan.operators, run.parallel)
         segments = _measured(_ById(low), again, self._facts)
@@ -189,11 +196,11 @@ def with_facts(
     segments: Mapping[str, SegmentMemory], run: TrainingRun, facts: StackFacts
 ) -> Mapping[str, SegmentMemory]:
     """Segments with what the stack saves beside the graph."""
-    if not facts.copies_attention_output or run.parallel.recompute == "full":
-        return segments
-    copy = attention_output_bytes(run)
+    more = kept_projections(run)
+    if facts.copies_attention_output and run.parallel.recompute != "full":
+        more += attention_output_bytes(run)
     return {
-        name: replace(segment, saved_bytes=segment.saved_bytes + copy) if name.startswith("layers.") else segment
+        name: replace(segment, saved_bytes=segment.saved_bytes + more) if _is_block(segment) else segment
         for name, segment in segments.items()
     }
 
