@@ -78,8 +78,6 @@ class _Profile:
     source: str
     stands_for: str = ""
     """Text that the presets are read from, where the file's own names no hardware."""
-    of_benchmark: bool = False
-    """What the profile holds belongs to how the benchmark measures, not to one machine: t0 knows it too."""
     least_seconds_per_rank: float = 0.0
     """A benchmark of one process launches its ranks one after the other."""
     intra: _LinkProfile = _LinkProfile()
@@ -100,7 +98,7 @@ def fitted(
 ) -> tuple[Cluster, float] | None:
     """The calibrated cluster and the least seconds of its benchmark; None where no profile stands for the text."""
     profile = next((p for p in _profiles().values() if re.search(p.matches, hardware, re.IGNORECASE)), None)
-    if profile is None or not (tier == "t1" or (tier == "t0" and profile.of_benchmark)):
+    if profile is None or tier != "t1":
         return None
     machine = read_machine(profile.stands_for or hardware)
     cluster = machine.cluster(ranks=ranks, nodes=nodes, whole_nodes=whole_nodes)
