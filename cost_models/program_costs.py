@@ -22,10 +22,9 @@ from torch import fx
 from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import collective_seconds
 from autopar.cost_models.kernel_groups import Traffic, group_reads_writes, kernel_groups
-from autopar.cost_models.operator_names import LOOKUPS, base_name, operator_kind
-from autopar.cost_models.operators import operator_seconds
+from autopar.cost_models.kernel_seconds import KernelPrices
+from autopar.cost_models.operator_names import base_name, operator_kind
 from autopar.layout import Mesh
-from autopar.rules.engine import rule_for
 
 COMPUTE = "compute"
 _COLLECTIVES = {
@@ -35,8 +34,6 @@ _COLLECTIVES = {
     "all_to_all_single": "all_to_all",
     "broadcast": "broadcast",
 }
-_PARTS = ("region", "piece", "trimmed", "slice", "select")
-"""Operators that read only as much as they return."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +49,6 @@ class ProgramAction:
     seconds: float
     kind: str
     """Bare operator name, or the kind of collective."""
-    launches: int = 1
-    """Kernels that the host launches for it; 0 for a later member of a kernel."""
     nbytes: float = 0.0
     """Of a collective: its full buffer."""
     dtype_bytes: int = 0
@@ -71,21 +66,24 @@ def program_actions(
     cluster: Cluster,
     mesh: Mesh,
     backend: str,
+    prices: KernelPrices,
     segment_of: Callable[[str], str],
-    dtype: str | None = None,
     parameters: Collection[str] = (),
 ) -> list[ProgramAction]:
     """The actions of one lowered graph (of `split_forward_backward`) in program order.
 
-    mesh: of the whole run, whose axes the graph's collectives name; backend: of `kernel_groups`; dtype: of matrix
-    products, where it is not that of their operands (float8); parameters: names of the program's parameters.
+    mesh: of the whole run, whose axes the graph's collectives name; backend: of `kernel_groups`; prices: of
+    kernels; parameters: names of the program's parameters.
     """
     describe_values(graph)
     groups = kernel_groups(graph, backend)
     traffic = group_reads_writes(graph, groups)
+    members: dict[int, list[tuple[fx.Node, Traffic]]] = {}
+    for node in traffic:
+        members.setdefault(groups[node], []).append((node, traffic[node]))
     weight_only = _weight_only(graph, segment_of) if phase == "backward" else frozenset()
     reduced = _reduced_gradients(graph) if phase == "backward" else frozenset()
-    started: set[int] = set()
+    gradients = _gradients(graph) if phase == "backward" else frozenset()
     actions = []
     for node in graph.nodes:
         collective = collective_of(node)
@@ -93,19 +91,17 @@ def program_actions(
             action = _collective(node, collective, phase, cluster, mesh)
             moves = action.name in parameters or node in reduced
             actions.append(replace(action, moves_parameter=moves, weight_only=node in weight_only))
-        elif node in groups:
-            leads = groups[node] not in started
-            started.add(groups[node])
-            seconds = _seconds(node, traffic[node], cluster, dtype, leads)
+        elif node in groups and groups[node] in members:
+            kernel = members.pop(groups[node])
+            heavy = next((one for one, _ in kernel if operator_kind(one.target) != "memory"), kernel[0][0])
             actions.append(
                 ProgramAction(
-                    name=str(node.meta.get("operator", node.name)),
+                    name=str(heavy.meta.get("operator", heavy.name)),
                     phase=phase,
                     stream=COMPUTE,
-                    seconds=seconds,
-                    kind=base_name(node.target),
-                    launches=int(leads),
-                    weight_only=node in weight_only,
+                    seconds=prices.seconds(kernel, adds_gradient=heavy in gradients),
+                    kind=base_name(heavy.target),
+                    weight_only=all(one in weight_only for one, _ in kernel),
                 )
             )
     return actions
@@ -137,9 +133,8 @@ def _collective(node: fx.Node, kind: str, phase: str, cluster: Cluster, mesh: Me
     axes = tuple(mesh.axis_names.index(name) for name in names)
     topology = GroupTopology.of(cluster, mesh.shape, axes)
     element = node.meta["dtype"].itemsize
-    nbytes = float(math.prod(node.meta["local_shape"]) * element)
-    if kind == "reduce_scatter":
-        nbytes *= topology.ranks
+    largest = max(_elements(node), _elements(node.all_input_nodes[0]))  # the whole buffer of a gather or a scatter
+    nbytes = float(largest * element)
     seconds = float(collective_seconds(kind, nbytes, topology, cluster))  # type: ignore[arg-type]
     return ProgramAction(
         name=str(node.meta["operator"]), phase=phase, stream="+".join(names), seconds=seconds, kind=kind,
@@ -147,45 +142,19 @@ def _collective(node: fx.Node, kind: str, phase: str, cluster: Cluster, mesh: Me
     )  # fmt: skip
 
 
-def _seconds(node: fx.Node, traffic: Traffic, cluster: Cluster, dtype: str | None, leads: bool) -> float:
-    kind = operator_kind(node.target)
-    rule = rule_for(node) if kind != "memory" and isinstance(node.target, torch._ops.OpOverload) else None
-    products = dtype if dtype is not None and kind == "matmul" else _dtype_name(node)
-    return float(
-        operator_seconds(
-            cluster.device,
-            flops=rule.flops if rule is not None else 0.0,
-            bytes_moved=bytes_moved(node, traffic),
-            dtype=products,
-            kind=kind,
-            kernels=int(leads),
-        )
-    )
+def _elements(node: fx.Node) -> int:
+    return math.prod(node.meta["local_shape"])
 
 
-def bytes_moved(node: fx.Node, traffic: Traffic) -> float:
-    """Bytes that a node reads from and writes to memory, as a member of its kernel."""
-    name = base_name(node.target)
-    operands = node.all_input_nodes
-    total = 0.0
-    for read in traffic.reads:
-        partly = name in _PARTS or (name in LOOKUPS and read is operands[0])
-        total += _value_bytes(node, 0) if partly else _value_bytes(read)
-    return total + sum(_value_bytes(node, output) for output in traffic.writes)
-
-
-def _value_bytes(node: fx.Node, output: int | None = None) -> float:
-    value = node.meta.get("val")
-    if isinstance(value, tuple):
-        chosen = value if output is None else value[output : output + 1]
-        return float(sum(item.numel() * item.element_size() for item in chosen if item is not None))
-    return float(value.numel() * value.element_size()) if isinstance(value, torch.Tensor) else 0.0
-
-
-def _dtype_name(node: fx.Node) -> str:
-    value = node.meta.get("val")
-    first = next((v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, torch.Tensor)), None)
-    return "float32" if first is None else str(first.dtype).removeprefix("torch.")
+def _gradients(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Products that are returned, or reduced and then returned: gradients of weights."""
+    found = set()
+    for node in graph.output_node().all_input_nodes:
+        current = node
+        while current.op == "call_function" and operator_kind(current.target) == "memory" and current.all_input_nodes:
+            current = current.all_input_nodes[0]
+        found.add(current)
+    return frozenset(found)
 
 
 def _weight_only(graph: fx.Graph, segment_of: Callable[[str], str]) -> frozenset[fx.Node]:

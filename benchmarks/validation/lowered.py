@@ -21,10 +21,13 @@ from autopar.passes.partition import Partition, split_forward_backward
 from autopar.passes.segments import placed
 from autopar.program import Program
 from benchmarks.validation.models import build_model, example, layer_kinds, layer_sequence, without_layers
-from benchmarks.validation.published_plan import axes_of, published_plan, with_recomputation
+from benchmarks.validation.published_plan import axes_of, data_axis, published_plan, with_recomputation
 from benchmarks.validation.runs import ModelShape, ParallelShape, TrainingRun
 
 PIPELINE_AXIS = "pp"
+
+MODEL_REPLICAS = 2
+"""Data-parallel ranks of a plan that stands for any number of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +56,29 @@ def lowered(run: TrainingRun) -> LoweredRun:
     check_expressible(run)
     parallel = run.parallel
     program, plan, partition = _partitioned(
-        model_part(run), run.stack.dtype, run.stack.attention != "unfused",
-        _KnownCluster(run.cluster.fingerprint, run.cluster), _plan_part(parallel),
+        *captured_part(run), _KnownCluster(run.cluster.fingerprint, run.cluster), _plan_part(parallel),
         parallel.recompute,
     )  # fmt: skip
+    return LoweredRun(program=program, plan=plan, partition=partition, chunks=chunks(run), mesh=mesh(run))
+
+
+def chunks(run: TrainingRun) -> tuple[tuple[str, ...], ...]:
+    """The segments of every model chunk of a run, in model order."""
     kinds = [kind for kind, _ in layer_kinds(run.model)]
     layers = [f"layers.{kinds.index(kind)}" for kind in layer_sequence(run.model)]
-    axes = {PIPELINE_AXIS: parallel.pp, **axes_of(parallel)}
-    return LoweredRun(
-        program=program,
-        plan=plan,
-        partition=partition,
-        chunks=placed(layers, parallel.pp * parallel.virtual_stages, first="embedding", last="head"),
-        mesh=Mesh(axis_names=tuple(axes), shape=tuple(axes.values())),
-    )
+    return placed(layers, run.parallel.pp * run.parallel.virtual_stages, first="embedding", last="head")
+
+
+def mesh(run: TrainingRun) -> Mesh:
+    """The mesh of the whole run; ranks of one context-parallel group stand beside each other in the data axis."""
+    axes = {PIPELINE_AXIS: run.parallel.pp, **axes_of(run.parallel)}
+    axes[data_axis(run.parallel)] *= run.parallel.cp
+    return Mesh(axis_names=tuple(axes), shape=tuple(axes.values()))
 
 
 def check_expressible(run: TrainingRun) -> None:
     """Raise ConfigurationError naming what no plan of autopar can say yet."""
     reasons = {
-        "context parallelism has no executable form": run.parallel.cp > 1,
-        "expert parallelism has no executable form": run.parallel.ep > 1,
         f"models of the family {run.model.family} are not built": run.model.family in ("t5", "hybrid"),
         "only adapters are trained": run.adapter_rank > 0,
     }
@@ -82,18 +87,27 @@ def check_expressible(run: TrainingRun) -> None:
         raise ConfigurationError("; ".join(found))
 
 
-def model_part(run: TrainingRun) -> ModelShape:
-    """What the captured module depends on: no number of layers; stages of a pipeline each hold their own copy of a
-    tied embedding."""
-    shape = without_layers(run.model)
-    return replace(shape, tied_embeddings=shape.tied_embeddings and run.parallel.pp == 1)
+def captured_part(run: TrainingRun) -> tuple[ModelShape, str, bool, int]:
+    """What the captured module depends on: (shape, dtype, flash attention, ranks over which experts are cut).
+
+    Stages of a pipeline each hold their own copy of a tied embedding; ranks of context parallelism a part of the
+    sequence; ranks of expert parallelism a part of the experts, for as many rows.
+    """
+    parallel, shape = run.parallel, without_layers(run.model)
+    shape = replace(
+        shape,
+        tied_embeddings=shape.tied_embeddings and parallel.pp == 1,
+        seq_len=max(1, shape.seq_len // parallel.cp),
+    )
+    return shape, run.stack.dtype, run.stack.attention != "unfused", parallel.ep
 
 
 def _plan_part(parallel: ParallelShape) -> ParallelShape:
-    """What the plan of a stage depends on."""
+    """What the plan of a stage depends on. Two data-parallel ranks stand for any number of them: the program of one
+    rank is the same, and its collectives are priced on the mesh of the whole run."""
     return ParallelShape(
         tp=parallel.tp,
-        dp=parallel.dp,
+        dp=min(parallel.dp * parallel.cp, MODEL_REPLICAS),
         zero_stage=3 if parallel.zero_stage == 3 else 0,
         sequence_parallel=parallel.sequence_parallel,
         micro_batch=parallel.micro_batch,
@@ -102,9 +116,15 @@ def _plan_part(parallel: ParallelShape) -> ParallelShape:
 
 @functools.lru_cache(maxsize=64)
 def _partitioned(
-    shape: ModelShape, dtype: str, flash: bool, cluster: _KnownCluster, parallel: ParallelShape, recompute: str
+    shape: ModelShape,
+    dtype: str,
+    flash: bool,
+    expert_ranks: int,
+    cluster: _KnownCluster,
+    parallel: ParallelShape,
+    recompute: str,
 ) -> tuple[Program, Plan, Partition]:
-    program, plan = _planned(shape, dtype, flash, cluster, parallel)
+    program, plan = _planned(shape, dtype, flash, expert_ranks, cluster, parallel)
     plan = with_recomputation(plan, replace(parallel, recompute=recompute))  # type: ignore[arg-type]
     again = [name for name, operator in plan.operators.items() if operator.recompute]
     return program, plan, split_forward_backward(program, again)
@@ -112,14 +132,16 @@ def _partitioned(
 
 @functools.lru_cache(maxsize=64)
 def _planned(
-    shape: ModelShape, dtype: str, flash: bool, cluster: _KnownCluster, parallel: ParallelShape
+    shape: ModelShape, dtype: str, flash: bool, expert_ranks: int, cluster: _KnownCluster, parallel: ParallelShape
 ) -> tuple[Program, Plan]:
-    program = _captured(shape, dtype, flash, parallel.micro_batch * parallel.dp)
+    program = _captured(shape, dtype, flash, expert_ranks, parallel.micro_batch * parallel.dp)
     plan = published_plan(program, cluster.cluster, parallel)
     return lower(program, plan, rank=0), plan
 
 
 @functools.lru_cache(maxsize=16)
-def _captured(shape: ModelShape, dtype: str, flash: bool, batch: int) -> Program:
+def _captured(shape: ModelShape, dtype: str, flash: bool, expert_ranks: int, batch: int) -> Program:
     kinds = tuple(kind for kind, _ in layer_kinds(shape))
-    return capture(build_model(shape, kinds, dtype=dtype, flash=flash), (), example(shape, batch))
+    return capture(
+        build_model(shape, kinds, dtype=dtype, flash=flash, expert_ranks=expert_ranks), (), example(shape, batch)
+    )

@@ -29,14 +29,16 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 rate."""
 
 
-def build_model(shape: ModelShape, kinds: tuple[str, ...], *, dtype: str, flash: bool) -> nn.Module:
+def build_model(
+    shape: ModelShape, kinds: tuple[str, ...], *, dtype: str, flash: bool, expert_ranks: int = 1
+) -> nn.Module:
     """The module on the meta device, `forward(tokens, labels) -> loss`; one layer per entry of `kinds`.
 
     tokens and labels are int64 (batch, seq_len); weights and activations have `dtype`; flash: attention is one kernel
     that writes no scores.
     """
     with torch.device("meta"):
-        return Transformer(shape, kinds, flash=flash).to(DTYPES.get(dtype, torch.bfloat16))
+        return Transformer(shape, kinds, flash=flash, expert_ranks=expert_ranks).to(DTYPES.get(dtype, torch.bfloat16))
 
 
 def layer_kinds(shape: ModelShape) -> tuple[tuple[str, int], ...]:
@@ -74,10 +76,10 @@ def without_layers(shape: ModelShape) -> ModelShape:
 class Transformer(nn.Module):
     """Embedding, one layer per kind, head with the loss."""
 
-    def __init__(self, shape: ModelShape, kinds: tuple[str, ...], *, flash: bool) -> None:
+    def __init__(self, shape: ModelShape, kinds: tuple[str, ...], *, flash: bool, expert_ranks: int) -> None:
         super().__init__()
         self.embedding = Embedding(shape)
-        self.layers = nn.ModuleList(Layer(shape, kind, flash=flash) for kind in kinds)
+        self.layers = nn.ModuleList(Layer(shape, kind, flash=flash, expert_ranks=expert_ranks) for kind in kinds)
         self.head = Head(shape)
         if shape.tied_embeddings:
             self.head.output.weight = self.embedding.words.weight
@@ -122,14 +124,14 @@ class Head(nn.Module):
 class Layer(nn.Module):
     """Pre-norm attention and MLP, each added to its input."""
 
-    def __init__(self, shape: ModelShape, kind: str, *, flash: bool) -> None:
+    def __init__(self, shape: ModelShape, kind: str, *, flash: bool, expert_ranks: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = norm(shape), norm(shape)
         attention = shape.latent
         self.attention = Attention(shape, flash=flash) if attention is None else Latent(shape, attention, flash=flash)
         if kind == "experts":
             assert shape.experts is not None
-            self.mlp: nn.Module = MixtureOfExperts(shape, shape.experts)
+            self.mlp: nn.Module = MixtureOfExperts(shape, shape.experts, expert_ranks)
         else:
             self.mlp = Mlp(shape, shape.ffn)
         self.dropout = DROPOUT if shape.dropout else 0.0
@@ -262,13 +264,14 @@ class Mlp(nn.Module):
 class MixtureOfExperts(nn.Module):
     """A router, grouped products over the chosen experts, and experts that every token passes."""
 
-    def __init__(self, shape: ModelShape, experts: Experts) -> None:
+    def __init__(self, shape: ModelShape, experts: Experts, expert_ranks: int) -> None:
         super().__init__()
         self.experts, self.gated = experts, is_gated(shape)
         self.router = nn.Linear(shape.hidden, experts.count, bias=False)
         width = experts.hidden * (2 if self.gated else 1)
-        self.gate_up = nn.Parameter(torch.empty(experts.count, shape.hidden, width))
-        self.down = nn.Parameter(torch.empty(experts.count, experts.hidden, shape.hidden))
+        held = max(1, experts.count // expert_ranks)
+        self.gate_up = nn.Parameter(torch.empty(held, shape.hidden, width))
+        self.down = nn.Parameter(torch.empty(held, experts.hidden, shape.hidden))
         self.shared = Mlp(shape, experts.shared_hidden) if experts.shared_hidden else None
 
     def forward(self, x: Tensor) -> Tensor:

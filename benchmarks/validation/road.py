@@ -12,26 +12,32 @@ and reductions that run beside compute, and the step's end: gradient reduction, 
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster import GroupTopology
 from autopar.cost_models.collectives import collective_seconds
+from autopar.cost_models.kernel_seconds import KernelPrices
+from autopar.cost_models.pipeline import play_pipeline, schedule_for
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
 from autopar.cost_models.stage_costs import StageCosts
+from autopar.device_curves import device_curves, has_curves, physics_curves, shared_curves
 from autopar.passes.segments import segment_of
-from autopar.schedules.check import runnable_order
-from autopar.schedules.actions import producer
-from autopar.schedules.list_scheduler import build_schedule
-from benchmarks.validation.lowered import PIPELINE_AXIS, LoweredRun, lowered
+from benchmarks.validation.lowered import LoweredRun, captured_part, chunks, lowered, mesh
+from benchmarks.validation.models import layer_kinds
 from benchmarks.validation.published_plan import data_axis
 from benchmarks.validation.runs import Stack, TrainingRun
+from benchmarks.validation.schemas import Tier
 
 __all__ = ["lowered", "stage_costs", "step_seconds"]
 
 HOST_SECONDS = {"forward": 14e-6, "backward": 9e-6}
 """Time in which the host launches one kernel: Python modules in forward, C++ autograd in backward."""
+
+HOST_COLLECTIVE_SECONDS = 40e-6
+"""The same of one collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,7 @@ class Pass:
     """Of parameters (ZeRO-3)."""
     weight_compute: float
     """The part of `compute` on which only gradients of weights depend."""
-    gather_bytes: float = 0.0
+    collectives: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,55 +60,34 @@ class SegmentCosts:
     forward: Pass
     backward: Pass
     parameter_elements: int
-    """Local, as stored."""
-    gradient_elements: float
-    """Local elements of the gradients that data parallelism reduces."""
+    """Of one model-parallel rank, before data parallelism cuts them."""
 
 
-def step_seconds(run: TrainingRun, tier: str) -> float:
+def step_seconds(run: TrainingRun, tier: Tier) -> float:
     """Seconds of one training step. Raises ConfigurationError where the run cannot be expressed."""
-    stages = stage_costs(run, tier)
-    parallel = run.parallel
-    family = parallel.schedule if parallel.pp > 1 else "1f1b"
+    stages, parallel = stage_costs(run, tier), run.parallel
+    if not run.training:
+        return sum(stage.forward_seconds for stage in stages) * parallel.micro_batches
     send = send_seconds(run, stages[0].send_bytes)
-    return played(family, stages, parallel.pp, parallel.micro_batches, send)
+    family = parallel.schedule if parallel.pp > 1 else "1f1b"
+    if parallel.virtual_stages > 1 and family == "1f1b":
+        family = "interleaved"
+    schedule = schedule_for(family, stages, parallel.pp, parallel.micro_batches, send)
+    blocking = run.stack.name.startswith("megatron")
+    return play_pipeline(stages, schedule, send_seconds=send, blocking=blocking, step_end="together").step_seconds
 
 
-def played(family: str, stages: Sequence[StageCosts], ranks: int, micro_batches: int, send: float) -> float:
-    schedule = build_schedule(family, ranks, micro_batches, len(stages) // ranks)
-    ends: dict[tuple[int, str, int], float] = {}
-    free = [0.0] * ranks
-    for rank, action in runnable_order(schedule):
-        costs = stages[action.stage]
-        needed = producer(action, schedule.num_stages)
-        start = free[rank]
-        if needed is not None:
-            arrived = ends[(*needed, action.micro_batch)]
-            start = max(start, arrived + (send if needed[0] != action.stage else 0.0))
-        seconds = {
-            "F": costs.forward_seconds,
-            "B": costs.backward_seconds + costs.weight_seconds,
-            "I": costs.backward_seconds,
-            "W": costs.weight_seconds,
-        }[action.kind]
-        free[rank] = start + seconds
-        if action.kind != "W":
-            ends[action.stage, "F" if action.kind == "F" else "gradient", action.micro_batch] = free[rank]
-    return max(free[s % ranks] + sum(c.once_seconds for c in stages[s % ranks :: ranks]) for s in range(ranks))
-
-
-def stage_costs(run: TrainingRun, tier: str) -> list[StageCosts]:
+def stage_costs(run: TrainingRun, tier: Tier) -> list[StageCosts]:
     """Seconds of every model chunk, in model order; bytes are those handed on, the rest is left 0."""
-    low = lowered(run)
-    segments = segment_costs(run)
-    return [_chunk_costs(run, low, chunk, segments) for chunk in low.chunks]
+    segments = segment_costs(run, tier)
+    return [_chunk_costs(run, chunk, segments, tier) for chunk in chunks(run)]
 
 
 def _chunk_costs(
-    run: TrainingRun, low: LoweredRun, chunk: Sequence[str], segments: dict[str, SegmentCosts]
+    run: TrainingRun, chunk: Sequence[str], segments: Mapping[str, SegmentCosts], tier: Tier
 ) -> StageCosts:
-    forward = _pass_seconds(run, [segments[name].forward for name in chunk], "forward")
-    backward = _pass_seconds(run, [segments[name].backward for name in reversed(chunk)], "backward")
+    forward = _pass_seconds(run, [segments[name].forward for name in chunk], "forward", tier)
+    backward = _pass_seconds(run, [segments[name].backward for name in reversed(chunk)], "backward", tier)
     weight = 0.0
     if run.parallel.schedule.startswith("zb"):
         weight = sum(segments[name].backward.weight_compute for name in chunk)
@@ -111,14 +96,16 @@ def _chunk_costs(
         backward_seconds=backward - weight,
         weight_seconds=weight,
         send_bytes=border_bytes(run),
-        once_seconds=_once_seconds(run, low, chunk, segments, backward),
+        once_seconds=_once_seconds(run, chunk, segments, backward) if run.training else 0.0,
     )
 
 
-def _pass_seconds(run: TrainingRun, passes: Sequence[Pass], phase: str) -> float:
+def _pass_seconds(run: TrainingRun, passes: Sequence[Pass], phase: str, tier: Tier) -> float:
     """Consecutive segments: the host or the device is the slower one; gathers beside the segment before, or not."""
     device = sum(p.compute + p.exposed for p in passes)
-    host = 0.0 if run.stack.cuda_graph else sum(p.launches for p in passes) * HOST_SECONDS[phase]
+    host = 0.0
+    if tier != "physics" and not run.stack.cuda_graph:
+        host = sum(p.launches * HOST_SECONDS[phase] + p.collectives * HOST_COLLECTIVE_SECONDS for p in passes)
     gathers = sum(p.gathers for p in passes)
     busy = max(device, host)
     if run.stack.overlap_parameters and gathers:
@@ -126,54 +113,49 @@ def _pass_seconds(run: TrainingRun, passes: Sequence[Pass], phase: str) -> float
     return busy + gathers
 
 
-def segment_costs(run: TrainingRun) -> dict[str, SegmentCosts]:
+def segment_costs(run: TrainingRun, tier: Tier) -> Mapping[str, SegmentCosts]:
     """Segment -> its costs on one device for one micro-batch."""
-    return _segment_costs(_Run(run))
+    return _segment_costs(_Run(run, tier))
 
 
-@dataclass(frozen=True, slots=True)
 class _Run:
     """A run as a key: all that its segments depend on."""
 
-    run: TrainingRun
-
-    def _key(self) -> tuple[object, ...]:
-        low = lowered(self.run)
-        return id(low.partition), self.run.cluster.fingerprint, self.run.stack, low.mesh
+    def __init__(self, run: TrainingRun, tier: Tier) -> None:
+        self.run, self.tier = run, tier
+        parallel = replace(run.parallel, micro_batches=1, virtual_stages=1, schedule="1f1b")
+        part = captured_part(run)
+        self._key = (part, parallel, run.stack, run.cluster.fingerprint, tier)
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Run) and self._key() == other._key()
+        return isinstance(other, _Run) and self._key == other._key
 
 
 @functools.lru_cache(maxsize=4096)
-def _segment_costs(key: _Run) -> dict[str, SegmentCosts]:
+def _segment_costs(key: _Run) -> Mapping[str, SegmentCosts]:
     run, low = key.run, lowered(key.run)
-    actions = run_actions(run, low)
+    by_segment: dict[str, list[ProgramAction]] = {}
+    for action in run_actions(run, low, key.tier):
+        by_segment.setdefault(segment_of(action.name), []).append(action)
     elements: Counter[str] = Counter()
     for entry in low.program.inputs:
         if entry.role == "parameter":
-            size = 1
-            for dim in entry.shape:
-                size *= dim
-            elements[segment_of(entry.name)] += size
+            elements[segment_of(entry.name)] += math.prod(entry.shape)
+    stored_parts = low.plan.mesh.shape[0] if run.parallel.zero_stage == 3 else 1
     return {
         name: SegmentCosts(
-            forward=_summed(run, low, [a for a in found if a.phase == "forward"]),
-            backward=_summed(run, low, [a for a in found if a.phase == "backward"]),
-            parameter_elements=elements[name],
-            gradient_elements=sum(
-                a.nbytes / a.dtype_bytes for a in found if _reduces_gradient(a, low) and a.dtype_bytes
-            ),
+            forward=_summed(run, [a for a in found if a.phase == "forward"], name),
+            backward=_summed(run, [a for a in found if a.phase == "backward"], name),
+            parameter_elements=elements[name] * stored_parts,
         )
-        for name in dict.fromkeys(name for chunk in low.chunks for name in chunk)
-        for found in [[a for a in actions if segment_of(a.name) == name]]
+        for name, found in by_segment.items()
     }
 
 
-def run_actions(run: TrainingRun, low: LoweredRun) -> list[ProgramAction]:
+def run_actions(run: TrainingRun, low: LoweredRun, tier: Tier) -> list[ProgramAction]:
     """Everything that rank 0 runs for one micro-batch, each segment once."""
     parameters = frozenset(e.name for e in low.program.inputs if e.role == "parameter")
     partition, found = low.partition, []
@@ -185,11 +167,30 @@ def run_actions(run: TrainingRun, low: LoweredRun) -> list[ProgramAction]:
                 cluster=run.cluster,
                 mesh=low.mesh,
                 backend=kernel_backend(run.stack),
+                prices=kernel_prices(run, tier),
                 segment_of=segment_of,
-                dtype=product_dtype(run.stack),
                 parameters=parameters,
             )
     return found
+
+
+def kernel_prices(run: TrainingRun, tier: Tier) -> KernelPrices:
+    """What prices the kernels of a run: constants of the device as far as the tier allows, ceilings alone where its
+    units are unknown."""
+    device = run.cluster.device
+    curves = None
+    if has_curves(device.name):
+        curves = {"t0": shared_curves, "t1": device_curves, "physics": physics_curves}[tier](device.name)
+    return KernelPrices(
+        device=device,
+        curves=curves,
+        product_dtype=_PRODUCT_DTYPES.get(run.stack.dtype),
+        gradient_bytes=run.stack.gradient_bytes if run.stack.name.startswith("megatron") else 0,
+    )
+
+
+_PRODUCT_DTYPES = {"float8": "float8_e4m3fn", "float4": "float4_e2m1fn"}
+"""The dtype of matrix products where it is not that of the graph."""
 
 
 def kernel_backend(stack: Stack) -> str:
@@ -197,69 +198,84 @@ def kernel_backend(stack: Stack) -> str:
     return "torch" if stack.kernels == "eager" else stack.kernels
 
 
-def product_dtype(stack: Stack) -> str | None:
-    """The dtype of matrix products where it is not that of the graph."""
-    return {"float8": "float8_e4m3fn", "float4": "float4_e2m1fn"}.get(stack.dtype)
-
-
-def _reduces_gradient(action: ProgramAction, low: LoweredRun) -> bool:
-    """Whether data parallelism sums a gradient here: once per step where gradients accumulate."""
-    return action.moves_parameter and action.phase == "backward" and action.kind in ("all_reduce", "reduce_scatter")
-
-
-def _summed(run: TrainingRun, low: LoweredRun, actions: Sequence[ProgramAction]) -> Pass:
-    data = data_axis(run.parallel)
+def _summed(run: TrainingRun, actions: Sequence[ProgramAction], segment: str) -> Pass:
+    data, parallel = data_axis(run.parallel), run.parallel
     compute = [a for a in actions if a.stream == COMPUTE]
-    gathers = [a for a in actions if a.moves_parameter and a.kind == "all_gather" and data in a.stream.split("+")]
-    gathered = sum(a.nbytes for a in gathers)
+    gathered = sum(
+        a.nbytes for a in actions if a.moves_parameter and a.kind == "all_gather" and data in a.stream.split("+")
+    )
     exposed = [a for a in actions if a.stream == "tp" and not a.moves_parameter]
+    attention = sum(a.seconds for a in compute if "attention" in a.kind)
+    exchanged = _exchanges(run, segment, bool(actions) and actions[0].phase == "backward")
     return Pass(
-        compute=sum(a.seconds for a in compute),
-        launches=sum(a.launches for a in compute),
-        exposed=sum(a.seconds for a in exposed),
-        gathers=collective(run, low, "all_gather", (data,), gathered),
+        compute=sum(a.seconds for a in compute) + (parallel.cp - 1) * attention,
+        launches=len(compute),
+        collectives=len(exposed),
+        exposed=sum(a.seconds for a in exposed) + exchanged,
+        gathers=collective(run, "all_gather", (data,), gathered * run.stack.gather_bytes / 2),
         weight_compute=sum(a.seconds for a in compute if a.weight_only),
-        gather_bytes=gathered,
     )
 
 
-def collective(run: TrainingRun, low: LoweredRun, kind: str, axes: Sequence[str], nbytes: float) -> float:
+def _exchanges(run: TrainingRun, segment: str, backward: bool) -> float:
+    """Seconds of the all-to-alls of expert parallelism in one layer and pass, which the lowered program does not hold:
+    every chosen row goes to its expert and back, in forward and again in backward (twice where that recomputes)."""
+    parallel, experts = run.parallel, run.model.experts
+    kinds = [kind for kind, _ in layer_kinds(run.model)]
+    if (
+        experts is None
+        or parallel.ep == 1
+        or segment not in {f"layers.{i}" for i, k in enumerate(kinds) if k == "experts"}
+    ):
+        return 0.0
+    rows = parallel.micro_batch * run.model.seq_len // parallel.cp * experts.per_token
+    nbytes = rows * run.model.hidden * 2.0 / parallel.tp
+    ranks = run.cluster.num_devices
+    shape = (max(1, ranks // (parallel.ep * parallel.tp)), parallel.ep, parallel.tp)
+    if math.prod(shape) > ranks:
+        return 0.0
+    topology = GroupTopology.of(run.cluster, shape, (1,))
+    times = 2 * (2 if backward and parallel.recompute == "full" else 1)
+    return times * float(collective_seconds("all_to_all", nbytes, topology, run.cluster))
+
+
+def collective(run: TrainingRun, kind: str, axes: Sequence[str], nbytes: float) -> float:
     """Seconds of one collective over axes of the run's mesh; 0 for nothing."""
-    topology = GroupTopology.of(run.cluster, low.mesh.shape, [low.mesh.axis_names.index(axis) for axis in axes])
+    whole = mesh(run)
+    topology = GroupTopology.of(run.cluster, whole.shape, [whole.axis_names.index(axis) for axis in axes])
     if topology.ranks == 1 or not nbytes:
         return 0.0
     return float(collective_seconds(kind, nbytes, topology, run.cluster))  # type: ignore[arg-type]
 
 
 def _once_seconds(
-    run: TrainingRun, low: LoweredRun, chunk: Sequence[str], segments: dict[str, SegmentCosts], backward: float
+    run: TrainingRun, chunk: Sequence[str], segments: Mapping[str, SegmentCosts], backward: float
 ) -> float:
     """The end of a step on one device: gradients of all its layers reduced, their norm, the optimizer."""
     stack, parallel = run.stack, run.parallel
     data = data_axis(parallel)
-    gradients = sum(segments[name].gradient_elements for name in chunk)
-    own = sum(segments[name].parameter_elements for name in chunk)
+    elements = sum(segments[name].parameter_elements for name in chunk)
+    replicas = parallel.dp * parallel.cp
+    kind = "reduce_scatter" if parallel.zero_stage else "all_reduce"
+    reduction = collective(run, kind, (data,), elements * stack.reduce_bytes)
+    gather = 0.0
     if parallel.zero_stage in (1, 2):
-        reduction = collective(run, low, "reduce_scatter", (data,), gradients * stack.reduce_bytes)
-        gather = collective(run, low, "all_gather", (data,), gradients * stack.gather_bytes)
-        updated = own / (parallel.zero_degree or parallel.dp)
-    else:
-        kind = "reduce_scatter" if parallel.zero_stage == 3 else "all_reduce"
-        reduction, gather = collective(run, low, kind, (data,), gradients * stack.reduce_bytes), 0.0
-        updated = own
-    if parallel.zero_stage == 3:
-        reduction *= parallel.micro_batches
+        gather = collective(run, "all_gather", (data,), elements * stack.gather_bytes)
+    passes = parallel.micro_batches if parallel.zero_stage == 3 else 1
+    reduction *= passes
     if stack.overlap_gradients:
-        hidden = backward * (parallel.micro_batches if parallel.zero_stage == 3 else 1)
-        reduction = max(reduction - hidden, reduction / max(len(chunk), 1))
+        reduction = max(reduction - backward * passes, reduction / max(len(chunk), 1) / passes)
     if stack.overlap_parameters:
         gather /= max(len(chunk), 1)
+    updated = elements / ((parallel.zero_degree or replicas) if parallel.zero_stage else 1)
     return reduction + gather + optimizer_seconds(run, updated)
 
 
 def optimizer_seconds(run: TrainingRun, elements: float) -> float:
     """Norm and Adam's step are bounded by memory: gradients are read twice and zeroed, states and weights rewritten."""
     stack = run.stack
+    if not stack.optimizer_bytes:
+        return 0.0
     traffic = 3 * stack.gradient_bytes + 2 * stack.optimizer_bytes + stack.parameter_bytes
     return elements * traffic / run.cluster.device.memory_bytes_per_second
 
