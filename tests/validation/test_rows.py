@@ -168,4 +168,4 @@ def test_nearly_every_published_run_is_read_and_fills_its_cluster() -> None:
             degrees = run.parallel
             assert degrees.tp * degrees.pp * degrees.dp * degrees.cp == run.cluster.num_devices, row
             read += 1
-    assert refused / (read + refused) < 0.02
+    assert refused / (read + refused) < 0.03
