@@ -195,7 +195,8 @@ def _simumax_kernel(op: str, fields: Mapping[str, str]) -> tuple[Gemm | Attentio
         else:
             rows, columns, inner = m, n, k
         wide = weight_gradient and fields["main_grad_dtype"] == "fp32"
-        gemm = Gemm(m=rows, n=columns, k=inner, batch=groups, output_bytes=4 if wide else 2, accumulate=fields["accumulate"] == "True",
+        gemm = Gemm(m=rows, n=columns, k=inner, batch=groups, output_bytes=4 if wide else 2,
+                    accumulate=fields["accumulate"] == "True",
                     grouped=True)  # fmt: skip
         return gemm, 2.0 * groups * m * n * k
     if op == "matmul":

@@ -9,6 +9,7 @@ naive(rows, schema)               # vendor-style roofline: FLOPs / peak, bytes /
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from autopar.cost_models.operators import rates_of
 from autopar.cost_models.operators_attention import attention_curve, attention_seconds
 from autopar.cost_models.operators_gemm import gemm_curve, gemm_seconds
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
-from autopar.device_curves import DeviceCurves, MemoryCurve, device_curves, physics_curves, shared_curves
+from autopar.device_curves import DeviceCurves, GemmCurve, MemoryCurve, device_curves, physics_curves, shared_curves
 from autopar.errors import ConfigurationError
 from autopar.hardware import Device, preset_device
 from benchmarks.validation.operator_cases import Attention, Case, Gemm, Memory, Row, case_of
@@ -84,8 +85,7 @@ def case_seconds(case: Case, curves: DeviceCurves) -> float:
     """Seconds of all kernels of a case, and of the host where it was timed too."""
     device = preset_device(case.device)
     if curves.tier == "physics":
-        launch = MemoryCurve(launch_seconds=device.launch_seconds)
-        curves = _with_memory(curves, launch)
+        curves = _with_launch(curves, device.launch_seconds)
     seconds = sum(count * _kernel_seconds(kernel, case.dtype, device, curves) for count, kernel in case.parts)
     if case.host == "floor":
         return max(seconds, HOST_FLOOR_SECONDS)
@@ -100,11 +100,10 @@ def host_added_seconds(case: Case) -> float:
     return HOST_ADDED_SECONDS[kernel.family if isinstance(kernel, Memory) else "gemm"]
 
 
-def _with_memory(curves: DeviceCurves, curve: MemoryCurve) -> DeviceCurves:
-    return DeviceCurves(
-        name=curves.name, tier=curves.tier, sm_count=curves.sm_count, l2_bytes=curves.l2_bytes, clock_hz=curves.clock_hz,
-        memory={"elementwise": curve},
-    )  # fmt: skip
+def _with_launch(curves: DeviceCurves, seconds: float) -> DeviceCurves:
+    """Plain physics, and the launch that the device's preset says."""
+    gemm = dict.fromkeys(("float16", "float32", "float8_e4m3fn"), GemmCurve(launch_seconds=seconds))
+    return replace(curves, gemm=gemm, memory={"elementwise": MemoryCurve(launch_seconds=seconds)})
 
 
 def _kernel_seconds(kernel: Gemm | Memory | Attention, dtype: str, device: Device, curves: DeviceCurves) -> float:
@@ -127,9 +126,9 @@ def _kernel_seconds(kernel: Gemm | Memory | Attention, dtype: str, device: Devic
     }
     if kernel.grouped and not kernel.fused:
         curve = gemm_curve(curves, dtype, "grouped")
-        return kernel.batch * float(gemm_seconds(rates, curve, kernel.m, kernel.n, kernel.k, **sizes))  # type: ignore[arg-type]
+        return kernel.batch * float(gemm_seconds(rates, curve, kernel.m, kernel.n, kernel.k, **sizes))
     curve = gemm_curve(curves, dtype, "batched" if kernel.batch > 1 and not kernel.grouped else "")
-    return float(gemm_seconds(rates, curve, kernel.m, kernel.n, kernel.k, batch=kernel.batch, **sizes))  # type: ignore[arg-type]
+    return float(gemm_seconds(rates, curve, kernel.m, kernel.n, kernel.k, batch=kernel.batch, **sizes))
 
 
 def naive_seconds(case: Case) -> float:
