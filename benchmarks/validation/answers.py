@@ -53,6 +53,10 @@ class StageMemory(Protocol):
     def peak(self) -> float:
         """max_memory_allocated."""
 
+    @property
+    def reserved(self) -> float:
+        """max_memory_reserved."""
+
 
 Values = Mapping[str, float]
 Seconds = Callable[[TrainingRun], float]

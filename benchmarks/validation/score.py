@@ -86,7 +86,7 @@ def score_all(data: Path, kinds: Sequence[Kind], progress: Progress) -> list[Sco
 def _predictions(table: Table, kind: Kind, progress: Progress) -> dict[str, list[Predicted]]:
     """By tier and baseline; a baseline that says nothing of this kind of file is left out."""
     with progress(f"{table.name}, {kind}", len(table.rows)) as done:
-        told: dict[str, list[Predicted]] = {**predict_tiers(table, kind, TIERS, done)}
+        told: dict[str, list[Predicted]] = dict(predict_tiers(table, kind, TIERS, done).items())
     told[NAIVE] = naive([table.schema.inputs_of(row) for row in table.rows], table.schema, kind)
     if kind == "step" and table.schema.ranked_within:
         told[FIVE_CONSTANTS] = _five_constants(table)
