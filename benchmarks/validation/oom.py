@@ -1,22 +1,27 @@
-"""Whether a run fits: peak of the allocator with its margin, and the CUDA context, against the device's memory.
+"""Whether a run fits: what torch reserves at the peak, and the CUDA context, against what the driver reports.
 
-    peak x (1 + fragmentation) + context <= capacity      ->  "fits", else "OOM"
+    reserved + context <= capacity      ->  "fits", else "OOM"
 
-The margin is that of the planner (`cost_models/memory.py`): 3 %, none where the allocator grows its segments in place.
+Reserved is the peak with the fragmentation of `memory.py`; where the allocator grows its segments in place it is the
+peak itself. A vendor's "80 GB" are GiB less what the driver keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.cost_models.memory import CONTEXT_BYTES, FRAGMENTATION_FRACTION
+from autopar.cost_models.memory import CONTEXT_BYTES
 from autopar.errors import AutoparError
+from autopar.hardware import Device
 from benchmarks.validation.answers import FITS, OOM
 from benchmarks.validation.fields import Row, Unpredictable
-from benchmarks.validation.memory import peak_bytes
+from benchmarks.validation.memory import ranks
 from benchmarks.validation.rows import training_run
 from benchmarks.validation.runs import TrainingRun
 from benchmarks.validation.schemas import Predicted, Schema, Tier
+
+REPORTED_BYTES_PER_NOMINAL = 84943110144 / 80e9
+"""total_memory of an H800 of 80 GB (deepseek-ai/profile-data deviceProperties) over its nominal bytes."""
 
 
 def predict(rows: Sequence[Row], schema: Schema, tier: Tier) -> list[Predicted]:
@@ -27,13 +32,18 @@ def predict(rows: Sequence[Row], schema: Schema, tier: Tier) -> list[Predicted]:
 def _outcome(row: Row, schema: Schema, tier: Tier) -> Predicted:
     try:
         run = training_run(schema, row)
-        return Predicted(values={"outcome": FITS if fits(run, peak_bytes(run, tier)) else OOM})
+        needed = max(rank.peak if run.stack.expandable_segments else rank.reserved for rank in ranks(run, tier))
+        return Predicted(values={"outcome": FITS if fits(run, needed) else OOM})
     except (AutoparError, Unpredictable) as error:
         return Predicted(reason=str(error))
 
 
-def fits(run: TrainingRun, peak: float) -> bool:
-    """Whether a run with this allocator peak (bytes) fits its device."""
+def fits(run: TrainingRun, reserved: float) -> bool:
+    """Whether a run whose allocator reserves this many bytes fits its device."""
     device = run.cluster.device
-    margin = 0.0 if run.stack.expandable_segments else FRAGMENTATION_FRACTION[device.kind]
-    return peak * (1.0 + margin) + CONTEXT_BYTES[device.kind] <= device.memory_bytes
+    return reserved + CONTEXT_BYTES[device.kind] <= capacity_bytes(device)
+
+
+def capacity_bytes(device: Device) -> float:
+    """Memory that the driver reports of a device whose preset holds the vendor's figure."""
+    return device.memory_bytes * REPORTED_BYTES_PER_NOMINAL if device.kind == "cuda" else device.memory_bytes

@@ -3,6 +3,7 @@ import pytest
 
 from benchmarks.validation.data import Table
 from benchmarks.validation.naive import naive, naive_bytes, naive_seconds
+from benchmarks.validation.oom import capacity_bytes, fits
 from benchmarks.validation.report import as_table
 from benchmarks.validation.rows import training_run
 from benchmarks.validation.schemas import Predicted, schema_named
@@ -84,3 +85,10 @@ def test_the_naive_bubble_is_that_of_the_formula() -> None:
     row = dict.fromkeys(schema.inputs, "8") | {"microbatches": "24", "schedule": "1F1B"}
     (predicted,) = naive([row], schema, "pipeline")
     assert predicted.values["bubble_rate_paper_tab5"] == pytest.approx(7 / 31)
+
+
+def test_a_run_fits_up_to_what_the_driver_reports_less_the_context() -> None:
+    run = training_run(schema_named("e2e_vtrain_a100_single"), VTRAIN)
+    assert capacity_bytes(run.cluster.device) == pytest.approx(84.94e9, rel=1e-3)
+    assert fits(run, 84.1e9)  # 84.94 GB less 0.79 of the context
+    assert not fits(run, 84.2e9)
