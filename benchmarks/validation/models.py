@@ -109,15 +109,21 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Last norm, product with the vocabulary, loss in float32."""
+    """Last norm, product with the vocabulary, loss in float32; BERT transforms its hidden states once more before."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.norm = norm(shape)
+        is_bert = shape.family == "bert"
+        self.transform = nn.Linear(shape.hidden, shape.hidden) if is_bert else None
+        self.transform_norm = norm(shape) if is_bert else None
         self.output = nn.Linear(shape.hidden, shape.vocab, bias=False)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        logits = self.output(self.norm(x)).float()
+        x = self.norm(x)
+        if self.transform is not None and self.transform_norm is not None:
+            x = self.transform_norm(F.gelu(self.transform(x)))
+        logits = self.output(x).float()
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
