@@ -10,6 +10,7 @@ the ablation without any fitted constant.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from autopar.errors import ConfigurationError
-from benchmarks.results import write_results
+from benchmarks.results import document, write_results
 from benchmarks.validation.data import folder, read_table
 from benchmarks.validation.predict import predict_table, write_predictions
 from benchmarks.validation.report import as_json, as_table
@@ -47,13 +48,21 @@ def _progress(title: str, rows: int) -> Iterator[Callable[[int], None]]:
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of measurements; else $AUTOPAR_GROUNDTRUTH.")
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only these kinds.")
 @click.option("--json", "to_json", is_flag=True, help="JSON on stdout in place of the table.")
-@click.option("--output", type=click.Path(path_type=Path), default=RESULTS, help="Where the JSON is kept.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Where the JSON is kept; all kinds: benchmarks/results."
+)
 @click.pass_context
-def main(context: click.Context, data: Path | None, kinds: tuple[Kind, ...], to_json: bool, output: Path) -> None:
-    if context.invoked_subcommand is None:
-        scores = score_all(folder(data), kinds or KINDS, _progress)
-        write_results(output, as_json(scores, sys.argv[1:]))
-        click.echo(output.read_text() if to_json else as_table(scores), nl=False)
+def main(
+    context: click.Context, data: Path | None, kinds: tuple[Kind, ...], to_json: bool, output: Path | None
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    scores = score_all(folder(data), kinds or KINDS, _progress)
+    content = as_json(scores, sys.argv[1:])
+    kept = output or (None if kinds else RESULTS)
+    if kept is not None:
+        write_results(kept, content)
+    click.echo(json.dumps(document(content), indent=1) if to_json else as_table(scores))
 
 
 @main.command()

@@ -104,5 +104,15 @@ def test_the_table_and_its_json_name_every_tier_and_the_baseline(tmp_path: Path)
     assert set(document["goals"]) >= {"operator"}
 
 
+def test_some_kinds_alone_do_not_replace_the_kept_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "any.csv").write_text(DEEPGEMM, encoding="utf-8")
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "kept.json")
+    arguments = ["--data", str(tmp_path), "--kind", "op", "--json"]
+    result = CliRunner().invoke(command.main, arguments, catch_exceptions=False)
+    assert json.loads(result.stdout)["scores"]
+    assert not (tmp_path / "kept.json").exists()
+
+
 def test_every_kind_names_its_unit_in_the_schema() -> None:
     assert schema_named("e2e_vtrain_a100_single").measured["step"] == {"iter_time_ms": "ms"}
