@@ -49,7 +49,7 @@ def _progress(title: str, rows: int) -> Iterator[Callable[[int], None]]:
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only these kinds.")
 @click.option("--json", "to_json", is_flag=True, help="JSON on stdout in place of the table.")
 @click.option(
-    "--output", type=click.Path(path_type=Path), help="Where the JSON is kept; all kinds: benchmarks/results."
+    "--output", type=click.Path(path_type=Path), help="Where the JSON is kept; else in benchmarks/results."
 )
 @click.pass_context
 def main(
