@@ -20,8 +20,13 @@ from autopar.errors import ConfigurationError
 from autopar.files import write_atomically
 from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, format_layout, parse_layout
 from autopar.plan_text import explain, summary
+from autopar.schedules.actions import Schedule, parse_schedule
+from autopar.schedules.check import check_schedule
+from autopar.schedules.list_scheduler import TIMED_FAMILIES, build_schedule
 
 SCHEMA_VERSION = 1
+PIPELINE_AXIS = "pp"
+"""The first axis of the mesh of a plan with stages; layouts do not count it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,48 @@ class OperatorPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """One stage: a run of forward operators in the order of the program, and their backward. `last_operator` ends it
+    (None: the end of forward); the ranks at coordinate `rank_group` of the axis "pp" run it."""
+
+    name: str
+    last_operator: str | None
+    rank_group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """Stages in the order of forward, and the schedule by which they take the plan's `micro_batches`: a family of
+    `autopar.schedules` with `chunks` stages per rank group. `actions`: one line per rank group ("0F0,0F1,0B0") that
+    takes the family's place; families whose order follows from the model's times need it."""
+
+    schedule: str
+    chunks: int
+    stages: tuple[StagePlan, ...]
+    actions: tuple[str, ...] = ()
+
+    def built(self, micro_batches: int) -> Schedule:
+        """What every rank group computes. Raises ConfigurationError for actions that cannot run, or stages that the
+        schedule places on other rank groups."""
+        num_groups = 1 + max(stage.rank_group for stage in self.stages)
+        if self.schedule in TIMED_FAMILIES and not self.actions:
+            raise ConfigurationError(f"the order of {self.schedule} follows from times: the plan must list its actions")
+        schedule = (
+            parse_schedule("\n".join(self.actions))
+            if self.actions
+            else build_schedule(self.schedule, num_groups, micro_batches, self.chunks)
+        )
+        check_schedule(schedule)
+        given = tuple(stage.rank_group for stage in self.stages)
+        if schedule.rank_of_stage != given or schedule.micro_batches != micro_batches:
+            raise ConfigurationError(
+                f"the schedule {self.schedule} runs {schedule.micro_batches} micro-batches with its stages on rank "
+                f"groups {list(schedule.rank_of_stage)}; the plan has {micro_batches} and {list(given)}"
+            )
+        return schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What the simulator says of one step on one rank: seconds and peak bytes, with their parts."""
 
@@ -81,7 +128,8 @@ class Baseline:
 class Plan:
     """See the module docstring. `inputs` and `buffers` hold the layouts of data; `prices_hash` identifies the cost
     tables to which objective, bound and gap belong; `statistics` counts strategies, nodes and replicated FLOPs. With
-    `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step runs them m times."""
+    `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step runs them m times.
+    With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other axes (`layout_mesh`)."""
 
     mesh: Mesh
     parameters: Mapping[str, ParameterPlan]
@@ -98,6 +146,7 @@ class Plan:
     profile: str
     kernel_backend: str = "eager"
     micro_batches: int = 1
+    pipeline: PipelinePlan | None = None
     prices_hash: str = ""
     question: Mapping[str, Any] = field(default_factory=dict)
     baselines: tuple[Baseline, ...] = ()
@@ -106,6 +155,13 @@ class Plan:
     statistics: Mapping[str, float | int | str] = field(default_factory=dict)
     explanations: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def layout_mesh(self) -> Mesh:
+        """The axes that layouts speak of: those of the mesh, without "pp" where there are stages."""
+        if self.pipeline is None:
+            return self.mesh
+        return Mesh(self.mesh.axis_names[1:], self.mesh.shape[1:])
 
     @property
     def placements(self) -> dict[str, Layout]:
@@ -154,7 +210,9 @@ class Plan:
         try:
             plan: Plan = _read(document, Plan, "")
             _check_mesh(plan.mesh)
-        except (TypeError, ValueError, KeyError) as error:
+            if plan.pipeline is not None:
+                check_pipeline(plan, plan.pipeline)
+        except (TypeError, ValueError, KeyError, ConfigurationError) as error:
             raise ConfigurationError(f"{origin} is damaged: {error}") from error
         return plan
 
@@ -231,6 +289,25 @@ def _check_mesh(mesh: Mesh) -> None:
         raise ValueError(f"mesh axes {list(mesh.axis_names)} of sizes {list(mesh.shape)}: one size >= 1 per axis name")
 
 
+def check_pipeline(plan: Plan, pipeline: PipelinePlan) -> None:
+    """Raise ConfigurationError where stages, mesh and schedule of a plan do not fit together."""
+    groups, stages = [stage.rank_group for stage in pipeline.stages], pipeline.stages
+    if plan.mesh.axis_names[0] != PIPELINE_AXIS or len(plan.mesh.shape) < 2:
+        raise ConfigurationError(
+            f"a plan with stages has a mesh of {PIPELINE_AXIS!r} and at least one more axis (of size 1 where a stage "
+            f"runs on one device), not {list(plan.mesh.axis_names)}"
+        )
+    if sorted(set(groups)) != list(range(plan.mesh.shape[0])):
+        raise ConfigurationError(f"stages stand on rank groups {groups}; the mesh has {plan.mesh.shape[0]}, all used")
+    cuts = [stage.last_operator for stage in stages]
+    unknown = [cut for cut in cuts[:-1] if cut is None or cut not in plan.operators or cut.endswith("/bwd")]
+    if unknown or cuts[-1] is not None or len(set(cuts)) != len(cuts):
+        raise ConfigurationError(
+            f"stages end at {cuts}: each but the last at another forward operator of the plan, the last at null"
+        )
+    pipeline.built(plan.micro_batches)
+
+
 def _expect(value: Any, kind: type, where: str) -> None:
     if not isinstance(value, kind):
         raise ValueError(f"{where or 'the plan'} must be a JSON {kind.__name__}, not {value!r}")
@@ -239,6 +316,10 @@ def _expect(value: Any, kind: type, where: str) -> None:
 def _choices(plan: Plan) -> list[str]:
     """One line per choice, in plan order, for `diff`."""
     lines = [f"mesh {name}={size}" for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)]
+    lines.append(f"micro_batches {plan.micro_batches}")
+    if plan.pipeline is not None:
+        lines.append(f"schedule {plan.pipeline.schedule}, {plan.pipeline.chunks} chunks {plan.pipeline.actions}")
+        lines += [f"{stage.name} on {stage.rank_group} up to {stage.last_operator}" for stage in plan.pipeline.stages]
     for name, parameter in plan.parameters.items():
         kept = " kept" if parameter.keep_gathered else ""
         lines.append(f"{name}: stored {format_layout(parameter.stored)} used {format_layout(parameter.used)}{kept}")
