@@ -1,6 +1,6 @@
 """What an operator is to the cost models, by its bare name: a product, attention, a lookup, or memory traffic.
 
-    operator_kind(aten.mm.default) is "matmul"     operator_kind(gelu) is "memory"     base_name(gelu) is "gelu"
+operator_kind(aten.mm.default) is "matmul"     operator_kind(gelu) is "memory"     base_name(gelu) is "gelu"
 """
 
 from __future__ import annotations

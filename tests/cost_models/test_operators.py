@@ -32,9 +32,7 @@ def test_a_thin_matmul_is_bound_by_memory() -> None:
 @pytest.mark.parametrize("kind", ["matmul", "attention", "memory"])
 def test_cost_grows_with_flops_and_bytes_and_broadcasts(device, kind) -> None:
     sizes = np.array([0.0, 1e3, 1e6, 1e9, 1e12])
-    seconds = operator_seconds(
-        device, flops=sizes[:, None], bytes_moved=sizes[None], dtype="float32", kind=kind
-    )
+    seconds = operator_seconds(device, flops=sizes[:, None], bytes_moved=sizes[None], dtype="float32", kind=kind)
     assert seconds.shape == (5, 5)
     assert np.all(np.diff(seconds, axis=0) >= 0)
     assert np.all(np.diff(seconds, axis=1) >= 0)
@@ -45,9 +43,7 @@ def test_cost_grows_with_flops_and_bytes_and_broadcasts(device, kind) -> None:
 
 
 def test_an_operator_without_a_kernel_of_its_own_costs_no_launch() -> None:
-    seconds = operator_seconds(
-        CPU, flops=0, bytes_moved=[0, 0], dtype="float32", kind="memory", kernels=[0, 2]
-    )
+    seconds = operator_seconds(CPU, flops=0, bytes_moved=[0, 0], dtype="float32", kind="memory", kernels=[0, 2])
     assert list(seconds) == [0, 2 * CPU.launch_seconds]
 
 
