@@ -28,7 +28,7 @@ from autopar.hardware import Device
 
 _PARTS = ("region", "piece", "trimmed", "slice", "select")
 """Operators that read only as much as they return."""
-_ELEMENT_BYTES = {"float8_e4m3fn": 1.0, "float4_e2m1fn": 0.5}
+_ELEMENT_BYTES = {"float8_e4m3fn": 1.0, "float4_e2m1fn_x2": 0.5}
 _NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from autopar.capture import capture
 from autopar.cluster import Cluster
@@ -57,7 +58,7 @@ def lowered(run: TrainingRun) -> LoweredRun:
     parallel = run.parallel
     program, plan, partition = _partitioned(
         *captured_part(run), _KnownCluster(run.cluster.fingerprint, run.cluster), _plan_part(parallel),
-        parallel.recompute,
+        parallel.recompute, parallel.recompute_modules,
     )  # fmt: skip
     return LoweredRun(program=program, plan=plan, partition=partition, chunks=chunks(run), mesh=mesh(run))
 
@@ -122,10 +123,11 @@ def _partitioned(
     expert_ranks: int,
     cluster: _KnownCluster,
     parallel: ParallelShape,
-    recompute: str,
+    recompute: Literal["none", "selective", "full"],
+    modules: tuple[str, ...],
 ) -> tuple[Program, Plan, Partition]:
     program, plan = _planned(shape, dtype, flash, expert_ranks, cluster, parallel)
-    plan = with_recomputation(plan, replace(parallel, recompute=recompute))  # type: ignore[arg-type]
+    plan = with_recomputation(plan, replace(parallel, recompute=recompute, recompute_modules=modules))
     again = [name for name, operator in plan.operators.items() if operator.recompute]
     return program, plan, split_forward_backward(program, again)
 

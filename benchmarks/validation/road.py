@@ -42,6 +42,10 @@ HOST_COLLECTIVE_SECONDS = 50e-6
 """The same of one collective; fitted on the same rows."""
 
 
+OVERLAP_SLOWDOWN = 1.1256
+"""Compute beside a collective takes so much longer (PKU-DAIR/Hetu-Galvatron overlap_coefficient.json @cea12ff)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
     """One segment in one direction, for one micro-batch, in seconds."""
@@ -98,7 +102,7 @@ def _chunk_costs(
         backward_seconds=backward - weight,
         weight_seconds=weight,
         send_bytes=border_bytes(run),
-        once_seconds=_once_seconds(run, chunk, segments, backward) if run.training else 0.0,
+        once_seconds=_once_seconds(run, chunk, segments, backward, tier) if run.training else 0.0,
     )
 
 
@@ -122,8 +126,15 @@ def _pass_seconds(run: TrainingRun, passes: Sequence[Pass], tier: Tier) -> float
         for p in passes
     )
     if run.stack.overlap_parameters and gathers:
+        busy = slowed(busy, gathers, tier)
         return max(busy, gathers) + min(p.gathers for p in passes if p.gathers)
     return busy + gathers
+
+
+def slowed(compute: float, beside: float, tier: Tier) -> float:
+    """Seconds of compute while collectives of `beside` seconds run next to it on the same device."""
+    slowdown = 1.0 if tier == "physics" else OVERLAP_SLOWDOWN
+    return compute + (slowdown - 1.0) * min(compute, beside)
 
 
 def segment_costs(run: TrainingRun, tier: Tier) -> Mapping[str, SegmentCosts]:
@@ -202,7 +213,7 @@ def kernel_prices(run: TrainingRun, tier: Tier) -> KernelPrices:
     )
 
 
-_PRODUCT_DTYPES = {"float8": "float8_e4m3fn", "float4": "float4_e2m1fn"}
+_PRODUCT_DTYPES = {"float8": "float8_e4m3fn", "float4": "float4_e2m1fn_x2"}
 """The dtype of matrix products where it is not that of the graph."""
 
 
@@ -261,7 +272,7 @@ def collective(run: TrainingRun, kind: str, axes: Sequence[str], nbytes: float) 
 
 
 def _once_seconds(
-    run: TrainingRun, chunk: Sequence[str], segments: Mapping[str, SegmentCosts], backward: float
+    run: TrainingRun, chunk: Sequence[str], segments: Mapping[str, SegmentCosts], backward: float, tier: Tier
 ) -> float:
     """The end of a step on one device: gradients of all its layers reduced, their norm, the optimizer."""
     stack, parallel = run.stack, run.parallel
@@ -276,7 +287,9 @@ def _once_seconds(
     passes = parallel.micro_batches if parallel.zero_stage == 3 else 1
     reduction *= passes
     if stack.overlap_gradients:
-        reduction = max(reduction - backward * passes, reduction / max(len(chunk), 1) / passes)
+        beside = slowed(backward, reduction / passes, tier) - backward
+        left = max(reduction - backward * passes, reduction / max(len(chunk), 1) / passes)
+        reduction = left + beside * passes
     if stack.overlap_parameters:
         gather /= max(len(chunk), 1)
     updated = elements / ((parallel.zero_degree or replicas) if parallel.zero_stage else 1)
