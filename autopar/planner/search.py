@@ -51,7 +51,7 @@ SEARCH: dict[Mode, Search] = {
     ),
     "default": Search(
         exact_seconds=15.0,
-        memory_seconds=30.0,
+        memory_seconds=60.0,
         memory_rounds=3,
         meshes_seconds=60.0,
         table_entries=1.3e7,

@@ -41,7 +41,7 @@ from autopar.planner.solver import (
 from autopar.planner.targets import recompute_of
 
 MEMORY_GAP = 1e-3
-LEAST_SHARE = 0.15
+LEAST_SHARE = 0.4
 MOMENT_ROUNDS = 2
 """How often moments at which a solution holds more than the limit become rows, before its program is measured."""
 START_SHARE = 0.3
@@ -54,7 +54,8 @@ Labels = NDArray[np.int64]
 @dataclass(slots=True)
 class WithinMemory:
     """The rounds of one mesh. built: the problem in which labels are to be read. starts: assignments of the plain
-    problem from which the search may begin. known: solutions of earlier rounds."""
+    problem from which the search may begin. known: solutions of earlier rounds; prices: what a byte was worth in the
+    latest one, seconds per position."""
 
     query: Query
     mesh: Mesh
@@ -65,6 +66,7 @@ class WithinMemory:
     models: dict[int, MemoryModel]
     beyond: Floats
     known: list[Labels]
+    prices: dict[int, float]
     began: float
     """CPU seconds of the process when the search began."""
 
@@ -77,12 +79,12 @@ class WithinMemory:
         models = {id(each): MemoryModel(each, mesh, query.state_bytes, lifetimes) for each in (plain, built)}
         beyond = np.zeros(lifetimes.end + 1)
         began = time.process_time()
-        return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, beyond, [], began)
+        return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, beyond, [], {}, began)
 
     @property
     def seconds(self) -> float:
-        """CPU seconds that the next solve may take: what is left, or a small part of all, which solves that begin with
-        the answer of an earlier one need."""
+        """CPU seconds that the next solve may take: what is left, or the part of all that solves which begin with the
+        answer of an earlier one need."""
         everything = self.query.search.memory_seconds
         return max(everything - (time.process_time() - self.began), LEAST_SHARE * everything)
 
@@ -101,7 +103,7 @@ class WithinMemory:
         plans = [model.over_time(labels) + self.beyond for labels in (*starts, *self.known)]
         positions = model.fullest_positions(plans)
         for _ in range(MOMENT_ROUNDS):
-            solution = self._solve(model.rows(positions, self.query.budget_bytes, self.beyond))
+            solution = self._solve(model.rows(positions, self.query.budget_bytes, self.beyond), positions)
             held = model.over_time(solution.assignment) + self.beyond
             missed = [p for p in model.fullest_positions([held]) if held[p] > self.query.budget_bytes]
             if set(missed) <= set(positions):
@@ -109,7 +111,7 @@ class WithinMemory:
             positions = sorted({*positions, *missed})
         return solution
 
-    def _solve(self, rows: tuple[MemoryRow, ...]) -> Solution:
+    def _solve(self, rows: tuple[MemoryRow, ...], positions: Sequence[int]) -> Solution:
         query = self.query
         problem = replace(self.built.problem, memory_rows=rows)
         seconds = self.seconds
@@ -119,6 +121,7 @@ class WithinMemory:
             time_limit=query.seconds_left(),
             cpu_limit=seconds,
             warm_start=self._start(problem, START_SHARE * seconds),
+            warm_multipliers=[self.prices.get(position, 0.0) for position in positions],
             stop=query.deadline.stop,
         )
         fits = _fits(problem, solution.assignment)
@@ -131,6 +134,7 @@ class WithinMemory:
             needed, parts = _fullest(self.built, rows, solution.assignment)
             raise DoesNotFit(self.mesh, needed, query.budget_bytes, parts)
         self.known.append(solution.assignment)
+        self.prices = dict(zip(positions, solution.certificate.multipliers, strict=False))
         return certified(problem, solution)
 
     def _start(self, problem: Problem, seconds: float) -> Labels | None:
@@ -141,7 +145,7 @@ class WithinMemory:
         for start in self.starts:
             _note(problem, with_states(self.plain, self.built, start, (SAVED, DROPPED, RECOMPUTED)), found)
             again = with_states(self.plain, self.built, start, (RECOMPUTED, SAVED, DROPPED))
-            if _note(problem, again, found) and self.built is not self.plain:
+            if _note(problem, again, found) and self.built is not self.plain and not self.known:
                 _note(problem, self._states_of(problem, start, again, seconds), found)
         return min(found, key=lambda each: each[:2])[2] if found else None
 

@@ -9,13 +9,9 @@ apart become equal, so reductions are stronger and equal layers stay equal. Assi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from autopar.planner.solver.arena import Arena
-from autopar.planner.solver.problem import Floats, Integers, Problem
-from autopar.planner.solver.reductions import Graph, simplify
+from autopar.planner.solver.problem import Integers, Problem
 
 FEW = 8
 """So many rows are all active from the start."""
@@ -31,16 +27,3 @@ def first_rows(problem: Problem) -> Integers:
         for row in rows
     ]
     return np.unique([0, len(rows) - 1, int(np.argmax(fullest))])
-
-
-def graph_of(problem: Problem, rows: Sequence[int]) -> Graph:
-    """Return the reduced graph of `problem` whose weights are the bytes of these rows, (rows, d)."""
-    active = [problem.memory_rows[number].bytes for number in rows]
-    weights: list[Floats] = []
-    for node, costs in enumerate(problem.node_costs):
-        nothing = np.zeros(len(costs))
-        weights.append(np.array([entries.get(node, nothing) for entries in active]))
-    edges = [(edge.source, edge.target, edge.costs) for edge in problem.edges]
-    graph = Graph(Arena(), problem.node_costs, edges, weights)
-    simplify(graph)
-    return graph

@@ -37,39 +37,63 @@ class Lifted:
     proof: Floats | None
 
 
+class Lifting:
+    """A deep core beside its short copy. `shallow` is swept, `deep` receives its messages."""
+
+    def __init__(self, core: Core, short: Short) -> None:
+        self.short = short
+        self.shallow = DualAscent(short.core, schedule_ranks(short.core))
+        self.deep = DualAscent(core, class_ranks(core))
+        copied = np.flatnonzero(short.edges >= 0)
+        sources = short.edges[copied]
+        lengths = np.diff(self.deep.message_starts)[copied]
+        self._into = ranges(self.deep.message_starts[copied], lengths)
+        self._out_of = ranges(self.shallow.message_starts[sources], lengths)
+
+    def converge(
+        self,
+        gap: float,
+        deadline: Deadline,
+        is_enough: Callable[[], bool] | None = None,
+        most_looks: int = MAX_LOOKS,
+    ) -> tuple[Integers, int]:
+        """Sweep the short copy until its gap is closed or stays, or for the bound of the deep core, or for a number of
+        looks; return the best labels met, repeated and improved on the deep core, and the number of sweeps."""
+        labels, sweeps = _converge(self.shallow, gap, deadline, is_enough, most_looks)
+        return self.deep.improve(np.where(self.short.nodes >= 0, labels[self.short.nodes], 0)), sweeps
+
+    def repeat(self, messages: Floats) -> None:
+        """Give every edge of the deep core the messages of its copy."""
+        self.deep.messages[self._into] = messages[self._out_of]
+
+
 def lift(core: Core, *, gap: float, deadline: Deadline, stop_above: float = np.inf) -> Lifted | None:
     """Return a start for `core` from a short copy of it, or None when it has no repeated layers.
 
     Sweeps end early where their messages, repeated, bound `core` above `stop_above`.
     """
-    if len(core.costs) < FEWEST_NODES:
-        return None
-    short = shorten(core)
+    short = shorten(core) if len(core.costs) >= FEWEST_NODES else None
     if short is None:
         return None
-    shallow = DualAscent(short.core, schedule_ranks(short.core))
-    deep = DualAscent(core, class_ranks(core))
+    pair = Lifting(core, short)
 
     def is_enough() -> bool:
-        _repeat_messages(shallow.shared_messages(), shallow, short, deep)
-        return deep.label_bounds(deep.messages).bound > stop_above
+        pair.repeat(pair.shallow.shared_messages())
+        return pair.deep.label_bounds(pair.deep.messages).bound > stop_above
 
-    labels, sweeps = _converge(shallow, gap, deadline, is_enough if np.isfinite(stop_above) else None)
-    proof = None
-    if np.isfinite(stop_above) and is_enough():
-        proof = deep.messages.copy()
-    _repeat_messages(shallow.messages, shallow, short, deep)
-    repeated = np.where(short.nodes >= 0, labels[short.nodes], 0)
-    return Lifted(ascent=deep, labels=deep.improve(repeated), sweeps=sweeps, proof=proof)
+    asked = np.isfinite(stop_above)
+    labels, sweeps = pair.converge(gap, deadline, is_enough if asked else None)
+    proof = pair.deep.messages.copy() if asked and is_enough() else None
+    pair.repeat(pair.shallow.messages)
+    return Lifted(ascent=pair.deep, labels=labels, sweeps=sweeps, proof=proof)
 
 
 def _converge(
-    ascent: DualAscent, gap: float, deadline: Deadline, is_enough: Callable[[], bool] | None
+    ascent: DualAscent, gap: float, deadline: Deadline, is_enough: Callable[[], bool] | None, most_looks: int
 ) -> tuple[Integers, int]:
-    """Sweep until the gap is closed or stays, or for the bound of the deep core; return the best labels met and the
-    number of sweeps."""
+    """Sweep until one of the ends of `Lifting.converge`; return the best labels met and the number of sweeps."""
     best, objective, bound, left = np.zeros(0, dtype=np.int64), np.inf, -np.inf, np.inf
-    for look in range(1, MAX_LOOKS + 1):
+    for look in range(1, most_looks + 1):
         for _ in range(SWEEPS_PER_LOOK):
             ascent.sweep(True)
             ascent.sweep(False)
@@ -87,8 +111,7 @@ def _converge(
     return best, look * SWEEPS_PER_LOOK
 
 
-def _repeat_messages(messages: Floats, shallow: DualAscent, short: Short, deep: DualAscent) -> None:
-    for edge, source in enumerate(short.edges.tolist()):
-        if source >= 0:
-            start, end = shallow.message_starts[source], shallow.message_starts[source + 1]
-            deep.messages[deep.message_starts[edge] : deep.message_starts[edge + 1]] = messages[start:end]
+def ranges(starts: Integers, lengths: Integers) -> Integers:
+    """Return start, start + 1, .. of every range, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.asarray(np.arange(int(lengths.sum())) + np.repeat(starts - (ends - lengths), lengths))

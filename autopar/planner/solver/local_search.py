@@ -17,15 +17,24 @@ FITS = 1e-12
 MOVES_PER_NODE = 4
 MOST_WORK = 100_000_000
 """Moves times labels of one run: a move looks at all labels, and deep problems have a million."""
+FEWEST_MOVES = 0.1
+"""Moves per node that the work must allow: fewer change nothing that counts in a deep problem."""
+
+
+def is_worthwhile(relaxation: Relaxation) -> bool:
+    """Return whether a run may make enough moves to matter."""
+    ascent = relaxation.ascent
+    return MOST_WORK // len(ascent.node_costs) >= FEWEST_MOVES * len(ascent.sizes)
 
 
 class LocalSearch:
     """Greedy moves of single nodes on the core: into the budgets by cost per byte, then downhill inside them."""
 
-    def __init__(self, relaxation: Relaxation) -> None:
+    def __init__(self, relaxation: Relaxation, rows: Integers) -> None:
         self.relaxation = relaxation
         core, ascent = relaxation.ascent.core, relaxation.ascent
-        self.unpriced, self.weights, self.budgets = relaxation.unpriced, relaxation.weights, relaxation.budgets
+        self.unpriced, self.weights = relaxation.unpriced, relaxation.bytes.in_rows(rows)
+        self.budgets = relaxation.budgets[rows]
         self.starts, self.sizes = ascent.starts, ascent.sizes
         self.owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         self.units = np.maximum(np.abs(self.budgets), 1.0)

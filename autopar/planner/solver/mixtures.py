@@ -40,14 +40,14 @@ def priced(graph: Graph, multipliers: Floats) -> Graph:
     copy.arena = graph.arena.fork()
     if graph.weights is None:
         raise AssertionError("a graph with budgets has weights")
-    key = multipliers.tobytes()
     for node in graph.nodes():
+        prices = graph.prices_of(node, multipliers)
         (copy.costs[node],) = copy.arena.derive(
             "price",
-            lambda costs, weights: (costs + multipliers @ weights,),
+            lambda costs, weights, prices=prices: (costs + prices @ weights,),
             graph.costs[node],
             graph.weights[node],
-            key=key,
+            key=prices.tobytes(),
         )
     copy.constant += float(multipliers @ graph.weight_constant)
     copy.weights = None

@@ -114,14 +114,19 @@ class Plans:
             raise AssertionError("a solve meets an assignment before it ends")
         return self.last
 
-    def master(self, rows: list[int]) -> tuple[float, Floats]:
-        """Return (upper bound on max L over multipliers of `rows`, the multipliers that attain it)."""
+    def master(self, directions: Floats) -> tuple[float, Floats]:
+        """Return (upper bound on max L over combinations of directions, the multipliers that attain it).
+
+        directions: (n, rows) >= 0, in seconds per budget.
+        """
         costs = np.array([plan.cost for plan in self.known])
-        usage = np.stack([(plan.usage - self.budgets) / self.units + 1.0 for plan in self.known], axis=1)
-        value, duals = mip.solve_master(costs, usage[rows], penalty=1e3 * float(np.abs(costs).max()))
-        multipliers = np.zeros(len(self.budgets))
-        multipliers[rows] = duals / self.units[rows]
-        return value, multipliers
+        excess = np.stack([(plan.usage - self.budgets) / self.units for plan in self.known], axis=1)
+        value, duals = mip.solve_master(costs, directions @ excess + 1.0, penalty=1e3 * float(np.abs(costs).max()))
+        return value, np.asarray(duals @ directions) / self.units
+
+    def cheapest_at(self, multipliers: Floats) -> Assigned:
+        """Return the assignment that is cheapest at these multipliers."""
+        return min(self.known, key=lambda plan: plan.cost + float(multipliers @ plan.usage))
 
     def promising(self, multipliers: Floats, priced: int, fitting: int) -> list[Assigned]:
         """Return assignments near the Lagrangian optimum at `multipliers`, and the cheapest that (nearly) fit."""

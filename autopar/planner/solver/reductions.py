@@ -54,9 +54,11 @@ class Graph:
         node_costs: Sequence[Floats],
         edges: Sequence[tuple[int, int, Floats]],
         weights: Sequence[Floats] | None = None,
+        kinds: NDArray[np.int16] | None = None,
         tolerance: float = 0.0,
     ) -> None:
-        """`weights[v]` is (rows, d_v) bytes.
+        """`weights[v]` is (kinds, d_v) bytes; `kinds[v, k]` says which of them count in memory row k, -1 for none.
+        Without `kinds` there is one per row.
 
         `tolerance` in seconds absorbs rounding in the dominance test.
         """
@@ -67,7 +69,11 @@ class Graph:
         self.domains: list[Integers] = [np.arange(costs.size) for costs in node_costs]
         self.alive = [True] * len(self.costs)
         self.constant = 0.0
-        self.weight_constant: Floats = np.zeros(0 if weights is None or not weights else weights[0].shape[0])
+        if kinds is None:
+            rows = len(weights[0]) if weights else 0
+            kinds = np.broadcast_to(np.arange(rows, dtype=np.int16), (len(self.costs), rows))
+        self.kinds = kinds
+        self.weight_constant: Floats = np.zeros(kinds.shape[1])
         self.tolerance = tolerance
         self.steps: list[Step] = []
         self.choices: list[Choice] = []
@@ -90,9 +96,7 @@ class Graph:
 
     def edges(self) -> list[tuple[int, int, int]]:
         """Return (u, v, token of R_uv) with u < v, sorted."""
-        return [
-            (u, v, self.neighbours[u][v]) for u in self.nodes() for v in sorted(self.neighbours[u]) if u < v
-        ]
+        return [(u, v, self.neighbours[u][v]) for u in self.nodes() for v in sorted(self.neighbours[u]) if u < v]
 
     def size(self, node: int) -> int:
         """Return how many labels `node` still has."""
@@ -131,9 +135,7 @@ class Graph:
         """
         key = kept.tobytes()
         self.domains[node] = self.domains[node][kept]
-        (self.costs[node],) = self.arena.derive(
-            "take", lambda values: (values[kept],), self.costs[node], key=key
-        )
+        (self.costs[node],) = self.arena.derive("take", lambda values: (values[kept],), self.costs[node], key=key)
         if self.weights is not None:
             (self.weights[node],) = self.arena.derive(
                 "take columns",
@@ -163,6 +165,20 @@ class Graph:
                 neighbour_domains=domains,
             )
         )
+
+    def bytes_of(self, node: int, rows: Integers) -> Floats:
+        """Return (rows, d) bytes of the labels of `node` in these memory rows."""
+        if self.weights is None:
+            raise AssertionError("a graph with budgets has weights")
+        values = self.arena[self.weights[node]]
+        return np.asarray(np.concatenate([values, np.zeros((1, self.size(node)))])[self.kinds[node, rows]])
+
+    def prices_of(self, node: int, multipliers: Floats) -> Floats:
+        """Return (kinds,) seconds per byte, the sum over the rows in which a kind of bytes counts."""
+        kinds = self.kinds[node]
+        counted = kinds >= 0
+        number = 0 if self.weights is None else len(self.arena[self.weights[node]])
+        return np.bincount(kinds[counted], weights=multipliers[counted], minlength=number).astype(np.float64)
 
     def weighs_equally(self, node: int) -> bool:
         """Return whether the label of `node` makes no difference to any memory row."""
@@ -232,9 +248,7 @@ def _remove_dominated(graph: Graph, node: int) -> bool:
     def undominated(costs: Floats, *rest: Floats) -> tuple[Integers]:
         return (_undominated(costs, rest[len(weights) :], rest[: len(weights)], graph.tolerance),)
 
-    (token,) = graph.arena.derive(
-        "undominated", undominated, graph.costs[node], *weights, *matrices, key=len(weights)
-    )
+    (token,) = graph.arena.derive("undominated", undominated, graph.costs[node], *weights, *matrices, key=len(weights))
     kept = graph.arena[token]
     if len(kept) == graph.size(node):
         return False
@@ -243,9 +257,7 @@ def _remove_dominated(graph: Graph, node: int) -> bool:
     return True
 
 
-def _undominated(
-    costs: Floats, matrices: Sequence[Floats], weights: Sequence[Floats], tolerance: float
-) -> Integers:
+def _undominated(costs: Floats, matrices: Sequence[Floats], weights: Sequence[Floats], tolerance: float) -> Integers:
     """Return the positions that survive. The most expensive labels go first: of equals the cheapest stays."""
     better, worse = np.nonzero(_may_dominate(costs, matrices, weights, tolerance))
     worst = costs[better] - costs[worse]
@@ -281,7 +293,8 @@ def _may_dominate(
 
 def _absorb_weight(graph: Graph, node: int) -> None:
     if graph.weights is not None:
-        graph.weight_constant = graph.weight_constant + graph.arena[graph.weights[node]][:, 0]
+        values = np.append(graph.arena[graph.weights[node]][:, 0], 0.0)
+        graph.weight_constant = graph.weight_constant + values[graph.kinds[node]]
 
 
 def _settle(graph: Graph, node: int) -> None:

@@ -20,9 +20,10 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.planner.solver.arena import Arena
+from autopar.planner.solver.budget_search import BudgetedOutcome
 from autopar.planner.solver.deadline import Deadline, Switch, interruptible
 from autopar.planner.solver.exact import solve_graph
-from autopar.planner.solver.memory import BudgetedOutcome, solve_within_budgets
+from autopar.planner.solver.memory import solve_within_budgets
 from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate, is_forbidden
 from autopar.planner.solver.reductions import Graph
 from autopar.planner.solver.solution import Certificate, Solution, Status, Warmth, relative_gap

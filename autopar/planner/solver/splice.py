@@ -29,17 +29,21 @@ MOST_PAIRS = 6
 
 
 def splice(
-    graph: Graph, plans: Sequence[Integers], budgets: Floats, accepts: Callable[[Integers], bool] | None = None
+    graph: Graph,
+    plans: Sequence[Integers],
+    rows: Integers,
+    budgets: Floats,
+    accepts: Callable[[Integers], bool] | None = None,
 ) -> Integers | None:
     """Return the cheapest splice of two of the plans (original labels) that fits, or None.
 
-    `budgets` (rows,) are bytes for the living nodes of `graph`, whose weights count. `accepts` says of original labels
-    whether they fit what the graph does not know; of the cuts of two plans, sorted by cost, the first that it
-    accepts is found by bisection: a dearer cut saves more bytes.
+    `budgets` (rows,) are bytes for the living nodes of `graph`, whose weights count in `rows`. `accepts` says of
+    original labels whether they fit what the graph does not know; of the cuts of two plans, sorted by cost, the first
+    that it accepts is found by bisection: a dearer cut saves more bytes.
     """
     if graph.weights is None or not graph.nodes():
         return None
-    mixture = _Mixture(graph, plans)
+    mixture = _Mixture(graph, plans, rows)
     pairs = []
     for a, b in itertools.permutations(range(len(plans)), 2):
         cost = np.where((mixture.usage(a, b) <= budgets[:, None]).all(axis=0), mixture.costs(a, b), np.inf)
@@ -87,15 +91,14 @@ def _first_accepted(
 class _Mixture:
     """Costs and bytes of every splice of two plans: tables over (plan of one end, plan of the other)."""
 
-    def __init__(self, graph: Graph, plans: Sequence[Integers]) -> None:
+    def __init__(self, graph: Graph, plans: Sequence[Integers], rows: Integers) -> None:
         nodes, edges, arena = graph.nodes(), graph.edges(), graph.arena
         index = {node: number for number, node in enumerate(nodes)}
         labels = [np.searchsorted(graph.domains[v], [plan[v] for plan in plans]) for v in nodes]
         self.nodes = np.array(nodes)
         self.level = levels([[index[other] for other in sorted(graph.neighbours[v])] for v in nodes])
         self.unary = np.stack([arena[graph.costs[v]][chosen] for v, chosen in zip(nodes, labels, strict=True)])
-        weights = graph.weights or []
-        self.bytes = np.stack([arena[weights[v]][:, chosen] for v, chosen in zip(nodes, labels, strict=True)])
+        self.bytes = np.stack([graph.bytes_of(v, rows)[:, chosen] for v, chosen in zip(nodes, labels, strict=True)])
         self.low = np.zeros(len(edges), dtype=np.int64)
         self.high = np.zeros(len(edges), dtype=np.int64)
         self.pairs = np.zeros((len(edges), len(plans), len(plans)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autopar.planner.solver import MemoryRow, Problem, Status, active_rows, check_certificate, solve
-from autopar.planner.solver.active_rows import FEW, first_rows, graph_of
+from autopar.planner.solver.active_rows import FEW, first_rows
 
 
 def test_few_rows_are_all_active_and_of_many_the_first_the_last_and_the_fullest(
@@ -17,7 +17,6 @@ def test_few_rows_are_all_active_and_of_many_the_first_the_last_and_the_fullest(
     ]
     problem = Problem(node_costs=(np.array([1.0, 2.0]),), edges=(), memory_rows=tuple(rows))
     assert first_rows(problem).tolist() == [0, 5, FEW]
-    assert graph_of(problem, [0, 5]).weight_constant.shape == (2,)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -19,7 +19,7 @@ def test_a_repaired_plan_fits_and_no_single_move_improves_it(seed: int, random_p
     constants = np.array([row.constant_bytes for row in problem.memory_rows])
     relaxation = Relaxation(graph, limits - constants)
     start = relaxation.original(np.zeros(len(relaxation.nodes), dtype=np.int64))
-    repaired = LocalSearch(relaxation).repaired(start)
+    repaired = LocalSearch(relaxation, np.arange(len(relaxation.budgets))).repaired(start)
     if repaired is None:
         return
     cost, used = evaluate(problem, repaired)
@@ -41,4 +41,8 @@ def test_the_cheapest_byte_goes_first() -> None:
     costs = (np.array([1.0, 5.0]), np.array([1.0, 2.0]), np.array([1.0, 0.5]))
     problem = Problem(node_costs=costs, edges=(), memory_rows=(row,))
     relaxation = Relaxation(weighted_graph(problem), np.array([12.0]))
-    assert LocalSearch(relaxation).repaired(np.array([0, 0, 0])).tolist() == [0, 1, 1]  # type: ignore[union-attr]
+    assert LocalSearch(relaxation, np.arange(len(relaxation.budgets))).repaired(np.array([0, 0, 0])).tolist() == [
+        0,
+        1,
+        1,
+    ]  # type: ignore[union-attr]

@@ -33,7 +33,7 @@ def test_the_master_prices_a_byte_at_what_it_saves() -> None:
     plans = two_labels(budget=25.0)
     for label in (0, 1):
         plans.take(np.array([label]))
-    value, multipliers = plans.master([0])
+    value, multipliers = plans.master(np.eye(1))
     # Half-way between 10 and 30 bytes costs 1.5 s; 20 bytes save 1 s.
     assert value == pytest.approx(1.5)
     assert multipliers == pytest.approx([0.05])

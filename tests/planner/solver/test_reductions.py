@@ -11,9 +11,7 @@ from autopar.planner.solver.solution import Dominate, Eliminate
 
 
 def graph_of(costs: list[list[float]], edges: list[tuple[int, int, list[list[float]]]]) -> Graph:
-    return Graph(
-        Arena(), [np.array(row) for row in costs], [(u, v, np.array(matrix)) for u, v, matrix in edges]
-    )
+    return Graph(Arena(), [np.array(row) for row in costs], [(u, v, np.array(matrix)) for u, v, matrix in edges])
 
 
 def test_a_lone_node_takes_its_cheapest_label() -> None:

@@ -37,14 +37,14 @@ def test_the_best_splice_of_two_plans_is_found(layers: Callable[..., Problem]) -
         for plan in mixed
         if sum(float(w[0, label]) for w, label in zip(weights, plan, strict=True)) <= budget[0]
     ]
-    best = splice(graph, plans, budget)
+    best = splice(graph, plans, np.array([0]), budget)
     assert best is not None
     assert np.isclose(evaluate(problem, best)[0], min(fitting), rtol=1e-12)
 
 
 def test_no_splice_is_returned_when_none_fits() -> None:
     graph = Graph(Arena(), [np.zeros(2)], [], [np.ones((1, 2))])
-    assert splice(graph, [np.array([0]), np.array([1])], np.array([0.5])) is None
+    assert splice(graph, [np.array([0]), np.array([1])], np.array([0]), np.array([0.5])) is None
 
 
 def test_of_cuts_sorted_by_cost_the_first_accepted_one_is_taken() -> None:
@@ -53,7 +53,7 @@ def test_of_cuts_sorted_by_cost_the_first_accepted_one_is_taken() -> None:
     edges = [(i, i + 1, np.zeros((2, 2))) for i in range(7)]
     graph = Graph(Arena(), costs, edges, [np.array([[10.0, 0.0]])] * 8)
     plans = [np.zeros(8, dtype=np.int64), np.ones(8, dtype=np.int64)]
-    found = splice(graph, plans, np.array([np.inf]), lambda labels: int((labels == 0).sum()) <= 5)
+    found = splice(graph, plans, np.array([0]), np.array([np.inf]), lambda labels: int((labels == 0).sum()) <= 5)
     assert found is not None
     assert int((found == 0).sum()) == 5
-    assert splice(graph, plans, np.array([np.inf]), lambda labels: False) is None
+    assert splice(graph, plans, np.array([0]), np.array([np.inf]), lambda labels: False) is None
