@@ -234,6 +234,9 @@ class Latent(nn.Module):
 class Rotation(nn.Module):
     """Rotary positions over (B, H, S, D)."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, seq_len: int, head_dim: int) -> None:
         super().__init__()
         self.register_buffer("cos", torch.empty(seq_len, head_dim))
@@ -295,7 +298,8 @@ class MixtureOfExperts(nn.Module):
         rows = torch.ops.autopar.expert_linear(wide, self.down, ids, False)
         weighted = rows * weights.reshape(-1, 1).to(rows.dtype)
         mixed = weighted.view(len(tokens), self.experts.per_token, -1).sum(dim=1).view_as(x)
-        return mixed if self.shared is None else mixed + self.shared(x)
+        shared: Tensor | None = None if self.shared is None else self.shared(x)
+        return mixed if shared is None else mixed + shared
 
 
 def uses_rotation(shape: ModelShape) -> bool:

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from autopar.cluster import Cluster
+from autopar.cost_models.kernel_groups import group_reads_writes, kernel_groups
+from autopar.cost_models.kernel_seconds import KernelPrices, product_flops, product_sizes
+from autopar.cost_models.program_costs import program_actions
+from autopar.device_curves import shared_curves
+from autopar.hardware import preset_device
+from autopar.layout import Mesh
+
+aten = torch.ops.aten
+A100 = preset_device("A100-80")
+PRICES = KernelPrices(device=A100, curves=shared_curves("A100-80"))
+
+
+def value(node: fx.Node, *shape: int) -> fx.Node:
+    node.meta.update(local_shape=shape, dtype=torch.float16, operator="layers.0.mlp/x#0", phase="forward")
+    return node
+
+
+def linear_gelu(rows: int) -> fx.Graph:
+    """gelu(x w + bias), as a lowered graph has it."""
+    graph = fx.Graph()
+    x, w, bias = (
+        value(graph.placeholder(n), *s) for n, s in (("x", (rows, 1024)), ("w", (1024, 4096)), ("b", (4096,)))
+    )
+    product = value(graph.call_function(aten.mm.default, (x, w)), rows, 4096)
+    added = value(graph.call_function(aten.add.Tensor, (product, bias)), rows, 4096)
+    graph.output((value(graph.call_function(aten.gelu.default, (added,)), rows, 4096),))
+    return graph
+
+
+def actions(graph: fx.Graph, backend: str, prices: KernelPrices = PRICES) -> list[tuple[str, float]]:
+    found = program_actions(
+        graph,
+        "forward",
+        cluster=Cluster.parse("1x2 A100-80"),
+        mesh=Mesh(axis_names=("tp",), shape=(2,)),
+        backend=backend,
+        prices=prices,
+        segment_of=lambda name: name.split("/")[0],
+    )
+    return [(action.kind, action.seconds) for action in found]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kernels"),
+    [("eager", ["mm", "add", "gelu"]), ("torch", ["mm", "gelu"]), ("megatron", ["mm", "add"])],
+)
+def test_who_writes_the_kernels_decides_what_a_bias_costs(backend: str, kernels: list[str]) -> None:
+    assert [kind for kind, _ in actions(linear_gelu(4096), backend)] == kernels
+
+
+def test_a_fused_kernel_moves_its_bytes_once() -> None:
+    fused, single = (sum(s for _, s in actions(linear_gelu(8192), backend)) for backend in ("megatron", "eager"))
+    saved = 2 * 8192 * 4096 * 2  # the value between addition and GELU is neither written nor read
+    assert single - fused == pytest.approx(saved / A100.memory_bytes_per_second, rel=0.25)
+
+
+def test_sizes_of_a_product_are_those_of_its_operands() -> None:
+    graph = linear_gelu(256)
+    actions(graph, "eager")  # describes the values
+    product = next(node for node in graph.nodes if node.target is aten.mm.default)
+    assert product_sizes(product) == (256, 4096, 1024, 1)
+    assert product_flops(product) == 2 * 256 * 4096 * 1024
+
+
+def test_adding_to_a_wide_total_costs_its_traffic() -> None:
+    graph = linear_gelu(4096)
+    actions(graph, "eager")
+    product = next(node for node in graph.nodes if node.target is aten.mm.default)
+    kernel = [(product, group_reads_writes(graph, kernel_groups(graph, "eager"))[product])]
+    wide = KernelPrices(device=A100, curves=shared_curves("A100-80"), gradient_bytes=4)
+    assert wide.seconds(kernel, adds_gradient=True) > wide.seconds(kernel) == PRICES.seconds(kernel, adds_gradient=True)
