@@ -297,7 +297,7 @@ class MixtureOfExperts(nn.Module):
             wide = F.gelu(wide, approximate="tanh")
         rows = torch.ops.autopar.expert_linear(wide, self.down, ids, False)
         weighted = rows * weights.reshape(-1, 1).to(rows.dtype)
-        mixed = weighted.view(len(tokens), self.experts.per_token, -1).sum(dim=1).view_as(x)
+        mixed: Tensor = weighted.view(len(tokens), self.experts.per_token, -1).sum(dim=1).view_as(x)
         shared: Tensor | None = None if self.shared is None else self.shared(x)
         return mixed if shared is None else mixed + shared
 

@@ -35,8 +35,9 @@ __all__ = ["lowered", "stage_costs", "step_seconds"]
 
 HOST_SECONDS = {"megatron-deepspeed": 62e-6, "default": 15e-6}
 """Time between two kernels that the host of a stack launches, per kernel of our graph: Python, autograd, checks and
-the small kernels that no graph shows. megatron-deepspeed: fitted on every 12th row of e2e_vtrain_a100_single (58-70 us
-for each width and each tensor-parallel size left out); others: assumption, eager PyTorch takes 10-20 us."""
+the small kernels that no graph shows. megatron-deepspeed: fitted on every 12th row of e2e_vtrain_a100_single (62-64 us
+where one size of tp, pp, dp or micro-batch is left out, 54 us from the compute-bound width of 2048 alone); others:
+assumption, eager PyTorch takes 10-20 us."""
 
 HOST_COLLECTIVE_SECONDS = 50e-6
 """The same of one collective; fitted on the same rows."""
