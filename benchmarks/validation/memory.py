@@ -82,7 +82,7 @@ def peak_bytes(run: TrainingRun, tier: Tier) -> float:
 
 
 def ranks(run: TrainingRun, tier: Tier) -> tuple[RankMemory, ...]:
-    """The memory of every pipeline stage's rank; the tier "physics" leaves out what was read off measurements."""
+    """The memory of every pipeline stage's rank; the tier "physics" leaves out what was fitted."""
     return tuple(_Measured(run).ranks(tier))
 
 
@@ -108,7 +108,7 @@ class _Measured:
             border = max((piece.border_bytes for piece in held), default=0)
             yield RankMemory(
                 states=self._states(held),
-                workspaces=library_bytes(run) if tier != "physics" else 0.0,
+                workspaces=library_bytes(run),
                 leftovers=leftover_bytes(run, border) if tier != "physics" else 0.0,
                 gathered=self._gathered(held),
                 activations=activations,

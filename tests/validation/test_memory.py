@@ -62,9 +62,9 @@ def test_data_and_context_parallelism_cut_states_and_sequences() -> None:
     assert halved.block_saved == pytest.approx(fullest(flash).block_saved / 2, rel=0.001)
 
 
-def test_without_fitted_constants_nothing_but_states_and_activations_counts() -> None:
+def test_without_fitted_constants_only_states_and_workspaces_stay_between_steps() -> None:
     rank = ranks(GPT_22B, "physics")[0]
-    assert rank.between_steps == rank.states
+    assert rank.between_steps == rank.states + rank.workspaces
     assert peak_bytes(GPT_22B, "t0") > peak_bytes(GPT_22B, "physics")
 
 
