@@ -22,6 +22,8 @@ LAST_SWEEPS = 40
 RECOMBINE_SECONDS, CLOSE_SECONDS = 30.0, 60.0
 RECOMBINE_LABELS, CLOSE_LABELS = 6_000, 15_000
 """HiGHS is not started above this many labels: it would find nothing in the time."""
+REFIX_LABELS = 100_000
+"""Above this many labels bounds are not raised once more: with a price per layer no two layers share a table."""
 REFIX_ROUNDS, REFIX_LOOKS, REFIX_SWEEPS = 8, 2, 15
 
 
@@ -73,7 +75,8 @@ def _refixed(search: BudgetSearch) -> Graph:
                 graph.restrict(node, kept)
         simplify(graph)
     labels = graph.num_labels()
-    for _ in range(REFIX_ROUNDS if search.plans.best is not None else 0):
+    is_near = search.plans.best is not None and labels <= REFIX_LABELS
+    for _ in range(REFIX_ROUNDS if is_near else 0):
         if not graph.nodes() or search.deadline.left() <= 0.0:
             break
         _fix(search, graph)
