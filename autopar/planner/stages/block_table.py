@@ -1,0 +1,128 @@
+"""Block tables: what every block of a model costs on one shape of sub-mesh; a stage is a run of blocks.
+
+    blocks    0 embedding   1 layers.0   2 layers.1   3 head        border b lies behind block b
+    stage     table.stage(1, 3, 0) = layers.0 and layers.1, nothing recomputed: sums of seconds, saved bytes and states,
+              the largest transient, and the bytes that border 2 hands on
+
+Rows of the two-dimensional arrays are ways of recomputation. Seconds and bytes are those of one micro-batch
+on the fullest device of the sub-mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost_models.stage_costs import StageCosts
+from autopar.errors import ConfigurationError
+
+Floats = NDArray[np.float64]
+MODES = ("none", "selective", "full")
+"""Ways of recomputation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockTable:
+    """Costs of N blocks under R ways of recomputation, on sub-meshes of `devices` devices of the device group `group`.
+
+    Arrays are (R, N), but for state_bytes and once_seconds (N,) and those of borders (N - 1,). send_seconds: of the
+    activation over a border, one way. capacity_bytes: what one device holds. Raises ConfigurationError for other shapes
+    and for costs that are negative or not finite.
+    """
+
+    name: str
+    devices: int
+    capacity_bytes: float
+    forward_seconds: Floats
+    backward_seconds: Floats
+    weight_seconds: Floats
+    saved_bytes: Floats
+    weight_saved_bytes: Floats
+    forward_extra_bytes: Floats
+    backward_extra_bytes: Floats
+    state_bytes: Floats
+    once_seconds: Floats
+    send_bytes: Floats
+    send_seconds: Floats
+    group: int = 0
+    modes: tuple[str, ...] = MODES
+    """The way of recomputation of every row."""
+
+    def __post_init__(self) -> None:
+        shape = self.forward_seconds.shape
+        if len(shape) != 2 or not shape[0] or not shape[1] or self.devices < 1:
+            raise ConfigurationError(f"block table {self.name}: shape {shape}, {self.devices} devices; at least 1 each")
+        if len(self.modes) != shape[0]:
+            raise ConfigurationError(f"block table {self.name}: {shape[0]} rows for the modes {self.modes}")
+        wanted = {
+            **dict.fromkeys(_BY_MODE, shape),
+            **dict.fromkeys(("state_bytes", "once_seconds"), shape[1:]),
+            **dict.fromkeys(("send_bytes", "send_seconds"), (shape[1] - 1,)),
+        }
+        for name, expected in wanted.items():
+            found: Floats = getattr(self, name)
+            if found.shape != expected:
+                raise ConfigurationError(f"block table {self.name}: {name} has shape {found.shape}, not {expected}")
+            if not (np.isfinite(found) & (found >= 0)).all():
+                raise ConfigurationError(f"block table {self.name}: {name} must be finite and at least 0")
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.forward_seconds.shape[1])
+
+    @property
+    def seconds(self) -> Floats:
+        """(R, N) forward and whole backward."""
+        return np.asarray(self.forward_seconds + self.backward_seconds + self.weight_seconds)
+
+    def stage(self, first: int, end: int, mode: int) -> StageCosts:
+        """Costs of the blocks first .. end - 1 as one stage, all recomputed in one way."""
+        run = slice(first, end)
+        return StageCosts(
+            forward_seconds=float(self.forward_seconds[mode, run].sum()),
+            backward_seconds=float(self.backward_seconds[mode, run].sum()),
+            weight_seconds=float(self.weight_seconds[mode, run].sum()),
+            send_bytes=float(self.send_bytes[end - 1]) if end < self.num_blocks else 0.0,
+            saved_bytes=float(self.saved_bytes[mode, run].sum()),
+            weight_saved_bytes=float(self.weight_saved_bytes[mode, run].sum()),
+            forward_extra_bytes=float(self.forward_extra_bytes[mode, run].max()),
+            backward_extra_bytes=float(self.backward_extra_bytes[mode, run].max()),
+            state_bytes=float(self.state_bytes[run].sum()),
+            once_seconds=float(self.once_seconds[run].sum()),
+        )
+
+
+_BY_MODE = (
+    "backward_seconds",
+    "weight_seconds",
+    "saved_bytes",
+    "weight_saved_bytes",
+    "forward_extra_bytes",
+    "backward_extra_bytes",
+)
+
+
+def run_sums(values: Floats) -> Floats:
+    """(N, N) sums of runs: [length - 1, first]; infinity where a run leaves the model."""
+    before = np.concatenate([[0.0], np.cumsum(values)])
+    return _by_length(len(values), lambda length: before[length:] - before[:-length])
+
+
+def run_maxima(values: Floats) -> Floats:
+    """(N, N) largest value of runs: [length - 1, first]; infinity where a run leaves the model."""
+    found = np.full((len(values), len(values)), np.inf)
+    found[0] = values
+    for length in range(2, len(values) + 1):
+        rows = len(values) - length + 1
+        found[length - 1, :rows] = np.maximum(found[length - 2, :rows], values[length - 1 :])
+    return found
+
+
+def _by_length(size: int, sums: Callable[[int], Floats]) -> Floats:
+    found = np.full((size, size), np.inf)
+    for length in range(1, size + 1):
+        found[length - 1, : size - length + 1] = sums(length)
+    return found

@@ -1,0 +1,131 @@
+"""Choose the pipeline of one block table: family of schedules, chunks per rank, cut and recomputation, by playing them.
+
+    4 ranks, 8 micro-batches      1f1b 33.0 ms, zb-h1 30.2 ms, zb-h2 28.1 ms but 9.1 GiB of 8       ->  zb-h1
+
+For every family the stage search finds the cut, with what the family keeps in flight; the pipeline is then played over
+its real schedule, and the shortest simulated step that fits into memory wins. Where the played peak is above the limit
+(halves of backward keep more than the search counts), the search runs again with a smaller one.
+
+Restricted: families with several chunks per rank are cut as if a rank's memory were shared out equally among its
+chunks; the played peak is checked against the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cost_models.pipeline import StepCosts, play_pipeline, schedule_for
+from autopar.errors import ConfigurationError
+from autopar.planner.stages.block_table import BlockTable
+from autopar.planner.stages.cut import Cut, CutQuestion, cut_into_stages
+from autopar.planner.stages.in_flight import in_flight
+from autopar.schedules.list_scheduler import FAMILIES, build_schedule
+
+CHUNKS = {"interleaved": (2, 3, 4), "zb-v": (2,)}
+"""Stages per rank that are tried, of families that have several."""
+ROUNDS = 4
+SAFETY = 0.99
+"""Of the limit that would just fit, when the search runs again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pipeline:
+    """A schedule with its stages, played. cut: the stages' blocks and recomputation, in the order of the model."""
+
+    family: str
+    chunks: int
+    micro_batches: int
+    table: BlockTable
+    cut: Cut
+    costs: StepCosts
+
+    @property
+    def step_seconds(self) -> float:
+        return self.costs.step_seconds
+
+    @property
+    def peak_bytes(self) -> float:
+        return max(self.costs.peak_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tried:
+    """One family: what it became, or the least memory that was seen (None: the search found no cut that fits)."""
+
+    family: str
+    chunks: int
+    pipeline: Pipeline | None
+    least_peak_bytes: float | None = None
+
+
+def check_family(family: str) -> None:
+    """Raise ConfigurationError for a family that does not exist."""
+    if family not in FAMILIES:
+        raise ConfigurationError(f"schedule={family!r}: write one of {', '.join(FAMILIES)}")
+
+
+def try_families(
+    table: BlockTable, num_ranks: int, micro_batches: int, families: Sequence[str] = tuple(FAMILIES)
+) -> list[Tried]:
+    """Every family with every number of chunks that the blocks fill; those that fit first, the fastest in front.
+
+    Raises ConfigurationError where the blocks do not fill the ranks.
+    """
+    possible = [
+        (family, chunks)
+        for family in families
+        for chunks in CHUNKS.get(family, (1,))
+        if chunks * num_ranks <= table.num_blocks
+    ]
+    if not possible:
+        least = min(CHUNKS.get(family, (1,))[0] for family in families)
+        raise ConfigurationError(
+            f"{table.num_blocks} pieces of the model do not fill {least * num_ranks} stages; a model is cut between "
+            "its blocks (modules whose path ends in a number): use a smaller pp, or another schedule"
+        )
+    tried = [_fitted(table, num_ranks, micro_batches, family, chunks) for family, chunks in possible]
+    return sorted(tried, key=lambda one: one.pipeline.step_seconds if one.pipeline else float("inf"))
+
+
+def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int) -> Tried:
+    limit, least = table.capacity_bytes, list[float]()
+    for _ in range(ROUNDS):
+        found = _one_pipeline(table, num_ranks, micro_batches, family, chunks, limit)
+        if found is None:
+            break
+        if found.peak_bytes <= table.capacity_bytes:
+            return Tried(family=family, chunks=chunks, pipeline=found)
+        least.append(found.peak_bytes)
+        limit *= SAFETY * table.capacity_bytes / found.peak_bytes
+    return Tried(family=family, chunks=chunks, pipeline=None, least_peak_bytes=min(least, default=None))
+
+
+def _one_pipeline(
+    table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int, limit_bytes: float
+) -> Pipeline | None:
+    """The cut of the formula for one family, played; None where no cut fits the limit."""
+    num_stages = num_ranks * chunks
+    holders = build_schedule(family, num_ranks, 1, chunks).rank_of_stage
+    kept = in_flight(family, num_ranks, micro_batches, chunks)
+    question = CutQuestion(
+        tables=(replace(table, devices=1, capacity_bytes=limit_bytes / chunks),),
+        devices=(num_stages,),
+        micro_batches=micro_batches,
+        in_flight=tuple(kept[rank] / chunks for rank in reversed(holders)),
+        least_stages=num_stages,
+    )
+    cut = cut_into_stages(question)
+    if cut is None:
+        return None
+    stages = [table.stage(stage.first, stage.end, stage.mode) for stage in cut.stages]
+    sends = [float(table.send_seconds[stage.end - 1]) for stage in cut.stages[:-1]]
+    schedule = schedule_for(family, stages, num_ranks, micro_batches, max(sends, default=0.0))
+    return Pipeline(
+        family=family,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        table=table,
+        cut=cut,
+        costs=play_pipeline(stages, schedule, send_seconds=sends),
+    )

@@ -1,0 +1,78 @@
+"""One sub-mesh of a pipeline: its share of the cluster, the plan of the whole program on it, and its block table.
+
+    "2x8 H100-SXM", pp=4      4 ranks groups of 4 neighbouring devices: a cluster of one node of 4
+    "2x8 H100-SXM", pp=2      a node each: the axis "pp" crosses the network, all others stay inside
+
+The program of one micro-batch is planned on the sub-mesh as if it had the memory of all of them; the stage search then
+gives every stage its share. Where no cut fits, the program is planned again with less memory, so that parameters are
+split further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from autopar.cluster import Cluster
+from autopar.errors import ConfigurationError
+from autopar.layout import Mesh
+from autopar.parallel_plan import PIPELINE_AXIS
+from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.one_mesh import Candidate, price
+from autopar.planner.prices import Prices
+from autopar.planner.query import Query
+from autopar.planner.stages.block_costs import Solved, block_table, weight_operators
+from autopar.planner.stages.block_table import MODES, BlockTable
+from autopar.planner.stages.runs import Runs
+
+
+def sub_cluster(cluster: Cluster, num_groups: int) -> Cluster:
+    """The devices of one of `num_groups` equal runs of neighbouring devices. Raises ConfigurationError where they do
+    not fill nodes or divide one."""
+    size, rest = divmod(cluster.num_devices, num_groups)
+    per_node = cluster.devices_per_node
+    if rest or not size or (size % per_node and per_node % size):
+        raise ConfigurationError(
+            f"pp={num_groups} cuts {cluster.num_devices} devices in nodes of {per_node} into groups of "
+            f"{cluster.num_devices / num_groups:g}: groups must fill nodes, or divide one"
+        )
+    nodes = max(1, size // per_node)
+    return replace(cluster, num_nodes=nodes, devices_per_node=size // nodes)
+
+
+def whole_mesh(num_groups: int, mesh: Mesh) -> Mesh:
+    """The mesh of a plan with stages: "pp" in front of the axes of a sub-mesh."""
+    return Mesh((PIPELINE_AXIS, *mesh.axis_names), (num_groups, *mesh.shape))
+
+
+def solved_on(query: Query, candidate: Candidate, lifetimes: Lifetimes) -> Solved:
+    """The plan of a sub-mesh as labels of its plain problem, at the prices of one micro-batch."""
+    built = price(replace(query, micro=None), candidate.mesh)
+    sizes = np.array([len(costs) for costs in built.problem.node_costs])
+    return Solved(
+        built=built,
+        labels=np.asarray(candidate.solution.assignment % sizes, dtype=np.int64),
+        mesh=candidate.mesh,
+        prices=Prices(query.cluster, candidate.mesh),
+        state_bytes=query.state_bytes,
+        lifetimes=lifetimes,
+        weights=weight_operators(query.program, lifetimes),
+    )
+
+
+def table_of(
+    solved: Solved, runs: Runs, cluster: Cluster, num_groups: int, query: Query, modes: Sequence[str] = MODES
+) -> BlockTable:
+    """The block table of a sub-mesh. cluster: the whole one; query: of the whole question, for its memory limit."""
+    prices = Prices(cluster, whole_mesh(num_groups, solved.mesh))
+    return block_table(
+        solved,
+        runs,
+        query.budget_bytes,
+        partial(prices.collective_seconds, "neighbours", (0,)),
+        1 if query.micro is None else query.micro.count,
+        modes,
+    )

@@ -1,0 +1,37 @@
+"""What ranks keep in flight, counted on schedules, against what the families promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.planner.stages.in_flight import depends_on_ranks_left, in_flight, most_kept
+from autopar.schedules.list_scheduler import FAMILIES, TIMED_FAMILIES, build_schedule
+
+
+def test_1f1b_keeps_the_ranks_that_are_left() -> None:
+    assert in_flight("1f1b", 4, 8) == (4, 3, 2, 1)
+    assert in_flight("1f1b", 4, 2) == (2, 2, 2, 1)
+
+
+def test_gpipe_keeps_all_micro_batches() -> None:
+    assert in_flight("gpipe", 3, 100) == (100, 100, 100)
+
+
+def test_zb_h2_keeps_more_than_zb_h1() -> None:
+    assert max(in_flight("zb-h1", 4, 16)) == 4
+    assert max(in_flight("zb-h2", 4, 16)) == 7
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - TIMED_FAMILIES))
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_many_micro_batches_keep_what_a_few_rounds_keep(family: str, num_ranks: int) -> None:
+    chunks = {"interleaved": 3, "zb-v": 2}.get(family, 1)
+    for micro_batches in (40, 41, 43):
+        schedule = build_schedule(family, num_ranks, micro_batches, chunks)
+        assert in_flight(family, num_ranks, micro_batches, chunks) == most_kept(schedule)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_families_that_depend_on_ranks_left_do(family: str) -> None:
+    if depends_on_ranks_left(family) and family != "interleaved":
+        assert in_flight(family, 6, 30)[2:] == in_flight(family, 4, 30)
