@@ -104,7 +104,7 @@ def parameter_rows(plan: Plan) -> list[tuple[str, str, str]]:
     """(pattern, how many, layouts) of parameters whose names differ in numbers only and that share their layouts."""
     groups: dict[tuple[str, str], int] = {}
     for name, parameter in plan.parameters.items():
-        key = (re.sub(r"(?<![^.])\d+(?![^.])", "*", name), _parameter_layouts(parameter, plan.mesh))
+        key = (re.sub(r"(?<![^.])\d+(?![^.])", "*", name), _parameter_layouts(parameter, plan.layout_mesh))
         groups[key] = groups.get(key, 0) + 1
     return [(pattern, str(count), layouts) for (pattern, layouts), count in groups.items()]
 
@@ -185,9 +185,9 @@ def matching_names(plan: Plan, name: str) -> list[str]:
 
 def _explain_one(plan: Plan, name: str) -> list[str]:
     if name in plan.parameters:
-        lines = [f"parameter {name}", *_explain_parameter(plan.parameters[name], plan.mesh)]
+        lines = [f"parameter {name}", *_explain_parameter(plan.parameters[name], plan.layout_mesh)]
     else:
-        lines = [f"operator {name}", *_explain_operator(plan.operators[name], plan.mesh)]
+        lines = [f"operator {name}", *_explain_operator(plan.operators[name], plan.layout_mesh)]
     choices = plan.explanations.get(name, ())
     for description, delta in choices:
         lines.append(f"  instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step")
