@@ -35,10 +35,10 @@ __all__ = ["lowered", "stage_costs", "step_seconds"]
 
 HOST_SECONDS = {"megatron-deepspeed": 62e-6, "megatron": 25e-6, "default": 15e-6}
 """Time between two kernels that the host of a stack launches, per kernel of our graph: Python, autograd, checks and
-the small kernels that no graph shows. megatron-deepspeed: fitted on every 12th row of e2e_vtrain_a100_single (62-64 us
-where one size of tp, pp, dp or micro-batch is left out, 54 us from the compute-bound width of 2048 alone); megatron:
-chosen on e2e_mem_simumax_b200, whose eight-way split layers 62 us would make up to half too slow; others: assumption, eager
-PyTorch takes 10-20 us."""
+the small kernels that no graph shows. megatron-deepspeed: fitted on every 12th row of e2e_vtrain_a100_single; on every
+7th, 62-64 us are best where one size of tp, pp, dp or micro-batch is left out, 54 us from the compute-bound width of
+2048 alone. megatron: chosen on e2e_mem_simumax_b200, whose eight-way split layers 62 us would make up to half too slow.
+Others: assumption, eager PyTorch takes 10-20 us."""
 
 HOST_COLLECTIVE_SECONDS = 50e-6
 """The same of one collective; fitted on the same rows."""
