@@ -34,9 +34,10 @@ from autopar.questions import Options, as_cluster, capture_at, capture_program, 
 from autopar.runtime.batches import BatchMode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit import emit
+from autopar.runtime.emit_pipeline import emit_pipeline
 from autopar.runtime.micro_batches import emit_micro
 from autopar.runtime.parallel_module import ParallelModule
-from autopar.runtime.process_groups import ProcessGroups, rank, world_size
+from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
 from autopar.runtime.step import Step
 from autopar.verification import Verification, compare
 
@@ -243,7 +244,7 @@ def _build(
 
 def _in_parts(program: Program, chosen: Plan, at_batch: AtBatch) -> MicroProgram | None:
     """The program in the micro-batches of the plan; None where that is the whole batch."""
-    if chosen.micro_batches == 1:
+    if chosen.micro_batches == 1 and chosen.pipeline is None:
         return None
     try:
         return in_parts(program, chosen.micro_batches, at_batch)
@@ -255,6 +256,12 @@ def _in_parts(program: Program, chosen: Plan, at_batch: AtBatch) -> MicroProgram
 
 def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:
     """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
+    if chosen.pipeline is not None:
+        assert isinstance(program, MicroProgram)
+        with phase("lower", logging.INFO):
+            return emit_pipeline(
+                program, chosen, groups if isinstance(groups, StageProcesses) else groups.of_one_stage()
+            )
     part = program.program if isinstance(program, MicroProgram) else program
     with phase("lower", logging.INFO):
         lowered = attempt_on_all(lambda: lower(part, chosen, rank()))

@@ -297,8 +297,10 @@ def check_pipeline(plan: Plan, pipeline: PipelinePlan) -> None:
             f"a plan with stages has a mesh of {PIPELINE_AXIS!r} and at least one more axis (of size 1 where a stage "
             f"runs on one device), not {list(plan.mesh.axis_names)}"
         )
-    if sorted(set(groups)) != list(range(plan.mesh.shape[0])):
-        raise ConfigurationError(f"stages stand on rank groups {groups}; the mesh has {plan.mesh.shape[0]}, all used")
+    if sorted(set(groups)) != list(range(plan.mesh.shape[0])) or plan.mesh.shape[0] < 2:
+        raise ConfigurationError(
+            f"stages stand on rank groups {groups}; the mesh has {plan.mesh.shape[0]}: at least 2, and all in use"
+        )
     cuts = [stage.last_operator for stage in stages]
     unknown = [cut for cut in cuts[:-1] if cut is None or cut not in plan.operators or cut.endswith("/bwd")]
     if unknown or cuts[-1] is not None or len(set(cuts)) != len(cuts):

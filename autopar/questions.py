@@ -155,7 +155,12 @@ def plan_program(
 
 
 def _plan_pinned(program: Program, options: Options, pinned: Plan, at_batch: AtBatch) -> Plan:
-    """Plan activations anew for another input shape or mode; parameters keep their layouts."""
+    """Plan activations anew for another input shape or mode; parameters keep their layouts.
+
+    A pipeline keeps its stages, and the layouts of every operator: they are by name, whatever the shapes are.
+    """
+    if pinned.pipeline is not None:
+        return pinned
     log.info("planning anew for other inputs, parameters keep their layouts")
     named = not set(pinned.mesh.axis_names) <= {"outer", "inner"}
     return _make_plan()(

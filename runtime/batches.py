@@ -31,7 +31,7 @@ Signature: TypeAlias = tuple[Any, ...]
 
 def input_layout(plan: Plan, name: str) -> Layout:
     """Layout of the input `name`; replicated where the plan says nothing."""
-    return plan.inputs.get(name, replicated(len(plan.mesh.shape)))
+    return plan.inputs.get(name, replicated(len(plan.layout_mesh.shape)))
 
 
 def data_axes(plan: Plan, program: Program) -> tuple[int, ...]:

@@ -79,6 +79,11 @@ class WholeStep:
         return self.program
 
     @property
+    def absent(self) -> frozenset[str]:
+        """None: every rank holds its block of every parameter."""
+        return frozenset()
+
+    @property
     def forward_outputs(self) -> tuple[Output, ...]:
         """Mutations, loss and outputs: what the forward graph returns before the saved tensors."""
         return tuple(output for output in self.lowered.outputs if output.role != "gradient")
@@ -191,7 +196,7 @@ def as_gradient(
 
 def output_layout(plan: Plan, name: str) -> Layout:
     """Layout of the output `name`; replicated where the plan says nothing."""
-    return plan.outputs.get(name, replicated(len(plan.mesh.shape)))
+    return plan.outputs.get(name, replicated(len(plan.layout_mesh.shape)))
 
 
 def emit(program: Program, lowered: Program, partition: Partition, plan: Plan, groups: ProcessGroups) -> WholeStep:

@@ -4,37 +4,28 @@
     loss.backward()            hands out the totals times the incoming gradient of the loss
 
 Only one part's activations live at a time. The gradient of a loss is linear in the tangent, so loss scaling, clipping
-and accumulation over calls work as ever. Where ranks share the samples, micro-batch i takes the i-th piece of the
-samples of every rank, so that a rank needs nothing of another's:
-
-    batch 0..7 on 2 ranks, 2 micro-batches     rank 0: (0 1) (2 3)     rank 1: (4 5) (6 7)
+and accumulation over calls work as ever. How the batch is cut: `batch_parts`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from autopar.errors import ConfigurationError
-from autopar.layout import Replicate, Shard
 from autopar.parallel_plan import Plan
 from autopar.passes.micro_batches import MicroPartition, drawing_for
-from autopar.program import Joined, MicroProgram, Output, Program
+from autopar.program import MicroProgram, Output, Program
 from autopar.runtime.accumulation import HeldGradients
-from autopar.runtime.batches import input_leaves
-from autopar.runtime.emit import as_gradient, bind_groups, group_symbols, local_tensor, output_layout
+from autopar.runtime.batch_parts import BatchParts, scaled
+from autopar.runtime.differentiable_parts import BindPart, run_differentiably
+from autopar.runtime.emit import bind_groups, group_symbols, local_tensor
 from autopar.runtime.kernels import GraphCall, kernels
-from autopar.runtime.parameters import from_local, local_block, to_torch
-from autopar.runtime.process_groups import ProcessGroups, rank
+from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step import Bind
-
-BindPart = Callable[[int], list[torch.Tensor]]
-"""Micro-batch -> what `Bind` gives for its leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +85,18 @@ class MicroStep:
         return self.micro.whole
 
     @property
+    def absent(self) -> frozenset[str]:
+        """None: every rank holds its block of every parameter."""
+        return frozenset()
+
+    @property
     def count(self) -> int:
         return self.micro.count
+
+    @property
+    def parts(self) -> BatchParts:
+        """How the batch is cut, and outputs joined."""
+        return BatchParts(micro=self.micro, plan=self.plan, groups=self.groups)
 
     @property
     def forward_outputs(self) -> tuple[Output, ...]:
@@ -106,7 +107,7 @@ class MicroStep:
         self, leaves: Sequence[Any], bind: Bind, held: HeldGradients, *, axes: Sequence[int], local: bool
     ) -> tuple[torch.Tensor, ...]:
         """As `Step` says. Raises ConfigurationError where local parts do not split."""
-        part_of = self.split(axes, local)
+        part_of = self.parts.split(axes, local)
 
         def bound(part: int) -> list[torch.Tensor]:
             return bind(part_of(leaves, part))
@@ -114,8 +115,7 @@ class MicroStep:
         if self.graphs.backward is None or not torch.is_grad_enabled():
             return self._run(bound, axes, None)
         parameters = [tensor for tensor, value in zip(bound(0), self._bound, strict=True) if value.role == "parameter"]
-        results: tuple[torch.Tensor, ...] = _MicroFunction.apply(self, held, bound, axes, *parameters)  # type: ignore[no-untyped-call]
-        return results
+        return run_differentiably(self, held, bound, axes, parameters)
 
     @property
     def _bound(self) -> list[Any]:
@@ -136,7 +136,7 @@ class MicroStep:
     def _run(
         self, bind: BindPart, axes: Sequence[int], totals: list[torch.Tensor | None] | None
     ) -> tuple[torch.Tensor, ...]:
-        pieces = self.pieces(axes)
+        pieces = self.parts.pieces(axes)
         statistics = self._statistics(bind, pieces)
         results: list[list[torch.Tensor]] = [[] for _ in self.forward_outputs]
         for part in range(self.count):
@@ -148,7 +148,7 @@ class MicroStep:
                 self._backward(graphs, returned, totals)
             del returned
         return tuple(
-            self._join(output, values, axes) for output, values in zip(self.forward_outputs, results, strict=True)
+            self.parts.join(output, values, axes) for output, values in zip(self.forward_outputs, results, strict=True)
         )
 
     def _backward(self, graphs: OnePart, saved: list[Any], totals: Sequence[torch.Tensor | None]) -> None:
@@ -177,9 +177,7 @@ class MicroStep:
             assert compute is not None
             found = compute(self._arguments(bind(part), blank))
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
-        return {
-            name: _scaled(value, self.micro.statistic_scales[name]) for name, value in zip(names, sums, strict=True)
-        }
+        return {name: scaled(value, self.micro.statistic_scales[name]) for name, value in zip(names, sums, strict=True)}
 
     def _arguments(self, bound: Sequence[torch.Tensor], statistics: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         remaining = map(local_tensor, bound)
@@ -188,131 +186,6 @@ class MicroStep:
             for value in self.lowered.inputs
             if value.role != "tangent"
         ]
-
-    # outputs of the whole
-
-    def _join(self, output: Output, values: list[torch.Tensor], axes: Sequence[int]) -> torch.Tensor:
-        """The local block of an output of the whole batch, from those of the parts."""
-        joined: Joined = self.micro.joined[output.name]
-        if joined.dim is not None:
-            return self._concatenated(output.name, joined.dim, values, axes)
-        if joined.scale is None:
-            return values[0].clone()
-        return _scaled(torch.stack(values).sum(0, dtype=values[0].dtype), joined.scale)
-
-    def _concatenated(self, name: str, dim: int, values: list[torch.Tensor], axes: Sequence[int]) -> torch.Tensor:
-        layout = output_layout(self.plan, name)
-        pieces = self.pieces(axes)
-        split = tuple(axis for axis, placement in enumerate(layout) if placement == Shard(dim))
-        if split == tuple(axes) and pieces > 1:
-            return torch.cat(values, dim)
-        gathered = tuple(Replicate() if placement == Shard(dim) else placement for placement in layout)
-        if split:
-            values = [self._gathered(name, value, gathered) for value in values]
-        whole = _in_order(torch.cat(values, dim), dim, self.count, pieces)
-        if not split:
-            return whole
-        only = tuple(placement if placement == Shard(dim) else Replicate() for placement in layout)
-        return local_block(whole, only, self.groups.mesh, rank()).contiguous()
-
-    def _gathered(self, name: str, value: torch.Tensor, layout: Any) -> torch.Tensor:
-        index = next(i for i, output in enumerate(self.program.outputs) if output.name == name)
-        shape = self.program.returned[index].meta["val"].shape
-        tensor = from_local(value, shape, output_layout(self.plan, name), self.groups)
-        return tensor.redistribute(placements=to_torch(layout, self.groups.mesh)).to_local()
-
-    # inputs of a part
-
-    def pieces(self, axes: Sequence[int]) -> int:
-        """Into how many parts the axes split the batch, where every micro-batch takes a piece of each; else 1."""
-        parts = math.prod(self.plan.mesh.shape[axis] for axis in axes)
-        sizes = [e.shape[e.batch_dim] for e in self.program.inputs if e.role == "input" and e.batch_dim is not None]
-        return parts if all(size % parts == 0 for size in sizes) else 1
-
-    def split(self, axes: Sequence[int], local: bool) -> Callable[[Sequence[Any], int], list[Any]]:
-        """A function (arguments of a call, micro-batch) -> the arguments of that micro-batch.
-
-        axes: over which the ranks share the samples; local: each rank passes its part of the batch, not the whole.
-        Raises ConfigurationError where local parts do not split.
-        """
-        pieces = self.pieces(axes)
-        if local:
-            parts = math.prod(self.plan.mesh.shape[axis] for axis in axes)
-            if pieces != parts:
-                raise ConfigurationError(
-                    f'with batch="local" and {self.count} micro-batches the batch must be a multiple of '
-                    f"{self.count * parts}; pass such a batch, or micro_batches=1"
-                )
-            pieces = 1
-        dims = {leaf: value.batch_dim for value, leaf in input_leaves(self.program) if value.batch_dim is not None}
-
-        def part_of(leaves: Sequence[Any], part: int) -> list[Any]:
-            return [
-                leaf if index not in dims else self._samples(leaf, dims[index], part, pieces)
-                for index, leaf in enumerate(leaves)
-            ]
-
-        return part_of
-
-    def _samples(self, argument: torch.Tensor, dim: int, part: int, pieces: int) -> torch.Tensor:
-        """The samples of micro-batch `part` of an argument that holds `pieces` parts of the batch."""
-        shape = argument.shape
-        cut = argument.reshape(*shape[:dim], pieces, self.count, -1, *shape[dim + 1 :])
-        return cut.select(dim + 1, part).flatten(dim, dim + 1)
-
-
-def _in_order(value: torch.Tensor, dim: int, count: int, pieces: int) -> torch.Tensor:
-    """Samples as (micro-batch, piece, sample) along `dim` -> as (piece, micro-batch, sample)."""
-    if pieces == 1:
-        return value
-    shape = value.shape
-    return value.reshape(*shape[:dim], count, pieces, -1, *shape[dim + 1 :]).transpose(dim, dim + 1).reshape(shape)
-
-
-def _scaled(value: torch.Tensor, scale: float) -> torch.Tensor:
-    return value if scale == 1.0 else (value * scale).to(value.dtype)
-
-
-class _MicroFunction(torch.autograd.Function):
-    """All parts as one differentiable function of the parameters; backward scales gradients that are there."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, step: MicroStep, held: HeldGradients, bind: BindPart, axes: Sequence[int], *parameters: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        with torch.no_grad():
-            results, ctx.gradients = step.run_with_gradients(bind, axes)
-        ctx.step, ctx.held = step, held
-        ctx.mark_non_differentiable(
-            *(v for v, output in zip(results, step.forward_outputs, strict=True) if output.role != "loss")
-        )
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        step: MicroStep = ctx.step
-        if ctx.gradients is None:
-            raise RuntimeError("the gradients of micro-batches were handed out already; call the module again")
-        gradients, ctx.gradients = ctx.gradients, None
-        tangent = next(t for t, output in zip(tangents, step.forward_outputs, strict=True) if output.role == "loss")
-        for gradient in gradients:
-            if gradient is not None:
-                gradient.mul_(tangent.to(gradient.dtype))
-        for position, late in ctx.held.release():
-            gradients[position] = late if gradients[position] is None else gradients[position] + late
-        names = [output.name for output in step.lowered.outputs if output.role == "gradient"]
-        by_name = dict(zip(names, gradients, strict=True))
-        return (
-            None,
-            None,
-            None,
-            None,
-            *(
-                as_gradient(step.program, step.plan, step.groups, value.name, by_name.get(value.name))
-                for value in step.lowered.inputs
-                if value.role == "parameter"
-            ),
-        )
 
 
 def emit_micro(

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -37,7 +38,9 @@ from autopar.runtime.initialise import initialise, is_on_meta
 from autopar.runtime.parameters import (
     check_parameter_layouts,
     from_local,
+    leave_out,
     rewrite_optimizer,
+    set_parameter,
     shard_parameters,
     shard_tensor,
     stored_layout,
@@ -92,6 +95,7 @@ class ParallelModule(nn.Module):
         self.loss_fn = loss_fn
         self.precision = precision
         self._steps: dict[Signature, Step] = {}
+        self._absent: dict[str, nn.Parameter] = {}
         self._first: Step | None = None
         self._data_axes: tuple[int, ...] = ()
         self._held = HeldGradients()
@@ -125,7 +129,7 @@ class ParallelModule(nn.Module):
 
     def data_shard(self) -> tuple[int, int]:
         """(index, count): this rank's part of the global batch, of `count` parts."""
-        return batches.data_shard(self._planned().plan.mesh, self._data_axes)
+        return batches.data_shard(self._planned().plan.layout_mesh, self._data_axes)
 
     def gather(self, output: Any) -> Any:
         """Every DTensor in `output` as a full plain tensor (differentiable); the rest as it is."""
@@ -146,15 +150,17 @@ class ParallelModule(nn.Module):
         """Move the module tree of the original here, its parameters sharded as the plan says."""
         model, plan, groups = self._model[0], step.plan, step.groups
         layouts: dict[int, Layout] = {
-            id(parameter): stored_layout(names, plan.parameters, plan.mesh)
+            id(parameter): stored_layout(names, plan.parameters, plan.layout_mesh)
             for parameter, names in unique_parameters(model).values()
         }
-        check_parameter_layouts(model, plan.parameters, plan.mesh)
+        gone = {id(p) for p, names in unique_parameters(model).values() if not step.absent.isdisjoint(names)}
+        check_parameter_layouts(model, plan.parameters, plan.layout_mesh)
         self.base_seed = shared_seed()
         replaced = _initialised(model, plan, groups, self.base_seed) if is_on_meta(model) else {}
+        self._absent = leave_out(model, step.absent)
         replaced.update(shard_parameters(model, plan.parameters, groups))
         if self._optimizer is not None:
-            rewrite_optimizer(self._optimizer, replaced, layouts, groups)
+            rewrite_optimizer(self._optimizer, replaced, layouts, groups, gone)
         for name, layout in plan.buffers.items():
             owner = model.get_submodule(name.rpartition(".")[0])
             if any(str(placement) != "R" for placement in layout):
@@ -233,7 +239,7 @@ class ParallelModule(nn.Module):
         if key not in self._steps:
             first = self._planned()
             args, kwargs = spec.unflatten(leaves)
-            skeleton = without_weights(self._model[0], self.training)
+            skeleton = without_weights(self._model[0], self.training, self._absent)
             self._steps[key] = self._build(
                 skeleton, args, kwargs, training=self.training, pinned=first.plan, groups=first.groups
             )
@@ -245,7 +251,9 @@ class ParallelModule(nn.Module):
         inputs = batches.input_leaves(step.program)
         split = [(leaf, value.batch_dim) for value, leaf in inputs if value.batch_dim is not None]
         sizes = [leaves[leaf].shape[dim] for leaf, dim in split]
-        totals = batches.global_sizes(agree_on_sizes(sizes, self._control_group), self._data_axes, step.plan.mesh)
+        totals = batches.global_sizes(
+            agree_on_sizes(sizes, self._control_group), self._data_axes, step.plan.layout_mesh
+        )
         grown = list(leaves)
         for (leaf, dim), total in zip(split, totals, strict=True):
             shape = list(leaves[leaf].shape)
@@ -341,29 +349,36 @@ class ParallelModule(nn.Module):
 
 
 def _shard_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Full plain tensors in a state dict become DTensors in the layout of their parameter."""
+    """Full plain tensors in a state dict become DTensors in the layout of their parameter; absent ones are left out."""
     assert isinstance(module, ParallelModule)
     step = module._planned()
     for _parameter, names in unique_parameters(module).values():
-        layout = stored_layout(names, step.plan.parameters, step.plan.mesh)
+        layout = stored_layout(names, step.plan.parameters, step.plan.layout_mesh)
         for name in names:
             value = state.get(prefix + name)
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
                 state[prefix + name] = shard_tensor(value, layout, step.groups)
+    for name in module._absent:
+        state.pop(prefix + name, None)
 
 
 def _initialised(model: nn.Module, plan: Plan, groups: ProcessGroups, seed: int) -> dict[int, nn.Parameter]:
     """Initial weights for a model on meta, each unit sharded as soon as it is drawn."""
 
     def shard(parameter: nn.Parameter, names: Sequence[str]) -> nn.Parameter:
-        sharded = shard_tensor(parameter, stored_layout(names, plan.parameters, plan.mesh), groups)
+        sharded = shard_tensor(parameter, stored_layout(names, plan.parameters, plan.layout_mesh), groups)
         return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
 
     return initialise(model, shard, groups.device, seed)
 
 
-def without_weights(model: nn.Module, training: bool) -> nn.Module:
-    """A copy of `model` whose parameters and buffers are meta tensors of the global shapes; ties are kept."""
+def without_weights(
+    model: nn.Module, training: bool, absent: Mapping[str, nn.Parameter] = MappingProxyType({})
+) -> nn.Module:
+    """A copy of `model` whose parameters and buffers are meta tensors of the global shapes; ties are kept.
+
+    absent: parameters that stand in it, by name, though `model` does not hold them.
+    """
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -374,5 +389,7 @@ def without_weights(model: nn.Module, training: bool) -> nn.Module:
             if isinstance(value, torch.Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach()
     skeleton = copy.deepcopy(model, memo)
+    for name, parameter in absent.items():
+        set_parameter(skeleton, name, parameter)
     skeleton.training = training
     return skeleton

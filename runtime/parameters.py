@@ -9,7 +9,7 @@ factor counts only the blocks that are left after the axes before it have cut th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -126,7 +126,8 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if all(c == 0 for c, p in zip(coordinate, tensor.placements, strict=True) if p.is_replicate()):
         places = [_global_indices(tensor, dim, coordinate) for dim in range(tensor.dim())]
         whole[torch.meshgrid(*places, indexing="ij")] = tensor._local_tensor.detach()
-    dist.all_reduce(whole)
+    for axis in range(tensor.device_mesh.ndim):
+        dist.all_reduce(whole, group=tensor.device_mesh.get_group(axis))
     return whole
 
 
@@ -176,6 +177,25 @@ def stored_layout(names: Sequence[str], plans: Mapping[str, ParameterPlan], mesh
     return next((plans[name].stored for name in names if name in plans), replicated(len(mesh.shape)))
 
 
+def leave_out(model: nn.Module, absent: Collection[str]) -> dict[str, nn.Parameter]:
+    """Take the parameters that only other ranks hold out of `model`; returns meta tensors in their place, by name.
+
+    Each name of a tied parameter is among the keys, with the same tensor.
+    """
+    found: dict[str, nn.Parameter] = {}
+    for parameter, names in unique_parameters(model).values():
+        if not set(names) & set(absent):
+            continue
+        empty = nn.Parameter(
+            torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"), requires_grad=parameter.requires_grad
+        )
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            model.get_submodule(path)._parameters[leaf] = None
+            found[name] = empty
+    return found
+
+
 def set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Put `parameter` at the dotted `name`."""
     path, _, leaf = name.rpartition(".")
@@ -188,14 +208,17 @@ def rewrite_optimizer(
     replaced: Mapping[int, nn.Parameter],
     layouts: Mapping[int, Layout],
     groups: ProcessGroups,
+    gone: Collection[int] = (),
 ) -> None:
     """Point param_groups and state of `optimizer` to the new parameters; state of a parameter's shape is sharded.
 
     `replaced` maps id(old parameter) -> new parameter, `layouts` its stored layout. Parameters of other modules stay.
+    gone: ids of the old parameters that only other ranks hold.
     """
     for group in optimizer.param_groups:
-        group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
-    state = dict(optimizer.state)
+        kept = [parameter for parameter in group["params"] if id(parameter) not in gone]
+        group["params"] = [replaced.get(id(parameter), parameter) for parameter in kept]
+    state = {old: values for old, values in optimizer.state.items() if id(old) not in gone}
     optimizer.state.clear()
     for old, values in state.items():
         new = replaced.get(id(old), old)

@@ -56,6 +56,10 @@ class ProcessGroups:
         self.device = _device(device_type)
         self._names: dict[str, str] = {}
 
+    def of_one_stage(self) -> StageProcesses:
+        """The processes of this rank's coordinate on the first axis, as a mesh of the other axes."""
+        return StageProcesses(self)
+
     def name(self, symbol: str) -> str:
         """Name of the process group over the axes of `symbol` ("a" or "a+b"); the first call creates it."""
         if symbol not in self._names:
@@ -80,6 +84,33 @@ class ProcessGroups:
                 mine = group
         assert mine is not None
         return str(mine.group_name)
+
+
+class StageProcesses(ProcessGroups):
+    """The processes that hold the same stages of a pipeline: `whole` without its first axis.
+
+    Ranks count row-major with the first axis outermost, so `mesh.coordinate(rank)` holds for every rank of the whole.
+    """
+
+    def __init__(self, whole: ProcessGroups) -> None:
+        self.whole = whole
+        self.mesh = Mesh(whole.mesh.axis_names[1:], whole.mesh.shape[1:])
+        self.device_mesh = whole.device_mesh[self.mesh.axis_names]
+        self.device = whole.device
+        self._names = {}
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The rank that stands at this rank's place among the processes of each coordinate on the first axis."""
+        return tuple(rank() % self.mesh.size + group * self.mesh.size for group in range(self.whole.mesh.shape[0]))
+
+    @property
+    def group(self) -> int:
+        """This rank's coordinate on the first axis."""
+        return rank() // self.mesh.size
+
+    def _create(self, symbol: str) -> str:
+        return self.whole.name(symbol)  # created for all coordinates alike
 
 
 def _device(device_type: str) -> torch.device:

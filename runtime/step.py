@@ -41,7 +41,11 @@ class Step(Protocol):
 
     @property
     def groups(self) -> ProcessGroups:
-        """The processes of its collectives."""
+        """The processes of its collectives; in a pipeline those that hold the same stages."""
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """The parameters that only other ranks hold."""
 
     @property
     def forward_outputs(self) -> tuple[Output, ...]:

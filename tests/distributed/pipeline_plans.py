@@ -1,0 +1,62 @@
+"""Plans with stages for the tests: an intra-operator plan of one stage's mesh, and cuts behind blocks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.capture import Captures, fingerprint
+from autopar.cluster import Cluster
+from autopar.parallel_plan import Plan
+from autopar.passes.stage_plans import with_pipeline
+from autopar.planner.micro_batches import in_parts
+from autopar.planner.planning import make_plan
+from autopar.program import MicroProgram
+from autopar.questions import Options, capture_at, capture_program
+
+
+def micro_program(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], micro_batches: int, **options: Any
+) -> MicroProgram:
+    """The step of a model in micro-batches."""
+    given = Options(cluster=Cluster.parse("1x1 H100-SXM"), **options)
+    captures = Captures()
+    whole = capture_program(model, (), dict(batch), model.training, given, captures)
+    return in_parts(whole, micro_batches, functools.partial(capture_at, whole, model, (), dict(batch), given, captures))
+
+
+def block_ends(micro: MicroProgram, blocks: Sequence[str]) -> list[str]:
+    """The last forward operator of each of these modules, in program order."""
+    found = {}
+    for node in micro.program.graph.nodes:
+        if node.op == "call_function" and node.meta["phase"] == "forward":
+            path = node.meta["operator"].split("/")[0]
+            for block in blocks:
+                if path == block or path.startswith(f"{block}."):
+                    found[block] = node.meta["operator"]
+    return [found[block] for block in blocks]
+
+
+def pipeline_plan(
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    blocks: Sequence[str],
+    schedule: str,
+    micro_batches: int,
+    dims: Mapping[str, int],
+    chunks: int = 1,
+    **options: Any,
+) -> Plan:
+    """A plan whose stages end behind `blocks`, each on a mesh of `dims`."""
+    micro = micro_program(model, batch, micro_batches, **options)
+    size = functools.reduce(lambda a, b: a * b, dims.values(), 1)
+    plan = make_plan(
+        micro.program, Cluster.parse(f"1x{size} H100-SXM"), dims=dict(dims), with_baselines=False, mode="fast"
+    )
+    return with_pipeline(
+        plan, block_ends(micro, blocks), schedule, micro_batches, chunks=chunks, fingerprint=fingerprint(micro.program)
+    )
