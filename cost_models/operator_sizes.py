@@ -16,6 +16,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autopar.cost_models.operators_memory import lookup_row
+
 Floats: TypeAlias = NDArray[np.float64]
 Shape: TypeAlias = Sequence[int]
 
@@ -97,7 +99,7 @@ def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, 
         return RowSizes(family=family, row=operands[0][-1] if operands and operands[0] else 0)
     if name in ROW_LOOKUPS and len(operands) > 1:
         rows = np.prod(operands[1], dtype=np.float64) * np.asarray(parts.operands[1], np.float64)
-        return RowSizes(family="lookup", row=np.where(rows <= 16, rows, 1) * operands[0][-1])
+        return RowSizes(family="lookup", row=lookup_row(rows, operands[0][-1]))
     return None
 
 

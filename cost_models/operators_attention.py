@@ -1,4 +1,4 @@
-"""Seconds of fused (flash) attention on a GPU, forward and backward, and of unfused attention as its parts.
+"""Seconds of fused (flash) attention on a GPU, forward and backward.
 
 Forward multiplies Q K^T and P V, backward the scores again and four gradients. A unit works on a block of rows; a
 causal mask halves the work and makes blocks unequal, so that units idle behind the longest one:
@@ -10,7 +10,8 @@ causal mask halves the work and makes blocks unequal, so that units idle behind 
 
     attention_seconds(a100, curve, heads=32, queries=4096, keys=4096, qk_dim=128, v_dim=128, causal=True)   # 7.8e-4
 
-Queries that share keys (GQA) save bytes, not FLOPs; bytes bound only short or single-query calls. All arrays broadcast.
+Queries that share keys (GQA) save bytes, not FLOPs; bytes bound only short or single-query calls. Unfused attention is
+its kernels: two batched products and a softmax. All arrays broadcast.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autopar.cost_models.operators_gemm import Rates, gemm_seconds
-from autopar.cost_models.operators_memory import memory_seconds
-from autopar.device_curves import AttentionCurve, DeviceCurves, GemmCurve, MemoryCurve
+from autopar.cost_models.operators_gemm import Rates
+from autopar.device_curves import AttentionCurve, DeviceCurves
 
 Floats = NDArray[np.float64]
 
@@ -58,26 +58,3 @@ def attention_seconds(
     shared = h if key_heads is None else np.asarray(key_heads, np.float64)
     moved = (s * h * (d + e) + t * shared * (d + e)) * b * element_bytes * (2.5 if backward else 1)
     return np.asarray(curve.launch_seconds + np.maximum(compute, moved / rates.memory_bytes_per_second))
-
-
-def unfused_attention_seconds(
-    rates: Rates,
-    gemm: GemmCurve,
-    softmax: MemoryCurve,
-    *,
-    batch: ArrayLike,
-    heads: ArrayLike,
-    queries: ArrayLike,
-    keys: ArrayLike,
-    qk_dim: ArrayLike,
-    v_dim: ArrayLike,
-    element_bytes: float = 2,
-    passes: float = 4,
-) -> Floats:
-    """Seconds of Q K^T, softmax and P V as separate kernels; `passes` over the scores: 2 per kernel."""
-    products = np.asarray(batch, np.float64) * np.asarray(heads, np.float64)
-    scores = gemm_seconds(rates, gemm, queries, keys, qk_dim, batch=products, element_bytes=element_bytes)
-    values = gemm_seconds(rates, gemm, queries, v_dim, keys, batch=products, element_bytes=element_bytes)
-    size = products * np.asarray(queries, np.float64) * np.asarray(keys, np.float64)
-    softmax_bytes = passes * size * element_bytes
-    return np.asarray(scores + values + memory_seconds(rates, softmax, softmax_bytes, row=keys, launches=passes / 2))

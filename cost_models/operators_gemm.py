@@ -10,7 +10,7 @@ tile and the split; we take the fastest of its menu:
     memory = (A + B + C + partial sums) / (memory rate * min(1, tiles / (SMs * saturation)))
     seconds = launch + min over tiles and splits of ((waves * tile)^p + memory^p)^(1/p) + split
 
-    gemm_seconds(a100, curves, 4096, 4096, 11008, dtype="float16")      # 1.60e-3, of which 1.48e-3 at full rate
+    gemm_seconds(rates, gemm_curve(curves, "float16"), 4096, 4096, 11008)      # A100: 1.61e-3, 1.36e-3 at full rate
 
 All arrays broadcast, so that thousands of shapes are priced in one call. The constants: `autopar.device_curves`.
 """
@@ -18,15 +18,11 @@ All arrays broadcast, so that thousands of shapes are priced in one call. The co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.device_curves import DeviceCurves, GemmCurve
-
-GemmLayout = Literal["TN", "NN", "NT"]
-"""How BLAS sees the operands: TN the forward of a linear, NN its input gradient, NT its weight gradient."""
 
 TILES: tuple[tuple[int, int], ...] = (
     (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),

@@ -18,15 +18,11 @@ Constants per family of kernels: `autopar.device_curves.MemoryCurve`.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operators_gemm import Rates
 from autopar.device_curves import DeviceCurves, MemoryCurve
-
-MemoryFamily = Literal["elementwise", "norm", "softmax", "gated", "rotary", "lookup"]
 
 SERIAL_LOOKUPS = 16
 """Up to so many rows torch's index_select walks one after the other in each thread (its "small index" kernel)."""

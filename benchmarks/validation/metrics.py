@@ -1,7 +1,7 @@
 """Errors of predictions: of times and bytes, of fits-or-not decisions, of rankings, and how sure each is.
 
-    absolute_percentage_errors([1.1, 2.0], [1.0, 2.5])     # [10 %, 20 %] as 0.1, 0.2
-    kendall_tau_b([1, 2, 3], [1, 3, 2])                     # 1/3: two pairs in order, one against
+    relative_errors([1.1, 2.0], [1.0, 2.5])     # 10 % too much, 20 % too little: 0.1, -0.2
+    kendall_tau_b([1, 2, 3], [1, 3, 2])         # 1/3: two pairs in order, one against
 
 An interval is bootstrapped over groups, since rows of one group (one model on one device) err together.
 """
@@ -15,11 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-
-
-def absolute_percentage_errors(predicted: Sequence[float], measured: Sequence[float]) -> Floats:
-    """|predicted - measured| / |measured| of each row, as a fraction."""
-    return np.abs(relative_errors(predicted, measured))
 
 
 def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> Floats:

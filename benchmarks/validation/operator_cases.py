@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from autopar.cost_models.operators_memory import lookup_row
 from autopar.errors import ConfigurationError
 from autopar.hardware import find_node, find_node_of_gpu
 from benchmarks.validation.schemas import Schema
@@ -139,8 +140,7 @@ def _vidur(row: Row) -> Case:
 
 
 def _lookup(rows: int, width: int, element_bytes: int = 2) -> Memory:
-    in_turn = rows if rows <= 16 else 1
-    return Memory(family="lookup", nbytes=2 * rows * width * element_bytes, row=in_turn * width)
+    return Memory(family="lookup", nbytes=2 * rows * width * element_bytes, row=int(lookup_row(rows, width)))
 
 
 _ONE_OPERAND = ("addu", "mulu", "divu", "powu", "relu", "gelu", "tanh", "silu", "sigmoid", "exp", "sqrt")
