@@ -16,7 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "_compat", "files", "phases"}),
-    frozenset({"device_curves", "operator_profile", "hardware", "cluster", "layout", "moves", "redistribute", "ops", "program"}),
+    frozenset(
+        {
+            "device_curves",
+            "operator_profile",
+            "hardware",
+            "cluster",
+            "layout",
+            "moves",
+            "redistribute",
+            "ops",
+            "program",
+        }
+    ),
     frozenset({"rules", "parallel_plan", "plan_text", "schedules"}),
     frozenset({"cost_models", "passes"}),
     frozenset({"planner", "capture"}),
