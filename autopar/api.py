@@ -66,6 +66,7 @@ def compile(
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
+    schedule: str | None = None,
     recompute: Recompute | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
@@ -77,7 +78,8 @@ def compile(
     loss_fn: `loss_fn(output, batch)` -> 0-dim loss; batch is what the module is called with. Names in a dict batch
         that `forward` does not take go to loss_fn only.
     optimizer: a class or factory (its state is planned for) or an instance (its parameters are exchanged).
-    cluster: default: the running processes on this machine. mesh, dims: fix sizes, or named axes (-1 fills).
+    cluster: default: the running processes on this machine. mesh, dims: fix sizes, or named axes (-1 fills); "pp" cuts
+        the model into stages. schedule: the family of the pipeline ("1f1b", "zb-h1", ...); default: the best simulated.
     precision: "bf16" computes in bf16 from fp32 parameters; gradients, their reductions and the loss stay fp32.
     plan: a Plan or its file, instead of planning; its precision holds where none is given.
     batch: "global" (each rank passes all of it) or "local" (its part, see `ParallelModule.data_shard`).
@@ -111,6 +113,7 @@ def compile(
         mode=mode,
         cache_dir=None if cache_dir is None else Path(cache_dir),
         micro_batches=micro_batches,
+        schedule=schedule,
         recompute=recompute,
         time_limit=time_limit,
         warm_start=warm_start,
@@ -147,6 +150,7 @@ def plan(
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
+    schedule: str | None = None,
     recompute: Recompute | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
@@ -171,6 +175,7 @@ def plan(
         mode=mode,
         cache_dir=None if cache_dir is None else Path(cache_dir),
         micro_batches=micro_batches,
+        schedule=schedule,
         recompute=recompute,
         time_limit=time_limit,
         warm_start=warm_start,

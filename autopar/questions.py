@@ -65,6 +65,7 @@ class Options:
     mode: Mode = "default"
     cache_dir: Path | None = None
     micro_batches: int | None = None
+    schedule: str | None = None
     recompute: Recompute | None = None
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
@@ -141,6 +142,7 @@ def plan_program(
         with_baselines=options.with_baselines,
         mode=options.mode,
         micro_batches=options.micro_batches,
+        schedule=options.schedule,
         recompute=options.recompute,
         time_limit=options.time_limit,
         warm_start=options.warm_start,
@@ -187,6 +189,7 @@ def _question(program: Program, options: Options) -> dict[str, Any]:
         "dims": None if options.dims is None else dict(options.dims),
         "precision": options.precision,
         "micro_batches": options.micro_batches,
+        "schedule": options.schedule,
         "constraints": None if options.constraints is None else str(options.constraints),
         "cluster_fingerprint": options.cluster.fingerprint,
     }

@@ -22,7 +22,7 @@ from autopar.layout import Mesh
 from autopar.planner.constraints import BATCH_AXES
 
 AXIS_NAMES = (*BATCH_AXES, "tp")
-LATER_AXES = {"cp": "context", "ep": "expert", "pp": "pipeline"}
+LATER_AXES = {"cp": "context", "ep": "expert"}
 FREE_AXIS_NAMES: dict[int, tuple[str, ...]] = {
     0: (),
     1: ("inner",),

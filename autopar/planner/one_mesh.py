@@ -67,7 +67,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
+class Attempt:
     """A candidate, what its program holds at every moment, and by how much that exceeds the limit."""
 
     candidate: Candidate
@@ -115,7 +115,7 @@ def fit(
     InfeasibleError, also where the limit binds and the problem with recomputation has more than `most_labels`."""
     lifetimes = Lifetimes(query.program)
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
-    attempt = _read_plan(query, mesh, built, free, lifetimes)
+    attempt = read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or "full" in (query.recompute, *query.constraints.recompute.values()):
         search = WithinMemory.of(query, mesh, built, lifetimes, starts)
         labels = sum(costs.size for costs in search.built.problem.node_costs)
@@ -134,10 +134,10 @@ def fit(
     return attempt.candidate
 
 
-def _within_memory(query: Query, attempt: _Attempt, search: WithinMemory) -> _Attempt:
+def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Attempt:
     """Solve and measure until the lowered program fits, and once more where much of the limit is left: transients that
     an earlier plan showed were too large then."""
-    found: list[_Attempt] = []
+    found: list[Attempt] = []
     mesh = attempt.candidate.mesh
     for _ in range(query.search.memory_rounds):
         search.learn(attempt.candidate.built, attempt.candidate.solution.assignment, attempt.measured)
@@ -147,7 +147,7 @@ def _within_memory(query: Query, attempt: _Attempt, search: WithinMemory) -> _At
             if found:
                 break
             raise
-        attempt = _read_plan(query, mesh, search.built, solution, search.lifetimes)
+        attempt = read_plan(query, mesh, search.built, solution, search.lifetimes)
         if attempt.excess <= 0:
             found.append(attempt)
             if len(found) > 1 or attempt.excess > -UNUSED * query.budget_bytes:
@@ -213,7 +213,7 @@ def _given_labels(query: Query, built: Built, mesh: Mesh) -> list[Labels]:
     return [] if like is None else [like]
 
 
-def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> _Attempt:
+def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Attempt:
     """The plan of a solution, lowered for one rank and measured."""
     with phase("predict"):
         timeline = predict_timeline(query.program, built, solution.assignment, Prices(query.cluster, mesh))
@@ -257,7 +257,7 @@ def _read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifet
         },
     )
     predicted, measured = _predicted(query, plan, timeline, lifetimes)
-    return _Attempt(
+    return Attempt(
         candidate=Candidate(mesh=mesh, plan=replace(plan, predicted=predicted), built=built, solution=solution),
         measured=measured,
         excess=predicted.peak_bytes - query.budget_bytes,

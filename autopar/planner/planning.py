@@ -33,6 +33,7 @@ from autopar.planner.read import switching_costs
 from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver.deadline import Deadline, interruptible
+from autopar.planner.stages.plan import plan_pipeline, wish_of, without_stages
 from autopar.planner.targets import find_wishes, meshes_with_axes, recompute_of
 from autopar.program import Program
 
@@ -59,26 +60,29 @@ def make_plan(
     kept: Kept | None = None,
     micro_batches: int | None = None,
     at_batch: AtBatch | None = None,
+    schedule: str | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """The best plan for a captured program on a cluster.
 
-    mesh: sizes only; dims: named axes (-1 fills). memory_limit: bytes per device, "72GiB", or a fraction of the
-    device; default: the device less context and fragmentation. parameter_layouts: decisions to keep. mode: how long
-    the solver may search (`planner.search`); time_limit: seconds for everything. warm_start: a plan to begin
-    with, or its file. recompute: "none", "selective" or "full" everywhere (None: as memory asks). kept: results of
-    earlier questions about this program. micro_batches: in how many parts of the batch a step runs (None: as memory
-    asks); at_batch: captures the program at another size of the batch, for more than one.
+    mesh: sizes only; dims: named axes (-1 fills), "pp" among them for stages; schedule: their family. memory_limit:
+    bytes per device, "72GiB", or a fraction of the device; default: the device less context and fragmentation.
+    parameter_layouts: decisions to keep. mode: how long the solver may search (`planner.search`); time_limit: seconds
+    for everything. warm_start: a plan to begin with, or its file. recompute: "none", "selective" or "full" everywhere
+    (None: as memory asks). kept: results of earlier questions about this program. micro_batches: in how many parts of
+    the batch a step runs (None: as memory asks); at_batch: captures the program at another size of the batch, for more
+    than one.
     The first Ctrl-C ends the search: the best plan so far is returned with its bound, and notes say so.
     Raises ConfigurationError for impossible arguments and InfeasibleError when nothing fits.
     """
     log = progress or (lambda message: None)
     parsed = parse_constraints(constraints, parameter_layouts)
-    meshes = resolve_meshes(cluster, mesh, dims)
+    wish = wish_of(dims, schedule, cluster.num_devices)
+    meshes = resolve_meshes(cluster, mesh, without_stages(dims)) if wish is None else []
     kept = kept or Kept()
     factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
     wishes = find_wishes(program, parsed, factorisation)
-    meshes = meshes_with_axes(parsed.placements, meshes)
+    meshes = meshes_with_axes(parsed.placements, meshes) if wish is None else []
     query = Query(
         program=program,
         cluster=cluster,
@@ -107,6 +111,9 @@ def make_plan(
         "cluster": cluster.name,
     }
     shapes = _shapes(mesh, parsed, dims is not None or micro_batches not in (None, 1))
+    if wish is not None:
+        with interruptible(query.deadline):
+            return replace(plan_pipeline(query, wish, micro_batches, at_batch, log), question=answer)
     with interruptible(query.deadline):
         choose = partial(choose_mesh, meshes=meshes, log=log)
         chosen = choose_micro_batches(query, micro_batches, at_batch, choose, log)

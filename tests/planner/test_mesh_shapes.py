@@ -112,7 +112,7 @@ def test_pinned_axes_leave_room_for_four_in_all() -> None:
         ({"tp": 3}, "do not divide 8"),
         ({"cp": 2}, "context parallelism.*nothing can run it"),
         ({"ep": 2}, "expert parallelism.*nothing can run it"),
-        ({"pp": 2}, "pipeline parallelism.*nothing can run it"),
+        ({"pp": 2}, "unknown axis 'pp'"),
         ({"tensor": 2}, "unknown axis"),
         ({"tp": 0}, "size 0"),
         ({"tp": -1, "dp_shard": -1}, "do not divide"),

@@ -56,4 +56,5 @@ def find_runs(lifetimes: Lifetimes) -> Runs:
 def _gap_name(forward: list[fx.Node], lifetimes: Lifetimes, segment: int) -> str:
     """The modules of a gap: "embedding", or "norm, head"."""
     names = (str(node.meta["operator"]) for node in forward if lifetimes.segment[node] == segment)
-    return ", ".join(dict.fromkeys(name.split("/")[0] for name in names if "/" in name)) or "the model"
+    modules = dict.fromkeys(module for module in (name.split("/")[0] for name in names if "/" in name) if module)
+    return ", ".join(modules) or "the model"

@@ -1,0 +1,201 @@
+"""Plan a pipeline: over numbers of micro-batches and sub-mesh plans, the shortest simulated step that fits.
+
+    dims={"pp": 2, "tp": 2}, 8 samples     micro-batches 2, 4, 8; for each a plan of the part on tp=2, its block table,
+                                           and every family of schedules (or the one that is pinned)
+
+More than one micro-batch needs a batch that can be cut (`planner.batch_flow` says why where it cannot). Tried counts
+are the divisors of the batch up to `MOST_PER_RANK` per rank group, fewest first, until the step grew twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.layout import Mesh
+from autopar.parallel_plan import PIPELINE_AXIS, Plan
+from autopar.plan_text import format_bytes, format_seconds
+from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.choose_mesh import Chosen, choose_mesh, perfect_seconds
+from autopar.planner.choose_micro_batches import in_parts_of
+from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.mesh_shapes import resolve_meshes
+from autopar.planner.micro_batches import AtBatch, batch_size, in_parts
+from autopar.planner.one_mesh import Candidate
+from autopar.planner.query import Progress, Query
+from autopar.planner.stages.block_costs import Solved
+from autopar.planner.stages.block_table import MODES
+from autopar.planner.stages.choose import Pipeline, Tried, check_family, try_families
+from autopar.planner.stages.runs import Runs, find_runs
+from autopar.planner.stages.submesh import solved_on, sub_cluster, table_of
+from autopar.planner.stages.write_plan import check_cut, pipeline_plan
+from autopar.planner.targets import meshes_with_axes
+from autopar.schedules.list_scheduler import FAMILIES
+
+MOST_PER_RANK = 8
+"""Micro-batches per rank group: with 8, the bubble of 1F1B is below an eighth."""
+SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Of the memory of all sub-meshes together, in which the whole program is planned on one of them."""
+SHOWN = 4
+"""The note on other schedules lists at most this many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineWish:
+    """num_groups: size of the axis "pp". dims: of the other axes. family: of schedules, None for the best."""
+
+    num_groups: int
+    dims: Mapping[str, int]
+    family: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A pipeline and what its plan is written from."""
+
+    query: Query
+    candidate: Candidate
+    solved: Solved
+    runs: Runs
+    pipeline: Pipeline
+    tried: Sequence[Tried]
+
+
+def wish_of(dims: Mapping[str, int] | None, schedule: str | None, num_devices: int) -> PipelineWish | None:
+    """What `dims` and `schedule` ask of a pipeline; None without "pp". Raises ConfigurationError."""
+    if schedule is not None:
+        check_family(schedule)
+    sizes = dict(dims or {})
+    groups = sizes.pop(PIPELINE_AXIS, 1)
+    if not isinstance(groups, int) or isinstance(groups, bool) or groups == 0 or groups < -1:
+        raise ConfigurationError(f"axis pp has size {groups!r}; write a positive number, or -1 to fill")
+    if groups == -1:
+        others = math.prod(size for size in sizes.values())
+        if others < 1 or num_devices % others:
+            raise ConfigurationError(f"dims {dict(dims or {})} do not divide {num_devices} devices")
+        groups = num_devices // others
+    if groups == 1:
+        if schedule is not None:
+            raise ConfigurationError(f'schedule={schedule!r} needs stages: pin them, for example dims={{"pp": 2}}')
+        return None
+    return PipelineWish(num_groups=groups, dims=sizes, family=schedule)
+
+
+def without_stages(dims: Mapping[str, int] | None) -> dict[str, int] | None:
+    """`dims` without an axis "pp" of one group."""
+    return None if dims is None else {name: size for name, size in dims.items() if name != PIPELINE_AXIS}
+
+
+def plan_pipeline(
+    query: Query, wish: PipelineWish, micro_batches: int | None, at_batch: AtBatch | None, log: Progress
+) -> Plan:
+    """The best plan with these stages. query: of the whole batch on the whole cluster.
+
+    Raises ConfigurationError where the model or the batch cannot be cut, and InfeasibleError where nothing fits.
+    """
+    cluster = sub_cluster(query.cluster, wish.num_groups)
+    meshes = meshes_with_axes(query.constraints.placements, resolve_meshes(cluster, None, dict(wish.dims) or None))
+    best: _Found | None = None
+    failures: list[InfeasibleError] = []
+    worse = 0
+    for part in _parts(query, wish.num_groups, micro_batches, at_batch):
+        try:
+            found = _best_on(query, replace(part, cluster=cluster, warm_start=None), wish, meshes, log)
+        except InfeasibleError as error:
+            failures.append(error)
+            continue
+        log(
+            f"{found.pipeline.micro_batches} micro-batches: {found.pipeline.family}, predicted "
+            f"{format_seconds(found.pipeline.step_seconds)}"
+        )
+        if best is not None and found.pipeline.step_seconds >= best.pipeline.step_seconds:
+            worse += 1
+        else:
+            best, worse = found, 0
+        if worse == 2 or query.deadline.left() <= 0.0:
+            break
+    if best is None:
+        raise failures[0]
+    plan = pipeline_plan(best.query, best.candidate, best.solved, best.runs, best.pipeline, perfect_seconds(query))
+    return replace(plan, cluster=query.cluster.name, notes=(*plan.notes, *_others(best.tried)))
+
+
+def micro_batch_counts(batch: int, num_groups: int) -> list[int]:
+    """Divisors of the batch that are tried: powers of two times the groups' number or what lies nearest, but 1."""
+    divisors = [count for count in range(2, min(batch, MOST_PER_RANK * num_groups) + 1) if batch % count == 0]
+    wanted = [num_groups * factor for factor in (1, 2, 4, MOST_PER_RANK)] if divisors else []
+
+    def nearest(want: int) -> int:
+        return min(divisors, key=lambda count: (abs(math.log(count / want)), count))
+
+    return sorted(set(map(nearest, wanted)))
+
+
+def _parts(query: Query, num_groups: int, count: int | None, at_batch: AtBatch | None) -> Iterator[Query]:
+    """The question in every number of micro-batches that is tried."""
+    size = batch_size(query.program) or 1
+    counts = [count] if count is not None else micro_batch_counts(size, num_groups)
+    if not counts:
+        raise ConfigurationError(
+            f"pp={num_groups}: a batch of {size} has no micro-batches to keep the stages busy: pass a larger batch, or "
+            "micro_batches=1 to run the stages one after another"
+        )
+    yielded = False
+    reason: NotSeparable | None = None
+    for number in counts:
+        if at_batch is None:
+            raise ConfigurationError(f"micro_batches={number} needs the model at another batch; pass at_batch")
+        try:
+            micro = in_parts(query.program, number, at_batch, query.factorisation)
+        except NotSeparable as error:
+            reason = error
+            continue
+        yielded = True
+        yield in_parts_of(query, micro)
+    if not yielded:
+        raise ConfigurationError(
+            f"pp={num_groups}: stages take the batch in parts, and it cannot be cut: {reason}; plan without pp"
+        ) from reason
+
+
+def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mesh], log: Progress) -> _Found:
+    """The best pipeline of one number of micro-batches. query: of the whole; part: of one part on the sub-mesh."""
+    lifetimes = Lifetimes(part.program)
+    runs = find_runs(lifetimes)
+    families = tuple(FAMILIES) if wish.family is None else (wish.family,)
+    count = 1 if part.micro is None else part.micro.count
+    tried: list[Tried] = []
+    modes = MODES if query.recompute is None else (query.recompute,)
+    for share in SHARES:
+        budget = share * wish.num_groups * query.budget_bytes
+        chosen: Chosen = choose_mesh(replace(part, budget_bytes=budget, recompute=None), meshes, log)
+        if chosen.best is None:
+            if tried:
+                break
+            raise chosen.failures[0]
+        solved = solved_on(part, chosen.best, lifetimes)
+        table = table_of(
+            solved, runs, query.cluster, wish.num_groups, replace(part, budget_bytes=query.budget_bytes), modes
+        )
+        tried = try_families(table, wish.num_groups, count, families)
+        best = tried[0].pipeline
+        if best is not None:
+            check_cut(part, runs, best)
+            return _Found(query=part, candidate=chosen.best, solved=solved, runs=runs, pipeline=best, tried=tried)
+    seen = [one.least_peak_bytes for one in tried if one.least_peak_bytes is not None]
+    needs = f"the least that was seen needs {format_bytes(min(seen))}" if seen else "not with full recomputation either"
+    raise InfeasibleError(
+        f"no pipeline of {wish.num_groups} stages and {count} micro-batches fits {format_bytes(query.budget_bytes)} "
+        f"per device: {needs}; more micro-batches, more devices per stage or a higher memory_limit may fit"
+    )
+
+
+def _others(tried: Sequence[Tried]) -> list[str]:
+    """What other schedules would have taken with as many micro-batches."""
+    shown = []
+    for one in tried[1 : SHOWN + 1]:
+        name = one.family if one.chunks == 1 else f"{one.family} with {one.chunks} chunks"
+        shown.append(f"{name} {format_seconds(one.pipeline.step_seconds)}" if one.pipeline else f"{name} does not fit")
+    return [f"other schedules: {', '.join(shown)}"] if shown else []

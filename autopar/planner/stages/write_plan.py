@@ -1,0 +1,164 @@
+"""Write the plan of a chosen pipeline: the layouts of one sub-mesh, stages, schedule, and what each stage holds.
+
+    stage 0 on ranks of group 0: embedding .. layers.1, forward 1.2 ms, backward 2.5 ms, peak 1.1 GiB
+    bubble 12.1 %: of the longest rank's step, the part in which ranks do not compute
+
+Step, bubble and peaks are those of the played schedule. Objective and bound of such a plan: the simulated step, and the
+time of perfect work on all devices; layouts of the sub-mesh have a bound of their own, which a note states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from torch import fx
+
+from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
+from autopar.parallel_plan import PipelinePlan, Plan, Prediction, StagePlan, check_pipeline
+from autopar.passes.stages import cut_stages
+from autopar.plan_text import format_bytes, format_seconds
+from autopar.planner.build import Built
+from autopar.planner.constraints import Recompute
+from autopar.planner.one_mesh import Candidate, read_plan
+from autopar.planner.query import Query
+from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
+from autopar.planner.solver import evaluate, is_forbidden
+from autopar.planner.stages.block_costs import Labels, Solved
+from autopar.planner.stages.choose import Pipeline
+from autopar.planner.stages.runs import Runs
+from autopar.planner.stages.submesh import whole_mesh
+from autopar.schedules.list_scheduler import TIMED_FAMILIES
+
+MODE_OF: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
+
+
+def check_cut(query: Query, runs: Runs, pipeline: Pipeline) -> None:
+    """Raise ConfigurationError where the runtime cannot run these stages."""
+    try:
+        cut_stages(query.program, _cuts(runs, pipeline))
+    except PlanMismatchError as error:
+        raise ConfigurationError(f"the model cannot be cut into these stages: {error}") from error
+
+
+def pipeline_plan(
+    query: Query, candidate: Candidate, solved: Solved, runs: Runs, pipeline: Pipeline, bound_seconds: float
+) -> Plan:
+    """The plan of a pipeline. query: of one micro-batch on the sub-mesh; bound_seconds: no plan takes less."""
+    num_groups = len(pipeline.costs.schedule.ranks)
+    built, labels = _with_recomputation(solved, runs, pipeline)
+    objective, _ = evaluate(built.problem, labels)
+    solution = replace(candidate.solution, assignment=labels, objective=objective)
+    plan = read_plan(query, solved.mesh, built, solution, solved.lifetimes).candidate.plan
+    stages = PipelinePlan(
+        schedule=pipeline.family,
+        chunks=pipeline.chunks,
+        stages=_stage_plans(runs, pipeline),
+        actions=tuple(str(pipeline.costs.schedule).splitlines()) if pipeline.family in TIMED_FAMILIES else (),
+    )
+    step = pipeline.step_seconds
+    whole = replace(
+        plan,
+        mesh=whole_mesh(num_groups, solved.mesh),
+        pipeline=stages,
+        micro_batches=pipeline.micro_batches,
+        predicted=_prediction(pipeline),
+        objective_seconds=step,
+        bound_seconds=min(bound_seconds, step),
+        gap=1.0 - min(bound_seconds, step) / step,
+        statistics={**plan.statistics, **_statistics(pipeline)},
+        notes=(*plan.notes, *_stage_notes(runs, pipeline), _bound_note(candidate)),
+    )
+    check_pipeline(whole, stages)
+    return whole
+
+
+def _cuts(runs: Runs, pipeline: Pipeline) -> tuple[str, ...]:
+    return tuple(runs.last_operators[stage.end - 1] for stage in pipeline.cut.stages[:-1])
+
+
+def _stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
+    groups = pipeline.costs.schedule.rank_of_stage
+    ends: list[str | None] = [*_cuts(runs, pipeline), None]
+    return tuple(
+        StagePlan(name=_name(runs, stage.first, stage.end), last_operator=end, rank_group=group)
+        for stage, end, group in zip(pipeline.cut.stages, ends, groups, strict=True)
+    )
+
+
+def _name(runs: Runs, first: int, end: int) -> str:
+    return runs.names[first] if end == first + 1 else f"{runs.names[first]} .. {runs.names[end - 1]}"
+
+
+def _with_recomputation(solved: Solved, runs: Runs, pipeline: Pipeline) -> tuple[Built, Labels]:
+    """The problem and labels in which every stage recomputes in its own way."""
+    modes = [pipeline.table.modes[stage.mode] for stage in pipeline.cut.stages for _ in range(stage.first, stage.end)]
+    by_operator: dict[fx.Node, Recompute] = {
+        node: MODE_OF[modes[runs.of(solved.lifetimes, node)]]
+        for node in solved.lifetimes.in_order
+        if node.meta["phase"] != "backward"
+    }
+    if set(modes) == {"none"}:
+        return solved.built, solved.labels
+    built = expand(solved.built, solved.lifetimes, "none", by_operator)
+    labels = with_states(solved.built, built, solved.labels, (RECOMPUTED, SAVED, DROPPED))
+    cost, _ = evaluate(built.problem, labels)
+    if is_forbidden(np.array(cost)):
+        raise InfeasibleError('stages of this model cannot recompute each in its own way; pass recompute="none"')
+    return built, labels
+
+
+def _prediction(pipeline: Pipeline) -> Prediction:
+    costs = pipeline.costs
+    fullest = int(np.argmax(costs.peak_bytes))
+    states = sum(
+        stage.state_bytes
+        for stage, rank in zip(costs.stages, costs.schedule.rank_of_stage, strict=True)
+        if rank == fullest
+    )
+    return Prediction(
+        step_seconds=costs.step_seconds,
+        peak_bytes=pipeline.peak_bytes,
+        compute_seconds=max(costs.compute_seconds),
+        exposed_communication_seconds=max(costs.exposed_communication_seconds),
+        bytes_by_kind={
+            f"states of rank group {fullest}": states,
+            "activations of all micro-batches in flight": pipeline.peak_bytes - states,
+        },
+    )
+
+
+def _statistics(pipeline: Pipeline) -> dict[str, float | int | str]:
+    return {
+        "bubble": pipeline.costs.bubble_rate,
+        "stages": len(pipeline.cut.stages),
+        "peak_bytes_by_rank_group": ", ".join(format_bytes(size) for size in pipeline.costs.peak_bytes),
+    }
+
+
+def _stage_notes(runs: Runs, pipeline: Pipeline) -> list[str]:
+    """What every stage is and costs, and how full every rank group is."""
+    costs = pipeline.costs
+    groups = costs.schedule.rank_of_stage
+    lines = [
+        f"pipeline: {len(groups)} stages on {len(costs.schedule.ranks)} groups of {pipeline.table.devices} devices, "
+        f"{pipeline.family}, {pipeline.micro_batches} micro-batches, bubble {costs.bubble_rate:.1%}"
+    ]
+    for number, (stage, choice) in enumerate(zip(costs.stages, pipeline.cut.stages, strict=True)):
+        mode = pipeline.table.modes[choice.mode]
+        lines.append(
+            f"stage {number} on group {groups[number]} ({_name(runs, choice.first, choice.end)}): forward "
+            f"{format_seconds(stage.forward_seconds)}, backward {format_seconds(stage.backward_seconds)} + weights "
+            f"{format_seconds(stage.weight_seconds)}, keeps {format_bytes(stage.saved_bytes)} per micro-batch"
+            + ("" if mode == "none" else f", recomputes: {mode}")
+            + f", peak of the group {format_bytes(costs.peak_bytes[groups[number]])}"
+        )
+    return lines
+
+
+def _bound_note(candidate: Candidate) -> str:
+    return (
+        "objective: the simulated step; bound: perfect work on all devices. The cut is the best of the formula sum t + "
+        "(m - 1) max t over all contiguous ones with these costs; layouts are those of the plan of the whole model on "
+        f"one sub-mesh (gap {candidate.solution.gap:.1e}), also at the borders of stages"
+    )
