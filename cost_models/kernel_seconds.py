@@ -19,6 +19,7 @@ from torch import fx
 
 from autopar.cost_models.kernel_groups import Traffic
 from autopar.cost_models.operator_names import LOOKUPS, base_name, operator_kind
+from autopar.cost_models.operator_sizes import RowSizes, has_sizes, sizes_of, whole
 from autopar.cost_models.operators import operator_seconds, rates_of
 from autopar.cost_models.operators_attention import attention_curve, attention_seconds
 from autopar.cost_models.operators_gemm import gemm_curve, gemm_seconds
@@ -28,8 +29,8 @@ from autopar.hardware import Device
 
 _PARTS = ("region", "piece", "trimmed", "slice", "select")
 """Operators that read only as much as they return."""
+_ELEMENTWISE = RowSizes(family="elementwise")
 _ELEMENT_BYTES = {"float8_e4m3fn": 1.0, "float4_e2m1fn_x2": 0.5}
-_NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +70,12 @@ class KernelPrices:
         first = nodes[0][0]
         if self.curves is None:
             return self._ceilings(first, moved, 0.0)
-        names = [base_name(node.target) for node, _ in nodes]
-        family, row = "elementwise", 0
-        for node, name in zip((node for node, _ in nodes), names, strict=True):
-            if name in _NORMS or "softmax" in name:
-                family, row = "norm" if name in _NORMS else "softmax", _shape(node)[-1]
-        curve = memory_curve(self.curves, family)
+        sizes = next((found for node, _ in nodes if (found := row_sizes(node)) is not None), _ELEMENTWISE)
+        curve = memory_curve(self.curves, sizes.family)
         if self.curves.tier == "physics":
             curve = MemoryCurve(launch_seconds=self.device.launch_seconds)
         rates = rates_of(self.device, self.curves, dtype_name(first))
-        return float(memory_seconds(rates, curve, moved, row=row))
+        return float(memory_seconds(rates, curve, moved, row=sizes.row))
 
     def _product(self, node: fx.Node, adds_gradient: bool) -> float:
         assert self.curves is not None
@@ -121,6 +118,16 @@ class KernelPrices:
                 element_bytes=_first(node).element_size(),
             )
         )
+
+
+def row_sizes(node: fx.Node) -> RowSizes | None:
+    """The family and row of a norm, softmax or lookup with local `meta["val"]`; None for element-wise operators."""
+    name = base_name(node.target)
+    if not has_sizes(name):
+        return None
+    operands = [_shape(operand) for operand in node.all_input_nodes]
+    found = sizes_of(name, operands, _shape(node), whole(len(operands)))
+    return found if isinstance(found, RowSizes) else None
 
 
 def product_sizes(node: fx.Node) -> tuple[float, int, int, int]:

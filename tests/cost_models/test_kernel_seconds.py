@@ -6,7 +6,8 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost_models.kernel_groups import group_reads_writes, kernel_groups
-from autopar.cost_models.kernel_seconds import KernelPrices, product_flops, product_sizes
+from autopar.cost_models.kernel_seconds import KernelPrices, product_flops, product_sizes, row_sizes
+from autopar.cost_models.operator_sizes import RowSizes
 from autopar.cost_models.program_costs import program_actions
 from autopar.device_curves import shared_curves
 from autopar.hardware import preset_device
@@ -67,6 +68,16 @@ def test_sizes_of_a_product_are_those_of_its_operands() -> None:
     product = next(node for node in graph.nodes if node.target is aten.mm.default)
     assert product_sizes(product) == (256, 4096, 1024, 1)
     assert product_flops(product) == 2 * 256 * 4096 * 1024
+
+
+def test_a_lookup_is_priced_as_one_and_not_as_element_wise_traffic() -> None:
+    graph = fx.Graph()
+    table, rows = value(graph.placeholder("table"), 32000, 4096), value(graph.placeholder("rows"), 8)
+    found = value(graph.call_function(aten.embedding.default, (table, rows)), 8, 4096)
+    graph.output((value(graph.call_function(aten.gelu.default, (found,)), 8, 4096),))
+    (_, lookup), (_, gelu) = actions(graph, "eager")
+    assert row_sizes(found) == RowSizes(family="lookup", row=8 * 4096)
+    assert lookup > 2 * gelu  # both move as many bytes, but few rows are walked one after the other
 
 
 def test_adding_to_a_wide_total_costs_its_traffic() -> None:
