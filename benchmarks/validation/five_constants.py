@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from benchmarks.validation.collectives import bus_factor
 from benchmarks.validation.counts import model_flops, parameters
-from benchmarks.validation.naive import BUS_FACTORS
 from benchmarks.validation.runs import TrainingRun
 
 
@@ -46,9 +46,9 @@ def seconds(run: TrainingRun, constants: Constants) -> float:
     micro_batch = max(flops / (constants.efficiency * peak), constants.layer_seconds * layers)
     border = 2.0 * parallel.micro_batch * model.seq_len * model.hidden
     if parallel.tp > 1:
-        micro_batch += 6 * layers * BUS_FACTORS["all_reduce"](parallel.tp) * border / constants.tensor_rate
+        micro_batch += 6 * layers * bus_factor("all_reduce", parallel.tp) * border / constants.tensor_rate
     gradients = 2.0 * parameters(model).total / (parallel.tp * parallel.pp)
-    reduced = BUS_FACTORS["all_reduce"](parallel.dp) * gradients / constants.data_rate
+    reduced = bus_factor("all_reduce", parallel.dp) * gradients / constants.data_rate
     return (parallel.micro_batches + parallel.pp - 1) * micro_batch + reduced + constants.end_seconds
 
 

@@ -23,16 +23,6 @@ from benchmarks.validation.rows import training_run
 from benchmarks.validation.runs import TrainingRun
 from benchmarks.validation.schemas import Kind, Predicted, Schema
 
-BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "send_recv": lambda n: 1.0,
-    "broadcast": lambda n: 1.0,
-}
-"""nccl-tests doc/PERFORMANCE.md: bytes over the link per byte of the buffer."""
-
 
 def naive(rows: Sequence[Row], schema: Schema, kind: Kind) -> list[Predicted]:
     """The naive prediction of every row."""
@@ -106,7 +96,7 @@ def _tensor_rings(run: TrainingRun) -> float:
     passes = (2 if run.training else 1) + (parallel.recompute == "full")
     nbytes = 2.0 * parallel.micro_batch * model.seq_len * model.hidden * parallel.micro_batches
     layers = model.layers / parallel.pp
-    ring = BUS_FACTORS["all_reduce"](parallel.tp) * nbytes / run.cluster.intra_link.bytes_per_second
+    ring = collectives.bus_factor("all_reduce", parallel.tp) * nbytes / run.cluster.intra_link.bytes_per_second
     return 2 * passes * layers * ring
 
 
@@ -120,7 +110,7 @@ def _gradient_ring(run: TrainingRun) -> float:
         ranks_in_node = max(1, min(parallel.dp, cluster.devices_per_node // parallel.tp))
         rate = min(rate, cluster.inter_link.bytes_per_second * ranks_in_node)
     local = parameters(run.model).total / (parallel.tp * parallel.pp)
-    return BUS_FACTORS["all_reduce"](parallel.dp) * local * run.stack.reduce_bytes / rate
+    return collectives.bus_factor("all_reduce", parallel.dp) * local * run.stack.reduce_bytes / rate
 
 
 def _step(row: Row, schema: Schema) -> Mapping[str, float | str]:

@@ -22,6 +22,7 @@ from autopar.cost_models.collectives import collective_seconds
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.pipeline import play_pipeline, schedule_for
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
+from autopar.cost_models.simulator import GALVATRON_OVERLAP
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.device_curves import device_curves, has_curves, physics_curves, shared_curves
 from autopar.passes.segments import segment_of
@@ -30,8 +31,6 @@ from benchmarks.validation.models import layer_kinds
 from benchmarks.validation.published_plan import data_axis
 from benchmarks.validation.runs import Stack, TrainingRun
 from benchmarks.validation.schemas import Tier
-
-__all__ = ["lowered", "stage_costs", "step_seconds"]
 
 HOST_SECONDS = {"megatron-deepspeed": 62e-6, "megatron": 25e-6, "default": 15e-6}
 """Time between two kernels that the host of a stack launches, per kernel of our graph: Python, autograd, checks and
@@ -42,10 +41,6 @@ Others: assumption, eager PyTorch takes 10-20 us."""
 
 HOST_COLLECTIVE_SECONDS = 50e-6
 """The same of one collective; fitted on the same rows."""
-
-
-OVERLAP_SLOWDOWN = 1.1256
-"""Compute beside a collective takes so much longer (PKU-DAIR/Hetu-Galvatron overlap_coefficient.json @cea12ff)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +130,7 @@ def _pass_seconds(run: TrainingRun, passes: Sequence[Pass], tier: Tier) -> float
 
 def slowed(compute: float, beside: float, tier: Tier) -> float:
     """Seconds of compute while collectives of `beside` seconds run next to it on the same device."""
-    slowdown = 1.0 if tier == "physics" else OVERLAP_SLOWDOWN
+    slowdown = 1.0 if tier == "physics" else GALVATRON_OVERLAP.compute
     return compute + (slowdown - 1.0) * min(compute, beside)
 
 
@@ -212,6 +207,7 @@ def kernel_prices(run: TrainingRun, tier: Tier) -> KernelPrices:
         curves=curves,
         product_dtype=_PRODUCT_DTYPES.get(run.stack.dtype),
         gradient_bytes=run.stack.gradient_bytes if run.stack.name.startswith("megatron") else 0,
+        attention=run.stack.attention_kernel,
     )
 
 
