@@ -103,6 +103,8 @@ class DeviceCurves:
     l2_bytes: float
     clock_hz: float
     """Boost clock of the multiprocessors."""
+    generation: str = ""
+    """ "Ampere", "Hopper"; empty where the table names none."""
     gemm: Mapping[str, GemmCurve] = field(default_factory=dict)
     """By dtype, and by "<dtype> batched" where the library treats batches of products otherwise."""
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
@@ -196,6 +198,7 @@ def _curves(
         sm_count=units.sm_count,
         l2_bytes=units.l2_bytes,
         clock_hz=units.clock_hz,
+        generation=units.generation,
         gemm=msgspec.convert(constants.gemm, dict[str, GemmCurve]),
         memory=msgspec.convert(constants.memory, dict[str, MemoryCurve]),
         attention=msgspec.convert(constants.attention, dict[str, AttentionCurve]),

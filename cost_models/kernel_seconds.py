@@ -24,6 +24,7 @@ from autopar.cost_models.operators import operator_seconds, rates_of
 from autopar.cost_models.operators_attention import attention_curve, attention_seconds
 from autopar.cost_models.operators_gemm import gemm_curve, gemm_seconds
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
+from autopar.cost_models.sustained import AttentionKernel, attention_speed, sustained
 from autopar.device_curves import DeviceCurves, MemoryCurve
 from autopar.hardware import Device
 
@@ -37,12 +38,13 @@ _ELEMENT_BYTES = {"float8_e4m3fn": 1.0, "float4_e2m1fn_x2": 0.5}
 class KernelPrices:
     """What prices kernels. curves: None for ceilings alone; product_dtype: of matrix products, where it is not that of
     their operands (float8); gradient_bytes: of an element of the buffer to which weight gradients are added, 0: they
-    are written as they are."""
+    are written as they are; attention: the kernel that the software calls."""
 
     device: Device
     curves: DeviceCurves | None = None
     product_dtype: str | None = None
     gradient_bytes: int = 0
+    attention: AttentionKernel = "vendor"
 
     def seconds(self, nodes: Sequence[tuple[fx.Node, Traffic]], *, adds_gradient: bool = False) -> float:
         """Seconds of one kernel by its nodes (program order) and what each moves."""
@@ -86,7 +88,7 @@ class KernelPrices:
         variant = "grouped" if is_grouped else "batched" if batch > 1 else ""
         into_total = adds_gradient and self.gradient_bytes > 0
         seconds = gemm_seconds(
-            rates_of(self.device, self.curves, dtype),
+            sustained(rates_of(self.device, self.curves, dtype), self.curves),
             gemm_curve(self.curves, dtype, variant),
             m, n, k,
             batch=batch,
@@ -102,9 +104,10 @@ class KernelPrices:
         tensors = [_shape(operand) for operand in node.all_input_nodes]
         query, key, value = tensors[1:4] if backward else tensors[:3]
         causal = any(argument is True for argument in node.args)
-        return float(
+        rates = sustained(rates_of(self.device, self.curves, dtype_name(node)), self.curves)
+        seconds = float(
             attention_seconds(
-                rates_of(self.device, self.curves, dtype_name(node)),
+                rates,
                 attention_curve(self.curves, backward),
                 batch=math.prod(query[:-3]),
                 heads=query[-3],
@@ -118,6 +121,7 @@ class KernelPrices:
                 element_bytes=_first(node).element_size(),
             )
         )
+        return seconds / attention_speed(self.attention, self.curves)
 
 
 def row_sizes(node: fx.Node) -> RowSizes | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autopar.cluster import Cluster
+from autopar.cost_models.sustained import AttentionKernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,8 @@ class Stack:
     kernels: Literal["eager", "inductor", "megatron"] = "megatron"
     """Who groups element-wise operators (`cost_models/kernel_groups.py`)."""
     attention: Literal["flash", "fused", "unfused"] = "flash"
+    attention_kernel: AttentionKernel = "vendor"
+    """Whose fused kernel: Transformer Engine picks the vendor's where it is faster, PyTorch calls FlashAttention-2."""
     parameter_bytes: int = 2
     """Of one weight as it stays on the device between steps (FSDP: the float32 shard, which is the master too)."""
     gradient_bytes: int = 4
@@ -156,12 +159,18 @@ class Stack:
     """Collectives of tensor parallelism run in pieces beside the matrix product (async TP)."""
     fused_loss: bool = False
     """Cross entropy keeps no float32 copy of the logits."""
+    deferred_head_gradients: int = 0
+    """Micro-batches whose weight gradient of the head waits for the pipeline to run empty."""
     compiled_loss: bool = False
     """Megatron's own fused cross entropy, compiled by torch: one float32 copy more than the plain one."""
     offload_activations: bool = False
     """Saved activations wait in host memory."""
     expandable_segments: bool = False
     """The allocator grows segments in place: next to no fragmentation."""
+    grouped_experts: bool = True
+    """Products of experts are grouped kernels; else one expert after another."""
+    gathered_experts: bool = False
+    """Tokens of expert parallelism are gathered whole (Megatron's dispatcher "allgather"); else exchanged."""
     cuda_graph: bool = False
     deterministic: bool = False
 

@@ -32,6 +32,7 @@ MEGATRON_2022 = Stack(name="megatron", attention="unfused")
 _FSDP = Stack(
     name="fsdp2",
     kernels="eager",
+    attention_kernel="flash2",
     parameter_bytes=4,
     gradient_bytes=4,
     optimizer_bytes=8.0,
@@ -46,6 +47,7 @@ TORCHTITAN = _FSDP
 LLM_FOUNDRY_DEFAULT = Stack(
     name="llm-foundry",
     kernels="eager",
+    attention_kernel="flash1",
     parameter_bytes=4,
     gradient_bytes=4,
     optimizer_bytes=8.0,
@@ -60,6 +62,7 @@ memory of composer/trainer/mosaic_fsdp_utils.py)."""
 LLM_FOUNDRY_PURE = Stack(
     name="llm-foundry",
     kernels="eager",
+    attention_kernel="flash1",
     parameter_bytes=4,
     gradient_bytes=4,
     optimizer_bytes=8.0,
