@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.gloo import ALGORITHMS as RINGS
 from autopar.cost_models.gloo import Algorithm, measured_line
-from autopar.cost_models.nccl_tuner import Choice, Fabric, Group, TunedKind, tuner_lines
+from autopar.cost_models.nccl_tuner import TREE_FRACTION, Choice, Fabric, Group, TunedKind, tuner_lines
 from autopar.hardware import Link
 
 Seconds: TypeAlias = NDArray[np.float64]
@@ -47,6 +47,7 @@ TUNER_NETWORK_HOP_SECONDS = 2.7e-6
 PLATEAU = 1.4
 """tuning.cc: latency of a ring all_reduce of many chunks between nodes ("plateau effect of ring")."""
 RAMP_BYTES = 2.0**20
+"""From where on a longer buffer fills its pipeline later."""
 ALL_TO_ALL_NODES = (2.0, 4.0, 8.0, 16.0, 32.0)
 ALL_TO_ALL_SECONDS = (37e-6, 42e-6, 60e-6, 98e-6, 290e-6)
 """0-byte all-to-all of 8-GPU H100 nodes, by nodes (meta-pytorch/autoparallel, from nccl-tests)."""
@@ -229,7 +230,7 @@ def _streams_across_nodes(
     if kind == "all_reduce":
         latency, per_byte = lines["Ring", "Simple"]
         lines["Ring", "Simple"] = latency * PLATEAU, per_byte
-        tree_bus = node_rate * (2.0 / 0.92 if inter.traits.double_tree and topology.nodes == 2 else 1.0)
+        tree_bus = node_rate * (2.0 / TREE_FRACTION if inter.traits.double_tree and topology.nodes == 2 else 1.0)
         lines |= _tuner(tuned, group, intra, tree_bus, ("Tree",), nic_seconds)
     return {choice: line for choice, line in lines.items() if inter.traits.ll128 or choice[1] != "LL128"}
 

@@ -42,6 +42,8 @@ ALGORITHMS_OF: Mapping[TunedKind, tuple[Algorithm, ...]] = {
     "broadcast": ("Ring",),
     "reduce": ("Ring",),
 }
+TREE_FRACTION = 0.92
+"""tuning.cc: part of the rate of a ring that a tree reaches."""
 SIMPLE_ONLY = frozenset(("CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"))
 
 
@@ -194,7 +196,7 @@ def _efficient(
         if protocol == "LL128":
             return min(0.92 * bus, channels * _by_nodes(ceilings["ring_ll128"], fabric, group))
     if algorithm == "Tree":
-        bus = min(0.92 * bus, channels * _by_nodes(ceilings["tree"], fabric, group))
+        bus = min(TREE_FRACTION * bus, channels * _by_nodes(ceilings["tree"], fabric, group))
         if protocol == "LL":
             return min(bus / 3.8, _ll_max(group, fabric))
         if protocol == "LL128":

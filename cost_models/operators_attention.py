@@ -56,5 +56,6 @@ def attention_seconds(
     idle = longest * (curve.tail + (1 - curve.tail) * np.exp(-average / np.maximum(longest, 1)))
     compute = (average + idle) / (rates.flops_per_second * curve.rate_fraction / rates.sm_count)
     shared = h if key_heads is None else np.asarray(key_heads, np.float64)
+    # backward reads these four and the output's gradient, and writes three gradients, that of Q in float32
     moved = (s * h * (d + e) + t * shared * (d + e)) * b * element_bytes * (2.5 if backward else 1)
     return np.asarray(curve.launch_seconds + np.maximum(compute, moved / rates.memory_bytes_per_second))

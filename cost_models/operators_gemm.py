@@ -121,6 +121,7 @@ def _fastest(
     hit = 1 / (1 + (operands / rates.l2_bytes) ** 2)
     memory_rate = rates.memory_bytes_per_second * curve.memory_fraction * (1 + (curve.resident_speedup - 1) * hit)
     busy = np.minimum(1, filled / curve.saturation) if curve.saturation else 1.0
+    # a floor for the fewest tiles: assumption, where the launch counts anyway
     memory = (operands + partial_sums) / (memory_rate * np.maximum(busy, 0.02))
     both = (compute**curve.overlap + memory**curve.overlap) ** (1 / curve.overlap)
     seconds = both + np.where(splits > 1, curve.split_seconds, 0.0)

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from autopar.cluster import Cluster
+from autopar.cost_models.nccl import TUNER_NETWORK_HOP_SECONDS
 from autopar.hardware import CollectiveTraits, Link
 from benchmarks.validation.collective_machines import Machine, read_machine
 from benchmarks.validation.schemas import Tier
@@ -136,7 +137,7 @@ def nominal(machine: Machine, ranks: int, nodes: int) -> Cluster:
         inter_link=dataclasses.replace(
             network,
             bytes_per_second=rate / machine.node.devices_per_node,
-            latency_seconds=2.7e-6,
+            latency_seconds=TUNER_NETWORK_HOP_SECONDS,
             fits=(),
             traits=CollectiveTraits(),
         ),

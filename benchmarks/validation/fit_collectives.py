@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import CollectiveKind, collective_seconds
-from benchmarks.validation.collectives import Question, cluster_of, question_of
+from benchmarks.validation.collectives import Question, bus_factor, cluster_of, question_of
 from benchmarks.validation.data import folder, read_table
 from benchmarks.validation.schemas import Tier
 
@@ -128,7 +128,7 @@ def _nodes_of_eight(data: Path) -> Iterable[Sweep]:
             size, busbw = line.split(")", 1)[1].lstrip(",").split(",")[:2]
             unit = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30}[size[-3]]
             nbytes = float(size[:-3]) * unit
-            rows.setdefault(machine, []).append((nbytes, 1.75 * nbytes / (float(busbw) * 1e9)))
+            rows.setdefault(machine, []).append((nbytes, bus_factor("all_reduce", 8) * nbytes / (float(busbw) * 1e9)))
     for machine, points in rows.items():
         yield _sweep(Question(hardware=machine, kind="all_reduce", nbytes=0.0, ranks=8, nodes=1), points, "t0")
 

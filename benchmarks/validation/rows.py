@@ -29,9 +29,8 @@ from benchmarks.validation.rows_oom import bmtrain, bridge_memory
 from benchmarks.validation.rows_recipes import bridge, colossal, galvatron, torchtitan
 from benchmarks.validation.runs import ModelShape, ParallelShape, TrainingRun
 from benchmarks.validation.schemas import Schema
-from benchmarks.validation.shapes import gpt_of_size, model_named, padded_vocab
+from benchmarks.validation.shapes import GPT2_VOCAB, gpt_of_size, model_named, padded_vocab
 
-GPT2_VOCAB = 50257
 MPT_VOCAB = 50368
 
 

@@ -12,9 +12,7 @@ from dataclasses import replace
 from benchmarks.validation import stacks
 from benchmarks.validation.fields import Row, Unpredictable, cluster_of, integer, text, whole
 from benchmarks.validation.runs import ModelShape, ParallelShape, TrainingRun
-from benchmarks.validation.shapes import model_named, padded_vocab
-
-_GPT2_VOCAB = 50257
+from benchmarks.validation.shapes import GPT2_VOCAB, model_named, padded_vocab
 
 
 def bmtrain(row: Row) -> TrainingRun:
@@ -30,7 +28,7 @@ def bmtrain(row: Row) -> TrainingRun:
     stage = 3 if own else int(zero[1]) if zero else 0
     batch = integer(row, "batch_size_per_gpu")
     return TrainingRun(
-        model=replace(shape, vocab=padded_vocab(_GPT2_VOCAB, tp)),
+        model=replace(shape, vocab=padded_vocab(GPT2_VOCAB, tp)),
         parallel=ParallelShape(
             tp=tp, dp=whole(nodes * per_node, tp, "number of GPUs"),
             zero_stage=3 if stage == 3 else 2 if stage == 2 else 1 if stage == 1 else 0,
@@ -54,7 +52,7 @@ def _described(model: str) -> ModelShape:
         raise Unpredictable(f"model {model!r} does not say {', '.join(missing)}")
     layers, heads, hidden, seq = (int(match[1]) for match in found.values() if match)
     return ModelShape(
-        family="gpt", hidden=hidden, ffn=4 * hidden, layers=layers, heads=heads, kv_heads=heads, vocab=_GPT2_VOCAB,
+        family="gpt", hidden=hidden, ffn=4 * hidden, layers=layers, heads=heads, kv_heads=heads, vocab=GPT2_VOCAB,
         seq_len=seq, tied_embeddings=True, dropout=True,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from benchmarks.validation import five_constants, metrics
-from benchmarks.validation.answers import ran_out
+from benchmarks.validation.answers import MIB, ran_out
 from benchmarks.validation.data import Table, dev_tables
 from benchmarks.validation.fields import Unpredictable, number
 from benchmarks.validation.naive import naive
@@ -31,7 +31,6 @@ NAIVE, FIVE_CONSTANTS = "naive", "five constants"
 TOGETHER = "all"
 """The file column of a kind's score over all its files."""
 
-MIB = 2**20
 SMALL_BYTES, LARGE_BYTES = 256 * 2**10, 16 * MIB
 """Borders of the three bins of collectives."""
 

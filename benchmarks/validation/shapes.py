@@ -17,6 +17,9 @@ import msgspec
 from benchmarks.validation.fields import Unpredictable
 from benchmarks.validation.runs import ModelShape
 
+GPT2_VOCAB = 50257
+"""Tokens of GPT-2, before padding."""
+
 _TABLE = Path(__file__).parent / "model_shapes.json"
 _PADDING = 128
 """Megatron pads vocabularies to a multiple of this times tensor parallelism (make_vocab_size_divisible_by)."""
