@@ -25,6 +25,7 @@ from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.micro_batches import AtBatch, batch_size, in_parts
 from autopar.planner.one_mesh import Candidate
 from autopar.planner.query import Progress, Query
+from autopar.planner.shortage import DoesNotFit
 from autopar.planner.stages.block_costs import Solved
 from autopar.planner.stages.block_table import MODES
 from autopar.planner.stages.choose import Pipeline, Tried, check_family, try_families
@@ -150,7 +151,7 @@ def _parts(query: Query, num_groups: int, count: int | None, at_batch: AtBatch |
         try:
             micro = in_parts(query.program, number, at_batch, query.factorisation)
         except NotSeparable as error:
-            reason = error
+            reason = reason or error
             continue
         yielded = True
         yield in_parts_of(query, micro)
@@ -174,7 +175,7 @@ def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mes
         if chosen.best is None:
             if tried:
                 break
-            raise chosen.failures[0]
+            raise _shortage(query, wish, count, chosen.failures[0])
         solved = solved_on(part, chosen.best, lifetimes)
         table = table_of(
             solved, runs, query.cluster, wish.num_groups, replace(part, budget_bytes=query.budget_bytes), modes
@@ -185,9 +186,22 @@ def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mes
             check_cut(part, runs, best)
             return _Found(query=part, candidate=chosen.best, solved=solved, runs=runs, pipeline=best, tried=tried)
     seen = [one.least_peak_bytes for one in tried if one.least_peak_bytes is not None]
-    needs = f"the least that was seen needs {format_bytes(min(seen))}" if seen else "not with full recomputation either"
-    raise InfeasibleError(
-        f"no pipeline of {wish.num_groups} stages and {count} micro-batches fits {format_bytes(query.budget_bytes)} "
+    raise _too_full(query, wish, count, min(seen, default=None))
+
+
+def _shortage(query: Query, wish: PipelineWish, count: int, failure: Exception) -> Exception:
+    """What failed on a sub-mesh that had the memory of all, in the words of one device."""
+    if not isinstance(failure, DoesNotFit):
+        return failure
+    return _too_full(query, wish, count, failure.needed_bytes / wish.num_groups)
+
+
+def _too_full(query: Query, wish: PipelineWish, count: int, least_bytes: float | None) -> InfeasibleError:
+    needs = (
+        "with full recomputation neither" if least_bytes is None else f"it needs {format_bytes(least_bytes)} or more"
+    )
+    return InfeasibleError(
+        f"no pipeline of {wish.num_groups} groups and {count} micro-batches fits {format_bytes(query.budget_bytes)} "
         f"per device: {needs}; more micro-batches, more devices per stage or a higher memory_limit may fit"
     )
 

@@ -1,0 +1,67 @@
+"""Families compared by playing them: the best of brute force among cuts, memory that rules families out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autopar.errors import ConfigurationError
+from autopar.planner.stages.block_table import BlockTable
+from autopar.planner.stages.choose import try_families
+from tests.planner.stages.random_tables import random_table
+
+
+def _even(blocks: int, capacity_bytes: float = 1e9) -> BlockTable:
+    table = random_table(np.random.default_rng(0), blocks, capacity_bytes=capacity_bytes)
+    ones = np.ones((3, blocks))
+    return replace(
+        table,
+        forward_seconds=ones,
+        backward_seconds=ones * np.array([[1.0], [1.2], [2.0]]),
+        weight_seconds=ones,
+        saved_bytes=ones * np.array([[1.0], [0.5], [0.1]]),
+        weight_saved_bytes=0.5 * ones * np.array([[1.0], [0.5], [0.1]]),
+        forward_extra_bytes=0 * ones,
+        backward_extra_bytes=0 * ones,
+        state_bytes=np.ones(blocks),
+        once_seconds=np.zeros(blocks),
+        send_seconds=np.zeros(blocks - 1),
+    )
+
+
+def test_equal_blocks_under_1f1b_take_the_closed_form() -> None:
+    (found,) = try_families(_even(8), 4, 16, ["1f1b"])
+    assert found.pipeline is not None
+    assert found.pipeline.step_seconds == pytest.approx((16 + 3) * 6.0)
+    assert [(s.first, s.end) for s in found.pipeline.cut.stages] == [(0, 2), (2, 4), (4, 6), (6, 8)]
+
+
+def test_zero_bubbles_win_where_memory_allows_them() -> None:
+    tried = try_families(_even(8), 4, 16)
+    first = tried[0].pipeline
+    assert first is not None
+    assert first.family in ("zb-h2", "zb-2p", "zb-v")
+    seconds = [one.pipeline.step_seconds for one in tried if one.pipeline]
+    assert seconds == sorted(seconds)
+
+
+def test_memory_rules_families_out() -> None:
+    """Two blocks a rank save 2 bytes: 1F1B keeps at most 4 of them beside 2 of states, ZB-H2 7, GPipe 16."""
+    tried = {one.family: one.pipeline for one in try_families(_even(8, 10.0), 4, 16, ["1f1b", "gpipe", "zb-h2"])}
+    assert tried["1f1b"] is not None
+    assert all(stage.mode == 0 for stage in tried["1f1b"].cut.stages)
+    for pipeline in tried.values():
+        assert pipeline is None or pipeline.peak_bytes <= 10.0
+    assert tried["gpipe"] is not None
+    assert any(stage.mode > 0 for stage in tried["gpipe"].cut.stages)
+
+
+def test_nothing_fits_where_states_alone_are_too_large() -> None:
+    assert all(one.pipeline is None for one in try_families(_even(8, 1.0), 4, 8))
+
+
+def test_too_few_blocks_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="3 pieces of the model do not fill 4 stages"):
+        try_families(_even(3), 4, 8)
