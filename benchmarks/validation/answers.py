@@ -195,10 +195,13 @@ def _kept(run: TrainingRun, memory: Ranks) -> float:
 
 
 def _galvatron_memory(row: Row, run: TrainingRun, memory: Ranks) -> Values:
-    """Model states, what forward leaves, and the peak beyond the states; rank 7 is of the last stage."""
+    """memory_allocated after backward, what forward added, and the peak beyond the first; rank 7 is of the last stage.
+
+    (galvatron/core/profiler/runtime_profiler.py: post_profile_memory; gradients stay allocated between steps.)
+    """
     of_ranks = memory(run)
     rank = of_ranks[0] if integer(row, "rank") == 0 else of_ranks[-1]
-    quantities = {"ms": rank.states, "act": rank.saved, "act_peak": rank.peak - rank.states}
+    quantities = {"ms": rank.between_steps, "act": rank.saved, "act_peak": rank.peak - rank.between_steps}
     if text(row, "quantity") not in quantities:
         raise Unpredictable(f"quantity {text(row, 'quantity')!r} is none of {', '.join(quantities)}")
     return {"value_mb": quantities[text(row, "quantity")] / MIB}

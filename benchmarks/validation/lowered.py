@@ -80,7 +80,11 @@ def mesh(run: TrainingRun) -> Mesh:
 def check_expressible(run: TrainingRun) -> None:
     """Raise ConfigurationError naming what no plan of autopar can say yet."""
     reasons = {
-        f"models of the family {run.model.family} are not built": run.model.family in ("t5", "hybrid"),
+        f"models of the family {run.model.family} are not built": run.model.family == "hybrid",
+        "pipelines of encoder and decoder are not built": run.model.family == "t5" and run.parallel.pp > 1,
+        "an encoder-decoder needs the length of its decoder's sequences": (
+            run.model.family == "t5" and not run.model.decoder_seq_len
+        ),
         "only adapters are trained": run.adapter_rank > 0,
     }
     found = [reason for reason, holds in reasons.items() if holds]

@@ -28,8 +28,12 @@ from benchmarks.validation.stack_memory import (
     StackFacts,
     attention_output_bytes,
     bucket_bytes,
+    deferred_bytes,
+    dispatched_bytes,
     facts_of,
     gathered_bytes,
+    gathered_sequence_bytes,
+    gathered_tokens_bytes,
     kept_projections,
     leftover_bytes,
     library_bytes,
@@ -108,10 +112,10 @@ class _Measured:
             border = max((piece.border_bytes for piece in held), default=0)
             yield RankMemory(
                 states=self._states(held),
-                workspaces=library_bytes(run),
+                workspaces=library_bytes(run) + gathered_tokens_bytes(run) + gathered_sequence_bytes(run),
                 leftovers=leftover_bytes(run, border) if tier != "physics" else 0.0,
                 gathered=self._gathered(held),
-                activations=activations,
+                activations=activations + (deferred_bytes(run) if rank == pp - 1 else 0),
                 saved=sum(piece.saved_bytes for piece in held),
                 block_states=self._states([piece for piece in held if _is_block(piece)]),
                 block_saved=block_saved,
@@ -199,10 +203,18 @@ def with_facts(
     more = kept_projections(run)
     if facts.copies_attention_output and run.parallel.recompute != "full":
         more += attention_output_bytes(run)
+    experts = run.model.experts
+    routed = round(dispatched_bytes(run, experts)) if experts is not None and run.stack.kernels == "megatron" else 0
     return {
-        name: replace(segment, saved_bytes=segment.saved_bytes + more) if _is_block(segment) else segment
+        name: replace(segment, saved_bytes=segment.saved_bytes + more + (routed if _has_experts(segment) else 0))
+        if _is_block(segment)
+        else segment
         for name, segment in segments.items()
     }
+
+
+def _has_experts(piece: SegmentMemory) -> bool:
+    return any(".mlp.router" in name for name in piece.parameters)
 
 
 class _ById:

@@ -37,8 +37,9 @@ def build_model(
     tokens and labels are int64 (batch, seq_len); weights and activations have `dtype`; flash: attention is one kernel
     that writes no scores.
     """
+    model = EncoderDecoder if shape.family == "t5" else Transformer
     with torch.device("meta"):
-        return Transformer(shape, kinds, flash=flash, expert_ranks=expert_ranks).to(DTYPES.get(dtype, torch.bfloat16))
+        return model(shape, kinds, flash=flash, expert_ranks=expert_ranks).to(DTYPES.get(dtype, torch.bfloat16))
 
 
 def layer_kinds(shape: ModelShape) -> tuple[tuple[str, int], ...]:
@@ -48,8 +49,10 @@ def layer_kinds(shape: ModelShape) -> tuple[tuple[str, int], ...]:
 
 
 def layer_sequence(shape: ModelShape) -> tuple[str, ...]:
-    """The kind of every layer: "dense" or "experts"."""
+    """The kind of every layer: "dense" or "experts"; an encoder-decoder's: "encoder" or "decoder"."""
     experts = shape.experts
+    if shape.family == "t5":
+        return ("encoder",) * (shape.layers if shape.decoder_seq_len else 0) + ("decoder",) * shape.layers
     if experts is None:
         return ("dense",) * shape.layers
     return tuple("experts" if has_experts(experts, layer) else "dense" for layer in range(shape.layers))
@@ -63,12 +66,16 @@ def has_experts(experts: Experts, layer: int) -> bool:
 def example(shape: ModelShape, batch: int) -> dict[str, Tensor]:
     """The arguments of `forward` for `batch` sequences."""
     tokens = torch.empty(batch, shape.seq_len, dtype=torch.long, device="meta")
+    if shape.family == "t5":
+        return {"tokens": tokens, "labels": torch.empty(batch, shape.decoder_seq_len, dtype=torch.long, device="meta")}
     return {"tokens": tokens, "labels": tokens}
 
 
 def without_layers(shape: ModelShape) -> ModelShape:
     """The shape with as few layers as have every kind, so that models of different depth share one capture."""
     sequence = layer_sequence(shape)
+    if shape.family == "t5":
+        return dataclasses.replace(shape, layers=1)
     needed = 1 + max(sequence.index(kind) for kind in dict.fromkeys(sequence))
     return dataclasses.replace(shape, layers=needed, pattern="")
 
@@ -92,6 +99,31 @@ class Transformer(nn.Module):
         return loss
 
 
+class EncoderDecoder(nn.Module):
+    """Megatron's T5 (megatron/core/models/T5): learned positions, layer norms, one table of words for both sides."""
+
+    def __init__(self, shape: ModelShape, kinds: tuple[str, ...], *, flash: bool, expert_ranks: int) -> None:
+        super().__init__()
+        self.embedding = Embedding(shape)
+        self.layers = nn.ModuleList(
+            Layer(shape, kind, flash=flash, expert_ranks=expert_ranks)
+            if kind == "encoder"
+            else DecoderLayer(shape, flash=flash)
+            for kind in kinds
+        )
+        self.embedding.encoded = norm(shape)
+        self.head = Head(shape)
+        if shape.tied_embeddings:
+            self.head.output.weight = self.embedding.words.weight
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        encoder, decoder = self.layers
+        x, y = self.embedding(tokens), self.embedding(labels)
+        encoded = self.embedding.encoded(encoder(x))
+        loss: Tensor = self.head(decoder(y, encoded), labels)
+        return loss
+
+
 class Embedding(nn.Module):
     """Words and, for models with learned positions, positions."""
 
@@ -104,7 +136,7 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.words(tokens)
         if self.positions is not None:
-            x = x + self.positions.weight
+            x = x + self.positions.weight[: x.shape[1]]
         return F.dropout(x, self.dropout) if self.dropout else x
 
 
@@ -150,6 +182,42 @@ class Layer(nn.Module):
         return F.dropout(x, self.dropout) if self.dropout else x
 
 
+class DecoderLayer(Layer):
+    """A layer that also attends to the encoder's output, between its attention and its MLP."""
+
+    def __init__(self, shape: ModelShape, *, flash: bool) -> None:
+        super().__init__(shape, "decoder", flash=flash, expert_ranks=1)
+        self.norm3 = norm(shape)
+        self.cross = CrossAttention(shape, flash=flash)
+
+    def forward(self, x: Tensor, encoded: Tensor) -> Tensor:
+        x = x + self._dropped(self.attention(self.norm1(x)))
+        x = x + self._dropped(self.cross(self.norm3(x), encoded))
+        return x + self._dropped(self.mlp(self.norm2(x)))
+
+
+class CrossAttention(nn.Module):
+    """Queries of the decoder on keys and values of the encoder's output, which come from one product."""
+
+    def __init__(self, shape: ModelShape, *, flash: bool) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim or shape.hidden // shape.heads
+        width = shape.heads * self.head_dim
+        self.query = nn.Linear(shape.hidden, width)
+        self.kv = nn.Linear(shape.hidden, 2 * width)
+        self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash)
+        self.out = nn.Linear(width, shape.hidden)
+
+    def forward(self, x: Tensor, encoded: Tensor) -> Tensor:
+        batch, seq, _ = x.shape
+        query = self.query(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)
+        pairs = self.kv(encoded).view(batch, encoded.shape[1], -1, 2 * self.head_dim)
+        key, value = (part.transpose(1, 2) for part in torch.split(pairs, self.head_dim, dim=-1))
+        attended = self.core(query, key, value)
+        out: Tensor = self.out(attended.transpose(1, 2).reshape(batch, seq, -1))
+        return out
+
+
 class Core(nn.Module):
     """Attention over (B, H, S, D); without flash its scores are written, as two batched products and a softmax."""
 
@@ -172,7 +240,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = shape.head_dim or shape.hidden // shape.heads
         self.groups, self.queries = shape.kv_heads, shape.heads // shape.kv_heads
-        bias = shape.family in ("gpt", "bert")
+        bias = shape.family in ("gpt", "bert", "t5")
         width = self.groups * (self.queries + 2) * self.head_dim
         self.qkv = nn.Linear(shape.hidden, width, bias=bias)
         self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash)
@@ -254,7 +322,7 @@ class Mlp(nn.Module):
     def __init__(self, shape: ModelShape, width: int) -> None:
         super().__init__()
         self.gated = is_gated(shape)
-        bias = shape.family in ("gpt", "bert")
+        bias = shape.family in ("gpt", "bert", "t5")
         self.up = nn.Linear(shape.hidden, width * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(width, shape.hidden, bias=bias)
 

@@ -29,9 +29,17 @@ from autopar.program import Program
 from autopar.rules.engine import is_view
 from benchmarks.validation.runs import ParallelShape
 
-COLUMNS = ("attention.qkv", "attention.query_up", "attention.kv_up", "mlp.up", "mlp.shared.up")
+COLUMNS = (
+    "attention.qkv",
+    "attention.query_up",
+    "attention.kv_up",
+    "cross.query",
+    "cross.kv",
+    "mlp.up",
+    "mlp.shared.up",
+)
 """Products whose weight (out, in) tensor parallelism cuts along out."""
-ROWS = ("attention.out", "mlp.down", "mlp.shared.down")
+ROWS = ("attention.out", "cross.out", "mlp.down", "mlp.shared.down")
 """Products whose weight it cuts along in, so that their results are partial sums."""
 PRODUCTS = ("mm", "bmm", "expert_linear")
 MODULES: Mapping[str, tuple[str, ...]] = {
@@ -121,7 +129,7 @@ def _is_between(node: fx.Node) -> bool:
     if getattr(first, "ndim", 0) != 3 or first.shape[1] == 1 or str(node.target).startswith("<built-in"):
         return False  # (1, 1, hidden) is the gradient of a norm's weight
     inside_layer = module.startswith("layers.") and module.count(".") == 1
-    return inside_layer or module == "embedding" or module.endswith((".norm1", ".norm2", "head.norm"))
+    return inside_layer or module == "embedding" or module.endswith((".norm1", ".norm2", ".norm3", "head.norm"))
 
 
 def with_recomputation(plan: Plan, parallel: ParallelShape) -> Plan:

@@ -4,6 +4,8 @@ full                    every forward operator of a layer
 core_attn               scores, softmax, dropout, weighted values (Korthikanti et al. 2022: "selective")
 layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj      Megatron's --recompute-modules
 pointwise, second_matmul                                       torchtitan's selective mode: keeps every other product
+
+"mlp" means dense layers alone (megatron/core/transformer/transformer_layer.py: not where the MLP is a MoELayer).
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from collections.abc import Iterable
 from benchmarks.validation.runs import ParallelShape
 
 _PRODUCT = r"/(mm|addmm|bmm|expert_linear)#"
+_DENSE = r"\.mlp[./]"
 _PATTERNS = {
     "core_attn": r"\.attention\.core/",
     "layernorm": r"\.norm\d/",
-    "mlp": r"\.mlp[./](?!shared)",
+    "mlp": "$^",
     "moe": r"\.mlp[./]",
     "moe_act": r"\.mlp/(silu|gelu|mul)#",
     "shared_experts": r"\.mlp\.shared[./]",
@@ -33,8 +36,15 @@ def computed_again(operators: Iterable[str], parallel: ParallelShape) -> frozens
         return frozenset()
     modules = [_PATTERNS[module] for module in parallel.recompute_modules] if parallel.recompute != "full" else [""]
     pattern = re.compile("|".join(f"(?:{module})" for module in modules))
+    dense = re.compile(_DENSE if "mlp" in parallel.recompute_modules and parallel.recompute != "full" else "$^")
+    forward = [name for name in operators if name.startswith("layers.") and not name.endswith("/bwd")]
+    routed = {_layer(name) for name in forward if ".mlp.router/" in name}
     return frozenset(
         name
-        for name in operators
-        if name.startswith("layers.") and not name.endswith("/bwd") and pattern.search(name) is not None
+        for name in forward
+        if pattern.search(name) is not None or (_layer(name) not in routed and dense.search(name) is not None)
     )
+
+
+def _layer(operator: str) -> str:
+    return ".".join(re.split(r"[./]", operator, maxsplit=2)[:2])

@@ -224,7 +224,7 @@ SCHEMAS: tuple[Schema, ...] = (
             "global_batch_size", "tp", "pp", "nodes", "gpus_per_node",
         ),
         inputs=(
-            "gpu", "case", "family", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
+            "gpu", "hw_tag", "case", "family", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
             "num_query_groups", "seq_length", "decoder_seq_length", "micro_batch_size", "global_batch_size", "tp", "pp",
             "vpp_layers_per_stage", "vpp", "cp", "ep", "etp", "num_experts", "moe_topk", "sequence_parallel",
             "dist_optimizer", "overlap_grad_reduce", "overlap_param_gather", "fsdp", "recompute_granularity",
@@ -237,7 +237,7 @@ SCHEMAS: tuple[Schema, ...] = (
             "step": {"iter_time_median_s": "s", "iter_time_p10_s": "s", "iter_time_p90_s": "s"},
         },
         never_read={
-            "hw_tag": "repeats gpu", "n_steady_iters": "of the measurement, not of the run", "src_path": _SOURCE,
+            "n_steady_iters": "of the measurement, not of the run", "src_path": _SOURCE,
         },
         groups=("case",),
     ),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cost_models.program_memory import LossBytes
-from benchmarks.validation.runs import Stack, TrainingRun
+from benchmarks.validation.runs import Experts, Stack, TrainingRun
 
 MIB = 1 << 20
 AMPERE_CUBLAS_BYTES = (2 * 4096 + 8 * 16) << 10
@@ -24,6 +24,12 @@ CUBLAS_THREADS = 2
 """Forward runs in the main thread, backward in autograd's: each has its own handle and workspace."""
 TRANSFORMER_ENGINE_BYTES = {"ampere": 4 * MIB, "hopper": 32 * MIB}
 """`get_cublas_workspace_size_bytes` in transformer_engine/pytorch/module/base.py."""
+GROUPED_STREAMS = 4
+"""Streams of grouped products of Transformer Engine, each with a workspace of its own (`get_num_cublas_streams` and
+`get_multi_stream_cublas_workspace` in transformer_engine/pytorch/module/base.py)."""
+EXPERT_IMBALANCE = 1.15
+"""Rows of the experts of a rank over their even share, summed over layers, in the fullest of a run's first steps.
+Fitted on Megatron's tests with experts."""
 SMALL_TENSORS_BYTES = 6 * MIB
 """Batch, masks, random states. Fitted: median of mem_allocated_bytes_last beyond the rest on Megatron's tests."""
 GATHERED_LAYERS = 2
@@ -89,7 +95,10 @@ def library_bytes(run: TrainingRun) -> int:
     small = is_ampere and not run.stack.deterministic
     cublas = AMPERE_CUBLAS_BYTES if small else HOPPER_CUBLAS_BYTES
     engine = TRANSFORMER_ENGINE_BYTES["ampere" if is_ampere else "hopper"]
-    return CUBLAS_THREADS * cublas + (engine if run.stack.kernels == "megatron" else 0)
+    if run.stack.kernels != "megatron":
+        return CUBLAS_THREADS * cublas
+    streams = GROUPED_STREAMS if run.model.experts is not None and run.stack.grouped_experts else 0
+    return CUBLAS_THREADS * cublas + engine * (1 + streams)
 
 
 def gathered_bytes(run: TrainingRun, sizes: Sequence[int]) -> float:
@@ -105,6 +114,57 @@ def gathered_bytes(run: TrainingRun, sizes: Sequence[int]) -> float:
         return float(sum(sizes) * (stack.gather_bytes + stack.reduce_bytes))
     largest = sorted(sizes, reverse=True)
     return float(sum(largest[:GATHERED_LAYERS]) * stack.gather_bytes + largest[0] * stack.reduce_bytes)
+
+
+def gathered_tokens_bytes(run: TrainingRun) -> int:
+    """Megatron's global buffer into which its dispatcher "allgather" collects the tokens of all ranks that share
+    experts; it is kept (moe/token_dispatcher.py: `use_global_buffer`)."""
+    parallel, shape = run.parallel, run.model
+    ranks = parallel.ep * (parallel.expert_tp or parallel.tp)
+    if shape.experts is None or not run.stack.gathered_experts or ranks == 1:
+        return 0
+    return 2 * parallel.micro_batch * (shape.seq_len // parallel.cp) * shape.hidden * ranks // parallel.tp
+
+
+def gathered_sequence_bytes(run: TrainingRun) -> int:
+    """Buffers into which Megatron's own layers, which Galvatron uses, gather sequences that tensor parallelism cuts,
+    kept forever (core/utils.py: GlobalMemoryBuffer). Two of them, as Galvatron's states with and without tensor
+    parallelism differ by two at 4 and at 8 sequences."""
+    parallel, shape = run.parallel, run.model
+    if run.stack.name != "galvatron" or not parallel.sequence_parallel:
+        return 0
+    return 2 * 2 * parallel.micro_batch * shape.seq_len * shape.hidden
+
+
+def deferred_bytes(run: TrainingRun) -> int:
+    """Inputs and 16-bit gradients of logits that wait on the last stage for the head's weight gradients (Megatron's
+    --defer-embedding-wgrad-compute; tensor_parallel/layers.py: `embedding_activation_buffer`, `grad_output_buffer`)."""
+    parallel, shape = run.parallel, run.model
+    waiting = min(run.stack.deferred_head_gradients, parallel.micro_batches)
+    tokens = parallel.micro_batch * (shape.seq_len // parallel.cp)
+    return 2 * waiting * tokens * (shape.vocab // parallel.tp + shape.hidden)
+
+
+def dispatched_bytes(run: TrainingRun, experts: Experts) -> float:
+    """What a layer of experts saves on one rank of Megatron beyond the graph's expert products, in bytes.
+
+    The graph gathers rows inside of the product and weighs its results. Megatron writes the permuted rows
+    (moe_utils.py: permute), and weighs what comes out of the activation (mlp.py, experts.py: per_token_scale), so that
+    rows enter the first product and no results of the second are kept; without a fused gate both sides of the weighing are.
+    Tensor parallelism of experts sees the rows of `expert_tp` ranks. Ranks get uneven shares (`EXPERT_IMBALANCE`).
+    """
+    parallel, shape = run.parallel, run.model
+    again = parallel.recompute_modules if parallel.recompute == "selective" else ()
+    if parallel.recompute == "full" or "moe" in again:
+        return 0.0
+    expert_tp = parallel.expert_tp or parallel.tp
+    chosen = parallel.micro_batch * (shape.seq_len // parallel.cp) * experts.per_token
+    rows, width = chosen * expert_tp / parallel.tp, experts.hidden / expert_tp
+    is_gated = shape.gated or shape.family in ("llama", "moe")
+    activations = 0 if "moe_act" in again else 1 if is_gated else 2
+    kept = rows * (shape.hidden + width * (2 if is_gated else 1) + width * activations)
+    graph = rows * width * (2 if is_gated else 1) + chosen * shape.hidden + (0 if "moe_act" in again else rows * width)
+    return 2.0 * (EXPERT_IMBALANCE * kept - graph)
 
 
 def kept_projections(run: TrainingRun) -> int:
@@ -131,7 +191,8 @@ def bucket_bytes(run: TrainingRun) -> float:
 def leftover_bytes(run: TrainingRun, border: int) -> float:
     """Tensors that outlive a step: a received and a sent activation of `border` bytes per model chunk, the batch."""
     parallel = run.parallel
-    buffers = 2 * parallel.virtual_stages * border if parallel.pp > 1 else 0
+    keeps = parallel.pp > 1 and run.stack.name != "galvatron"  # gpipe hands all of them back
+    buffers = 2 * parallel.virtual_stages * border if keeps else 0
     return float(buffers + SMALL_TENSORS_BYTES)
 
 
