@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import ConfigurationError
 from autopar.runtime.emit import local_tensor
+from autopar.runtime.parameters import stage_copies
 
 
 def clip_grad_norm_(
@@ -29,29 +30,35 @@ def clip_grad_norm_(
     if not norm_type > 0:
         raise ConfigurationError(f"norm_type={norm_type} must be positive or infinity")
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    gradients = [parameter.grad for parameter in given if parameter.grad is not None]
-    if not gradients:
+    trained = [parameter for parameter in given if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    distributed = dist.is_initialized() and any(isinstance(parameter, DTensor) for parameter in given)
+    if not gradients and not distributed:
         return torch.tensor(0.0)
-    norm = _total_norm(gradients, norm_type)
+    device = local_tensor(given[0]).device
+    norm = _total_norm(gradients, [stage_copies(p) for p in trained], norm_type, device, distributed)
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], scale)
+    if gradients:
+        torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], scale)
     return norm
 
 
-def _total_norm(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+def _total_norm(
+    gradients: list[torch.Tensor], copies: list[int], norm_type: float, device: torch.device, distributed: bool
+) -> torch.Tensor:
+    """copies: rank groups of a pipeline that hold each; a rank of a frozen stage has no gradient and takes part."""
     blocks = [local_tensor(gradient).detach() for gradient in gradients]
-    distributed = dist.is_initialized() and any(isinstance(gradient, DTensor) for gradient in gradients)
     if math.isinf(norm_type):
         peaks = [block.abs().max().float() for block in blocks if block.numel()]
-        norm = torch.stack(peaks).max() if peaks else torch.zeros((), device=blocks[0].device)
+        norm = torch.stack(peaks).max() if peaks else torch.zeros((), device=device)
         if distributed:
             dist.all_reduce(norm, dist.ReduceOp.MAX)
         return norm
     powers = [
-        torch.linalg.vector_norm(block, norm_type, dtype=torch.float32) ** norm_type / holders(gradient)
-        for block, gradient in zip(blocks, gradients, strict=True)
+        torch.linalg.vector_norm(block, norm_type, dtype=torch.float32) ** norm_type / (holders(gradient) * count)
+        for block, gradient, count in zip(blocks, gradients, copies, strict=True)
     ]
-    total = torch.stack(powers).sum()
+    total = torch.stack(powers).sum() if powers else torch.zeros((), device=device)
     if distributed:
         dist.all_reduce(total)
     return total ** (1.0 / norm_type)

@@ -26,7 +26,7 @@ from autopar.passes.partition import Partition
 from autopar.program import Input, Output, Program
 from autopar.runtime.accumulation import CutBackward, HeldGradients, cut_backward
 from autopar.runtime.kernels import GraphCall, kernels
-from autopar.runtime.parameters import from_local
+from autopar.runtime.parameters import StageParameters, from_local
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step import Bind
 
@@ -79,9 +79,9 @@ class WholeStep:
         return self.program
 
     @property
-    def absent(self) -> frozenset[str]:
-        """None: every rank holds its block of every parameter."""
-        return frozenset()
+    def stage_parameters(self) -> StageParameters:
+        """Every rank holds its block of every parameter."""
+        return StageParameters()
 
     @property
     def forward_outputs(self) -> tuple[Output, ...]:

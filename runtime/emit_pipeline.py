@@ -24,6 +24,7 @@ from autopar.program import Input, MicroProgram, Output, Program
 from autopar.runtime.consensus import attempt_on_all, gather_from_all
 from autopar.runtime.emit import bind_groups, group_symbols
 from autopar.runtime.kernels import GraphCall, kernels
+from autopar.runtime.parameters import StageParameters
 from autopar.runtime.pipeline import PipelineStep
 from autopar.runtime.pipeline_wires import Form
 from autopar.runtime.process_groups import StageProcesses, rank
@@ -70,7 +71,7 @@ def emit_pipeline(micro: MicroProgram, plan: Plan, groups: StageProcesses) -> Pi
         forms=_forms(stages, plan, groups),
         gradient_forms=_gradient_forms(micro.program, plan, groups, held),
         shared=_shared(stages, schedule, groups, micro.program),
-        absent=frozenset(name for name, holders in stages.holders.items() if holders and name not in held),
+        stage_parameters=_stage_parameters(stages, schedule, held),
     )
 
 
@@ -188,6 +189,18 @@ def _shared(
         if group is not None:
             shared[name] = group
     return shared
+
+
+def _stage_parameters(stages: StagePrograms, schedule: Schedule, held: set[str]) -> StageParameters:
+    groups = {
+        name: {schedule.rank_of_stage[stage] for stage in holders}
+        for name, holders in stages.holders.items()
+        if holders
+    }
+    return StageParameters(
+        absent=frozenset(name for name in groups if name not in held),
+        copies={name: len(found) for name, found in groups.items() if name in held and len(found) > 1},
+    )
 
 
 def _group_of(holders: tuple[int, ...], groups: StageProcesses) -> dist.ProcessGroup | None:

@@ -24,6 +24,7 @@ from autopar.runtime.batch_parts import BatchParts, scaled
 from autopar.runtime.differentiable_parts import BindPart, run_differentiably
 from autopar.runtime.emit import bind_groups, group_symbols, local_tensor
 from autopar.runtime.kernels import GraphCall, kernels
+from autopar.runtime.parameters import StageParameters
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step import Bind
 
@@ -85,9 +86,9 @@ class MicroStep:
         return self.micro.whole
 
     @property
-    def absent(self) -> frozenset[str]:
-        """None: every rank holds its block of every parameter."""
-        return frozenset()
+    def stage_parameters(self) -> StageParameters:
+        """Every rank holds its block of every parameter."""
+        return StageParameters()
 
     @property
     def count(self) -> int:

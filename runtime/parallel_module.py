@@ -39,6 +39,7 @@ from autopar.runtime.parameters import (
     check_parameter_layouts,
     from_local,
     leave_out,
+    mark_copies,
     rewrite_optimizer,
     set_parameter,
     shard_parameters,
@@ -153,12 +154,14 @@ class ParallelModule(nn.Module):
             id(parameter): stored_layout(names, plan.parameters, plan.layout_mesh)
             for parameter, names in unique_parameters(model).values()
         }
-        gone = {id(p) for p, names in unique_parameters(model).values() if not step.absent.isdisjoint(names)}
+        absent = step.stage_parameters.absent
+        gone = {id(p) for p, names in unique_parameters(model).values() if not absent.isdisjoint(names)}
         check_parameter_layouts(model, plan.parameters, plan.layout_mesh)
         self.base_seed = shared_seed()
         replaced = _initialised(model, plan, groups, self.base_seed) if is_on_meta(model) else {}
-        self._absent = leave_out(model, step.absent)
+        self._absent = leave_out(model, absent)
         replaced.update(shard_parameters(model, plan.parameters, groups))
+        mark_copies(model, step.stage_parameters.copies)
         if self._optimizer is not None:
             rewrite_optimizer(self._optimizer, replaced, layouts, groups, gone)
         for name, layout in plan.buffers.items():

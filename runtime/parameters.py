@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +27,29 @@ from autopar.errors import PlanMismatchError
 from autopar.layout import Layout, Mesh, Partial, Shard, format_layout, is_legal, local_runs, replicated
 from autopar.parallel_plan import ParameterPlan
 from autopar.runtime.process_groups import ProcessGroups, rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParameters:
+    """Which parameters a rank of a pipeline holds. absent: names of those that only other stages read; copies: name ->
+    the number of rank groups that hold it, where that is not one."""
+
+    absent: frozenset[str] = frozenset()
+    copies: Mapping[str, int] = field(default_factory=dict)
+
+
+_COPIES = "autopar_stage_copies"
+
+
+def mark_copies(model: nn.Module, copies: Mapping[str, int]) -> None:
+    """Note on every parameter how many rank groups of a pipeline hold it."""
+    for name, count in copies.items():
+        setattr(model.get_parameter(name), _COPIES, count)
+
+
+def stage_copies(parameter: torch.Tensor) -> int:
+    """How many rank groups of a pipeline hold the parameter, each with the same values."""
+    return int(getattr(parameter, _COPIES, 1))
 
 
 def to_torch(layout: Layout, mesh: Mesh) -> tuple[TorchPlacement, ...]:

@@ -27,6 +27,7 @@ from autopar.runtime.batch_parts import BatchParts, scaled
 from autopar.runtime.differentiable_parts import BindPart, run_differentiably
 from autopar.runtime.emit import local_tensor, output_layout
 from autopar.runtime.kernels import GraphCall
+from autopar.runtime.parameters import StageParameters
 from autopar.runtime.pipeline_wires import Form, Message, Wires, message_order
 from autopar.runtime.process_groups import StageProcesses, rank
 from autopar.runtime.stage_graphs import StageGraphs, zero_totals
@@ -51,7 +52,7 @@ class PipelineStep:
     forms: Mapping[str, Form]
     gradient_forms: Mapping[str, Form]
     shared: Mapping[str, dist.ProcessGroup]
-    absent: frozenset[str]
+    stage_parameters: StageParameters
 
     @property
     def program(self) -> Program:

@@ -14,6 +14,7 @@ import torch
 from autopar.parallel_plan import Plan
 from autopar.program import Output, Program
 from autopar.runtime.accumulation import HeldGradients
+from autopar.runtime.parameters import StageParameters
 from autopar.runtime.process_groups import ProcessGroups
 
 Bind: TypeAlias = Callable[[Sequence[Any]], list[torch.Tensor]]
@@ -44,8 +45,8 @@ class Step(Protocol):
         """The processes of its collectives; in a pipeline those that hold the same stages."""
 
     @property
-    def absent(self) -> frozenset[str]:
-        """The parameters that only other ranks hold."""
+    def stage_parameters(self) -> StageParameters:
+        """Which parameters this rank holds, in a pipeline."""
 
     @property
     def forward_outputs(self) -> tuple[Output, ...]:

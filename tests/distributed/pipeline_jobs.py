@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import nn
 import autopar
 from autopar.parallel_plan import Plan
 from autopar.runtime.parameters import full_tensor
-from tests.distributed.micro_jobs import MODELS, unevenly_labelled
+from tests.distributed.pipeline_models import CASES
 
 
 def gathered(module: nn.Module, gradients: bool = True) -> dict[str, torch.Tensor]:
@@ -29,8 +27,20 @@ def gathered(module: nn.Module, gradients: bool = True) -> dict[str, torch.Tenso
     return found
 
 
-def largest_error(mine: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) -> float:
-    """max |dg| / |g|, tiny tensors against the largest norm; the same ones must exist."""
+def largest_error(module: nn.Module, reference: nn.Module, gradients: bool = True) -> float:
+    """max |dg| / |g|, tiny tensors against the largest norm; the same ones must exist, under their first names."""
+    plain = {
+        name: value
+        for name, parameter in reference.named_parameters()
+        if (value := parameter.grad if gradients else parameter.detach()) is not None
+    }
+    aliases = {
+        n: first
+        for first, p in reference.named_parameters()
+        for n, q in reference.named_parameters(remove_duplicate=False)
+        if q is p
+    }
+    mine = {aliases[name]: value for name, value in gathered(module, gradients).items()}
     assert mine.keys() == plain.keys(), mine.keys() ^ plain.keys()
     norms = {name: float(value.norm()) for name, value in plain.items()}
     largest = max(norms.values())
@@ -39,22 +49,50 @@ def largest_error(mine: dict[str, torch.Tensor], plain: dict[str, torch.Tensor])
     )
 
 
-def plain_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+def train(name: str, plans: list[bytes], steps: int = 1) -> list[dict[str, float]]:
+    """Per plan, the errors of loss, logits and gradients of one call, and of what else training does."""
+    return [_trained(name, plan, steps) for plan in plans]
 
 
-def train(name: str, plan: bytes, build: Callable[[], nn.Module] | None = None) -> dict[str, float]:
-    """Errors of loss, logits and gradients: of one call, and of two accumulated ones, scaled and clipped."""
-    torch.manual_seed(0)
-    model = MODELS[name]()
-    reference = copy.deepcopy(model)
-    module = autopar.compile(model, unevenly_labelled(0), plan=Plan.from_json(plan))
-    output, plain = module(**unevenly_labelled(0)), reference(**unevenly_labelled(0))
+def _trained(name: str, plan: bytes, steps: int) -> dict[str, float]:
+    case = CASES[name]
+    reference = case.model()
+    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    output, plain = module(**case.batch(0)), reference(**case.batch(0))
     errors = {
         "loss": abs(float(output["loss"].detach()) - float(plain["loss"].detach())),
-        "logits": float((module.gather(output["logits"]) - plain["logits"]).abs().max()),
+        "logits": float((module.gather(output["logits"]) - plain["logits"]).detach().abs().max()),
     }
     output["loss"].backward()
     plain["loss"].backward()
-    errors["gradients"] = largest_error(gathered(module), plain_gradients(reference))
+    errors["gradients"] = largest_error(module, reference)
+    if steps > 1:
+        errors |= _train_on(module, reference, name, steps)
+    return errors
+
+
+def _train_on(module: nn.Module, reference: nn.Module, name: str, steps: int) -> dict[str, float]:
+    """Accumulated, scaled and clipped gradients; steps of AdamW; no_grad and eval."""
+    batch = CASES[name].batch
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, reference)]
+    errors: dict[str, float] = {}
+    for step in range(steps):
+        for used, optimizer in zip((module, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            for seed in (1, 2):
+                (used(**batch(seed + step))["loss"] * 64.0).backward()
+        norm = autopar.clip_grad_norm_(module.parameters(), 0.1)
+        plain = nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+        errors[f"norm {step}"] = abs(float(norm) - float(plain)) / float(plain)
+        errors[f"clipped {step}"] = largest_error(module, reference)
+        for optimizer in optimizers:
+            optimizer.step()
+        errors[f"weights {step}"] = largest_error(module, reference, gradients=False)
+    for used in (module, reference):
+        used.eval()
+    with torch.no_grad():
+        errors["eval"] = abs(float(module(**batch(3))["loss"]) - float(reference(**batch(3))["loss"]))
+        for used in (module, reference):
+            used.train()
+        errors["no_grad"] = abs(float(module(**batch(3))["loss"]) - float(reference(**batch(3))["loss"]))
     return errors

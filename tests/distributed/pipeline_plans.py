@@ -55,8 +55,13 @@ def pipeline_plan(
     micro = micro_program(model, batch, micro_batches, **options)
     size = functools.reduce(lambda a, b: a * b, dims.values(), 1)
     plan = make_plan(
-        micro.program, Cluster.parse(f"1x{size} H100-SXM"), dims=dict(dims), with_baselines=False, mode="fast"
-    )
+        micro.program,
+        Cluster.parse(f"1x{size} H100-SXM"),
+        dims=dict(dims),
+        question={"precision": options.get("precision")},
+        with_baselines=False,
+        mode="fast",
+    ).with_(kernel_backend="eager")
     return with_pipeline(
         plan, block_ends(micro, blocks), schedule, micro_batches, chunks=chunks, fingerprint=fingerprint(micro.program)
     )

@@ -1,0 +1,131 @@
+"""Small models whose blocks become stages: chains, an encoder with a decoder, long skips, dropout, mixed precision."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from tests.distributed.micro_jobs import SEQUENCE, VOCABULARY, unevenly_labelled
+
+Batch = Mapping[str, torch.Tensor]
+
+
+class SkipNet(nn.Module):
+    """Two steps down, two up, each of the up-path reading the step down of its size."""
+
+    def __init__(self, width: int = 8, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([self._block(3, width), self._block(width, 2 * width)])
+        self.up = nn.ModuleList([self._block(4 * width, width), self._block(2 * width, width)])
+        self.head = nn.Conv2d(width, 5, 1)
+        self.dropout = nn.Dropout(dropout)
+
+    @staticmethod
+    def _block(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.SiLU())
+
+    def forward(self, images: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        first = self.down[0](images)
+        second = self.down[1](F.avg_pool2d(first, 2))
+        up = self.up[0](torch.cat([second, self.dropout(second).tanh()], 1))
+        up = self.up[1](torch.cat([F.interpolate(up, scale_factor=2.0), first], 1))
+        logits = self.head(up)
+        return {"loss": F.cross_entropy(logits, targets), "logits": logits}
+
+
+def pictures(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "images": torch.randn(8, 3, 8, 8, generator=generator),
+        "targets": torch.randint(0, 5, (8, 8, 8), generator=generator),
+    }
+
+
+def gpt2(dropout: float = 0.0) -> nn.Module:
+    """Four blocks; the embedding is the head."""
+    sizes = {"n_layer": 4, "n_head": 2, "n_embd": 16, "vocab_size": VOCABULARY, "n_positions": SEQUENCE}
+    rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, use_cache=False))
+
+
+def llama() -> nn.Module:
+    heads = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": VOCABULARY}
+    return LlamaForCausalLM(LlamaConfig(**heads, **sizes, use_cache=False))
+
+
+def t5() -> nn.Module:
+    """Two blocks each; embedding, decoder and head are tied, position biases belong to the first block."""
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=VOCABULARY,
+            d_model=16,
+            d_kv=8,
+            d_ff=32,
+            num_layers=2,
+            num_decoder_layers=2,
+            num_heads=2,
+            dropout_rate=0.0,
+            use_cache=False,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """blocks: the modules that end the stages but the last, for two and for four stages."""
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[int], dict[str, torch.Tensor]]
+    halves: tuple[str, ...]
+    quarters: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def model(self) -> nn.Module:
+        """The same weights everywhere."""
+        torch.manual_seed(0)
+        return copy.deepcopy(self.build())
+
+
+CASES: Mapping[str, Case] = {
+    "gpt2": Case(
+        build=gpt2,
+        batch=unevenly_labelled,
+        halves=("transformer.h.1",),
+        quarters=("transformer.h.0", "transformer.h.1", "transformer.h.2"),
+    ),
+    "gpt2-bf16": Case(
+        build=gpt2,
+        batch=unevenly_labelled,
+        halves=("transformer.h.1",),
+        quarters=("transformer.h.0", "transformer.h.1", "transformer.h.2"),
+        options={"precision": "bf16"},
+    ),
+    "llama": Case(
+        build=llama,
+        batch=unevenly_labelled,
+        halves=("model.layers.1",),
+        quarters=("model.layers.0", "model.layers.1", "model.layers.2"),
+    ),
+    "t5": Case(
+        build=t5,
+        batch=unevenly_labelled,
+        halves=("encoder.block.1",),
+        quarters=("encoder.block.0", "encoder.block.1", "decoder.block.0"),
+    ),
+    "skips": Case(build=SkipNet, batch=pictures, halves=("down.1",), quarters=("down.0", "down.1", "up.0")),
+}
