@@ -113,15 +113,16 @@ def host_seconds(stack: Stack, tier: Tier) -> tuple[float, float]:
 
 def _pass_seconds(run: TrainingRun, passes: Sequence[Pass], tier: Tier) -> float:
     """Consecutive segments: every kernel takes its own time or that of its launch, whichever is longer; gathers run
-    beside the segment before, or not."""
+    beside the segment before, or not. Collectives of tensor parallelism that a stack cuts into one piece per rank run
+    beside the products but for one piece."""
     gathers = sum(p.gathers for p in passes)
     kernel, collective_start = host_seconds(run.stack, tier)
-    busy = sum(
-        sum(max(kernel, seconds) for seconds in p.kernels)
-        + sum(max(collective_start, seconds) for seconds in p.collectives)
-        + p.exchanges
-        for p in passes
-    )
+    compute = sum(max(kernel, seconds) for p in passes for seconds in p.kernels)
+    waited = sum(max(collective_start, seconds) for p in passes for seconds in p.collectives)
+    if run.stack.overlap_tensor:
+        compute = max(slowed(compute, waited, tier), waited)
+        waited /= run.parallel.tp
+    busy = compute + waited + sum(p.exchanges for p in passes)
     if run.stack.overlap_parameters and gathers:
         busy = slowed(busy, gathers, tier)
         return max(busy, gathers) + min(p.gathers for p in passes if p.gathers)
