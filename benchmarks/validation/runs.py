@@ -107,8 +107,6 @@ class ParallelShape:
     """Devices over which states are cut; 0: dp * cp."""
     sequence_parallel: bool = False
     recompute: Literal["none", "selective", "full"] = "none"
-    recompute_layers: int | None = None
-    """Layers that recompute, where not all do."""
     recompute_modules: tuple[str, ...] = ("core_attn",)
     """What selective recomputation drops: core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj;
     pointwise and second_matmul: all but attention and every other product, as torchtitan's policy by operators."""
@@ -151,8 +149,6 @@ class Stack:
     """Gradient reductions run beside backward."""
     overlap_parameters: bool = False
     """Gathers of ZeRO run beside compute."""
-    fsdp_keeps_gathered: bool = False
-    """ZeRO-3 parameters stay gathered between forward and backward."""
     gather_bytes: int = 2
     """Of one parameter while ZeRO gathers it."""
     overlap_tensor: bool = False
