@@ -6,6 +6,7 @@ import functools
 import itertools
 import statistics
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -136,6 +137,7 @@ def test_gradients_that_products_add_take_no_memory() -> None:
     assert added.backward_extra_bytes < apart.backward_extra_bytes
 
 
+@pytest.mark.slow
 def test_composed_segments_peak_where_a_storage_tracker_does() -> None:
     errors, mutants = [], []
     for blocks, gated, dtype in itertools.product([1, 3], [False, True], [torch.float32, torch.bfloat16]):
