@@ -296,6 +296,8 @@ class BatchFlow:
             return written
         if node.target in _PRODUCTS and len(flows) == 2:
             return self._product_degree(node, flows)
+        if _keeps_or_zeroes(node) and not bound[0]:
+            return flows[1].degree + written
         patterns = rule.linear if rule is not None else ()
         for pattern in patterns:
             degrees = {flow.degree for flow, marked in zip(flows, pattern, strict=True) if marked}
@@ -408,6 +410,16 @@ def _outputs(node: fx.Node) -> list[int]:
 
 def _numbers(argument: object) -> list[object]:
     return [leaf for leaf in tree_leaves(argument) if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
+
+
+def _keeps_or_zeroes(node: fx.Node) -> bool:
+    """Whether the operator is where(mask, value, 0), which is linear in the value: a masked gradient."""
+    if node.target is not _aten.where.self:
+        return False
+    other = node.args[2]
+    if not isinstance(other, fx.Node) or other.target not in _FILLS:
+        return False
+    return float(other.args[_FILLS[other.target]]) == 0.0  # type: ignore[arg-type]
 
 
 def _refused(node: fx.Node, why: str) -> NotSeparable:
