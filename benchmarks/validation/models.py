@@ -12,7 +12,6 @@ in its own kernel, experts as grouped products (`autopar.ops.experts`). It lives
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor, nn
@@ -105,13 +104,7 @@ class EncoderDecoder(nn.Module):
     def __init__(self, shape: ModelShape, kinds: tuple[str, ...], *, flash: bool, expert_ranks: int) -> None:
         super().__init__()
         self.embedding = Embedding(shape)
-        self.layers = nn.ModuleList(
-            Layer(shape, kind, flash=flash, expert_ranks=expert_ranks)
-            if kind == "encoder"
-            else DecoderLayer(shape, flash=flash)
-            for kind in kinds
-        )
-        self.embedding.encoded = norm(shape)
+        self.layers = nn.ModuleList(Layer(shape, kind, flash=flash, expert_ranks=expert_ranks) for kind in kinds)
         self.head = Head(shape)
         if shape.tied_embeddings:
             self.head.output.weight = self.embedding.words.weight
@@ -119,19 +112,21 @@ class EncoderDecoder(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         encoder, decoder = self.layers
         x, y = self.embedding(tokens), self.embedding(labels)
+        assert self.embedding.encoded is not None
         encoded = self.embedding.encoded(encoder(x))
         loss: Tensor = self.head(decoder(y, encoded), labels)
         return loss
 
 
 class Embedding(nn.Module):
-    """Words and, for models with learned positions, positions."""
+    """Words and, for models with learned positions, positions; an encoder-decoder's norm behind its encoder."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.words = nn.Embedding(shape.vocab, shape.hidden)
         self.positions = None if uses_rotation(shape) else nn.Embedding(shape.seq_len, shape.hidden)
         self.dropout = DROPOUT if shape.dropout else 0.0
+        self.encoded = norm(shape) if shape.family == "t5" else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.words(tokens)
@@ -160,7 +155,7 @@ class Head(nn.Module):
 
 
 class Layer(nn.Module):
-    """Pre-norm attention and MLP, each added to its input."""
+    """Pre-norm attention and MLP, each added to its input; a decoder's also attends to the encoder's output between."""
 
     def __init__(self, shape: ModelShape, kind: str, *, flash: bool, expert_ranks: int) -> None:
         super().__init__()
@@ -172,28 +167,18 @@ class Layer(nn.Module):
             self.mlp: nn.Module = MixtureOfExperts(shape, shape.experts, expert_ranks)
         else:
             self.mlp = Mlp(shape, shape.ffn)
+        self.norm3 = norm(shape) if kind == "decoder" else None
+        self.cross = CrossAttention(shape, flash=flash) if kind == "decoder" else None
         self.dropout = DROPOUT if shape.dropout else 0.0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, encoded: Tensor | None = None) -> Tensor:
         x = x + self._dropped(self.attention(self.norm1(x)))
+        if self.cross is not None and self.norm3 is not None:
+            x = x + self._dropped(self.cross(self.norm3(x), encoded))
         return x + self._dropped(self.mlp(self.norm2(x)))
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.dropout else x
-
-
-class DecoderLayer(Layer):
-    """A layer that also attends to the encoder's output, between its attention and its MLP."""
-
-    def __init__(self, shape: ModelShape, *, flash: bool) -> None:
-        super().__init__(shape, "decoder", flash=flash, expert_ranks=1)
-        self.norm3 = norm(shape)
-        self.cross = CrossAttention(shape, flash=flash)
-
-    def forward(self, x: Tensor, encoded: Tensor) -> Tensor:
-        x = x + self._dropped(self.attention(self.norm1(x)))
-        x = x + self._dropped(self.cross(self.norm3(x), encoded))
-        return x + self._dropped(self.mlp(self.norm2(x)))
 
 
 class CrossAttention(nn.Module):
@@ -383,8 +368,3 @@ def is_gated(shape: ModelShape) -> bool:
 def norm(shape: ModelShape) -> nn.Module:
     """RMS norm for models with rotary positions, else layer norm."""
     return nn.RMSNorm(shape.hidden) if uses_rotation(shape) else nn.LayerNorm(shape.hidden)
-
-
-def parameter_count(module: nn.Module) -> int:
-    """Elements of all parameters, tied ones once."""
-    return sum(math.prod(parameter.shape) for parameter in module.parameters())

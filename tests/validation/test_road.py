@@ -104,5 +104,7 @@ def test_a_host_that_launches_slowly_bounds_small_kernels() -> None:
 
 
 def test_what_no_plan_can_say_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigurationError, match="models of the family t5 are not built"):
+    with pytest.raises(ConfigurationError, match="models of the family hybrid are not built"):
+        step_seconds(run(replace(GPT, family="hybrid")), "t0")
+    with pytest.raises(ConfigurationError, match="needs the length of its decoder's sequences"):
         step_seconds(run(replace(GPT, family="t5")), "t0")
