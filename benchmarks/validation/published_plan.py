@@ -23,10 +23,11 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.layout import Placement, Replicate, Shard
-from autopar.parallel_plan import OperatorPlan, Plan
+from autopar.parallel_plan import Plan
 from autopar.planner.planning import make_plan
 from autopar.program import Program
 from autopar.rules.engine import is_view
+from benchmarks.validation.recomputation import computed_again
 from benchmarks.validation.runs import ParallelShape
 
 COLUMNS = (
@@ -41,17 +42,6 @@ COLUMNS = (
 """Products whose weight (out, in) tensor parallelism cuts along out."""
 ROWS = ("attention.out", "cross.out", "mlp.down", "mlp.shared.down")
 """Products whose weight it cuts along in, so that their results are partial sums."""
-PRODUCTS = ("mm", "bmm", "expert_linear")
-MODULES: Mapping[str, tuple[str, ...]] = {
-    "core_attn": (".attention.core.",),
-    "layernorm": (".norm1.", ".norm2."),
-    "mlp": (".mlp.",),
-    "moe": (".mlp.",),
-    "shared_experts": (".mlp.shared.",),
-    "mla_up_proj": (".query_up.", ".query_norm.", ".kv_up.", ".kv_norm.", ".rotation."),
-}
-"""What selective recomputation of a module runs again, by the paths of `models.py`; core_attn: scores, softmax and
-dropout (Korthikanti et al. 2022)."""
 NO_LIMIT = 1e18
 """Bytes: the published plan ran, so memory does not choose."""
 
@@ -134,29 +124,12 @@ def _is_between(node: fx.Node) -> bool:
 
 def with_recomputation(plan: Plan, parallel: ParallelShape) -> Plan:
     """The plan in which backward of each layer computes again what the run's recomputation says."""
-    if parallel.recompute == "none":
+    again = computed_again(plan.operators, parallel)
+    if not again:
         return plan
-    products = 0
-    operators: dict[str, OperatorPlan] = {}
-    for name, operator in plan.operators.items():
-        again = name.startswith("layers.") and not name.endswith("/bwd")
-        if again and parallel.recompute == "selective":
-            is_product = name.rpartition("/")[2].startswith(PRODUCTS)
-            products += is_product
-            again = any(_is_in(name, module, products % 2 == 0) for module in parallel.recompute_modules)
-        operators[name] = replace(operator, recompute=True) if again else operator
-    return plan.with_(operators=operators)
-
-
-def _is_in(operator: str, module: str, is_second_product: bool) -> bool:
-    """Whether selective recomputation of `module` (Megatron's names, and those of per-operator checkpointing) runs an
-    operator of a layer again."""
-    path, kind = operator.split("/")[0], operator.rpartition("/")[2]
-    is_product = kind.startswith(PRODUCTS)
-    if module == "pointwise":
-        return not is_product and "attention#" not in kind
-    if module == "second_matmul":
-        return is_product and is_second_product
-    if module == "moe_act":
-        return ".mlp" in path and not is_product and ".shared" not in path
-    return any(part in f"{path}." for part in MODULES[module])
+    return plan.with_(
+        operators={
+            name: replace(operator, recompute=True) if name in again else operator
+            for name, operator in plan.operators.items()
+        }
+    )
