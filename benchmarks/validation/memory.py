@@ -24,6 +24,7 @@ from benchmarks.validation.recomputation import computed_again
 from benchmarks.validation.runs import TrainingRun
 from benchmarks.validation.schemas import Tier
 from benchmarks.validation.stack_memory import (
+    EXPERT_IMBALANCE,
     RESERVED_FRACTION,
     StackFacts,
     attention_output_bytes,
@@ -87,21 +88,21 @@ def peak_bytes(run: TrainingRun, tier: Tier) -> float:
 
 def ranks(run: TrainingRun, tier: Tier) -> tuple[RankMemory, ...]:
     """The memory of every pipeline stage's rank; the tier "physics" leaves out what was fitted."""
-    return tuple(_Measured(run).ranks(tier))
+    return tuple(_Measured(run, tier).ranks())
 
 
 class _Measured:
     """The segments of one run and how its stages are made of them."""
 
-    def __init__(self, run: TrainingRun) -> None:
-        self._run, self._facts = run, facts_of(run)
+    def __init__(self, run: TrainingRun, tier: Tier) -> None:
+        self._run, self._facts, self._tier = run, facts_of(run), tier
         low = lowered(on_one_replica(run))
         again = computed_again(low.plan.operators, run.parallel)
         segments = _measured(_ById(low), again, self._facts)
-        self._segments = with_facts(segments, run, self._facts)
+        self._segments = with_facts(segments, run, self._facts, tier)
         self._chunks = [[self._segments[name] for name in chunk] for chunk in low.chunks]
 
-    def ranks(self, tier: Tier) -> Iterator[RankMemory]:
+    def ranks(self) -> Iterator[RankMemory]:
         """Every stage's memory, first to last."""
         run, pp = self._run, self._run.parallel.pp
         stages = [stage_bytes(chunk) for chunk in self._chunks]
@@ -113,7 +114,7 @@ class _Measured:
             yield RankMemory(
                 states=self._states(held),
                 workspaces=library_bytes(run) + gathered_tokens_bytes(run) + gathered_sequence_bytes(run),
-                leftovers=leftover_bytes(run, border) if tier != "physics" else 0.0,
+                leftovers=leftover_bytes(run, border) if self._tier != "physics" else 0.0,
                 gathered=self._gathered(held),
                 activations=activations + (deferred_bytes(run) if rank == pp - 1 else 0),
                 saved=sum(piece.saved_bytes for piece in held),
@@ -197,14 +198,17 @@ def on_one_replica(run: TrainingRun) -> TrainingRun:
 
 
 def with_facts(
-    segments: Mapping[str, SegmentMemory], run: TrainingRun, facts: StackFacts
+    segments: Mapping[str, SegmentMemory], run: TrainingRun, facts: StackFacts, tier: Tier
 ) -> Mapping[str, SegmentMemory]:
     """Segments with what the stack saves beside the graph."""
     more = kept_projections(run)
     if facts.copies_attention_output and run.parallel.recompute != "full":
         more += attention_output_bytes(run)
     experts = run.model.experts
-    routed = round(dispatched_bytes(run, experts)) if experts is not None and run.stack.kernels == "megatron" else 0
+    imbalance = EXPERT_IMBALANCE if tier != "physics" else 1.0
+    routed = 0
+    if experts is not None and run.stack.kernels == "megatron":
+        routed = round(dispatched_bytes(run, experts, imbalance))
     return {
         name: replace(segment, saved_bytes=segment.saved_bytes + more + (routed if _has_experts(segment) else 0))
         if _is_block(segment)

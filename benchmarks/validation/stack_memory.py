@@ -146,14 +146,14 @@ def deferred_bytes(run: TrainingRun) -> int:
     return 2 * waiting * tokens * (shape.vocab // parallel.tp + shape.hidden)
 
 
-def dispatched_bytes(run: TrainingRun, experts: Experts) -> float:
+def dispatched_bytes(run: TrainingRun, experts: Experts, imbalance: float) -> float:
     """What a layer of experts saves on one rank of Megatron beyond the graph's expert products, in bytes.
 
     The graph gathers rows inside of the product and weighs its results. Megatron writes the permuted rows
     (moe_utils.py: permute), and weighs what comes out of the activation (mlp.py, experts.py: per_token_scale), so that
     rows enter the first product and no results of the second are kept; without a fused gate both sides of the weighing
     are.
-    Tensor parallelism of experts sees the rows of `expert_tp` ranks. Ranks get uneven shares (`EXPERT_IMBALANCE`).
+    Tensor parallelism of experts sees the rows of `expert_tp` ranks. The fullest rank gets `imbalance` times its share.
     """
     parallel, shape = run.parallel, run.model
     again = parallel.recompute_modules if parallel.recompute == "selective" else ()
@@ -166,7 +166,7 @@ def dispatched_bytes(run: TrainingRun, experts: Experts) -> float:
     activations = 0 if "moe_act" in again else 1 if is_gated else 2
     kept = rows * (shape.hidden + width * (2 if is_gated else 1) + width * activations)
     graph = rows * width * (2 if is_gated else 1) + chosen * shape.hidden + (0 if "moe_act" in again else rows * width)
-    return 2.0 * (EXPERT_IMBALANCE * kept - graph)
+    return 2.0 * (imbalance * kept - graph)
 
 
 def kept_projections(run: TrainingRun) -> int:

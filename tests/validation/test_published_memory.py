@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import Cluster
+from autopar.errors import ConfigurationError
 from benchmarks.validation.memory import RankMemory, peak_bytes, ranks
 from benchmarks.validation.recomputation import computed_again
-from benchmarks.validation.runs import ModelShape, ParallelShape, Stack, TrainingRun
+from benchmarks.validation.runs import Experts, ModelShape, ParallelShape, Stack, TrainingRun
+from benchmarks.validation.stack_memory import dispatched_bytes, library_bytes
 
 GIB = 2**30
 GPT_22B = TrainingRun(
@@ -84,3 +86,67 @@ def test_modules_name_the_operators_that_run_again(modules: tuple[str, ...], aga
     assert computed_again(names, ParallelShape(recompute="selective", recompute_modules=modules)) == again
     assert computed_again(names, ParallelShape(recompute="full")) == set(names[:4])
     assert not computed_again(names, ParallelShape())
+
+
+MIB = 2**20
+EIGHT_EXPERTS = TrainingRun(
+    model=ModelShape(
+        family="gpt", hidden=512, ffn=2048, layers=2, heads=8, kv_heads=8, vocab=1024, seq_len=1024, biases=False,
+        experts=Experts(count=8, per_token=2, hidden=1024),
+    ),
+    parallel=ParallelShape(tp=4, ep=2, expert_tp=2, sequence_parallel=True, micro_batch=4),
+    stack=Stack(name="megatron"),
+    cluster=Cluster.parse("1x8 H100-SXM"),
+)  # fmt: skip
+
+
+def test_a_layer_of_experts_saves_what_its_dispatcher_writes() -> None:
+    """2 x 1,024 local tokens on the 2 ranks of an expert are 4,096 rows: 512 wide into the first product, 512 (half an
+    expert) wide out of it, out of the activation, and weighed. The graph counts 8,192 rows of 256, 256 and 512."""
+    assert EIGHT_EXPERTS.model.experts is not None
+    megatron, graph = 4096 * (512 + 3 * 512), 8192 * (256 + 256 + 512)
+    assert dispatched_bytes(EIGHT_EXPERTS, EIGHT_EXPERTS.model.experts, 1.0) == 2 * (megatron - graph)
+    assert dispatched_bytes(EIGHT_EXPERTS, EIGHT_EXPERTS.model.experts, 1.5) == 2 * (1.5 * megatron - graph)
+
+
+def test_grouped_products_of_experts_have_four_workspaces_more() -> None:
+    alone = replace(EIGHT_EXPERTS, stack=Stack(name="megatron", grouped_experts=False))
+    assert library_bytes(EIGHT_EXPERTS) - library_bytes(alone) == 4 * 32 * MIB
+
+
+def test_tokens_of_expert_parallelism_are_gathered_into_a_buffer_that_stays() -> None:
+    gathers = replace(EIGHT_EXPERTS, stack=Stack(name="megatron", gathered_experts=True))
+    more = fullest(gathers).between_steps - fullest(EIGHT_EXPERTS).between_steps
+    assert more == 1024 * 4 * 512 * 2  # 1,024 local tokens of 4 ranks, 16 bits
+
+
+def test_deferred_gradients_of_the_head_wait_on_the_last_stage() -> None:
+    plain = with_parallel(GPT_22B, pp=2, micro_batches=4)
+    waiting = replace(plain, stack=replace(plain.stack, deferred_head_gradients=2))
+    more = [after.peak - before.peak for before, after in zip(ranks(plain, "t0"), ranks(waiting, "t0"), strict=True)]
+    assert more == [0, 2 * 2 * 4 * 2048 * (51200 / 8 + 6144)]
+
+
+def test_recomputed_mlps_are_dense_ones() -> None:
+    names = ["layers.0.mlp.up/mm#0", "layers.1.mlp.router/mm#0", "layers.1.mlp.shared.up/mm#0", "layers.1.mlp/silu#0"]
+    again = computed_again(names, ParallelShape(recompute="selective", recompute_modules=("mlp",)))
+    assert again == {"layers.0.mlp.up/mm#0"}
+
+
+def test_an_encoder_decoder_has_both_sides_and_one_table_of_words() -> None:
+    hidden, ffn, vocab, seq = 256, 1024, 1024, 64
+    run = TrainingRun(
+        model=ModelShape(
+            family="t5", hidden=hidden, ffn=ffn, layers=3, heads=4, kv_heads=4, vocab=vocab, seq_len=seq,
+            decoder_seq_len=32, tied_embeddings=True, dropout=True,
+        ),
+        parallel=ParallelShape(), stack=Stack(name="megatron", attention="unfused"),
+        cluster=Cluster.parse("1x8 A100-80"),
+    )  # fmt: skip
+    attention = 4 * hidden * (hidden + 1)
+    mlp = 2 * hidden * ffn + hidden + ffn
+    encoder, decoder = attention + mlp + 4 * hidden, 2 * attention + mlp + 6 * hidden
+    parameters = 3 * (encoder + decoder) + (vocab + seq) * hidden + 2 * 2 * hidden
+    assert fullest(run).states == 18 * parameters
+    with pytest.raises(ConfigurationError, match="encoder and decoder"):
+        ranks(with_parallel(run, pp=2), "t0")
