@@ -33,6 +33,7 @@ from autopar.planner.read import switching_costs
 from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver.deadline import Deadline, interruptible
+from autopar.planner.stages.free import best_free_pipeline, better_by_prediction
 from autopar.planner.stages.plan import plan_pipeline, wish_of, without_stages
 from autopar.planner.targets import find_wishes, meshes_with_axes, recompute_of
 from autopar.program import Program
@@ -110,6 +111,7 @@ def make_plan(
         "memory_limit_bytes": query.budget_bytes,
         "cluster": cluster.name,
     }
+    is_free = mesh is None and not dims and micro_batches != 1 and not parsed.placements and not parsed.pinned
     shapes = _shapes(mesh, parsed, dims is not None or micro_batches not in (None, 1))
     if wish is not None:
         with interruptible(query.deadline):
@@ -126,7 +128,11 @@ def make_plan(
         compared = None if with_baselines else shapes if chosen.best.plan.gap > OPEN_GAP else ()
         known = solved_known_plans(query, compared, log)
         chosen = at_least_as_good(query, chosen, cheapest(known, shapes), log)
-    return _finished(query, chosen, answer, baselines(query, known) if with_baselines else ())
+        plan = _finished(query, chosen, answer, baselines(query, known) if with_baselines else ())
+        if is_free and mode == "max":
+            pipeline, reason = best_free_pipeline(query, micro_batches, at_batch, log)
+            plan = replace(better_by_prediction(plan, pipeline, reason), question=answer)
+    return plan
 
 
 def _shapes(mesh: Sequence[int] | None, constraints: Constraints, is_fixed: bool) -> Shapes | None:
