@@ -1,11 +1,11 @@
-"""Bytes of one device: optimizer state per parameter element, allocator margin, peak of live ranges.
+"""Bytes of one device: optimizer state per parameter element, allocator margin, live ranges over time.
 
-peak_over_time([LiveRange("x", 8, 0, 2), LiveRange("y", 4, 1, 1)])    # peak 12 bytes at index 1
+bytes_over_time([LiveRange("x", 8, 0, 2), LiveRange("y", 4, 1, 1)])    # 8, 12, 8 bytes
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ fits / does-not-fit assume."""
 
 @dataclass(frozen=True, slots=True)
 class LiveRange:
-    """A buffer that lives from `first_index` to `last_index`, both included."""
+    """A buffer that lives from `first_index` (0 or later) to `last_index`, both included."""
 
     name: str
     bytes: int
@@ -58,45 +58,17 @@ class LiveRange:
     last_index: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPeak:
-    """The highest sum of live bytes, the first index that reaches it, and who lives there, largest first."""
-
-    peak_bytes: int
-    index: int
-    contributors: tuple[LiveRange, ...]
-
-
 def usable_bytes(memory_bytes: int, kind: str) -> int:
     """What a plan may fill of a device of this kind: total minus context minus fragmentation."""
     return int(memory_bytes * (1.0 - FRAGMENTATION_FRACTION[kind])) - CONTEXT_BYTES[kind]
 
 
-def peak_over_time(events: Iterable[LiveRange | tuple[str, int, int, int]], *, largest: int = 10) -> MemoryPeak:
-    """The peak over all indices of live ranges (name, bytes, first_index, last_index); empty: 0 at index 0.
-
-    `largest` bounds the contributors named. Raises ValueError for a range that ends before it starts.
-    """
-    ranges = [event if isinstance(event, LiveRange) else LiveRange(*event) for event in events]
+def bytes_over_time(ranges: Sequence[LiveRange]) -> NDArray[np.int64]:
+    """Live bytes at every index from 0 to the last one that a range names."""
+    change = np.zeros(max((live.last_index for live in ranges), default=-1) + 2, np.int64)
     for live in ranges:
-        if live.last_index < live.first_index:
-            raise ValueError(f"{live.name} ends at {live.last_index}, before its start {live.first_index}")
-    if not ranges:
-        return MemoryPeak(peak_bytes=0, index=0, contributors=())
-    begin = min(live.first_index for live in ranges)
-    total = bytes_over_time(ranges, begin)
-    index = int(np.argmax(total)) + begin
-    alive = [live for live in ranges if live.first_index <= index <= live.last_index]
-    alive.sort(key=lambda live: (-live.bytes, live.name))
-    return MemoryPeak(peak_bytes=int(total.max()), index=index, contributors=tuple(alive[:largest]))
-
-
-def bytes_over_time(ranges: Sequence[LiveRange], begin: int = 0) -> NDArray[np.int64]:
-    """Live bytes at every index from `begin` to the last one that a range names."""
-    change = np.zeros(max((live.last_index for live in ranges), default=begin - 1) - begin + 2, np.int64)
-    for live in ranges:
-        change[live.first_index - begin] += live.bytes
-        change[live.last_index - begin + 1] -= live.bytes
+        change[live.first_index] += live.bytes
+        change[live.last_index + 1] -= live.bytes
     return np.cumsum(change)[:-1]
 
 

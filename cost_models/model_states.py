@@ -35,8 +35,6 @@ MEGATRON = StateDtypes()
 (megatron/training/theoretical_memory_usage.py)."""
 ZERO_PAPER = StateDtypes(gradient=2.0)
 """16-bit weights and gradients, 12 bytes of Adam: 16 bytes (Rajbhandari et al. 2020, section 3.1)."""
-FULL_PRECISION = StateDtypes(parameter=4.0, gradient=4.0, optimizer=8.0)
-"""float32 weights and gradients, two moments: FSDP2's mixed precision stores its shards so."""
 
 
 def state_bytes(parameters: float, dtypes: StateDtypes, stage: ZeroStage, degree: int) -> float:

@@ -170,7 +170,7 @@ class _Timeline:
                 saved[home] += live.bytes
                 if self._segments[live.first_index] != home:
                     borders[home] = max(borders[home], live.bytes)
-        over_time = bytes_over_time(ranges, 0)
+        over_time = bytes_over_time(ranges)
         before = dict(zip(saved, np.cumsum(list(saved.values())).tolist(), strict=True))
         return {
             name: SegmentMemory(

@@ -6,47 +6,28 @@ import torch
 from autopar.cost_models.memory import (
     OPTIMIZER_STATE_BYTES,
     LiveRange,
+    bytes_over_time,
     measured_state_bytes,
     optimizer_state_bytes,
-    peak_over_time,
     usable_bytes,
 )
 from autopar.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_peak_is_the_one_of_brute_force(seed: int) -> None:
+def test_bytes_over_time_are_those_of_brute_force(seed: int) -> None:
     draw = random.Random(seed)
     ranges = []
     for i in range(draw.randint(1, 12)):
-        first = draw.randint(-3, 10)
-        ranges.append((f"t{i}", draw.randint(0, 100), first, first + draw.randint(0, 6)))
-    alive = {t: sum(b for _, b, first, last in ranges if first <= t <= last) for t in range(-3, 17)}
-    peak = peak_over_time(ranges)
-    assert peak.peak_bytes == max(alive.values())
-    assert peak.index == min(
-        t for t in alive if alive[t] == peak.peak_bytes and t >= min(r[2] for r in ranges)
-    )
-    assert sum(live.bytes for live in peak_over_time(ranges, largest=99).contributors) == peak.peak_bytes
+        first = draw.randint(0, 10)
+        ranges.append(LiveRange(f"t{i}", draw.randint(0, 100), first, first + draw.randint(0, 6)))
+    last = max(live.last_index for live in ranges)
+    alive = [sum(r.bytes for r in ranges if r.first_index <= t <= r.last_index) for t in range(last + 1)]
+    assert bytes_over_time(ranges).tolist() == alive
 
 
-def test_contributors_are_the_largest_live_buffers() -> None:
-    ranges = [
-        ("weight", 10, 0, 9),
-        ("early", 50, 0, 1),
-        ("big", 30, 2, 5),
-        ("small", 1, 3, 3),
-        ("late", 35, 5, 6),
-    ]
-    peak = peak_over_time(ranges, largest=2)
-    assert (peak.peak_bytes, peak.index) == (75, 5)
-    assert peak.contributors == (LiveRange("late", 35, 5, 6), LiveRange("big", 30, 2, 5))
-
-
-def test_no_range_has_no_peak_and_a_reversed_one_is_an_error() -> None:
-    assert peak_over_time([]).peak_bytes == 0
-    with pytest.raises(ValueError, match="x ends at 1"):
-        peak_over_time([("x", 1, 2, 1)])
+def test_nothing_alive_has_no_time() -> None:
+    assert bytes_over_time([]).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -65,9 +46,7 @@ def test_the_table_holds_what_each_torch_optimizer_allocates(optimizer) -> None:
     ],
 )
 def test_options_that_add_state_are_counted(optimizer, options) -> None:
-    assert optimizer_state_bytes(optimizer, options=options) == measured_state_bytes(
-        optimizer, options=options
-    )
+    assert optimizer_state_bytes(optimizer, options=options) == measured_state_bytes(optimizer, options=options)
 
 
 def test_state_follows_the_dtype_and_a_master_copy_adds_four_bytes() -> None:
@@ -84,9 +63,7 @@ def test_an_unknown_class_is_measured_and_an_unknown_name_is_an_error() -> None:
 
         def step(self, closure=None):
             for parameter in self.param_groups[0]["params"]:
-                self.state[parameter].update(
-                    a=torch.zeros_like(parameter), b=parameter.double(), step=torch.zeros(())
-                )
+                self.state[parameter].update(a=torch.zeros_like(parameter), b=parameter.double(), step=torch.zeros(()))
 
     assert optimizer_state_bytes(Heavy) == 12
     with pytest.raises(ConfigurationError, match="Heavy"):
