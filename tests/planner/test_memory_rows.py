@@ -38,7 +38,7 @@ def program(request):
 def attempts(monkeypatch):
     """What every lowered plan holds: (model, labels, measured bytes per position)."""
     found = []
-    read_plan = one_mesh._read_plan
+    read_plan = one_mesh.read_plan
 
     def remember(query, mesh, built, solution, lifetimes):
         attempt = read_plan(query, mesh, built, solution, lifetimes)
@@ -46,7 +46,7 @@ def attempts(monkeypatch):
         found.append((model, solution.assignment, attempt.measured))
         return attempt
 
-    monkeypatch.setattr(one_mesh, "_read_plan", remember)
+    monkeypatch.setattr(one_mesh, "read_plan", remember)
     return found
 
 
