@@ -26,8 +26,10 @@ def best_free_pipeline(
     query: Query, micro_batches: int | None, at_batch: AtBatch | None, log: Progress
 ) -> tuple[Plan | None, str]:
     """(the best pipeline over all numbers of groups or None, why not more of them). query: of the whole batch."""
-    if at_batch is None or not any(output.role == "loss" for output in query.program.outputs):
-        return None, "stages train: the model returns no loss"
+    if at_batch is None:
+        return None, "stages take the batch in parts, and the program is given at one size only"
+    if not any(output.role == "loss" for output in query.program.outputs):
+        return None, "stages take the batch in parts, and the model returns no loss to add up"
     if least_state_bytes(query.state_bytes, query) > query.budget_bytes:
         return None, "stages do not help: parameters and their states alone are too large"
     best: Plan | None = None
