@@ -68,6 +68,11 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
     Gradients of the module are left as they were. Raises VerificationError naming the worst parameter, with numbers,
     and ConfigurationError for inputs without data or a module that returns no loss.
     """
+    if module.plan.pipeline is not None:
+        raise ConfigurationError(
+            "verify does not gather the parameters of other stages yet: verify the model under a plan without a "
+            "pipeline, or compare losses"
+        )
     args, kwargs = normalize_example_inputs(example_inputs)
     _check_real((args, kwargs))
     step, leaves = module.step_for(args, kwargs)

@@ -3,7 +3,8 @@
     plan = with_pipeline(plan_on_submesh, ("layers.1/add#1",), "1f1b", micro_batches=4)     # two stages
 
 The layouts of one sub-mesh hold for every stage, each on its own ranks. A value that crosses to another stage travels
-in the layout in which its operator leaves it; a partial sum is reduced first, to what its first reader asks for.
+in the layout in which its operator leaves it; a partial sum is reduced first, to what its first reader asks for, unless
+a reader goes on with partial sums.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Partial, Replicate
+from autopar.layout import Layout, Mesh, Partial
 from autopar.parallel_plan import PIPELINE_AXIS, PipelinePlan, Plan, StagePlan, check_pipeline
 from autopar.passes.local_values import is_getitem
 from autopar.passes.stages import StagePrograms
@@ -73,11 +74,22 @@ def _crossing_layout(node: fx.Node, plan: Plan) -> Layout:
     assert isinstance(source, fx.Node)
     assert isinstance(index, int)
     layout = plan.operators[source.meta["operator"]].outputs[index]
-    if not any(isinstance(placement, Partial) for placement in layout):
+    if not _is_partial(layout):
         return layout
-    for reader in node.users:
-        entry = plan.operators.get(str(reader.meta.get("operator")))
-        for operand, wanted in zip(tensor_operands(reader), entry.inputs if entry else (), strict=False):
-            if operand is node and not any(isinstance(placement, Partial) for placement in wanted):
-                return wanted
-    return tuple(Replicate() if isinstance(placement, Partial) else placement for placement in layout)
+    wishes = [wish for reader in node.users for wish in _wishes(reader, node, plan)]
+    if not wishes or any(wish is None or _is_partial(wish) for wish in wishes):
+        return layout  # a reader goes on with the partial sums, or looks at them through a view
+    return next(wish for wish in wishes if wish is not None)
+
+
+def _wishes(reader: fx.Node, node: fx.Node, plan: Plan) -> list[Layout | None]:
+    """The layouts in which an operator reads `node`; None where it is no operator of the plan."""
+    entry = plan.operators.get(str(reader.meta.get("operator")))
+    if entry is None:
+        return [None]
+    pairs = zip(tensor_operands(reader), entry.inputs, strict=True)
+    return [wanted for operand, wanted in pairs if operand is node]
+
+
+def _is_partial(layout: Layout) -> bool:
+    return any(isinstance(placement, Partial) for placement in layout)

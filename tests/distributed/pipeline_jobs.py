@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,6 +12,9 @@ from torch import nn
 import autopar
 from autopar.parallel_plan import Plan
 from autopar.runtime.parameters import full_tensor
+from autopar.runtime.pipeline import _Run
+from autopar.runtime.stage_graphs import StageGraphs
+from autopar.schedules.actions import PipeAction
 from tests.distributed.pipeline_models import CASES
 
 
@@ -96,3 +100,56 @@ def _train_on(module: nn.Module, reference: nn.Module, name: str, steps: int) ->
             used.train()
         errors["no_grad"] = abs(float(module(**batch(3))["loss"]) - float(reference(**batch(3))["loss"]))
     return errors
+
+
+def train_with_fault(name: str, plan: bytes, fault: str) -> dict[str, float]:
+    """As `train` with one plan, with a fault in the executor: it must show."""
+    with pytest.MonkeyPatch.context() as patch:
+        if fault == "missing weight gradient":
+            patch.setattr(StageGraphs, "run_weights", lambda *_: None)
+        else:
+            receive = _Run._receive
+            patch.setattr(_Run, "_receive", lambda self, action: receive(self, _swapped(action)))
+        return _trained(name, plan, 1)
+
+
+def saved_and_loaded(name: str, plan: bytes, folder: str) -> float:
+    """Largest difference of the weights of a plain module on one device from those that two stages saved."""
+    case = CASES[name]
+    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    module(**case.batch(0))["loss"].backward()
+    optimizer.step()
+    autopar.save(f"{folder}/step", module, optimizer)
+    trained = gathered(module, gradients=False)
+    module(**case.batch(1))["loss"].backward()
+    optimizer.step()
+    autopar.load(f"{folder}/step", module, optimizer)
+    again = gathered(module, gradients=False)
+    other = autopar.compile(case.model(), case.batch(0), dims={"tp": 2})
+    autopar.load(f"{folder}/step", other)
+    whole = gathered(other, gradients=False)
+    return max(float((found[n] - trained[n]).abs().max()) for found in (again, whole) for n in trained)
+
+
+def refused(name: str, plan: bytes) -> list[str]:
+    """What the errors of unsupported requests say."""
+    case = CASES[name]
+    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    messages = []
+    for request in (lambda: autopar.verify(module, case.batch(0)), lambda: module(**_first(case.batch(0), 3))):
+        with pytest.raises(autopar.AutoparError) as caught:
+            request()
+        messages.append(str(caught.value))
+    return messages
+
+
+def _first(batch: dict[str, torch.Tensor], samples: int) -> dict[str, torch.Tensor]:
+    return {name: tensor[:samples] for name, tensor in batch.items()}
+
+
+def _swapped(action: PipeAction) -> PipeAction:
+    """The first two micro-batches of what the second stage receives in forward change places."""
+    if action.stage == 1 and action.kind == "F" and action.micro_batch < 2:
+        return action._replace(micro_batch=1 - action.micro_batch)
+    return action

@@ -80,6 +80,7 @@ def t5() -> nn.Module:
             num_decoder_layers=2,
             num_heads=2,
             dropout_rate=0.0,
+            decoder_start_token_id=0,
             use_cache=False,
         )
     )
@@ -124,8 +125,8 @@ CASES: Mapping[str, Case] = {
     "t5": Case(
         build=t5,
         batch=unevenly_labelled,
-        halves=("encoder.block.1",),
-        quarters=("encoder.block.0", "encoder.block.1", "decoder.block.0"),
+        halves=("encoder.final_layer_norm",),
+        quarters=("encoder.block.0", "encoder.final_layer_norm", "decoder.block.0"),
     ),
     "skips": Case(build=SkipNet, batch=pictures, halves=("down.1",), quarters=("down.0", "down.1", "up.0")),
 }

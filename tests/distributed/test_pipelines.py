@@ -1,0 +1,93 @@
+"""Stages on rank groups give the loss and the gradients of the plain model, whatever the schedule and the stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.pipeline_models import CASES
+from tests.distributed.pipeline_plans import pipeline_plan
+from tests.distributed.pool import Pool
+
+pytestmark = pytest.mark.distributed
+
+JOBS = "tests.distributed.pipeline_jobs"
+MICRO_BATCHES = 4
+ALONE = {"tp": 1}
+
+
+def _plan(name: str, schedule: str, dims: dict[str, int], *, quarters: bool, chunks: int = 1) -> bytes:
+    case = CASES[name]
+    blocks = case.quarters if quarters else case.halves
+    plan = pipeline_plan(
+        case.model(), case.batch(0), blocks, schedule, MICRO_BATCHES, dims, chunks, **dict(case.options)
+    )
+    return plan.to_json()
+
+
+def _check(results: list[list[dict[str, float]]], limit: float = 1e-5) -> None:
+    for per_plan in results:
+        for errors in per_plan:
+            plain = {
+                key: value for key, value in errors.items() if "weights" not in key and not key.startswith("clipped")
+            }
+            assert max(plain.values()) <= limit, errors
+            assert max(errors.values()) <= 1e-3, errors  # AdamW divides tiny gradients by themselves
+
+
+def test_a_tied_model_trains_on_four_stages(pool: Pool) -> None:
+    plans = [_plan("gpt2", "zb-h1", ALONE, quarters=True)]
+    _check(pool.run(f"{JOBS}:train", name="gpt2", plans=plans, steps=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h2"])
+def test_every_schedule_gives_the_same_gradients(pool: Pool, schedule: str) -> None:
+    _check(pool.run(f"{JOBS}:train", name="gpt2", plans=[_plan("gpt2", schedule, ALONE, quarters=True)]))
+
+
+def test_several_stages_on_a_rank(pool: Pool) -> None:
+    plans = [_plan("gpt2", schedule, ALONE, quarters=True, chunks=2) for schedule in ("interleaved", "zb-v")]
+    _check(pool.run(f"{JOBS}:train", world_size=2, name="gpt2", plans=plans))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "t5", "skips"])
+def test_other_models_on_four_stages(pool: Pool, name: str) -> None:
+    _check(pool.run(f"{JOBS}:train", name=name, plans=[_plan(name, "zb-h1", ALONE, quarters=True)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "schedule"),
+    [
+        ("gpt2", {"tp": 2}, "zb-h1"),
+        pytest.param("gpt2", {"dp_shard": 2}, "1f1b", marks=pytest.mark.slow),
+        pytest.param("gpt2", {"dp_replicate": 2}, "1f1b", marks=pytest.mark.slow),
+        pytest.param("llama", {"tp": 2}, "1f1b", marks=pytest.mark.slow),
+        pytest.param("t5", {"tp": 2}, "1f1b", marks=pytest.mark.slow),
+        pytest.param("skips", {"dp_shard": 2}, "zb-h1", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_stages_of_several_ranks(pool: Pool, name: str, dims: dict[str, int], schedule: str) -> None:
+    plans = [_plan(name, schedule, dims, quarters=False)]
+    _check(pool.run(f"{JOBS}:train", name=name, plans=plans, steps=2))
+
+
+@pytest.mark.parametrize("fault", ["swapped micro-batch", "missing weight gradient"])
+def test_a_faulty_step_is_noticed(pool: Pool, fault: str) -> None:
+    plan = _plan("gpt2", "zb-h1", ALONE, quarters=False)
+    for errors in pool.run(f"{JOBS}:train_with_fault", world_size=2, name="gpt2", plan=plan, fault=fault):
+        assert errors["gradients"] > 1e-2, errors
+
+
+def test_a_checkpoint_holds_all_stages(pool: Pool, tmp_path: object) -> None:
+    plan = _plan("gpt2", "1f1b", ALONE, quarters=False)
+    for error in pool.run(f"{JOBS}:saved_and_loaded", world_size=2, name="gpt2", plan=plan, folder=str(tmp_path)):
+        assert error == 0.0
+
+
+def test_what_pipelines_cannot_do_is_refused(pool: Pool) -> None:
+    plan = _plan("gpt2", "1f1b", ALONE, quarters=False)
+    for messages in pool.run(f"{JOBS}:refused", world_size=2, name="gpt2", plan=plan):
+        assert "verify" in messages[0]
+        assert "micro-batches" in messages[1]
