@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from autopar.planner.micro_batches import in_parts
 from autopar.planner.planning import make_plan
 from autopar.program import MicroProgram
 from autopar.questions import Options, capture_at, capture_program
+from autopar.verification import one_device_plan
 
 
 def micro_program(
@@ -53,15 +55,18 @@ def pipeline_plan(
 ) -> Plan:
     """A plan whose stages end behind `blocks`, each on a mesh of `dims`."""
     micro = micro_program(model, batch, micro_batches, **options)
-    size = functools.reduce(lambda a, b: a * b, dims.values(), 1)
+    alone = math.prod(dims.values()) == 1
+    dims = {"tp": 2} if alone else dims
     plan = make_plan(
         micro.program,
-        Cluster.parse(f"1x{size} H100-SXM"),
+        Cluster.parse(f"1x{math.prod(dims.values())} H100-SXM"),
         dims=dict(dims),
         question={"precision": options.get("precision")},
         with_baselines=False,
         mode="fast",
     ).with_(kernel_backend="eager")
+    if alone:
+        plan = one_device_plan(plan)
     return with_pipeline(
         plan, block_ends(micro, blocks), schedule, micro_batches, chunks=chunks, fingerprint=fingerprint(micro.program)
     )

@@ -45,6 +45,7 @@ def test_every_schedule_gives_the_same_gradients(pool: Pool, schedule: str) -> N
     _check(pool.run(f"{JOBS}:train", name="gpt2", plans=[_plan("gpt2", schedule, ALONE, quarters=True)]))
 
 
+@pytest.mark.slow
 def test_several_stages_on_a_rank(pool: Pool) -> None:
     plans = [_plan("gpt2", schedule, ALONE, quarters=True, chunks=2) for schedule in ("interleaved", "zb-v")]
     _check(pool.run(f"{JOBS}:train", world_size=2, name="gpt2", plans=plans))
@@ -80,6 +81,7 @@ def test_a_faulty_step_is_noticed(pool: Pool, fault: str) -> None:
         assert errors["gradients"] > 1e-2, errors
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_all_stages(pool: Pool, tmp_path: object) -> None:
     plan = _plan("gpt2", "1f1b", ALONE, quarters=False)
     for error in pool.run(f"{JOBS}:saved_and_loaded", world_size=2, name="gpt2", plan=plan, folder=str(tmp_path)):
