@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
+
+DeviceKind: TypeAlias = Literal["cuda", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def temporaries_of(optimizer: str) -> Temporaries:
     return FUSED if optimizer.endswith("8bit") else TEMPORARIES.get(optimizer, TEMPORARIES["Adam"])
 
 
-def step_buffer_bytes(parameters: Sequence[tuple[float, Temporaries]], device_kind: Literal["cuda", "cpu"]) -> float:
+def step_buffer_bytes(parameters: Sequence[tuple[float, Temporaries]], device_kind: DeviceKind) -> float:
     """Most bytes of temporaries during one step.
 
     parameters: (bytes, temporaries) of the trained parameters of one device, in the order of the optimizer.

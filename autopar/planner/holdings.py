@@ -109,6 +109,8 @@ class _Reader:
         finished = lifetimes.gradient_position.get(node)
         if finished is not None and state.gradient:
             yield Holding(index, stored * elements * state.gradient, finished + 1, lifetimes.end)
+        if state.update:
+            yield Holding(index, stored * elements * state.update, lifetimes.end, lifetimes.end)
         kept = np.array([label.keep_gathered for label in variable.labels])
         forward, backward = self._positions((node, 0), "forward"), self._positions((node, 0), "backward")
         if kept.any() and forward and backward:

@@ -23,12 +23,14 @@ from autopar.planner.strategies import Choice, LayoutSet, combinations, layouts_
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
     """Bytes per parameter element beside the parameter: gradient and optimizer state; what a step reads and writes per
-    element (bytes), and the copies of the parameter that it makes for a while."""
+    element (bytes), and the copies of the parameter that it makes for a while. update: bytes per element of such copies
+    where all parameters are updated at once."""
 
     gradient: float
     optimizer: float
     step_traffic: float
     step_buffers: Temporaries = FUSED
+    update: float = 0.0
 
 
 def parameter_labels(choices: Sequence[Choice], shape: tuple[int, ...], mesh: Mesh) -> list[ParameterPlan]:

@@ -153,7 +153,9 @@ def _optimizers(query: Query) -> Kind:
         f"8-bit optimizer state ({EIGHT_BIT}, 2 bytes per parameter element)": EIGHT_BIT,
         "an optimizer without state (torch.optim.SGD)": STATELESS,
     }
-    states = {description: state_bytes(query.program, name) for description, name in names.items()}
+    states = {
+        description: state_bytes(query.program, name, query.cluster.device.kind) for description, name in names.items()
+    }
     return [
         Change(description=description, apply=partial(_with_state, smaller))
         for description, smaller in states.items()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autopar.cost_models.memory import optimizer_state_bytes
-from autopar.cost_models.optimizer_step import temporaries_of
+from autopar.cost_models.optimizer_step import DeviceKind, temporaries_of
 from autopar.errors import ConfigurationError
 from autopar.planner.leaves import StateBytes
 from autopar.program import Program
@@ -48,7 +48,7 @@ def resolve_optimizer(
     return type(optimizer), {key: value for key, value in optimizer.defaults.items() if key in known and value}
 
 
-def state_bytes(program: Program, optimizer: Any) -> dict[str, StateBytes]:
+def state_bytes(program: Program, optimizer: Any, device_kind: DeviceKind = "cpu") -> dict[str, StateBytes]:
     """Per parameter name; frozen parameters have neither gradient nor state."""
     kind, options = resolve_optimizer(optimizer)
     found = {}
@@ -60,8 +60,13 @@ def state_bytes(program: Program, optimizer: Any) -> dict[str, StateBytes]:
             continue
         size = entry.dtype.itemsize
         state = _state_bytes(kind, entry.dtype, options)
+        buffers = temporaries_of(_name(kind))
         found[entry.name] = StateBytes(
-            gradient=size, optimizer=state, step_traffic=3 * size + 2 * state, step_buffers=temporaries_of(_name(kind))
+            gradient=size,
+            optimizer=state,
+            step_traffic=3 * size + 2 * state,
+            step_buffers=buffers,
+            update=buffers.foreach * size if device_kind == "cuda" else 0.0,
         )
     return found
 

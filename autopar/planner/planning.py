@@ -87,7 +87,7 @@ def make_plan(
     query = Query(
         program=program,
         cluster=cluster,
-        state_bytes=state_bytes(program, optimizer),
+        state_bytes=state_bytes(program, optimizer, cluster.device.kind),
         constraints=parsed,
         wishes=wishes,
         budget_bytes=budget(memory_limit, cluster),
