@@ -137,6 +137,10 @@ def _experts(operands: Sequence[Shape], result: Shape, parts: Parts) -> ProductS
     )
 
 
+ROWS_PER_BLOCK = 128
+"""Rows of queries that one unit works on: a sequence is not cut finer while there are heads to cut."""
+
+
 def _attention(
     operands: Sequence[Shape], result: Shape, parts: Parts, backward: bool, causal: bool
 ) -> AttentionSizes | None:
@@ -145,14 +149,16 @@ def _attention(
         return None
     query, key, value = operands[at : at + 3]
     work, keys_part = np.asarray(parts.work, np.float64), np.asarray(parts.operands[at + 1], np.float64)
-    per_key = query[1] / key[1]
+    # what splits queries and not keys is a split of the sequence, or of the queries that share a head of keys
     beyond = work / keys_part
-    by_group = np.maximum(beyond, 1 / per_key)
+    by_sequence = np.maximum(beyond, min(1.0, ROWS_PER_BLOCK / query[2]))
+    share = keys_part * beyond / by_sequence  # of batch times heads, of which the models see the product only
+    batch = np.maximum(1, query[0] * share)
     return AttentionSizes(
-        batch=query[0],
-        heads=np.maximum(1, query[1] * keys_part * by_group),
-        queries_per_key=per_key,
-        queries=np.maximum(1, query[2] * beyond / by_group),
+        batch=batch,
+        heads=np.maximum(1, query[0] * query[1] * share / batch),
+        queries_per_key=query[1] / key[1],
+        queries=np.maximum(1, query[2] * by_sequence),
         keys=key[2],
         qk_dim=query[3],
         v_dim=value[3],

@@ -40,13 +40,23 @@ def test_attention_is_split_by_heads_or_by_queries() -> None:
     heads = Parts(operands=(0.25, 0.25, 0.25), result=0.25, work=0.25)
     split = sizes_of("attention", [query, key, key], query, heads, causal=True)
     assert isinstance(split, AttentionSizes)
-    assert (split.heads, split.queries, split.queries_per_key, split.causal) == (8, 4096, 4, True)
+    assert (split.batch * split.heads, split.queries, split.queries_per_key, split.causal) == (16, 4096, 4, True)
     grouped_too = sizes_of("attention", [query, key, key], query, Parts(operands=(1 / 16, 1 / 8, 1 / 8), work=1 / 16))
     assert isinstance(grouped_too, AttentionSizes)
-    assert (grouped_too.heads, grouped_too.queries) == (2, 4096)
+    assert (grouped_too.batch * grouped_too.heads, grouped_too.queries) == (8, 2048)
     sequence = sizes_of("attention", [query, query, query], query, Parts(operands=(0.25, 1, 1), result=0.25, work=0.25))
     assert isinstance(sequence, AttentionSizes)
     assert (sequence.heads, sequence.queries) == (32, 1024)
+
+
+@pytest.mark.parametrize("by_batch", [1 / 512, 1 / 2048, 1 / 64])
+@pytest.mark.parametrize("by_sequence", [1, 1 / 8, 1 / 32])
+def test_a_rank_has_its_part_of_the_queries_however_they_are_split(by_batch: float, by_sequence: float) -> None:
+    query, key = (2048, 128, 8192, 128), (2048, 8, 8192, 128)
+    parts = Parts(operands=(by_batch * by_sequence, by_batch, by_batch), work=by_batch * by_sequence)
+    split = sizes_of("attention", [query, key, key], query, parts)
+    assert isinstance(split, AttentionSizes)
+    assert split.batch * split.heads * split.queries == pytest.approx(2048 * 128 * 8192 * by_batch * by_sequence)
 
 
 @pytest.mark.parametrize(("name", "family"), [("native_layer_norm", "norm"), ("_softmax_backward_data", "softmax")])
