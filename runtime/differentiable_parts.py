@@ -11,38 +11,16 @@ from typing import Any, Protocol
 
 import torch
 
-from autopar.parallel_plan import Plan
-from autopar.program import Output, Program
 from autopar.runtime.accumulation import HeldGradients
 from autopar.runtime.emit import as_gradient
-from autopar.runtime.process_groups import ProcessGroups
+from autopar.runtime.step import Step
 
 BindPart = Callable[[int], list[torch.Tensor]]
 """Micro-batch -> what `Bind` gives for its leaves."""
 
 
-class PartsStep(Protocol):
+class PartsStep(Step, Protocol):
     """A `Step` that runs in parts."""
-
-    @property
-    def program(self) -> Program:
-        """The captured program of one part."""
-
-    @property
-    def lowered(self) -> Program:
-        """The inputs and gradients of this rank."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan by which it was lowered."""
-
-    @property
-    def groups(self) -> ProcessGroups:
-        """The processes that share its parameters."""
-
-    @property
-    def forward_outputs(self) -> tuple[Output, ...]:
-        """What a call returns."""
 
     def run_with_gradients(
         self, bind: BindPart, axes: Sequence[int]
