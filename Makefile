@@ -1,6 +1,7 @@
 # Each target works alone on a machine that has Python 3.10-3.13 and nothing else: it makes .venv first.
 #   make demo    plan a GPT for 2x8 H100 on this machine, then train one on four local processes
-#   make test    all tests        make fast    the tier that takes a minute        make lint    ruff and mypy
+#   make test    all tests, JOBS=2 files at a time but for those that run four processes themselves
+#   make fast    the tier that takes a minute                              make lint    ruff and mypy
 #   make zoo     ten architectures planned and executed on four local processes
 #   make validation DATA=folder    cost models against published measurements
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu      takes torch's CPU build
@@ -8,6 +9,7 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 VENV ?= .venv
+JOBS ?= 2
 DATA ?= $(AUTOPAR_GROUNDTRUTH)
 
 BIN := $(VENV)/bin
@@ -21,10 +23,11 @@ demo: $(STAMP)
 	$(BIN)/autopar demo
 
 test: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python -m pytest
+	$(ONE_THREAD) $(BIN)/python -m pytest -m "not distributed" --numprocesses $(JOBS) --dist loadfile
+	$(ONE_THREAD) $(BIN)/python -m pytest -m distributed
 
 fast: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not distributed and not gpu"
+	$(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not distributed and not gpu" --numprocesses $(JOBS) --dist loadfile
 
 zoo: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.zoo --ci --seconds 100
