@@ -7,10 +7,9 @@ question that it answers. Layouts are written as one string per mesh axis: `["S(
 from __future__ import annotations
 
 import difflib
-import types
-import typing
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import msgspec
 
 from autopar.errors import ConfigurationError
 from autopar.files import write_atomically
-from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, format_layout, parse_layout
+from autopar.layout import Layout, Mesh, format_layout
+from autopar.plan_json import plain, read
 from autopar.plan_text import explain, summary
 from autopar.schedules.actions import Schedule, parse_schedule
 from autopar.schedules.check import check_schedule
@@ -69,15 +69,36 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """The ranks of one rank group where groups are unequal: neighbours from `first_rank` on, row-major on the axes of
+    the plan's layouts in the sizes `shape`. The mappings hold what lies otherwise here than the plan says: parameters
+    and inputs of several stages, and operators that several stages repeat."""
+
+    first_rank: int
+    shape: tuple[int, ...]
+    parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
+    operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
+    inputs: Mapping[str, Layout] = field(default_factory=dict)
+    buffers: Mapping[str, Layout] = field(default_factory=dict)
+    outputs: Mapping[str, Layout] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlan:
     """Stages in the order of forward, and the schedule by which they take the plan's `micro_batches`: a family of
     `autopar.schedules` with `chunks` stages per rank group. `actions`: one line per rank group ("0F0,0F1,0B0") that
-    takes the family's place; families whose order follows from the model's times need it."""
+    takes the family's place; families whose order follows from the model's times need it. `groups`: where the rank
+    groups are, if they are unequal; else they follow from the plan's mesh."""
 
     schedule: str
     chunks: int
     stages: tuple[StagePlan, ...]
     actions: tuple[str, ...] = ()
+    groups: tuple[RankGroup, ...] = ()
 
     def built(self, micro_batches: int) -> Schedule:
         """What every rank group computes. Raises ConfigurationError for actions that cannot run, or stages that the
@@ -129,7 +150,8 @@ class Plan:
     """See the module docstring. `inputs` and `buffers` hold the layouts of data; `prices_hash` identifies the cost
     tables to which objective, bound and gap belong; `statistics` counts strategies, nodes and replicated FLOPs. With
     `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step runs them m times.
-    With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other axes (`layout_mesh`)."""
+    With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other axes (`layout_mesh`);
+    with unequal rank groups the mesh is the smallest that holds the axes of each, and `num_ranks` counts devices."""
 
     mesh: Mesh
     parameters: Mapping[str, ParameterPlan]
@@ -164,6 +186,34 @@ class Plan:
         return Mesh(self.mesh.axis_names[1:], self.mesh.shape[1:])
 
     @property
+    def rank_groups(self) -> tuple[RankGroup, ...]:
+        """The ranks at every coordinate of "pp"; one group where there are no stages."""
+        if self.pipeline is not None and self.pipeline.groups:
+            return self.pipeline.groups
+        inner = self.layout_mesh
+        count = 1 if self.pipeline is None else self.mesh.shape[0]
+        return tuple(RankGroup(first_rank=group * inner.size, shape=inner.shape) for group in range(count))
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices that run the plan."""
+        return sum(group.size for group in self.rank_groups)
+
+    def on_group(self, group: int) -> Plan:
+        """What the ranks of one group go by: its own mesh without "pp", and its own layouts."""
+        own = self.rank_groups[group]
+        return replace(
+            self,
+            mesh=Mesh(self.layout_mesh.axis_names, own.shape),
+            pipeline=None,
+            parameters={**self.parameters, **own.parameters},
+            operators={**self.operators, **own.operators},
+            inputs={**self.inputs, **own.inputs},
+            buffers={**self.buffers, **own.buffers},
+            outputs={**self.outputs, **own.outputs},
+        )
+
+    @property
     def placements(self) -> dict[str, Layout]:
         """Parameter name -> stored layout."""
         return {name: parameter.stored for name, parameter in self.parameters.items()}
@@ -185,7 +235,7 @@ class Plan:
 
     def to_json(self) -> bytes:
         """The plan as indented JSON."""
-        document = {"schema_version": SCHEMA_VERSION, **_plain(self)}
+        document = {"schema_version": SCHEMA_VERSION, **plain(self)}
         return msgspec.json.format(msgspec.json.encode(document), indent=1)
 
     @staticmethod
@@ -208,7 +258,7 @@ class Plan:
         if version != SCHEMA_VERSION:
             raise ConfigurationError(f"{origin} has schema version {version}, this autopar reads {SCHEMA_VERSION}")
         try:
-            plan: Plan = _read(document, Plan, "")
+            plan: Plan = read(document, Plan, "")
             _check_mesh(plan.mesh)
             if plan.pipeline is not None:
                 check_pipeline(plan, plan.pipeline)
@@ -223,65 +273,6 @@ class Plan:
     def with_(self, **changes: Any) -> Plan:
         """A copy with some fields replaced."""
         return replace(self, **changes)
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses -> dicts, layouts -> lists of strings, recursively."""
-    if isinstance(value, Shard | Replicate | Partial):
-        return str(value)
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _read(value: Any, kind: Any, where: str) -> Any:
-    """Inverse of `_plain` for a field of type `kind`; errors name the path `where` of the damaged entry."""
-    if kind == Layout:
-        _expect(value, list, where)
-        return parse_layout(value)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        choices = [choice for choice in arguments if choice is not type(None)]
-        return _read(value, choices[0], where) if len(choices) == 1 else _scalar(value, tuple(choices), where)
-    if origin is tuple:
-        _expect(value, list, where)
-        return tuple(_read_item(value, arguments, index, where) for index in range(len(value)))
-    if origin is not None and issubclass(origin, Mapping):
-        _expect(value, dict, where)
-        return {key: _read(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
-    if is_dataclass(kind):
-        return _read_dataclass(value, kind, where)
-    return _scalar(value, (kind,), where)
-
-
-def _read_item(value: list[Any], kinds: tuple[Any, ...], index: int, where: str) -> Any:
-    kind = kinds[0] if len(kinds) == 2 and kinds[1] is Ellipsis else kinds[index]
-    return _read(value[index], kind, f"{where}[{index}]")
-
-
-def _read_dataclass(value: Any, kind: Any, where: str) -> Any:
-    _expect(value, dict, where)
-    hints = typing.get_type_hints(kind)
-    unknown = set(value) - set(hints)
-    if unknown:
-        raise ValueError(f"{where or 'the plan'} has unknown fields {sorted(unknown)}")
-    return kind(**{name: _read(item, hints[name], f"{where}.{name}".lstrip(".")) for name, item in value.items()})
-
-
-def _scalar(value: Any, kinds: tuple[type, ...], where: str) -> Any:
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if int not in kinds else value
-    if not isinstance(value, kinds):
-        raise ValueError(f"{where} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r}")
-    return value
 
 
 def _check_mesh(mesh: Mesh) -> None:
@@ -307,12 +298,28 @@ def check_pipeline(plan: Plan, pipeline: PipelinePlan) -> None:
         raise ConfigurationError(
             f"stages end at {cuts}: each but the last at another forward operator of the plan, the last at null"
         )
+    if pipeline.groups:
+        _check_groups(plan, pipeline.groups)
     pipeline.built(plan.micro_batches)
 
 
-def _expect(value: Any, kind: type, where: str) -> None:
-    if not isinstance(value, kind):
-        raise ValueError(f"{where or 'the plan'} must be a JSON {kind.__name__}, not {value!r}")
+def _check_groups(plan: Plan, groups: tuple[RankGroup, ...]) -> None:
+    """Raise ConfigurationError where unequal rank groups do not lie side by side, or not inside the plan's mesh."""
+    shapes, num_axes = [group.shape for group in groups], len(plan.layout_mesh.shape)
+    box = tuple(max(sizes) for sizes in zip(*shapes, strict=False))
+    if any(len(shape) != num_axes or min(shape) < 1 for shape in shapes) or plan.mesh.shape != (len(groups), *box):
+        raise ConfigurationError(
+            f"rank groups of shapes {[list(shape) for shape in shapes]} on a mesh of {list(plan.mesh.shape)}: one "
+            f"group per coordinate of {PIPELINE_AXIS!r}, one size per other axis, and the largest of them in the mesh"
+        )
+    end = 0
+    for group in sorted(groups, key=lambda group: group.first_rank):
+        if group.first_rank != end:
+            raise ConfigurationError(
+                f"rank groups begin at {[group.first_rank for group in groups]} with "
+                f"{[group.size for group in groups]} ranks: each where another ends, the first at 0"
+            )
+        end += group.size
 
 
 def _choices(plan: Plan) -> list[str]:
@@ -322,6 +329,7 @@ def _choices(plan: Plan) -> list[str]:
     if plan.pipeline is not None:
         lines.append(f"schedule {plan.pipeline.schedule}, {plan.pipeline.chunks} chunks {plan.pipeline.actions}")
         lines += [f"{stage.name} on {stage.rank_group} up to {stage.last_operator}" for stage in plan.pipeline.stages]
+        lines += [f"group {i}: {g}" for i, g in enumerate(plan.pipeline.groups)]
     for name, parameter in plan.parameters.items():
         kept = " kept" if parameter.keep_gathered else ""
         lines.append(f"{name}: stored {format_layout(parameter.stored)} used {format_layout(parameter.used)}{kept}")

@@ -1,0 +1,81 @@
+"""Dataclasses as JSON and back: what a plan file is made of. Layouts are lists of strings.
+
+    plain(Mesh(("tp",), (2,)))                                     {"axis_names": ["tp"], "shape": [2]}
+    read({"axis_names": ["tp"], "shape": [2]}, Mesh, "mesh")       the mesh again
+
+Errors name the damaged entry.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from autopar.layout import Layout, Partial, Replicate, Shard, parse_layout
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses -> dicts, layouts -> lists of strings, recursively."""
+    if isinstance(value, Shard | Replicate | Partial):
+        return str(value)
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def read(value: Any, kind: Any, where: str) -> Any:
+    """Inverse of `plain` for a field of type `kind`; errors name the path `where` of the damaged entry."""
+    if kind == Layout:
+        _expect(value, list, where)
+        return parse_layout(value)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        choices = [choice for choice in arguments if choice is not type(None)]
+        return read(value, choices[0], where) if len(choices) == 1 else _scalar(value, tuple(choices), where)
+    if origin is tuple:
+        _expect(value, list, where)
+        return tuple(_read_item(value, arguments, index, where) for index in range(len(value)))
+    if origin is not None and issubclass(origin, Mapping):
+        _expect(value, dict, where)
+        return {key: read(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
+    if is_dataclass(kind):
+        return _read_dataclass(value, kind, where)
+    return _scalar(value, (kind,), where)
+
+
+def _read_item(value: list[Any], kinds: tuple[Any, ...], index: int, where: str) -> Any:
+    kind = kinds[0] if len(kinds) == 2 and kinds[1] is Ellipsis else kinds[index]
+    return read(value[index], kind, f"{where}[{index}]")
+
+
+def _read_dataclass(value: Any, kind: Any, where: str) -> Any:
+    _expect(value, dict, where)
+    hints = typing.get_type_hints(kind)
+    unknown = set(value) - set(hints)
+    if unknown:
+        raise ValueError(f"{where or 'the plan'} has unknown fields {sorted(unknown)}")
+    return kind(**{name: read(item, hints[name], f"{where}.{name}".lstrip(".")) for name, item in value.items()})
+
+
+def _scalar(value: Any, kinds: tuple[type, ...], where: str) -> Any:
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if int not in kinds else value
+    if not isinstance(value, kinds):
+        raise ValueError(f"{where} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r}")
+    return value
+
+
+def _expect(value: Any, kind: type, where: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{where or 'the plan'} must be a JSON {kind.__name__}, not {value!r}")
