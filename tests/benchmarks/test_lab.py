@@ -1,0 +1,113 @@
+"""The emulated cluster itself: real namespaces, where root may make them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autopar.errors import AutoparError
+from benchmarks.netlab import names
+from benchmarks.netlab.lab import Lab
+from benchmarks.netlab.machine import NAMESPACES, remove_leftovers, why_unavailable
+from benchmarks.netlab.presets import Network
+
+REASON = why_unavailable()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+SMALL = Network(nodes=2, ranks_per_node=1, mbit=100.0, latency_us=500.0, cores_per_rank=None)
+BYTES = 1_000_000
+TRANSFER = f"""
+import os, socket, time
+if os.environ["RANK"] == "0":
+    server = socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+    connection = server.accept()[0]
+    begin, left = time.monotonic(), {BYTES}
+    while left:
+        left -= len(connection.recv(left))
+    assert time.monotonic() - begin > 0.9 * 8e-8 * {BYTES}, "faster than the wire"
+else:
+    for _ in range(200):
+        try:
+            connection = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+            break
+        except OSError:
+            time.sleep(0.02)
+    connection.sendall(bytes({BYTES}))
+    connection.close()
+"""
+
+
+def ours() -> list[str]:
+    """What bears this process's name."""
+    groups = Path("/sys/fs/cgroup/cpu")
+    found = [*NAMESPACES.iterdir(), *(groups.iterdir() if groups.exists() else ())]
+    return [path.name for path in found if path.name.startswith(f"{names.PREFIX}-{os.getpid()}-")]
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(SMALL) as made:
+        yield made
+    assert ours() == []
+
+
+def test_payload_is_counted_on_the_link_that_carries_it_and_takes_its_time(lab: Lab) -> None:
+    outcome = lab.run([sys.executable, "-c", TRANSFER], seconds=60.0)
+    assert outcome.link_bytes.payload[1, 0] == BYTES
+    assert outcome.link_bytes.payload[0, 1] == 0
+    assert outcome.link_bytes.packets[1, 0] > BYTES
+    assert outcome.link_bytes.dropped.sum() == 0
+
+
+def test_the_output_of_a_failing_rank_is_told_and_the_others_end(lab: Lab) -> None:
+    script = 'test "$RANK" = 0 && exec sleep 1000; echo no such thing; exit 3'
+    with pytest.raises(AutoparError, match=r"ranks \[1\] failed \(\[3\]\)\n--- rank 1:\nno such thing"):
+        lab.run(["sh", "-c", script], seconds=60.0)
+
+
+def test_a_late_command_is_ended(lab: Lab) -> None:
+    with pytest.raises(AutoparError, match=r"ranks \[0, 1\] had not ended after 0.5 s"):
+        lab.run(["sleep", "1000"], seconds=0.5)
+
+
+def test_what_fails_on_the_way_in_leaves_nothing_and_other_labs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Lab(SMALL):
+        before = ours()
+        monkeypatch.setattr("benchmarks.netlab.lab.node_commands", lambda node: ["link set nothing up"])
+        with pytest.raises(AutoparError, match="Cannot find device"), Lab(SMALL):
+            pass
+        assert sorted(ours()) == sorted(before) != []
+    assert ours() == []
+
+
+def test_what_a_killed_lab_left_is_removed() -> None:
+    script = (
+        "import sys\nfrom benchmarks.netlab.lab import Lab\nfrom benchmarks.netlab.presets import Network\n"
+        "with Lab(Network(nodes=1, ranks_per_node=1, mbit=1.0, latency_us=0.0, cores_per_rank=None)) as lab:\n"
+        "    lab.run(['sh', '-c', 'echo running; exec sleep 1000'])\n"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == "running\n"
+    node = names.node_name(names.lab_name(killed.pid, 0), 0)
+    assert (NAMESPACES / node).exists()
+    killed.kill()
+    killed.wait()
+    assert node in remove_leftovers()
+    assert not (NAMESPACES / node).exists()
+
+
+def test_a_terminated_command_line_takes_everything_down() -> None:
+    command = [sys.executable, "-m", "benchmarks.netlab", "--nodes", "2", "--", "sh", "-c", "echo running; sleep 1000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60.0) == 128 + signal.SIGTERM
+    assert not [path for path in NAMESPACES.iterdir() if str(process.pid) in path.name]
