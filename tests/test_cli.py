@@ -133,3 +133,13 @@ def test_what_does_not_fit_exits_with_three() -> None:
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert "InfeasibleError" in done.stderr
+
+
+@pytest.mark.slow
+def test_stages_are_pinned_and_shown() -> None:
+    wish = ("--dims", "pp=2", "--schedule", "1f1b", "--micro-batches", "4", "--batch", "8", "--seq", "16")
+    done = autopar("plan", TINY, "--cluster", "2 A100-80", *wish, "--json")
+    found = json.loads(done.stdout)
+    assert (found["pipeline"]["schedule"], found["micro_batches"], len(found["pipeline"]["stages"])) == ("1f1b", 4, 2)
+    unknown = autopar("plan", TINY, "--cluster", "2 A100-80", "--dims", "pp=2", "--schedule", "1f2b")
+    assert (unknown.returncode, "write one of" in unknown.stderr) == (2, True)

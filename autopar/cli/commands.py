@@ -19,9 +19,7 @@ from autopar.capture.models import load_model
 from autopar.cli.options import (
     OPTIMIZERS,
     PRECISIONS,
-    parse_constraints,
-    parse_dims,
-    parse_mesh,
+    planning_arguments,
     read_cluster,
 )
 from autopar.cli.output import as_json_option, print_document
@@ -48,6 +46,10 @@ def model_options(command: Command) -> Command:
             help="PATTERN=R, PATTERN:AXIS=S(0), PATTERN:recompute=full, or no_replicated_compute.",
         ),
         click.option("--recompute", type=click.Choice(get_args(Recompute)), help="Default: as memory asks."),
+        click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),
+        click.option(
+            "--micro-batches", type=click.IntRange(min=1), help="Parts of the batch that a step runs in turn."
+        ),
         click.option("--memory-limit", help="Per device: 72GiB, or 0.9 for a part of its memory."),
         click.option("--mesh", help="Sizes of the axes: 2,8. Default: all factorisations are tried."),
         click.option("--dims", help="Named axes: tp=4,dp_shard=-1. Default: free."),
@@ -120,14 +122,9 @@ def plan(
         module,
         inputs,
         cluster=read_cluster(cluster, kernels),
-        optimizer=OPTIMIZERS[options["optimizer"]],
-        mesh=parse_mesh(options["mesh"]),
-        dims=parse_dims(options["dims"]),
-        memory_limit=options["memory_limit"],
-        constraints=parse_constraints(options["constraints"]),
         precision=options["precision"],
         mode=options["mode"],
-        recompute=options["recompute"],
+        **planning_arguments(options),
         time_limit=options["time_limit"],
         warm_start=warm_start,
     )

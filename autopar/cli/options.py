@@ -10,8 +10,9 @@ Texts that mean nothing are `click.BadParameter`s that show how to write them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -29,6 +30,17 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
 PRECISIONS = ("fp32", "bf16")
 
 Constraints = dict[str, dict[str, str] | bool]
+
+
+def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `model_options` of a command say beside model, batch and precision, as arguments of `autopar.plan`."""
+    return {
+        "optimizer": OPTIMIZERS[options["optimizer"]],
+        "mesh": parse_mesh(options["mesh"]),
+        "dims": parse_dims(options["dims"]),
+        "constraints": parse_constraints(options["constraints"]),
+        **{name: options[name] for name in ("memory_limit", "micro_batches", "schedule", "recompute")},
+    }
 
 
 def parse_dims(text: str | None) -> dict[str, int] | None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from autopar.api import compile as compile_model
 from autopar.capture.models import load_model
-from autopar.cli.options import OPTIMIZERS, parse_constraints, parse_dims, parse_mesh
+from autopar.cli.options import planning_arguments
 from autopar.parallel_plan import Plan
 from autopar.runtime.local_processes import Report, run_processes
 
@@ -29,12 +29,7 @@ def _verify(report: Report, model: str, plan: bytes | None, options: dict[str, A
         module,
         inputs,
         plan=None if plan is None else Plan.from_json(plan),
-        optimizer=OPTIMIZERS[options["optimizer"]],
-        mesh=parse_mesh(options["mesh"]),
-        dims=parse_dims(options["dims"]),
-        memory_limit=options["memory_limit"],
-        constraints=parse_constraints(options["constraints"]),
-        recompute=options["recompute"],
+        **planning_arguments(options),
         precision=None if plan is not None else options["precision"],
         verify=True,
     )
