@@ -128,8 +128,10 @@ def allowed_choices(
 
     batch: the class of the batch atom; heavy: the operator has FLOPs worth splitting; spread: heavy operators may
     not be replicated on any axis; lookups: names along which the operator looks labels up (the vocabulary of a loss),
-    which tensor parallelism splits as Megatron does.
+    which tensor parallelism splits as Megatron does. An axis of one device splits nothing.
     """
+    if axis_size == 1:
+        return list(choices[:1])
     if axis_name in BATCH_AXES:
         split = [c for c in choices if c.part is not None and c.atom_class == batch and _divides(c, axis_size)]
         return split or list(choices)
@@ -159,9 +161,10 @@ def allowed_labels(
             raise ConfigurationError(f"parameter {name} cannot keep its layout {wanted.stored} on mesh {mesh.shape}")
         return exact
     kept = list(range(len(labels)))
-    for axis, axis_name in enumerate(mesh.axis_names):
+    for axis, (axis_name, size) in enumerate(zip(mesh.axis_names, mesh.shape, strict=True)):
         if axis not in freed:
-            kept = _keep(kept, [i for i in kept if _suits(labels[i], axis, axis_name, is_matrix)])
+            asked = axis_name if size > 1 else "dp_replicate"
+            kept = _keep(kept, [i for i in kept if _suits(labels[i], axis, asked, is_matrix)])
     return kept
 
 
@@ -186,4 +189,8 @@ def _suits(label: ParameterPlan, axis: int, axis_name: str, is_matrix: bool) -> 
 
 def weights_stay_split(mesh: Mesh) -> tuple[int, ...]:
     """Axes over which no operator may gather a parameter."""
-    return tuple(axis for axis, name in enumerate(mesh.axis_names) if name == "tp")
+    return tuple(
+        axis
+        for axis, (name, size) in enumerate(zip(mesh.axis_names, mesh.shape, strict=True))
+        if name == "tp" and size > 1
+    )
