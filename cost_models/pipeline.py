@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.cost_models.trace import MemoryEvent
 from autopar.errors import ConfigurationError
-from autopar.schedules.actions import Kind, Schedule, producer, receiver
+from autopar.schedules.actions import Kind, Schedule, receiver
 from autopar.schedules.check import runnable_order
 from autopar.schedules.list_scheduler import FAMILIES, TIMED_FAMILIES, StageTimes, build_schedule, list_schedule
 
@@ -64,6 +64,7 @@ class StepCosts:
         """(seconds, bytes from then on) at the start and the end of each of the rank's actions."""
         actions = self.schedule.ranks[rank]
         live = sum(self.stages[stage].state_bytes for stage in {action.stage for action in actions})
+        live += sum(self.stages[a.stage].saved_bytes for a in actions if a.micro_batch < 0)
         events: list[MemoryEvent] = [(0.0, live)]
         for action, start in zip(actions, self.start_seconds[rank], strict=True):
             stage = self.stages[action.stage]
@@ -153,19 +154,19 @@ def _links(schedule: Schedule) -> tuple[tuple[int, int, Kind, int, int, int], ..
 
     In an order in which every pass stands behind what it needs; edge s lies between stages s and s + 1; -1: none.
     """
-    holder = schedule.rank_of_stage
+    num_stages = schedule.num_stages
     position: dict[tuple[int, str, int], int] = {}
     links: list[tuple[int, int, Kind, int, int, int]] = []
     for rank, action in runnable_order(schedule):
         stage, kind, micro_batch = action
-        needed = producer(action, len(holder))
+        needed = schedule.awaited(action)
         before = -1 if needed is None else position[(*needed, micro_batch)]
-        target = receiver(action, len(holder))
+        target = receiver(action, num_stages)
         if kind != "W":
             position[stage, "F" if kind == "F" else "gradient", micro_batch] = len(links)
         peer, edge = -1, -1
-        if target is not None and holder[target] != rank:
-            peer, edge = holder[target], min(stage, target)
+        if target is not None and schedule.rank_of(target, micro_batch) != rank:
+            peer, edge = schedule.rank_of(target, micro_batch), min(stage, target)
         links.append((rank, stage, kind, before, peer, edge))
     return tuple(links)
 
@@ -174,8 +175,9 @@ def _step_seconds(
     stages: Sequence[StageCosts], schedule: Schedule, ends: Sequence[float], spans: Sequence[float], step_end: StepEnd
 ) -> float:
     once = [0.0] * len(schedule.ranks)
-    for stage, rank in zip(stages, schedule.rank_of_stage, strict=True):
-        once[rank] += stage.once_seconds
+    for stage, ranks in zip(stages, schedule.holders, strict=True):
+        for rank in ranks:
+            once[rank] += stage.once_seconds
     if step_end == "together":
         return max(ends) + max(once)
     occupied = ends if step_end == "each" else spans

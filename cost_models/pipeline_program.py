@@ -17,7 +17,7 @@ from autopar.cost_models.pipeline import pass_bytes, pass_seconds, send_list
 from autopar.cost_models.simulator import COMPUTE_STREAM, Action
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError
-from autopar.schedules.actions import Kind, PipeAction, Schedule, producer, receiver
+from autopar.schedules.actions import Kind, PipeAction, Schedule, receiver
 from autopar.schedules.check import runnable_order
 
 
@@ -56,21 +56,22 @@ def pipeline_program(
     `programs` by (stage, kind of pass); `state_bytes` per rank stand before the first action. Raises
     ConfigurationError for a pass without a program, and where ranks wait for each other.
     """
-    holder = schedule.rank_of_stage
-    sends = send_list(send_seconds, len(holder))
+    num_stages = schedule.num_stages
+    sends = send_list(send_seconds, num_stages)
     actions = [
         Action("states", COMPUTE_STREAM, 0.0, rank=rank, allocates=live) for rank, live in enumerate(state_bytes)
     ]
     arrived: dict[tuple[int, str, int], int] = {}
     for rank, action in runnable_order(schedule):
-        needed = producer(action, len(holder))
+        needed = schedule.awaited(action)
         inputs = () if needed is None else (arrived[(*needed, action.micro_batch)],)
         program = _program_of(programs, action)
         output = len(actions) + range(len(program.actions))[program.output]
         actions += _placed(program, action, rank, len(actions), inputs)
-        target = receiver(action, len(holder))
-        if target is not None and holder[target] != rank:
-            name, stream = f"{action} -> {target}", f"to rank {holder[target]}"
+        target = receiver(action, num_stages)
+        peer = rank if target is None else schedule.rank_of(target, action.micro_batch)
+        if target is not None and peer != rank:
+            name, stream = f"{action} -> {target}", f"to rank {peer}"
             seconds = sends[min(action.stage, target)]
             actions.append(Action(name, stream, seconds, (output,), communication=True, rank=rank))
             output = len(actions) - 1

@@ -19,7 +19,14 @@ SIZES = st.tuples(st.sampled_from(sorted(FAMILIES)), st.integers(1, 6), st.integ
 
 
 def built(family: str, ranks: int, micro_batches: int, chunks: int) -> Schedule:
-    return build_schedule(family, ranks, micro_batches, {"interleaved": chunks, "zb-v": 2}.get(family, 1))
+    """Twice the ranks for families that need pairs, and chunks that the family has."""
+    policy = FAMILIES[family]
+    return build_schedule(
+        family,
+        2 * ranks if policy.both_ways else ranks,
+        micro_batches,
+        {"interleaved": chunks, "hanayo": 2 * chunks}.get(family, policy.chunks[0]),
+    )
 
 
 def makespan(schedule: Schedule, times: StageTimes) -> float:
@@ -63,11 +70,15 @@ def test_torch_prints_our_actions_alike() -> None:
 @given(SIZES)
 def test_every_family_is_complete_runs_and_reads_back(sizes: tuple[str, int, int, int]) -> None:
     schedule = built(*sizes)
-    family, ranks, micro_batches, chunks = sizes
+    family, ranks, micro_batches, _ = sizes
     check_schedule(schedule)
-    loop = tuple(range(ranks))
-    placed = {"interleaved": loop * chunks, "zb-v": loop + loop[::-1]}.get(family, loop)
-    assert schedule.rank_of_stage == placed
+    loop, stages = tuple(range(ranks)), schedule.num_stages
+    if FAMILIES[family].both_ways:
+        mirrored = [tuple(sorted({stage, stages - 1 - stage})) for stage in range(stages)]
+        assert schedule.holders == tuple(mirrored if micro_batches > 1 else ((s,) for s in range(stages)))
+    else:
+        looped = FAMILIES[family].order in ("loop", "delayed")
+        assert schedule.rank_of_stage == ((loop if looped else loop + loop[::-1]) * stages)[:stages]
     assert schedule.micro_batches == micro_batches
     assert parse_schedule(str(schedule)) == schedule
 
@@ -230,7 +241,16 @@ def test_a_memory_limit_is_kept_and_one_too_small_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("hanayo", 2, 2), ("1f1b", 0, 2), ("1f1b", 2, 0), ("zb-h1", 2, 2, 2), ("zb-v", 2, 2)]
+    "arguments",
+    [
+        ("gems", 2, 2),
+        ("1f1b", 0, 2),
+        ("1f1b", 2, 0),
+        ("zb-h1", 2, 2, 2),
+        ("zb-v", 2, 2),
+        ("hanayo", 2, 2, 3),
+        ("chimera", 3, 4),
+    ],
 )
 def test_impossible_schedules_are_refused(arguments: tuple[str, int, int]) -> None:
     with pytest.raises(ConfigurationError):

@@ -7,6 +7,10 @@ micro-batches, one line per rank:
 
     0F0,0F1,0B0,0F2,0B1,0B2
     1F0,1B0,1F1,1B1,1F2,1B2
+
+Two more things can be said. Where a stage stands on two ranks (pipelines in both directions), each micro-batch takes it
+on one of them: `rank_of(stage, micro_batch)`. And micro-batch -1 is the last one of the step before, whose forward that
+step ran and whose backward it left to this one (PipeDream-2BW): `0B-1`.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 from autopar.errors import ConfigurationError
@@ -21,7 +26,7 @@ from autopar.errors import ConfigurationError
 Kind: TypeAlias = Literal["F", "B", "I", "W"]
 """Forward; whole backward; gradients of the inputs only; gradients of the weights only."""
 
-_ACTION = re.compile(r"\s*(\d+)([FBIW])(\d+)\s*")
+_ACTION = re.compile(r"\s*(\d+)([FBIW])(-?\d+)\s*")
 
 
 class PipeAction(NamedTuple):
@@ -35,7 +40,7 @@ class PipeAction(NamedTuple):
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schedule:
     """What every rank computes, in its order; stages are placed where their actions stand."""
 
@@ -47,28 +52,67 @@ class Schedule:
     def __iter__(self) -> Iterator[PipeAction]:
         return (action for actions in self.ranks for action in actions)
 
-    @property
+    @cached_property
     def num_stages(self) -> int:
         """Stages of the model, counted over all ranks."""
         return 1 + max(action.stage for action in self)
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         """Micro-batches of a step."""
         return 1 + max(action.micro_batch for action in self)
 
-    @property
-    def rank_of_stage(self) -> tuple[int, ...]:
-        """The rank that holds each stage. Raises ConfigurationError where two ranks hold one."""
-        holder: dict[int, int] = {}
-        for rank, actions in enumerate(self.ranks):
-            for stage in {action.stage for action in actions}:
-                if holder.setdefault(stage, rank) != rank:
-                    raise ConfigurationError(f"stage {stage} stands on ranks {holder[stage]} and {rank}")
-        missing = sorted(set(range(self.num_stages)) - set(holder))
+    def rank_of(self, stage: int, micro_batch: int) -> int:
+        """The rank that takes a micro-batch through a stage."""
+        return self._ranks_of[stage, micro_batch % self.micro_batches]
+
+    @cached_property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each stage: one, or two that take different micro-batches through it.
+
+        Raises ConfigurationError where no rank has a stage, or two ranks take one micro-batch through it.
+        """
+        found: list[set[int]] = [set() for _ in range(self.num_stages)]
+        for (stage, _), rank in self._ranks_of.items():
+            found[stage].add(rank)
+        missing = [stage for stage, ranks in enumerate(found) if not ranks]
         if missing:
             raise ConfigurationError(f"no rank holds stage {missing[0]}")
-        return tuple(holder[stage] for stage in range(self.num_stages))
+        return tuple(tuple(sorted(ranks)) for ranks in found)
+
+    @cached_property
+    def rank_of_stage(self) -> tuple[int, ...]:
+        """The rank that holds each stage. Raises ConfigurationError where two ranks hold one."""
+        for stage, ranks in enumerate(self.holders):
+            if len(ranks) > 1:
+                raise ConfigurationError(
+                    f"stage {stage} stands on ranks {' and '.join(map(str, ranks))}, for different micro-batches"
+                )
+        return tuple(ranks[0] for ranks in self.holders)
+
+    def awaited(self, action: PipeAction) -> tuple[int, Literal["F", "gradient"]] | None:
+        """The `producer` of an action, None where it ran in the step before."""
+        needed = producer(action, self.num_stages)
+        if needed is None or action.micro_batch >= 0 or (needed[0], action.micro_batch) in self._left_over:
+            return needed
+        return None
+
+    @cached_property
+    def _ranks_of(self) -> dict[tuple[int, int], int]:
+        found: dict[tuple[int, int], int] = {}
+        for rank, actions in enumerate(self.ranks):
+            for stage, _, micro_batch in actions:
+                other = found.setdefault((stage, micro_batch % self.micro_batches), rank)
+                if other != rank:
+                    raise ConfigurationError(
+                        f"stage {stage} stands on ranks {other} and {rank}, both take {micro_batch}"
+                    )
+        return found
+
+    @cached_property
+    def _left_over(self) -> frozenset[tuple[int, int]]:
+        """(stage, micro-batch) of what the step before left to this one."""
+        return frozenset((action.stage, action.micro_batch) for action in self if action.micro_batch < 0)
 
 
 def parse_action(text: str) -> PipeAction:

@@ -20,10 +20,10 @@ from autopar.errors import ConfigurationError
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import Cut, CutQuestion, cut_into_stages
 from autopar.planner.stages.in_flight import in_flight
-from autopar.schedules.list_scheduler import FAMILIES, build_schedule
+from autopar.schedules.list_scheduler import FAMILIES, OPT_IN_FAMILIES, build_schedule
 
-CHUNKS = {"interleaved": (2, 3, 4), "zb-v": (2,)}
-"""Stages per rank that are tried, of families that have several."""
+COMPARED = tuple(name for name, policy in FAMILIES.items() if not policy.both_ways and name not in OPT_IN_FAMILIES)
+"""Families that are tried where none is asked for, each with the chunks of its policy."""
 ROUNDS = 4
 SAFETY = 0.99
 """Of the limit that would just fit, when the search runs again."""
@@ -66,7 +66,7 @@ def check_family(family: str) -> None:
 
 
 def try_families(
-    table: BlockTable, num_ranks: int, micro_batches: int, families: Sequence[str] = tuple(FAMILIES)
+    table: BlockTable, num_ranks: int, micro_batches: int, families: Sequence[str] = COMPARED
 ) -> list[Tried]:
     """Every family with every number of chunks that the blocks fill; those that fit first, the fastest in front.
 
@@ -75,11 +75,11 @@ def try_families(
     possible = [
         (family, chunks)
         for family in families
-        for chunks in CHUNKS.get(family, (1,))
+        for chunks in FAMILIES[family].chunks
         if chunks * num_ranks <= table.num_blocks
     ]
     if not possible:
-        least = min(CHUNKS.get(family, (1,))[0] for family in families)
+        least = min(FAMILIES[family].chunks[0] for family in families)
         raise ConfigurationError(
             f"{table.num_blocks} pieces of the model do not fill {least * num_ranks} stages; a model is cut between "
             "its blocks (modules whose path ends in a number): use a smaller pp, or another schedule"

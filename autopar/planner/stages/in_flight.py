@@ -4,8 +4,8 @@
     in_flight("gpipe", 4, 8)    (8, 8, 8, 8)        all of them
     in_flight("zb-h2", 4, 8)    (7, 7, 7, 7)        until W has run
 
-A chunk counts from its forward until its whole backward, or its W. Orders of `TIMED_FAMILIES` follow from the times of
-the model, so their limit counts.
+A chunk counts from its forward until its whole backward, or its W; those that a step leaves to the next count in both.
+Orders of `TIMED_FAMILIES` follow from the times of the model, so their limit counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def in_flight(family: str, num_ranks: int, micro_batches: int, chunks: int = 1) 
         return (min(micro_batches, 1 + slope * (num_ranks - 1)),) * num_ranks
     counted = micro_batches
     if family in FAMILIES and FAMILIES[family].slope is not None:
-        counted = min(micro_batches, PERIODS * num_ranks * chunks + micro_batches % num_ranks)
+        counted = min(micro_batches, PERIODS * num_ranks * max(2, chunks) + micro_batches % (2 * num_ranks))
     return most_kept(build_schedule(family, num_ranks, counted, chunks))
 
 
@@ -35,15 +35,9 @@ def most_kept(schedule: Schedule) -> tuple[int, ...]:
     """For each rank, the most chunks between F and their B or W."""
     found = []
     for actions in schedule.ranks:
-        live = most = 0
+        live = most = sum(action.micro_batch < 0 for action in actions)
         for action in actions:
             live += {"F": 1, "I": 0}.get(action.kind, -1)
             most = max(most, live)
         found.append(most)
     return tuple(found)
-
-
-def depends_on_ranks_left(family: str) -> bool:
-    """Whether a rank keeps what the rank at its distance from the end of any longer pipeline keeps."""
-    policy = FAMILIES[family]
-    return not policy.split_backward and policy.placement == "loop"

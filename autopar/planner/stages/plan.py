@@ -28,12 +28,11 @@ from autopar.planner.query import Progress, Query
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.stages.block_costs import Solved
 from autopar.planner.stages.block_table import MODES
-from autopar.planner.stages.choose import Pipeline, Tried, check_family, try_families
+from autopar.planner.stages.choose import COMPARED, Pipeline, Tried, check_family, try_families
 from autopar.planner.stages.runs import Runs, find_runs
 from autopar.planner.stages.submesh import solved_on, sub_cluster, table_of
 from autopar.planner.stages.write_plan import check_cut, pipeline_plan
 from autopar.planner.targets import meshes_with_axes
-from autopar.schedules.list_scheduler import FAMILIES
 
 MOST_PER_RANK = 8
 """Micro-batches per rank group: with 8, the bubble of 1F1B is below an eighth."""
@@ -165,7 +164,7 @@ def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mes
     """The best pipeline of one number of micro-batches. query: of the whole; part: of one part on the sub-mesh."""
     lifetimes = Lifetimes(part.program)
     runs = find_runs(lifetimes)
-    families = tuple(FAMILIES) if wish.family is None else (wish.family,)
+    families = COMPARED if wish.family is None else (wish.family,)
     count = 1 if part.micro is None else part.micro.count
     tried: list[Tried] = []
     modes = MODES if query.recompute is None else (query.recompute,)
