@@ -48,6 +48,7 @@ __all__ = [
     "cut_at_nodes",
     "machine_name",
     "measured_cluster_path",
+    "nodes_of_job",
     "process_memory_bytes",
 ]
 
@@ -138,8 +139,9 @@ class Cluster:
             gpu = torch.cuda.get_device_properties()
             return _detect_cuda(gpu.name, gpu.total_memory, torch.cuda.device_count(), world_size)
         processes = world_size or int(os.environ.get("WORLD_SIZE", "0")) or os.cpu_count() or 1
-        measured = measured_cluster_path(processes)
-        return cls.from_file(measured) if measured.exists() else _preset_cpu_cluster(processes)
+        nodes = nodes_of_job(processes)
+        measured = measured_cluster_path(processes, nodes)
+        return cls.from_file(measured) if measured.exists() else _preset_cpu_cluster(processes, nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,9 +282,17 @@ def machine_name() -> str:
     return "-".join([*words, str(os.cpu_count() or 1), "cores"])
 
 
-def measured_cluster_path(world_size: int) -> Path:
-    """Where `cost_models.calibration` leaves the measured cluster of `world_size` local processes."""
-    return cache_directory() / "clusters" / f"{machine_name()}-{world_size}.json"
+def nodes_of_job(world_size: int) -> int:
+    """Nodes of the job that torchrun has started with so many processes; 1 where there is none of that size."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    in_job = local and int(os.environ.get("WORLD_SIZE", "0")) == world_size and world_size % local == 0
+    return world_size // local if in_job else 1
+
+
+def measured_cluster_path(world_size: int, nodes: int = 1) -> Path:
+    """Where the measured cluster of `world_size` processes on so many machines like this one is kept."""
+    across = f"-on-{nodes}-nodes" if nodes > 1 else ""
+    return cache_directory() / "clusters" / f"{machine_name()}-{world_size}{across}.json"
 
 
 def process_memory_bytes(world_size: int) -> int:
@@ -290,9 +300,9 @@ def process_memory_bytes(world_size: int) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world_size
 
 
-def _preset_cpu_cluster(world_size: int) -> Cluster:
-    cluster = _cluster_of_node(find_node("CPU"), 1, world_size)
-    device = replace(cluster.device, memory_bytes=process_memory_bytes(world_size))
+def _preset_cpu_cluster(world_size: int, nodes: int) -> Cluster:
+    cluster = _cluster_of_node(find_node("CPU"), nodes, world_size // nodes)
+    device = replace(cluster.device, memory_bytes=process_memory_bytes(world_size // nodes))
     return replace(cluster, device=device, profile=f"{cluster.profile} (this machine is not measured)")
 
 
