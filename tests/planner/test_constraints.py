@@ -51,6 +51,6 @@ def test_what_a_user_writes_takes_the_place_of_what_the_axis_asks() -> None:
 
 def test_an_axis_of_one_device_splits_nothing() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    plan = autopar.plan(model, torch.randn(4, 8), cluster="4 cpu", dims={"dp_shard": 4, "tp": 1}, loss_fn=squares)
+    plan = autopar.plan(model, torch.randn(4, 8), cluster="4 cpu", mesh=(4, 1), loss_fn=squares)
     assert all(entry.axes[1] is None for entry in plan.operators.values())
     assert all(parameter.stored[1] == Replicate() == parameter.used[1] for parameter in plan.parameters.values())
