@@ -61,7 +61,8 @@ class OperatorPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
     """One stage: a run of forward operators in the order of the program, and their backward. `last_operator` ends it
-    (None: the end of forward); the ranks at coordinate `rank_group` of the axis "pp" run it."""
+    (None: the end of forward); the ranks at coordinate `rank_group` of the axis "pp" run it (with a schedule in both
+    directions micro-batch 0 of it, and the mirrored group, which holds it too, every other one)."""
 
     name: str
     last_operator: str | None
@@ -113,10 +114,10 @@ class PipelinePlan:
         )
         check_schedule(schedule)
         given = tuple(stage.rank_group for stage in self.stages)
-        if schedule.rank_of_stage != given or schedule.micro_batches != micro_batches:
+        if schedule.route(0) != given or schedule.micro_batches != micro_batches:
             raise ConfigurationError(
                 f"the schedule {self.schedule} runs {schedule.micro_batches} micro-batches with its stages on rank "
-                f"groups {list(schedule.rank_of_stage)}; the plan has {micro_batches} and {list(given)}"
+                f"groups {list(schedule.route(0))}; the plan has {micro_batches} and {list(given)}"
             )
         return schedule
 

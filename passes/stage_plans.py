@@ -33,12 +33,12 @@ def with_pipeline(
 ) -> Plan:
     """`plan`, of one micro-batch on the mesh of one stage, for every stage of a pipeline.
 
-    cuts: the forward operators that end the stages but the last. The stages stand where the schedule places them, so
-    there are a multiple of `chunks` (zb-v: 2). fingerprint: of the program of one micro-batch, where the plan has not
+    cuts: the forward operators that end the stages but the last. The stages stand where the schedule places them
+    (of two places, where it takes micro-batch 0), so there are a multiple of `chunks` (zb-v: 2). fingerprint: of the program of one micro-batch, where the plan has not
     been made for it. Raises ConfigurationError for what does not fit together.
     """
     num_stages = len(cuts) + 1
-    groups = build_schedule(schedule, num_stages // chunks, micro_batches, chunks).rank_of_stage
+    groups = build_schedule(schedule, num_stages // chunks, micro_batches, chunks).route(0)
     ends: list[str | None] = [*cuts, None]
     stages = tuple(
         StagePlan(name=f"stage {index}", last_operator=end, rank_group=group)

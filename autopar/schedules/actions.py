@@ -66,6 +66,10 @@ class Schedule:
         """The rank that takes a micro-batch through a stage."""
         return self._ranks_of[stage, micro_batch % self.micro_batches]
 
+    def route(self, micro_batch: int) -> tuple[int, ...]:
+        """The ranks that a micro-batch passes, in the order of the stages."""
+        return tuple(self.rank_of(stage, micro_batch) for stage in range(self.num_stages))
+
     @cached_property
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each stage: one, or two that take different micro-batches through it.

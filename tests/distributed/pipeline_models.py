@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,9 +56,9 @@ def pictures(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def gpt2(dropout: float = 0.0) -> nn.Module:
-    """Four blocks; the embedding is the head."""
-    sizes = {"n_layer": 4, "n_head": 2, "n_embd": 16, "vocab_size": VOCABULARY, "n_positions": SEQUENCE}
+def gpt2(dropout: float = 0.0, blocks: int = 4) -> nn.Module:
+    """The embedding is the head."""
+    sizes = {"n_layer": blocks, "n_head": 2, "n_embd": 16, "vocab_size": VOCABULARY, "n_positions": SEQUENCE}
     rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": 0.0}
     return GPT2LMHeadModel(GPT2Config(**sizes, **rates, use_cache=False))
 
@@ -88,12 +89,13 @@ def t5() -> nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """blocks: the modules that end the stages but the last, for two and for four stages."""
+    """The modules that end the stages but the last, for two stages, four, and eight where the model has them."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[int], dict[str, torch.Tensor]]
     halves: tuple[str, ...]
     quarters: tuple[str, ...]
+    eighths: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def model(self) -> nn.Module:
@@ -108,6 +110,13 @@ CASES: Mapping[str, Case] = {
         batch=unevenly_labelled,
         halves=("transformer.h.1",),
         quarters=("transformer.h.0", "transformer.h.1", "transformer.h.2"),
+    ),
+    "deep": Case(
+        build=functools.partial(gpt2, blocks=8),
+        batch=unevenly_labelled,
+        halves=("transformer.h.3",),
+        quarters=("transformer.h.1", "transformer.h.3", "transformer.h.5"),
+        eighths=tuple(f"transformer.h.{index}" for index in range(7)),
     ),
     "gpt2-bf16": Case(
         build=gpt2,

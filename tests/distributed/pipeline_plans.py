@@ -43,17 +43,10 @@ def block_ends(micro: MicroProgram, blocks: Sequence[str]) -> list[str]:
     return [found[block] for block in blocks]
 
 
-def pipeline_plan(
-    model: nn.Module,
-    batch: Mapping[str, torch.Tensor],
-    blocks: Sequence[str],
-    schedule: str,
-    micro_batches: int,
-    dims: Mapping[str, int],
-    chunks: int = 1,
-    **options: Any,
-) -> Plan:
-    """A plan whose stages end behind `blocks`, each on a mesh of `dims`."""
+def plan_of_stages(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], micro_batches: int, dims: Mapping[str, int], **options: Any
+) -> tuple[MicroProgram, Plan]:
+    """The step in micro-batches, and the plan of one of them on the mesh `dims` of a stage."""
     micro = micro_program(model, batch, micro_batches, **options)
     alone = math.prod(dims.values()) == 1
     dims = {"tp": 2} if alone else dims
@@ -65,8 +58,26 @@ def pipeline_plan(
         with_baselines=False,
         mode="fast",
     ).with_(kernel_backend="eager")
-    if alone:
-        plan = one_device_plan(plan)
+    return micro, one_device_plan(plan) if alone else plan
+
+
+def pipeline_plan(
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    blocks: Sequence[str],
+    schedule: str,
+    micro_batches: int,
+    dims: Mapping[str, int],
+    chunks: int = 1,
+    **options: Any,
+) -> Plan:
+    """A plan whose stages end behind `blocks`, each on a mesh of `dims`."""
+    micro, plan = plan_of_stages(model, batch, micro_batches, dims, **options)
+    return with_stages(micro, plan, blocks, schedule, chunks)
+
+
+def with_stages(micro: MicroProgram, plan: Plan, blocks: Sequence[str], schedule: str, chunks: int = 1) -> Plan:
+    """`plan_of_stages` with stages that end behind `blocks`."""
     return with_pipeline(
-        plan, block_ends(micro, blocks), schedule, micro_batches, chunks=chunks, fingerprint=fingerprint(micro.program)
+        plan, block_ends(micro, blocks), schedule, micro.count, chunks=chunks, fingerprint=fingerprint(micro.program)
     )
