@@ -59,6 +59,7 @@ class Ceilings:
     memory_bytes_per_second: float
     operator_seconds: float
     """A tiny eager operator: dispatch, allocation, launch."""
+    operators: tuple[OperatorCurve, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +82,6 @@ class Profile:
     ceilings: tuple[Ceilings, ...]
     collectives: tuple[GroupFit, ...]
     points: tuple[Measurement, ...]
-    operators: tuple[OperatorCurve, ...] = ()
-    """One process alone."""
 
 
 def curves_through(samples: Iterable[tuple[str, float, float]], dtype: str) -> tuple[OperatorCurve, ...]:
@@ -151,19 +150,9 @@ def cluster_from_profile(profile: Profile, world_size: int) -> Cluster:
     if world_size < 1:
         raise ConfigurationError(f"a cluster needs at least one process, not {world_size}")
     ceilings = _ceilings_of(profile.ceilings, world_size)
-    source = f"autopar.runtime.calibrate, {profile.name}, {profile.date}"
     crowding = max(1.0, world_size / ceilings.world_size)
-    device = Device(
-        name=profile.device,
-        kind="cpu",
-        memory_bytes=process_memory_bytes(world_size),
-        flops_per_second={dtype: rate / crowding for dtype, rate in ceilings.flops_per_second.items()},
-        memory_bytes_per_second=ceilings.memory_bytes_per_second / crowding,
-        launch_seconds=ceilings.operator_seconds * crowding,
-        operators=tuple(_slower(curve, crowding * _contention(profile, ceilings)) for curve in profile.operators),
-        sources={"*": source},
-    )
-    link = _loopback(profile, ceilings.world_size, crowding, source)
+    device = device_from_profile(profile, world_size, process_memory_bytes(world_size))
+    link = _loopback(profile, ceilings.world_size, crowding, source_of(profile))
     return Cluster(
         name=f"1x{world_size} {profile.name}",
         num_nodes=1,
@@ -176,15 +165,30 @@ def cluster_from_profile(profile: Profile, world_size: int) -> Cluster:
     )
 
 
+def device_from_profile(profile: Profile, world_size: int, memory_bytes: int) -> Device:
+    """One of `world_size` processes that are busy at the same time."""
+    ceilings = _ceilings_of(profile.ceilings, world_size)
+    crowding = max(1.0, world_size / ceilings.world_size)
+    return Device(
+        name=profile.device,
+        kind="cpu",
+        memory_bytes=memory_bytes,
+        flops_per_second={dtype: rate / crowding for dtype, rate in ceilings.flops_per_second.items()},
+        memory_bytes_per_second=ceilings.memory_bytes_per_second / crowding,
+        launch_seconds=ceilings.operator_seconds * crowding,
+        operators=tuple(_slower(curve, crowding) for curve in ceilings.operators),
+        sources={"*": source_of(profile)},
+    )
+
+
+def source_of(profile: Profile) -> str:
+    """Where the numbers come from, for `sources`."""
+    return f"autopar.runtime.calibrate, {profile.name}, {profile.date}"
+
+
 def _ceilings_of(measured: Sequence[Ceilings], world_size: int) -> Ceilings:
     by_size = sorted(measured, key=lambda ceilings: ceilings.world_size)
     return next((c for c in by_size if c.world_size >= world_size), by_size[-1])
-
-
-def _contention(profile: Profile, ceilings: Ceilings) -> float:
-    """How much longer a process computes while `ceilings.world_size` do: the ratio of the matmul rates."""
-    alone = min(profile.ceilings, key=lambda measured: measured.world_size)
-    return max(1.0, alone.flops_per_second["float32"] / ceilings.flops_per_second["float32"])
 
 
 def _slower(curve: OperatorCurve, factor: float) -> OperatorCurve:

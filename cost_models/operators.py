@@ -85,6 +85,12 @@ def operator_seconds(
     curve = next((c for c in device.operators if (c.operator, c.dtype) == (operator, dtype)), None)
     if curve is not None:
         return _on_curve(curve, bytes_moved if kind == "memory" else flops, kernels, device.launch_seconds)
+    stream = next((c for c in device.operators if c.operator == STREAMING), None) if kind == "memory" else None
+    if stream is not None:
+        arithmetic = np.asarray(flops, np.float64) * _seconds_per_flop(device, dtype, "memory")
+        return np.maximum(
+            _on_curve(stream, bytes_moved, kernels, device.launch_seconds) * (np.asarray(kernels) > 0), arithmetic
+        )
     if device.curves is not None and (sizes is not None or kind == "memory"):
         sized = sizes or RowSizes(family="elementwise")
         seconds = _on_curves(device, device.curves, sized, dtype, bytes_moved, kernels)
@@ -96,6 +102,8 @@ def operator_seconds(
     return launch + np.maximum(math_seconds, stream_seconds)
 
 
+STREAMING = "add"
+"""Name of the curve that prices operators bound by memory which were not measured themselves, by their bytes."""
 OPTIMIZER = "optimizer"
 """Name of the curve of one parameter's update: AdamW on a DTensor, work is what the step reads and writes."""
 

@@ -1,11 +1,10 @@
 """Measure this machine and store its profile, so that `Cluster.detect()` prices plans for it.
 
-    autopar profile            # measures once (half a minute on a quiet machine), then prints what is stored
+    autopar profile            # measures once (two minutes on a quiet machine), then prints what is stored
     autopar profile --force    # measures again
 
-One process alone measures the operators of `operator_census.py`. Then four gloo processes of one thread each measure
-matmuls, a memory-bound operator, the overhead of an eager operator and the collectives, for 1, 2 and 4 processes that
-are busy at the same time.
+Four gloo processes of one thread each measure the operators of `operator_census.py`, matmuls, a memory-bound operator,
+the overhead of an eager operator and the collectives, for 1, 2 and 4 processes that are busy at the same time.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ from autopar.cost_models.calibration import (
     load_profile,
     save_profile,
 )
+from autopar.cost_models.operators import STREAMING
 from autopar.errors import AutoparError
-from autopar.hardware import CollectiveFit
-from autopar.runtime.calibrate_worker import COLLECTIVES, PROGRESS, WORLD_SIZES
+from autopar.hardware import CollectiveFit, OperatorCurve
+from autopar.runtime.calibrate_worker import COLLECTIVES, PASSES, PROGRESS, WORLD_SIZES
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 
@@ -51,7 +51,7 @@ def no_progress(done: int, of: int) -> None:
     """Nobody looks on."""
 
 
-def calibrate(*, force: bool = False, on_progress: OnProgress = no_progress) -> Profile:
+def calibrate(*, force: bool = False, passes: int = PASSES, on_progress: OnProgress = no_progress) -> Profile:
     """The stored profile of this machine; measured (and stored) first where there is none, or with `force`.
 
     on_progress(done, of) is called while points are measured. Raises AutoparError where a measuring process fails, with
@@ -60,16 +60,18 @@ def calibrate(*, force: bool = False, on_progress: OnProgress = no_progress) -> 
     stored = None if force else load_profile()
     if stored is not None:
         return stored
-    profile = profile_from_points(measure_points(on_progress=on_progress))
+    profile = profile_from_points(measure_points(passes=passes, on_progress=on_progress))
     save_profile(profile)
     return profile
 
 
-def measure_points(total: int = max(WORLD_SIZES), on_progress: OnProgress = no_progress) -> list[Measurement]:
-    """Run `total` measuring processes and return what they saw."""
+def measure_points(
+    total: int = max(WORLD_SIZES), passes: int = PASSES, on_progress: OnProgress = no_progress
+) -> list[Measurement]:
+    """Run `total` measuring processes and return what they saw, of each point the middle one of `passes`."""
     with tempfile.TemporaryDirectory(prefix="autopar-calibrate-") as folder:
         store, output = str(Path(folder) / "store"), Path(folder) / "points.json"
-        workers = [_start_worker(rank, total, store, output) for rank in range(total)]
+        workers = [_start_worker(rank, total, store, output, passes) for rank in range(total)]
         try:
             outputs = _outputs(workers, output.with_suffix(PROGRESS), on_progress)
         finally:
@@ -93,7 +95,7 @@ def _outputs(workers: Sequence[subprocess.Popen[str]], progress: Path, on_progre
     return [worker.communicate()[0] for worker in workers]
 
 
-def _start_worker(rank: int, total: int, store: str, output: Path) -> subprocess.Popen[str]:
+def _start_worker(rank: int, total: int, store: str, output: Path, passes: int) -> subprocess.Popen[str]:
     package_root = str(Path(sys.modules["autopar.cluster"].__file__ or "").parent.parent)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
@@ -107,6 +109,7 @@ def _start_worker(rank: int, total: int, store: str, output: Path) -> subprocess
         str(total),
         store,
         str(output),
+        str(passes),
     ]
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -114,7 +117,6 @@ def _start_worker(rank: int, total: int, store: str, output: Path) -> subprocess
 def profile_from_points(points: Sequence[Measurement]) -> Profile:
     """Fit ceilings and collective lines to the points; the name is this machine's, the date is now."""
     census = [p for p in points if p.name.startswith(CENSUS)]
-    named = ((p.name.removeprefix(CENSUS), p.size, p.seconds) for p in census)
     points = [p for p in points if not p.name.startswith(CENSUS)]
     world_sizes = sorted({p.world_size for p in points})
     return Profile(
@@ -122,23 +124,36 @@ def profile_from_points(points: Sequence[Measurement]) -> Profile:
         device="CPU",
         versions={"torch": str(torch.__version__), "python": sys.version.split()[0]},
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        ceilings=tuple(_ceilings(points, world_size) for world_size in world_sizes),
+        ceilings=tuple(_ceilings(points, census, world_size) for world_size in world_sizes),
         collectives=tuple(_group_fits(points)),
         points=tuple(points),
-        operators=curves_through(named, "float32"),
     )
 
 
-def _ceilings(points: Sequence[Measurement], world_size: int) -> Ceilings:
+def _ceilings(points: Sequence[Measurement], census: Sequence[Measurement], world_size: int) -> Ceilings:
     own = [p for p in points if p.world_size == world_size]
-    # an addition reads two operands and writes one; the largest size is furthest from the caches
-    largest_add = max((p for p in own if p.name == "add"), key=lambda p: p.size)
+    curves = _curves(points, census, world_size)
+    streaming = next(curve for curve in curves if curve.operator == STREAMING)
     return Ceilings(
         world_size=world_size,
-        flops_per_second={"float32": max(2.0 * p.size**3 / p.seconds for p in own if p.name == "matmul")},
-        memory_bytes_per_second=3.0 * largest_add.size / largest_add.seconds,
-        operator_seconds=next(p.seconds for p in own if p.name == "overhead"),
+        flops_per_second={"float32": _matmul_rate(own)},
+        memory_bytes_per_second=streaming.work[-1] / streaming.seconds[-1],
+        operator_seconds=streaming.seconds[0],
+        operators=curves,
     )
+
+
+def _curves(points: Sequence[Measurement], census: Sequence[Measurement], world_size: int) -> tuple[OperatorCurve, ...]:
+    """The operators under this contention; where only one process alone was measured, as slow as its matmuls are."""
+    nearest = max((p.world_size for p in census if p.world_size <= world_size), default=0)
+    alone, busy = ([p for p in points if p.world_size == size] for size in (nearest, world_size))
+    slower = max(1.0, _matmul_rate(alone) / _matmul_rate(busy))
+    named = [(p.name.removeprefix(CENSUS), p.size, p.seconds * slower) for p in census if p.world_size == nearest]
+    return curves_through(named, "float32")
+
+
+def _matmul_rate(points: Sequence[Measurement]) -> float:
+    return max(2.0 * p.size**3 / p.seconds for p in points if p.name == "matmul")
 
 
 def _group_fits(points: Sequence[Measurement]) -> list[GroupFit]:

@@ -1,6 +1,6 @@
 """One process of the calibration: times operators and collectives while its peers do the same.
 
-Started by `calibrate` as `python -m autopar.runtime.calibrate_worker RANK WORLD_SIZE STORE OUTPUT`; rank 0
+Started by `calibrate` as `python -m autopar.runtime.calibrate_worker RANK WORLD_SIZE STORE OUTPUT PASSES`; rank 0
 writes the points, averaged over ranks, to OUTPUT as JSON. Each measurement begins at a barrier and loops for
 a fixed time, so that all ranks are busy together: they share cores, caches and the loopback, and a plan runs
 under the same contention.
@@ -9,6 +9,7 @@ under the same contention.
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -23,7 +24,8 @@ import torch.distributed as dist
 
 from autopar.cost_models.calibration import CENSUS, Measurement
 from autopar.files import write_atomically
-from autopar.runtime.operator_census import NUM_SAMPLES, samples
+from autopar.runtime.host_allocator import keep_freed_memory
+from autopar.runtime.operator_census import NUM_SAMPLES, chiller, samples
 
 WORLD_SIZES = (1, 2, 4)
 """Numbers of processes that are busy together, one after the other."""
@@ -32,8 +34,8 @@ MEMORY_BYTES = (1 << 20, 1 << 22)
 """Bytes of one operand of an addition. From 16 MiB on, glibc returns each freed result to the kernel in
 some processes and not in others: page faults then cost up to 10 times the addition, and no rate fits both."""
 COLLECTIVE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
-PASSES = 2
-"""Everything is measured this often and the fastest pass counts: a neighbour's burst spoils one pass only."""
+PASSES = 3
+"""Everything is measured this often and the middle pass counts: a neighbour's burst spoils one pass only."""
 OPERATOR_WINDOW_SECONDS = 0.06
 """How long one operator is repeated: long against the 4 ms scheduler tick of ranks that share a core."""
 COLLECTIVE_WINDOW_SECONDS = 0.025
@@ -45,8 +47,8 @@ WORK_ROWS = 256
 WARMUP_CALLS = 2
 PROGRESS = ".progress"
 """Suffix of the file in which rank 0 leaves "done of", in points, beside its output."""
-CENSUS_WINDOW_SECONDS = 0.02
-MIN_CENSUS_CALLS = 3
+CENSUS_WINDOW_SECONDS = 0.01
+MIN_CENSUS_CALLS, MAX_CENSUS_CALLS = 3, 7
 OVERHEAD_CALLS = 100
 """Calls of the tiny operator between two looks at the clock."""
 
@@ -69,12 +71,14 @@ COLLECTIVES: dict[str, Callable[[torch.Tensor, int, str], torch.Tensor]] = {
 }
 
 
-def operator_points(world_size: int, barrier: Callable[[], object]) -> Iterator[Measurement]:
+def operator_points(
+    world_size: int, barrier: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Measurement]:
     """Time matmuls, additions and the overhead of a tiny operator, with `world_size` ranks busy."""
 
     def point(name: str, size: int, call: Callable[[], object], calls: int = 1) -> Measurement:
         barrier()
-        seconds = _seconds_per_call(call, OPERATOR_WINDOW_SECONDS) / calls
+        seconds = _seconds_per_call(call, OPERATOR_WINDOW_SECONDS, clock) / calls
         return Measurement(name=name, world_size=world_size, ranks=1, size=size, seconds=seconds)
 
     for rows in MATMUL_ROWS:
@@ -92,17 +96,28 @@ def operator_points(world_size: int, barrier: Callable[[], object]) -> Iterator[
     yield point("overhead", 0, overhead, OVERHEAD_CALLS)
 
 
-def census_points(step: Callable[[], None]) -> Iterator[Measurement]:
-    """Every operator of the census on this process alone: the least seconds of a call, in CPU time of the thread."""
+def census_points(step: Callable[[], None], world_size: int = 1) -> Iterator[Measurement]:
+    """Every operator of the census while `world_size` ranks run it, each time with cold caches.
+
+    Medians of the thread's CPU time, so that a rank is not charged for what the scheduler gives its peers, times the
+    ranks that share a core.
+    """
+    chill = chiller()
+    light: dict[str, Callable[[], object]] = {}
+    crowd = max(1.0, world_size / len(os.sched_getaffinity(0)))
     for sample in samples():
         step()
-        sample.call()
-        least, calls, begin = float("inf"), 0, time.thread_time()
-        while calls < MIN_CENSUS_CALLS or time.thread_time() - begin < CENSUS_WINDOW_SECONDS:
-            start = time.thread_time()
+        light.setdefault(sample.name, sample.call)()
+        seconds: list[float] = []
+        while len(seconds) < MIN_CENSUS_CALLS or (
+            sum(seconds) < CENSUS_WINDOW_SECONDS and len(seconds) < MAX_CENSUS_CALLS
+        ):
+            chill(light[sample.name])
+            begin = time.thread_time()
             sample.call()
-            least, calls = min(least, time.thread_time() - start), calls + 1
-        yield Measurement(name=CENSUS + sample.name, world_size=1, ranks=1, size=sample.work, seconds=least)
+            seconds.append(time.thread_time() - begin)
+        median = statistics.median(seconds) / sample.calls * crowd
+        yield Measurement(name=CENSUS + sample.name, world_size=world_size, ranks=1, size=sample.work, seconds=median)
 
 
 def collective_points(world_size: int, group: dist.ProcessGroup) -> Iterator[Measurement]:
@@ -116,11 +131,11 @@ def collective_points(world_size: int, group: dist.ProcessGroup) -> Iterator[Mea
             yield Measurement(name=kind, world_size=world_size, ranks=ranks, size=size, seconds=seconds)
 
 
-def _seconds_per_call(call: Callable[[], object], window_seconds: float) -> float:
+def _seconds_per_call(call: Callable[[], object], window_seconds: float, clock: Callable[[], float]) -> float:
     for _ in range(WARMUP_CALLS):
         call()
-    calls, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < window_seconds:
+    calls, begin = 0, clock()
+    while (elapsed := clock() - begin) < window_seconds:
         call()
         calls += 1
     return elapsed / calls
@@ -172,9 +187,9 @@ def measure(groups: dict[int, list[dist.ProcessGroup]], step: Callable[[], None]
     """One pass over all points of this rank, world size after world size; idle ranks wait at the barrier."""
     points: list[Measurement] = []
     for world_size, own in groups.items():
-        step()
         if own:
             points += operator_points(world_size, partial(dist.barrier, own[0]))
+            points += census_points(step, world_size)
         if world_size > 1:
             for group in own:
                 points += collective_points(world_size, group)
@@ -207,26 +222,25 @@ def _no_step() -> None:
     """Only rank 0 tells how far the measurement is."""
 
 
-def main(rank: int, total: int, store: str, output: str) -> None:
-    """Measure all passes; rank 0 writes the fastest."""
+def main(rank: int, total: int, store: str, output: str, count: int) -> None:
+    """Measure all passes; rank 0 writes the middle one of each point."""
     torch.set_num_threads(1)
     file_store = dist.FileStore(store, total)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=file_store, rank=rank, world_size=total)
     groups = {size: own_groups(rank, size) for size in WORLD_SIZES if size <= total}
-    step = _stepper(Path(output).with_suffix(PROGRESS), NUM_SAMPLES + PASSES * len(groups)) if rank == 0 else _no_step
-    census = list(census_points(step)) if rank == 0 else []
-    dist.barrier()
+    step = _stepper(Path(output).with_suffix(PROGRESS), NUM_SAMPLES * count * len(groups)) if rank == 0 else _no_step
+    keep_freed_memory()
     passes = []
-    for _ in range(PASSES):
+    for _ in range(count):
         gathered: list[list[Measurement]] = [[] for _ in range(total)]
         dist.all_gather_object(gathered, measure(groups, step))
         passes.append(mean_over_ranks([point for points in gathered for point in points]))
     if rank == 0:
-        fastest = [min(same, key=lambda point: point.seconds) for same in zip(*passes, strict=True)]
-        Path(output).write_bytes(msgspec.json.encode(census + fastest))
+        middle = [sorted(same, key=lambda point: point.seconds)[count // 2] for same in zip(*passes, strict=True)]
+        Path(output).write_bytes(msgspec.json.encode(middle))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))

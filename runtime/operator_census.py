@@ -1,36 +1,53 @@
 """The operators that a profile measures: what a training step spends its time on, at sizes from cache to memory.
 
-    for sample in samples(): seconds = time(sample.call); ...       # "tanh" at 2**18 elements, "mm" of 256 rows
+    for sample in samples(): chill(light); seconds = time(sample.call); ...       # "tanh" at 2**18 elements
 
-A product is measured by its FLOPs, any other operator by the bytes that it reads and writes, counted as the prices of
-the planner count them (`planner/prices.py`), so that a curve through the samples answers what the planner asks.
+A product is measured by its FLOPs (`product_census.py`), any other operator by the bytes that it reads and writes,
+counted as the prices of the planner count them (`planner/prices.py`), so that a curve through the samples answers what
+the planner asks.
+
+Between two uses of a tensor a step reads and writes others, many times the caches, while its operators' code stays
+in the last cache. `chill` leaves a timed call in that state. Measured in a loop, with operands and code in the first
+cache, small operators look two to four times as fast as a program runs them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from autopar import ops as _operators  # registers autopar.attention  # noqa: F401
 from autopar._compat import lone_device_mesh
 from autopar.cost_models.operators import OPTIMIZER
+from autopar.runtime.product_census import NUM_PRODUCTS, Sample, products
 
 aten = torch.ops.aten
 
+DATA_BYTES = 32 << 20
+"""Read and written to drive a call's operands out: a last cache of cores that share one."""
+CODE_BYTES = 4 << 20
+"""Read and written to drive its code out of a core's own caches."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One operator at one size. work: FLOPs of a product, else bytes read and written."""
+Light: TypeAlias = Callable[[], object]
 
-    name: str
-    work: float
-    call: Callable[[], object]
+
+def chiller() -> Callable[[Light], None]:
+    """`chill(light)`: operands in memory, and the code of `light`, a small call of an operator, in the last cache."""
+    elements = DATA_BYTES // 8  # of each of two buffers
+    source, target = torch.zeros(elements), torch.zeros(elements)
+    part = elements * CODE_BYTES // DATA_BYTES
+
+    def chill(light: Light) -> None:
+        torch.neg(source, out=target)
+        light()
+        torch.neg(source[:part], out=target[:part])
+
+    return chill
 
 
 def _moved(arguments: Sequence[Any], results: Any) -> int:
@@ -43,6 +60,8 @@ ADAMW_TRAFFIC_BYTES = 28
 """Per float32 element, as the planner counts: parameter, gradient and the new parameter, two moments in and out."""
 ROWS = 256
 """Elements of the last dim of operators that work on rows."""
+IMAGE_ROWS = 16
+"""Height and width of the images of norms and pooling: a batch of one or more, 32 channels where there are so many."""
 
 Maker = Callable[[int], tuple[Any, ...]]
 
@@ -65,10 +84,53 @@ def _norm_backward(elements: int) -> tuple[Any, ...]:
     return (x, x, [ROWS], mean, scale, torch.ones(ROWS), torch.zeros(ROWS), [True, True, True])
 
 
+def _image(elements: int) -> Tensor:
+    images = elements // IMAGE_ROWS**2
+    channels = min(32, images)
+    return torch.rand(images // channels, channels, IMAGE_ROWS, IMAGE_ROWS)
+
+
+def _batch_norm(elements: int) -> tuple[Any, ...]:
+    x = _image(elements)
+    ones, zeros = torch.ones(x.shape[1]), torch.zeros(x.shape[1])
+    return (x, ones, zeros, zeros.clone(), ones.clone(), True, 0.1, 1e-5)
+
+
+def _batch_norm_backward(elements: int) -> tuple[Any, ...]:
+    x = _image(elements)
+    ones, zeros = torch.ones(x.shape[1]), torch.zeros(x.shape[1])
+    return (x, x.clone(), ones, zeros, ones, zeros, ones, True, 1e-5, [True, True, True])
+
+
+def _group_norm(elements: int) -> tuple[Any, ...]:
+    x = _image(elements)
+    channels = x.shape[1]
+    shape = (x.shape[0], channels, IMAGE_ROWS**2, max(1, channels // 4))
+    return (x, torch.ones(channels), torch.zeros(channels), *shape, 1e-5)
+
+
+def _group_norm_backward(elements: int) -> tuple[Any, ...]:
+    x, weight, _, *shape, _ = _group_norm(elements)
+    mean = torch.zeros(shape[0], shape[-1])
+    return (x, x.clone(), mean, mean + 1, weight, *shape, [True, True, True])
+
+
+def _pool(elements: int) -> tuple[Any, ...]:
+    return (_image(elements), [2, 2], [2, 2])
+
+
+def _pool_backward(elements: int) -> tuple[Any, ...]:
+    x = _image(elements)
+    out, indices = aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+    return (out, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+
+
 MEMORY_OPERATORS: dict[str, tuple[Callable[..., Any], Maker]] = {
     "add": (aten.add.Tensor, _two),
+    "sub": (aten.sub.Tensor, _two),
     "mul": (aten.mul.Tensor, _two),
     "div": (aten.div.Tensor, _two),
+    "neg": (aten.neg.default, _one),
     "pow": (lambda x: aten.pow.Tensor_Scalar(x, 3.0), _one),
     "exp": (aten.exp.default, _one),
     "log": (aten.log.default, _one),
@@ -88,6 +150,7 @@ MEMORY_OPERATORS: dict[str, tuple[Callable[..., Any], Maker]] = {
     "silu_backward": (aten.silu_backward.default, _two),
     "where": (lambda x, y: aten.where.self(x > y, x, y), _two),
     "clone": (aten.clone.default, _one),
+    "full": (aten.full.default, lambda elements: ([elements // ROWS, ROWS], 1.0)),
     "sum": (lambda x: aten.sum.dim_IntList(x, [0]), _one),
     "mean": (lambda x: aten.mean.dim(x, [-1], True), _one),
     "amax": (lambda x: aten.amax.default(x, [-1], True), _one),
@@ -96,6 +159,12 @@ MEMORY_OPERATORS: dict[str, tuple[Callable[..., Any], Maker]] = {
     "cat": (lambda x, y: aten.cat.default([x, y], -1), _two),
     "native_layer_norm": (aten.native_layer_norm.default, _norm),
     "native_layer_norm_backward": (aten.native_layer_norm_backward.default, _norm_backward),
+    "_native_batch_norm_legit_functional": (aten._native_batch_norm_legit_functional.default, _batch_norm),
+    "native_batch_norm_backward": (aten.native_batch_norm_backward.default, _batch_norm_backward),
+    "native_group_norm": (aten.native_group_norm.default, _group_norm),
+    "native_group_norm_backward": (aten.native_group_norm_backward.default, _group_norm_backward),
+    "max_pool2d_with_indices": (aten.max_pool2d_with_indices.default, _pool),
+    "max_pool2d_with_indices_backward": (aten.max_pool2d_with_indices_backward.default, _pool_backward),
     "_softmax": (lambda x: aten._softmax.default(x, -1, False), _one),
     "_softmax_backward_data": (lambda x, y: aten._softmax_backward_data(x, y, -1, torch.float32), _two),
     "_log_softmax": (lambda x: aten._log_softmax.default(x, -1, False), _one),
@@ -104,64 +173,23 @@ MEMORY_OPERATORS: dict[str, tuple[Callable[..., Any], Maker]] = {
 }
 """ATen name -> (call, arguments for a number of elements)."""
 
-ELEMENTS = (1 << 8, 1 << 13, 1 << 17, 1 << 20)
-"""1 KB, 32 KB, 512 KB and 4 MB of float32: nothing but overhead, in the first cache, in the second, in memory."""
-MATMUL_SHAPES = ((8, 16, 8), (64, 64, 64), (256, 256, 64), (256, 256, 256), (1024, 256, 256), (1024, 512, 1024))
-ATTENTION_SHAPES = ((2, 4, 32, 32), (4, 4, 128, 64), (4, 8, 256, 64))
-"""batch, heads, sequence, width of a head."""
-CONVOLUTION_SHAPES = ((4, 16, 16, 16), (8, 32, 32, 32), (8, 64, 64, 32))
-"""batch, channels in and out, height and width; 3 x 3."""
+ELEMENTS = (1 << 8, 1 << 13, 1 << 16, 1 << 18, 1 << 21)
+"""1 KB to 8 MB of float32: nothing but overhead, in the first cache, in the second, in memory."""
+UPDATED_PARAMETERS = 4
+"""Parameters of one measured update."""
 
-
-NUM_SAMPLES = (
-    2 * (len(MATMUL_SHAPES) + len(ATTENTION_SHAPES) + len(CONVOLUTION_SHAPES))
-    + (len(MEMORY_OPERATORS) + 3) * len(ELEMENTS)
-)  # fmt: skip
+NUM_SAMPLES = NUM_PRODUCTS + (len(MEMORY_OPERATORS) + 3) * len(ELEMENTS)
 
 
 def samples() -> Iterator[Sample]:
     """Every operator at every size, in a fixed order."""
-    yield from _products()
-    yield from _attention()
-    yield from _convolutions()
+    yield from products()
     yield from _lookups()
     yield from _updates()
     for name, (operator, arguments) in MEMORY_OPERATORS.items():
         for elements in ELEMENTS:
             given = arguments(elements)
             yield Sample(name=name, work=_moved(given, operator(*given)), call=partial(operator, *given))
-
-
-def _products() -> Iterator[Sample]:
-    for m, k, n in MATMUL_SHAPES:
-        a, b = torch.randn(m, k), torch.randn(k, n)
-        yield Sample(name="mm", work=2.0 * m * k * n, call=partial(aten.mm.default, a, b))
-        batch = (torch.randn(4, m, k), torch.randn(4, k, n))
-        yield Sample(name="bmm", work=8.0 * m * k * n, call=partial(aten.bmm.default, *batch))
-
-
-def _attention() -> Iterator[Sample]:
-    """FLOPs as the rules count them: no causal mask is taken off."""
-    attention, backward = torch.ops.autopar.attention.default, torch.ops.autopar.attention_backward.default
-    for batch, heads, sequence, width in ATTENTION_SHAPES:
-        query, key, value = (torch.randn(batch, heads, sequence, width) for _ in range(3))
-        scores = 2.0 * batch * heads * sequence * sequence * width
-        out, logsumexp = attention(query, key, value, None, 0.0, True, None, 0)
-        forward = partial(attention, query, key, value, None, 0.0, True, None, 0)
-        yield Sample(name="attention", work=2 * scores, call=forward)
-        back = partial(backward, out, query, key, value, None, out, logsumexp, 0.0, True, None, 0)
-        yield Sample(name="attention_backward", work=5 * scores, call=back)
-
-
-def _convolutions() -> Iterator[Sample]:
-    options: tuple[Any, ...] = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    for batch, channels_in, channels_out, size in CONVOLUTION_SHAPES:
-        x, weight = torch.randn(batch, channels_in, size, size), torch.randn(channels_out, channels_in, 3, 3)
-        out = aten.convolution.default(x, weight, None, *options)
-        flops = 2.0 * batch * channels_in * channels_out * 9 * size * size
-        yield Sample(name="convolution", work=flops, call=partial(aten.convolution.default, x, weight, None, *options))
-        back = partial(aten.convolution_backward.default, out, x, weight, [0], *options, [True, True, False])
-        yield Sample(name="convolution_backward", work=2 * flops, call=back)
 
 
 def _lookups() -> Iterator[Sample]:
@@ -176,12 +204,39 @@ def _lookups() -> Iterator[Sample]:
         yield Sample(name="embedding_dense_backward", work=_moved((found, index), back()), call=back)
 
 
+class _Gradients(torch.autograd.Function):
+    """Hands every parameter a gradient, as the backward function of an emitted step does."""
+
+    @staticmethod
+    def forward(ctx: Any, mesh: DeviceMesh, gradients: list[Tensor], *parameters: DTensor) -> Tensor:
+        ctx.mesh, ctx.gradients = mesh, gradients
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        return (None, None, *(_replicated(gradient, ctx.mesh) for gradient in ctx.gradients))
+
+
+def _replicated(block: Tensor, mesh: DeviceMesh) -> DTensor:
+    return DTensor.from_local(block, mesh, [Replicate()], run_check=False, shape=block.shape, stride=block.stride())
+
+
 def _updates() -> Iterator[Sample]:
-    """AdamW on one parameter as `ParallelModule` holds it, a DTensor: its dispatch costs more than a small update."""
+    """What a parameter costs beside its operators: a gradient wrapped and accumulated, AdamW, the gradient dropped.
+
+    The parameters are DTensors as `ParallelModule` holds them, whose dispatch costs more than a small update.
+    """
     mesh = lone_device_mesh("cpu", ("alone",))
     for elements in ELEMENTS:
-        block = torch.randn(elements // ROWS, ROWS)
-        parameter = torch.nn.Parameter(DTensor.from_local(block, mesh, [Replicate()], run_check=False))
-        parameter.grad = DTensor.from_local(torch.randn_like(block), mesh, [Replicate()], run_check=False)
-        optimizer = torch.optim.AdamW([parameter])
-        yield Sample(name=OPTIMIZER, work=float(ADAMW_TRAFFIC_BYTES * elements), call=optimizer.step)
+        blocks = [torch.randn(elements // ROWS, ROWS) for _ in range(UPDATED_PARAMETERS)]
+        parameters = [torch.nn.Parameter(_replicated(block, mesh)) for block in blocks]
+        optimizer = torch.optim.AdamW(parameters)
+        call = partial(_update, mesh, blocks, parameters, optimizer)
+        work = float(ADAMW_TRAFFIC_BYTES * elements)
+        yield Sample(name=OPTIMIZER, work=work, call=call, calls=UPDATED_PARAMETERS)
+
+
+def _update(mesh: DeviceMesh, blocks: list[Tensor], parameters: list[Any], optimizer: torch.optim.Optimizer) -> None:
+    _Gradients.apply(mesh, blocks, *parameters).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar._compat import lone_device_mesh
 from autopar.errors import PlanMismatchError
 from autopar.layout import Mesh
+from autopar.runtime.host_allocator import keep_freed_memory
 
 
 def world_size() -> int:
@@ -55,6 +56,8 @@ class ProcessGroups:
         self.device_mesh = _device_mesh(mesh, device_type)
         self.device = _device(device_type)
         self._names: dict[str, str] = {}
+        if device_type == "cpu":
+            keep_freed_memory()
 
     def of_one_stage(self) -> StageProcesses:
         """The processes of this rank's coordinate on the first axis, as a mesh of the other axes."""

@@ -8,6 +8,7 @@ from autopar.cost_models.calibration import (
     Measurement,
     Profile,
     cluster_from_profile,
+    curves_through,
     fit_line,
     load_profile,
     profile_path,
@@ -26,6 +27,7 @@ def _ceilings(world_size: int, rate: float) -> Ceilings:
         flops_per_second={"float32": rate},
         memory_bytes_per_second=rate / 10,
         operator_seconds=1e-6,
+        operators=curves_through([("tanh", 1e4, 1e6 / rate)], "float32"),
     )
 
 
@@ -72,6 +74,7 @@ def test_ceilings_follow_the_number_of_busy_processes(world_size: int, rate: flo
     assert cluster.collective_backend == "gloo"
     assert cluster.device.flops_per_second["float32"] == rate
     assert cluster.device.memory_bytes_per_second == rate / 10
+    assert [curve.seconds for curve in cluster.device.operators] == [pytest.approx((1e6 / rate,))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

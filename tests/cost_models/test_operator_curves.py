@@ -9,7 +9,7 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.cost_models.calibration import curves_through
-from autopar.cost_models.operators import OPTIMIZER, operator_seconds, optimizer_seconds
+from autopar.cost_models.operators import OPTIMIZER, STREAMING, operator_seconds, optimizer_seconds
 
 CPU = Cluster.parse("4 cpu").device
 SAMPLES = [("tanh", 1e4, 20e-6), ("tanh", 1e6, 2e-3), ("tanh", 1e4, 30e-6), ("mm", 1e6, 1e-5), (OPTIMIZER, 1e3, 2e-4)]
@@ -40,6 +40,20 @@ def test_other_operators_and_dtypes_have_the_ceilings() -> None:
     assert _tanh(1e5, operator="gelu") == float(
         operator_seconds(CPU, flops=0, bytes_moved=1e5, dtype="float32", kind="memory")
     )
+
+
+def test_where_streaming_was_measured_it_prices_what_memory_bounds_and_nobody_measured() -> None:
+    device = replace(
+        CPU, operators=curves_through([*SAMPLES, (STREAMING, 1e3, 8e-6), (STREAMING, 1e6, 4e-5)], "float32")
+    )
+    seconds = operator_seconds(
+        device, flops=0, bytes_moved=[1e3, 1e6], dtype="int64", kind="memory", operator="scatter"
+    )
+    assert seconds.tolist() == pytest.approx([8e-6, 4e-5])
+    folded = operator_seconds(device, flops=0, bytes_moved=1e6, dtype="int64", kind="memory", kernels=0)
+    assert folded == 0.0
+    product = operator_seconds(device, flops=1e6, bytes_moved=1.0, dtype="float64")
+    assert product == operator_seconds(CPU, flops=1e6, bytes_moved=1.0, dtype="float64")
 
 
 def test_products_are_measured_by_their_flops() -> None:

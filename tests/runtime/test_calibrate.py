@@ -3,21 +3,36 @@ import time
 import pytest
 
 from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.calibration import load_profile
+from autopar.cost_models.calibration import CENSUS, Measurement, load_profile
 from autopar.cost_models.collectives import collective_seconds
-from autopar.runtime.calibrate import calibrate, tables
+from autopar.cost_models.operators import OPTIMIZER, STREAMING
+from autopar.runtime.calibrate import calibrate, profile_from_points, tables
 from autopar.runtime.calibrate_worker import COLLECTIVES, WORLD_SIZES
+
+
+def test_operators_are_scaled_where_only_one_process_was_measured_alone() -> None:
+    def point(name: str, world_size: int, size: float, seconds: float) -> Measurement:
+        return Measurement(name=name, world_size=world_size, ranks=1, size=size, seconds=seconds)
+
+    alone = [point(CENSUS + STREAMING, 1, 3e3, 1e-5), point(CENSUS + STREAMING, 1, 3e6, 3e-4)]
+    matmuls = [point("matmul", 1, 256, 1e-3), point("matmul", 4, 256, 2e-3)]
+    profile = profile_from_points([*alone, *matmuls])
+    one, four = (c.operators[0].seconds for c in profile.ceilings)
+    assert one == (1e-5, 3e-4)
+    assert four == pytest.approx((2e-5, 6e-4))
+    assert profile.ceilings[0].memory_bytes_per_second == pytest.approx(1e10)
 
 
 @pytest.mark.distributed
 def test_a_machine_is_measured_once_and_its_cluster_is_detected_afterwards(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
-    profile = calibrate()
+    profile = calibrate(passes=1)
     assert [c.world_size for c in profile.ceilings] == list(WORLD_SIZES)
     assert {(g.world_size, g.fit.ranks, g.fit.kind) for g in profile.collectives} == {
         (world_size, ranks, kind) for world_size, ranks in ((2, 2), (4, 2), (4, 4)) for kind in COLLECTIVES
     }
     assert all(point.seconds > 0 for point in profile.points)
+    assert all({"mm", STREAMING, OPTIMIZER} <= {curve.operator for curve in c.operators} for c in profile.ceilings)
     assert load_profile() == profile
 
     begin = time.perf_counter()
