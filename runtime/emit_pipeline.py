@@ -52,7 +52,7 @@ def emit_pipeline(micro: MicroProgram, plan: Plan, groups: StageProcesses) -> Pi
     assert pipeline is not None
     schedule = pipeline.built(plan.micro_batches)
     cuts = [stage.last_operator for stage in pipeline.stages if stage.last_operator is not None]
-    mine = [stage for stage, group in enumerate(schedule.rank_of_stage) if group == groups.group]
+    mine = [stage for stage, holding in enumerate(schedule.holders) if groups.group in holding]
     stages, own, statistics = attempt_on_all(lambda: _lowered(micro, plan, cuts, mine))
     everything = [graph for stage in own.values() for graph in stage.graphs()]
     symbols = group_symbols(*everything, *(() if statistics is None else (statistics.graph_module,)))
@@ -180,7 +180,7 @@ def _shared(
     shared = {}
     with_gradient = {output.name for output in _gradients(program, set(stages.holders))}
     for name in sorted(with_gradient):
-        holders = tuple(sorted({schedule.rank_of_stage[stage] for stage in stages.holders[name]}))
+        holders = tuple(sorted({group for stage in stages.holders[name] for group in schedule.holders[stage]}))
         if len(holders) < 2:
             continue
         if holders not in made:
@@ -193,7 +193,7 @@ def _shared(
 
 def _stage_parameters(stages: StagePrograms, schedule: Schedule, held: set[str]) -> StageParameters:
     groups = {
-        name: {schedule.rank_of_stage[stage] for stage in holders}
+        name: {group for stage in holders for group in schedule.holders[stage]}
         for name, holders in stages.holders.items()
         if holders
     }

@@ -5,11 +5,13 @@
 
 A rank holds the parameters of its own stages. Gradients are added up over micro-batches where they are made; those of a
 parameter of several stages are added across their ranks at the end. Loss and outputs come back on every rank, broadcast
-by the ranks of the stage that makes them. Without gradients only the forward passes of the schedule run.
+by the ranks of the stage that makes them. A stage that stands on two ranks takes every micro-batch on one of them, and
+its parameters are shared like any that several ranks hold. Without gradients only the forward passes of the schedule run.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -132,7 +134,7 @@ class PipelineStep:
         run.whole_statistics = self._statistics(bind)
         run.actions(schedule.ranks[self.groups.group])
         wires.finish()
-        return tuple(self._everywhere(output, run.results.get(output.name), axes) for output in self.forward_outputs)
+        return tuple(self._everywhere(output, run.results[output.name], axes) for output in self.forward_outputs)
 
     def _statistics(self, bind: BindPart) -> dict[str, torch.Tensor]:
         """The statistics of the whole batch, by name."""
@@ -147,20 +149,46 @@ class PipelineStep:
         names = [output.name for output in self.program.outputs if output.role == "statistic"]
         return {n: scaled(value, self.micro.statistic_scales[n]) for n, value in zip(names, sums, strict=True)}
 
-    def _everywhere(self, output: Output, values: list[torch.Tensor] | None, axes: Sequence[int]) -> torch.Tensor:
-        """The local block of a result of the whole batch, from the ranks that have it."""
-        source = self.schedule.rank_of_stage[self.stages.owners[output.name]]
-        if values is not None:
-            value = self.parts.join(output, values, axes).contiguous()
+    def _everywhere(self, output: Output, own: Mapping[int, torch.Tensor], axes: Sequence[int]) -> torch.Tensor:
+        """The local block of a result of the whole batch, from the ranks that have it. own: what this rank made."""
+        stage = self.stages.owners[output.name]
+        sources = self.schedule.holders[stage]
+        if len(sources) > 1:
+            return self.parts.join(output, self._parts_everywhere(output.name, own), axes)
+        if own:
+            value = self.parts.join(output, [own[part] for part in sorted(own)], axes).contiguous()
         else:
-            index = next(i for i, other in enumerate(self.whole.outputs) if other.name == output.name)
-            whole = self.whole.returned[index].meta["val"]
-            layout, mesh = output_layout(self.plan, output.name), self.groups.mesh
-            shape = local_shape(whole.shape, layout, mesh, mesh.coordinate(rank()))
-            value = torch.empty(shape, dtype=whole.dtype, device=self.groups.device)
-        across = self.groups.whole.device_mesh.get_group(0)
-        dist.broadcast(value, self.groups.peers[source], group=across)
+            shape = self._local_shape(self.whole, output.name)
+            value = torch.empty(shape, dtype=self._dtype(output.name), device=self.groups.device)
+        self._broadcast(value, sources[0])
         return value
+
+    def _parts_everywhere(self, name: str, own: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """The result of every micro-batch, from the ranks that take it through the stage that makes it."""
+        stage, found = self.stages.owners[name], dict[int, torch.Tensor]()
+        for source in self.schedule.holders[stage]:
+            parts = [part for part in range(self.micro.count) if self.schedule.rank_of(stage, part) == source]
+            if source == self.groups.group:
+                values = torch.stack([own[part] for part in parts])
+            else:
+                shape = (len(parts), *self._local_shape(self.program, name))
+                values = torch.empty(shape, dtype=self._dtype(name), device=self.groups.device)
+            self._broadcast(values, source)
+            found |= dict(zip(parts, values.unbind(), strict=True))
+        return [found[part] for part in sorted(found)]
+
+    def _broadcast(self, value: torch.Tensor, source: int) -> None:
+        """From the rank group `source` to the ranks at this place in all groups."""
+        dist.broadcast(value, self.groups.peers[source], group=self.groups.whole.device_mesh.get_group(0))
+
+    def _local_shape(self, program: Program, name: str) -> tuple[int, ...]:
+        """Of this rank's block of a result of the whole batch, or of one micro-batch."""
+        layout, mesh = output_layout(self.plan, name), self.groups.mesh
+        return tuple(local_shape(_returned(program, name).shape, layout, mesh, mesh.coordinate(rank())))
+
+    def _dtype(self, name: str) -> torch.dtype:
+        dtype: torch.dtype = _returned(self.whole, name).dtype
+        return dtype
 
 
 @dataclass(kw_only=True, eq=False)
@@ -173,7 +201,8 @@ class _Run:
     totals: dict[str, torch.Tensor]
     wires: Wires
     whole_statistics: dict[str, torch.Tensor] = field(default_factory=dict)
-    results: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    results: dict[str, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))
+    """Loss or output -> micro-batch -> its value, where this rank makes it."""
     here: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
     """Values that go from one stage of this rank to another: (name, micro-batch, reading stage)."""
     saved: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
@@ -206,7 +235,7 @@ class _Run:
         values |= self.whole_statistics | received
         results, sent, saved = graphs.run_forward(values, action.micro_batch, self.pieces)
         for name, value in zip(graphs.results, results, strict=True):
-            self.results.setdefault(name, []).append(value)
+            self.results[name][action.micro_batch] = value
         self._send(action, dict(zip(graphs.sent_forward, sent, strict=True)))
         if self.totals:
             self.saved[action[::2]] = saved
@@ -231,12 +260,9 @@ class _Run:
 
     def _messages(self, action: PipeAction) -> list[Message]:
         """What a pass needs of other ranks."""
-        mine, holder = self.step.groups.group, self.step.schedule.rank_of_stage
-        return [
-            Message(c.name, action.micro_batch, action.stage, holder[c.source], mine)
-            for c in self._crossings_into(action)
-            if holder[c.source] != mine
-        ]
+        mine, part = self.step.groups.group, action.micro_batch
+        sources = [(c.name, self.step.schedule.rank_of(c.source, part)) for c in self._crossings_into(action)]
+        return [Message(name, part, action.stage, source, mine) for name, source in sources if source != mine]
 
     def _crossings_into(self, action: PipeAction) -> list[Any]:
         if action.kind == "W":
@@ -251,14 +277,19 @@ class _Run:
         return received
 
     def _send(self, action: PipeAction, made: dict[str, torch.Tensor]) -> None:
-        mine, holder = self.step.groups.group, self.step.schedule.rank_of_stage
+        mine, part = self.step.groups.group, action.micro_batch
         for crossing in self.step.stages.crossings_from(action.stage, action.kind != "F"):
-            value = made[crossing.name]
-            if holder[crossing.target] == mine:
-                self.here[crossing.name, action.micro_batch, crossing.target] = value
+            value, target = made[crossing.name], self.step.schedule.rank_of(crossing.target, part)
+            if target == mine:
+                self.here[crossing.name, part, crossing.target] = value
             else:
-                message = Message(crossing.name, action.micro_batch, crossing.target, mine, holder[crossing.target])
-                self.wires.send(message, value)
+                self.wires.send(Message(crossing.name, part, crossing.target, mine, target), value)
+
+
+def _returned(program: Program, name: str) -> Any:
+    """The fake tensor of an output."""
+    index = next(i for i, output in enumerate(program.outputs) if output.name == name)
+    return program.returned[index].meta["val"]
 
 
 def named(inputs: Sequence[Input], bound: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from autopar.schedules.actions import PipeAction, Schedule, producer
+from autopar.schedules.actions import PipeAction, Schedule
 from autopar.schedules.check import runnable_order
 
 
@@ -43,14 +43,14 @@ def message_order(schedule: Schedule, sends: Sends) -> list[Message]:
 
     Values are made where the schedule, with passes of one unit each, ends the pass that makes them.
     """
-    holder = schedule.rank_of_stage
     timed = []
     for end, rank, action in _played(schedule):
         if action.kind == "W":
             continue
         for name, reader in sends.get((action.stage, action.kind != "F"), ()):
-            if holder[reader] != rank:
-                timed.append((end, rank, Message(name, action.micro_batch, reader, rank, holder[reader])))
+            target = schedule.rank_of(reader, action.micro_batch)
+            if target != rank:
+                timed.append((end, rank, Message(name, action.micro_batch, reader, rank, target)))
     return [message for _, _, message in sorted(timed, key=lambda item: item[:2])]
 
 
@@ -60,7 +60,7 @@ def _played(schedule: Schedule) -> list[tuple[int, int, PipeAction]]:
     ends: dict[tuple[int, str, int], int] = {}
     played = []
     for rank, action in runnable_order(schedule):
-        needed = producer(action, schedule.num_stages)
+        needed = schedule.awaited(action)
         ready = 0 if needed is None else ends[(*needed, action.micro_batch)]
         clock[rank] = max(clock[rank], ready) + 1
         if action.kind != "W":

@@ -19,11 +19,7 @@ JOBS = "tests.distributed.pipeline_jobs"
 RANKS, MICRO_BATCHES = 4, 4
 SLOW = frozenset({"gpipe", "interleaved", "zb-h2", "v-half"})
 """Families that differ from a tested one in their numbers only."""
-ONE_DEVICE = [
-    name
-    for name, policy in FAMILIES.items()
-    if policy.order != "delayed" and policy.fill == "greedy" and not policy.both_ways
-]
+ONE_DEVICE = [name for name, policy in FAMILIES.items() if policy.order != "delayed" and policy.fill == "greedy"]
 
 
 @functools.lru_cache
