@@ -107,6 +107,12 @@ def release_saved_tensors(ctx: Any) -> None:
     ctx.maybe_clear_saved_tensors()
 
 
+def forget_device_meshes() -> None:
+    """Drop what DTensor remembers of meshes. It takes meshes of equal ranks and names for one, so that a process which
+    makes a new process group finds the groups of the old one behind them."""
+    importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+
+
 def lone_device_mesh(device_type: str, axis_names: tuple[str, ...]) -> DeviceMesh:
     """A mesh of this one process, all axes of size 1, without any process group."""
     ranks = torch.zeros((1,) * len(axis_names), dtype=torch.int)
@@ -137,6 +143,7 @@ __all__ = [
     "TangentAOTInput",
     "TreeSpec",
     "aot_export_joint_with_descriptors",
+    "forget_device_meshes",
     "get_decompositions",
     "grouped_mm",
     "is_compiled",

@@ -70,6 +70,7 @@ def compile(
     recompute: Recompute | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> ParallelModule:
     """Plan `model` for the running processes and return the module that trains under the plan; `model` is consumed.
 
@@ -90,6 +91,8 @@ def compile(
     recompute: "none", "selective" or "full" in every block; default: as memory asks.
     time_limit: seconds for the whole planning, whatever the mode says. Ctrl-C ends it too: the best plan so far is
         taken, with its bound. warm_start: an older Plan, or its file, to begin with.
+    scaler: the GradScaler that scales the loss. Micro-batches and pipelines run backward inside the call: with it they
+        run it at that scale, and an overflow on one stage skips the step on all.
 
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
@@ -121,7 +124,9 @@ def compile(
     )
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
     build = functools.partial(_build, options=options, given=given, captures=Captures())
-    module = ParallelModule(model, build, batch=batch, optimizer=instance, loss_fn=loss_fn, precision=precision)
+    module = ParallelModule(
+        model, build, batch=batch, optimizer=instance, loss_fn=loss_fn, precision=precision, scaler=scaler
+    )
     if example_inputs is None:
         if verify:
             raise ConfigurationError("verify=True needs example_inputs; or call autopar.verify after the first call")
@@ -244,7 +249,13 @@ def _build(
     step = attempt_on_all(lambda: _in_parts(program, chosen, at_batch))
     if given is not None and pinned is None:
         _check_plan(chosen, fingerprint(program if step is None else step.program))
-    return realize(step or program, chosen, groups or ProcessGroups(chosen.mesh, _device_type(model)))
+    return realize(step or program, chosen, groups or _processes_of(chosen, _device_type(model)))
+
+
+def _processes_of(chosen: Plan, device_type: str) -> ProcessGroups:
+    if chosen.pipeline is not None:
+        return StageProcesses(chosen, device_type)
+    return ProcessGroups(chosen.mesh, device_type)
 
 
 def _in_parts(program: Program, chosen: Plan, at_batch: AtBatch) -> MicroProgram | None:
@@ -263,10 +274,9 @@ def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups
     """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
     if chosen.pipeline is not None:
         assert isinstance(program, MicroProgram)
+        assert isinstance(groups, StageProcesses)
         with phase("lower", logging.INFO):
-            return emit_pipeline(
-                program, chosen, groups if isinstance(groups, StageProcesses) else groups.of_one_stage()
-            )
+            return emit_pipeline(program, chosen, groups)
     part = program.program if isinstance(program, MicroProgram) else program
     with phase("lower", logging.INFO):
         lowered = attempt_on_all(lambda: lower(part, chosen, rank()))
@@ -282,10 +292,10 @@ def _load(plan: Plan | str | Path | None) -> Plan | None:
 
 
 def _check_plan(chosen: Plan, mark: str) -> None:
-    if chosen.mesh.size != world_size():
+    if chosen.num_ranks != world_size():
         raise PlanMismatchError(
-            f"the plan is for {chosen.mesh.size} devices (mesh {chosen.mesh.shape}), {world_size()} processes are "
-            f"running: start {chosen.mesh.size} (torchrun --nproc-per-node), or plan again"
+            f"the plan is for {chosen.num_ranks} devices (mesh {chosen.mesh.shape}), {world_size()} processes are "
+            f"running: start {chosen.num_ranks} (torchrun --nproc-per-node), or plan again"
         )
     if chosen.fingerprint != mark:
         raise PlanMismatchError(

@@ -35,3 +35,7 @@ class VerificationError(AutoparError):
 
 class RankMismatchError(AutoparError):
     """Ranks captured different graphs, or passed batches that cannot belong together."""
+
+
+class RankLostError(AutoparError):
+    """A rank did not deliver what another waits for: it has ended, or nothing reaches it any more."""

@@ -67,6 +67,9 @@ class StagePlan:
     name: str
     last_operator: str | None
     rank_group: int
+    gather_once: bool = False
+    """Its parameters are gathered once per step, not per micro-batch, and their gradients scattered once, held whole
+    till then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +332,10 @@ def _choices(plan: Plan) -> list[str]:
     lines.append(f"micro_batches {plan.micro_batches}")
     if plan.pipeline is not None:
         lines.append(f"schedule {plan.pipeline.schedule}, {plan.pipeline.chunks} chunks {plan.pipeline.actions}")
-        lines += [f"{stage.name} on {stage.rank_group} up to {stage.last_operator}" for stage in plan.pipeline.stages]
+        lines += [
+            f"{stage.name} on {stage.rank_group} up to {stage.last_operator}{', gathers once' * stage.gather_once}"
+            for stage in plan.pipeline.stages
+        ]
         lines += [f"group {i}: {g}" for i, g in enumerate(plan.pipeline.groups)]
     for name, parameter in plan.parameters.items():
         kept = " kept" if parameter.keep_gathered else ""

@@ -28,8 +28,9 @@ from autopar.layout import Mesh, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
 from autopar.passes.lower import lower
 from autopar.runtime.batches import input_leaves
+from autopar.runtime.consensus import from_every_rank
 from autopar.runtime.parallel_module import ParallelModule
-from autopar.runtime.parameters import full_tensor
+from autopar.runtime.parameters import full_tensor, set_parameter
 from autopar.runtime.step import Step
 
 RELATIVE_ERROR = 1e-5
@@ -68,11 +69,6 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
     Gradients of the module are left as they were. Raises VerificationError naming the worst parameter, with numbers,
     and ConfigurationError for inputs without data or a module that returns no loss.
     """
-    if module.plan.pipeline is not None:
-        raise ConfigurationError(
-            "verify does not gather the parameters of other stages yet: verify the model under a plan without a "
-            "pipeline, or compare losses"
-        )
     args, kwargs = normalize_example_inputs(example_inputs)
     _check_real((args, kwargs))
     step, leaves = module.step_for(args, kwargs)
@@ -138,7 +134,9 @@ def _compiled(module: ParallelModule, args: Any, kwargs: Any) -> tuple[float, di
         raise ConfigurationError("verify needs a module that returns a loss; pass loss_fn to autopar.compile")
     if loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {n: full_tensor(p.grad) for n, p in module.named_parameters() if p.grad is not None}
+    gradients = from_every_rank(
+        {n: full_tensor(p.grad) for n, p in module.named_parameters() if p.grad is not None}, module.device
+    )
     for name, parameter in module.named_parameters():
         parameter.grad = kept[name]
     for name, buffer in module.named_buffers():
@@ -182,6 +180,7 @@ def one_device_plan(plan: Plan) -> Plan:
 
     return plan.with_(
         mesh=Mesh(("one",), (1,)),
+        pipeline=None,
         parameters={name: ParameterPlan(stored=whole, used=whole, gradient=whole) for name in plan.parameters},
         operators={name: alone(operator) for name, operator in plan.operators.items()},
         inputs=dict.fromkeys(plan.inputs, whole),
@@ -191,15 +190,22 @@ def one_device_plan(plan: Plan) -> Plan:
 
 
 def plain_model(module: ParallelModule) -> nn.Module:
-    """The original model on one device with the module's current weights; every rank gathers them."""
-    original = module.original
+    """The original model on one device with the module's current weights; every rank gathers them, of all stages."""
+    original, absent = module.original, module.absent
+    own = {name: full_tensor(parameter.detach()) for name, parameter in original.named_parameters()}
+    whole = from_every_rank(own, module.device)
     memo: dict[int, Any] = {}
-    for parameter in original.parameters():
-        full = nn.Parameter(full_tensor(parameter.detach()).clone(), requires_grad=parameter.requires_grad)
-        memo[id(parameter)] = full
+    for name, parameter in original.named_parameters():
+        memo[id(parameter)] = nn.Parameter(whole[name].clone(), requires_grad=parameter.requires_grad)
     for buffer in original.buffers():
         memo[id(buffer)] = full_tensor(buffer).clone()
     model = copy.deepcopy(original, memo)
+    elsewhere: dict[int, nn.Parameter] = {}
+    for name, empty in absent.items():
+        if name in whole:
+            elsewhere[id(empty)] = nn.Parameter(whole[name].clone(), requires_grad=empty.requires_grad)
+    for name, empty in absent.items():
+        set_parameter(model, name, elsewhere[id(empty)])
     model.train(module.training)
     return model
 

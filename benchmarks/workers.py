@@ -149,6 +149,8 @@ def _serve(connection: Connection) -> None:
 def _outcome(target: str, arguments: dict[str, Any], rank: int, world_size: int, store: str) -> tuple[str, Any]:
     import torch.distributed as dist
 
+    from autopar._compat import forget_device_meshes
+
     module, _, name = target.partition(":")
     try:
         dist.init_process_group(
@@ -160,3 +162,4 @@ def _outcome(target: str, arguments: dict[str, Any], rank: int, world_size: int,
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        forget_device_meshes()

@@ -2,9 +2,10 @@
 
     plan = with_pipeline(plan_on_submesh, ("layers.1/add#1",), "1f1b", micro_batches=4)     # two stages
 
-The layouts of one sub-mesh hold for every stage, each on its own ranks. A value that crosses to another stage travels
-in the layout in which its operator leaves it; a partial sum is reduced first, to what its first reader asks for, unless
-a reader goes on with partial sums.
+Where rank groups are equal, the layouts of one sub-mesh hold for every stage, each on its own ranks. A value that
+crosses to another stage travels in the layout in which its operator leaves it; a partial sum is reduced first, to what
+its first reader asks for, unless a reader goes on with partial sums. Unequal groups have layouts of their own, at both
+ends of what crosses; partial sums are complete before they leave.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from dataclasses import replace
 
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Partial
+from autopar.layout import Layout, Mesh, Partial, Replicate, replicated
 from autopar.parallel_plan import PIPELINE_AXIS, PipelinePlan, Plan, StagePlan, check_pipeline
 from autopar.passes.local_values import is_getitem
-from autopar.passes.stages import StagePrograms
+from autopar.passes.stages import Crossing, StagePrograms
 from autopar.rules.engine import tensor_operands
+from autopar.schedules.actions import Schedule
 from autopar.schedules.list_scheduler import build_schedule
 
 
@@ -33,9 +35,10 @@ def with_pipeline(
 ) -> Plan:
     """`plan`, of one micro-batch on the mesh of one stage, for every stage of a pipeline.
 
-    cuts: the forward operators that end the stages but the last. The stages stand where the schedule places them
-    (of two places, where it takes micro-batch 0), so there are a multiple of `chunks` (zb-v: 2). fingerprint: of the program of one micro-batch, where the plan has not
-    been made for it. Raises ConfigurationError for what does not fit together.
+    cuts: the forward operators that end the stages but the last. The stages stand where the schedule places them (of
+    two places, where it takes micro-batch 0), so there are a multiple of `chunks` (zb-v: 2). fingerprint: of the
+    program of one micro-batch, where the plan has not been made for it. Raises ConfigurationError for what does not fit
+    together.
     """
     num_stages = len(cuts) + 1
     groups = build_schedule(schedule, num_stages // chunks, micro_batches, chunks).route(0)
@@ -57,23 +60,49 @@ def with_pipeline(
     return whole
 
 
-def stage_plan(plan: Plan, stages: StagePrograms) -> Plan:
-    """The plan by which every stage is lowered on its own ranks: layouts of what crosses, and no "pp"."""
-    crossing = {c.name: _crossing_layout(c.node, plan) for c in stages.crossings}
-    return replace(
-        plan,
-        mesh=plan.layout_mesh,
-        pipeline=None,
-        inputs={**plan.inputs, **crossing},
-        outputs={**plan.outputs, **crossing},
-    )
+def stage_plan(plan: Plan, stages: StagePrograms, schedule: Schedule, group: int) -> Plan:
+    """The plan by which a rank group lowers its stages: its own layouts, those of what crosses, and no "pp"."""
+    own = plan.on_group(group)
+    crossing = crossing_layouts(plan, stages, schedule, group)
+    return replace(own, inputs={**own.inputs, **crossing}, outputs={**own.outputs, **crossing})
 
 
-def _crossing_layout(node: fx.Node, plan: Plan) -> Layout:
+def crossing_layouts(plan: Plan, stages: StagePrograms, schedule: Schedule, group: int) -> dict[str, Layout]:
+    """The layouts of what crosses on one rank group: what it sends as its operator leaves it, what it receives too
+    where the groups are equal, else as the reader asks for it."""
+    assert plan.pipeline is not None
+    own = plan.on_group(group)
+    if not plan.pipeline.groups:
+        return {c.name: _crossing_layout(c.node, own) for c in stages.crossings}
+    holder, found = schedule.rank_of_stage, dict[str, Layout]()
+    for crossing in stages.crossings:
+        if holder[crossing.source] == group:
+            found[crossing.name] = tuple(
+                Replicate() if isinstance(placement, Partial) else placement
+                for placement in _left_as(crossing.node, own)
+            )
+        elif holder[crossing.target] == group:
+            found.setdefault(crossing.name, _asked_for(crossing, own))
+    return found
+
+
+def _asked_for(crossing: Crossing, own: Plan) -> Layout:
+    """The layout that the first reader on these ranks asks for; whole on each where that is a view or a partial sum."""
+    wishes = [wish for reader in crossing.readers for wish in _wishes(reader, crossing.node, own)]
+    first = wishes[0] if wishes else None
+    return replicated(len(own.mesh.shape)) if first is None or _is_partial(first) else first
+
+
+def _left_as(node: fx.Node, plan: Plan) -> Layout:
+    """The layout in which the operator of a value leaves it."""
     source, index = (node.args[0], node.args[1]) if is_getitem(node) else (node, 0)
     assert isinstance(source, fx.Node)
     assert isinstance(index, int)
-    layout = plan.operators[source.meta["operator"]].outputs[index]
+    return plan.operators[source.meta["operator"]].outputs[index]
+
+
+def _crossing_layout(node: fx.Node, plan: Plan) -> Layout:
+    layout = _left_as(node, plan)
     if not _is_partial(layout):
         return layout
     wishes = [wish for reader in node.users for wish in _wishes(reader, node, plan)]

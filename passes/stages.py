@@ -28,13 +28,14 @@ from autopar.program import Input, Output, Program
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
     """A value that one stage makes and another reads, in forward or in backward. name: the operator that makes it;
-    shape and dtype: of the whole; reader: the operator of the other stage that reads it first, and which operand."""
+    readers: the operators of the other stage that read it."""
 
     name: str
     source: int
     target: int
     is_backward: bool
     node: fx.Node
+    readers: tuple[fx.Node, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,12 @@ class _Cutting:
         parts = [self._part(stage, [node for node, _ in results[stage]]) for stage in range(self.last + 1)]
         crossings = tuple(
             Crossing(
-                name=_name(node), source=self.placed.homes[node], target=stage, is_backward=is_backward(node), node=node
+                name=_name(node),
+                source=self.placed.homes[node],
+                target=stage,
+                is_backward=is_backward(node),
+                node=node,
+                readers=tuple(call for call in part.calls if node in call.all_input_nodes),
             )
             for stage, part in enumerate(parts)
             for node in part.received

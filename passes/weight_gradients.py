@@ -5,7 +5,8 @@
 
 W is what leads to the gradient of one parameter and to nothing else; all the rest is I, whatever gradients of
 parameters fall out of it on the way. On the first stage, where nothing is sent, the way down to the first layer is I
-too: it leads to many parameters. Gradients are added to totals where they are made, as in `micro_batches`.
+too: it leads to many parameters. Operators that make both at once are split (`split_convolutions`), but in the whole.
+Gradients are added to totals where they are made, as in `micro_batches`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from autopar.passes.split_convolutions import split_convolutions
 
 _aten = torch.ops.aten
 
@@ -36,20 +39,25 @@ class BackwardGraphs:
 
 def split_backward(backward: fx.GraphModule, sent: int) -> BackwardGraphs:
     """Split the lowered backward graph of a stage; its first `sent` gradients go to other stages."""
-    returned = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
+    whole, backward = backward, split_convolutions(backward)
+    returned = _returned(backward)
     late = _leading_to_one_weight(backward.graph, returned, sent)
     weights = [index for index in range(sent, len(returned)) if isinstance(returned[index], fx.Node)]
     first = tuple(index for index in weights if returned[index] not in late)
     second = tuple(index for index in weights if returned[index] in late)
     kept = [node for node in backward.graph.nodes if node not in late and any(user in late for user in node.users)]
     return BackwardGraphs(
-        whole=_copy(backward, None, returned, sent, tuple(weights), []),
+        whole=_copy(whole, None, _returned(whole), sent, tuple(weights), []),
         totals=tuple(weights),
         inputs=_copy(backward, late, returned, sent, first, kept),
         input_totals=first,
         weights=_weights(backward, late, returned, second, kept),
         weight_totals=second,
     )
+
+
+def _returned(graph_module: fx.GraphModule) -> list[Any]:
+    return list(graph_module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
 def _leading_to_one_weight(graph: fx.Graph, returned: Sequence[Any], sent: int) -> set[fx.Node]:

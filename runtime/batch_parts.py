@@ -22,12 +22,15 @@ from autopar.program import Joined, MicroProgram, Output
 from autopar.runtime.batches import input_leaves
 from autopar.runtime.emit import output_layout
 from autopar.runtime.parameters import from_local, local_block, to_torch
-from autopar.runtime.process_groups import ProcessGroups, rank
+from autopar.runtime.process_groups import ProcessGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchParts:
-    """The batch of `micro` under the layouts of `plan`. axes: the mesh axes over which the ranks share the samples."""
+    """The batch of `micro` under the layouts of `plan` on the mesh of `groups`.
+
+    axes: the mesh axes over which the ranks share the samples.
+    """
 
     micro: MicroProgram
     plan: Plan
@@ -55,7 +58,7 @@ class BatchParts:
         if not split:
             return whole
         only = tuple(placement if placement == Shard(dim) else Replicate() for placement in layout)
-        return local_block(whole, only, self.groups.mesh, rank()).contiguous()
+        return local_block(whole, only, self.groups.mesh, self.groups.place).contiguous()
 
     def _gathered(self, name: str, value: torch.Tensor, layout: Any) -> torch.Tensor:
         index = next(i for i, output in enumerate(self.micro.program.outputs) if output.name == name)

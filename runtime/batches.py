@@ -23,7 +23,7 @@ from autopar.layout import Layout, Mesh, Replicate, Shard, local_shape, replicat
 from autopar.parallel_plan import Plan
 from autopar.program import Input, Program
 from autopar.runtime.parameters import from_local, local_block, to_torch
-from autopar.runtime.process_groups import ProcessGroups, rank
+from autopar.runtime.process_groups import ProcessGroups
 
 BatchMode: TypeAlias = Literal["global", "local"]
 Signature: TypeAlias = tuple[Any, ...]
@@ -46,9 +46,9 @@ def data_axes(plan: Plan, program: Program) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def data_shard(mesh: Mesh, axes: Sequence[int]) -> tuple[int, int]:
+def data_shard(groups: ProcessGroups, axes: Sequence[int]) -> tuple[int, int]:
     """(index, count): which of `count` parts of the global batch this rank passes with batch="local"."""
-    coordinate = mesh.coordinate(rank())
+    mesh, coordinate = groups.mesh, groups.coordinate
     index = 0
     for axis in axes:
         index = index * mesh.shape[axis] + coordinate[axis]
@@ -90,7 +90,7 @@ def keep_block(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> t
     if tensor.requires_grad and torch.is_grad_enabled() and groups.mesh.size > 1:
         whole = from_local(tensor, tensor.shape, replicated(len(layout)), groups)
         return whole.redistribute(placements=to_torch(layout, groups.mesh)).to_local()
-    return local_block(tensor, layout, groups.mesh, rank()).contiguous()
+    return local_block(tensor, layout, groups.mesh, groups.place).contiguous()
 
 
 def exchange_block(
@@ -100,7 +100,7 @@ def exchange_block(
     if passed == wanted:
         return tensor.contiguous()
     parts = from_local(tensor.contiguous(), shape, passed, groups)
-    return local_block(parts.full_tensor(), wanted, groups.mesh, rank()).contiguous()
+    return local_block(parts.full_tensor(), wanted, groups.mesh, groups.place).contiguous()
 
 
 def global_sizes(sizes: list[list[int]], axes: Sequence[int], mesh: Mesh) -> list[int]:
@@ -112,7 +112,7 @@ def global_sizes(sizes: list[list[int]], axes: Sequence[int], mesh: Mesh) -> lis
     totals = [sum(column) for column in zip(*shards.values(), strict=True)]
     for position, total in enumerate(totals):
         layout = data_layout(0, axes, len(mesh.shape))
-        expected = [local_shape((total,), layout, mesh, mesh.coordinate(member))[0] for member in range(mesh.size)]
+        expected = [local_shape((total,), layout, mesh, mesh.coordinate(member))[0] for member in range(len(sizes))]
         given = [size[position] for size in sizes]
         if given != expected:
             raise ConfigurationError(

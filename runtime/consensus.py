@@ -10,7 +10,7 @@ import hashlib
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
@@ -32,6 +32,22 @@ def gather_from_all(value: Result) -> list[Result]:
     gathered: list[Result | None] = [None] * world_size()
     dist.all_gather_object(gathered, value)
     return [item for item in gathered if item is not None]
+
+
+def from_every_rank(mine: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """The tensors of all ranks, by name, on every rank: each from the first rank that has it, where not all have it."""
+    holders: dict[str, list[int]] = {}
+    forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for holder, found in enumerate(gather_from_all({n: (tuple(t.shape), t.dtype) for n, t in mine.items()})):
+        for name, form in found.items():
+            holders.setdefault(name, []).append(holder)
+            forms[name] = form
+    whole: dict[str, torch.Tensor] = {}
+    for name, (shape, dtype) in forms.items():
+        whole[name] = mine[name].contiguous() if name in mine else torch.empty(shape, dtype=dtype, device=device)
+        if len(holders[name]) < world_size():
+            dist.broadcast(whole[name], holders[name][0])
+    return whole
 
 
 def attempt_on_all(action: Callable[[], Result]) -> Result:

@@ -79,6 +79,11 @@ class WholeStep:
         return self.program
 
     @property
+    def own_plan(self) -> Plan:
+        """Every rank goes by the whole plan."""
+        return self.plan
+
+    @property
     def stage_parameters(self) -> StageParameters:
         """Every rank holds its block of every parameter."""
         return StageParameters()
@@ -89,9 +94,16 @@ class WholeStep:
         return tuple(output for output in self.lowered.outputs if output.role != "gradient")
 
     def __call__(
-        self, leaves: Sequence[Any], bind: Bind, held: HeldGradients, *, axes: Sequence[int], local: bool
+        self,
+        leaves: Sequence[Any],
+        bind: Bind,
+        held: HeldGradients,
+        *,
+        axes: Sequence[int],
+        local: bool,
+        loss_scale: float | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """As `Step` says; nothing is cut, so axes and local say nothing here."""
+        """As `Step` says; nothing is cut and backward runs when it is asked for, so the rest says nothing here."""
         tensors = bind(leaves)
         if self.backward is None or not torch.is_grad_enabled():
             returned = self.forward([local_tensor(tensor) for tensor in tensors])

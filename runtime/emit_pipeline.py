@@ -5,19 +5,22 @@ Every rank cuts the whole program, so that all agree on what crosses, and lowers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import fx
 
-from autopar.layout import local_shape
+from autopar.layout import Layout, local_shape
 from autopar.parallel_plan import Plan
+from autopar.passes.late_sums import CutGraph, cut_late_sums
 from autopar.passes.lower import SEED, is_random, lower
+from autopar.passes.once_per_step import Prepared, prepare_parameters
 from autopar.passes.partition import Partition, split_forward_backward
-from autopar.passes.stage_plans import stage_plan
+from autopar.passes.stage_plans import crossing_layouts, stage_plan
 from autopar.passes.stages import StagePrograms, cut_stages
 from autopar.passes.weight_gradients import BackwardGraphs, split_backward
 from autopar.program import Input, MicroProgram, Output, Program
@@ -26,21 +29,30 @@ from autopar.runtime.emit import bind_groups, group_symbols
 from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.parameters import StageParameters
 from autopar.runtime.pipeline import PipelineStep
-from autopar.runtime.pipeline_wires import Form
-from autopar.runtime.process_groups import StageProcesses, rank
+from autopar.runtime.pipeline_routes import Ends, Piece, route
+from autopar.runtime.pipeline_wires import Form, Message
+from autopar.runtime.process_groups import StageProcesses
+from autopar.runtime.shared_values import SharedGradients, StageResults, ranks_across
 from autopar.runtime.stage_graphs import StageGraphs
 from autopar.schedules.actions import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LoweredStage:
+    """The graphs of a stage, before they are bound to processes."""
+
     lowered: Program
-    partition: Partition
+    forward: fx.GraphModule
     backward: BackwardGraphs | None
+    prepared: Prepared | None
+    late: CutGraph | None
+    totals: Mapping[int, Form]
 
     def graphs(self) -> list[fx.GraphModule]:
-        backward = self.backward
-        return [self.partition.forward, *((backward.whole,) if backward is not None else ())]
+        found = [self.forward]
+        found += [self.backward.whole] if self.backward is not None else []
+        found += [self.prepared.prepare] if self.prepared is not None else []
+        return [*found, self.late.reduce] if self.late is not None else found
 
 
 def emit_pipeline(micro: MicroProgram, plan: Plan, groups: StageProcesses) -> PipelineStep:
@@ -52,58 +64,77 @@ def emit_pipeline(micro: MicroProgram, plan: Plan, groups: StageProcesses) -> Pi
     assert pipeline is not None
     schedule = pipeline.built(plan.micro_batches)
     cuts = [stage.last_operator for stage in pipeline.stages if stage.last_operator is not None]
-    mine = [stage for stage, holding in enumerate(schedule.holders) if groups.group in holding]
-    stages, own, statistics = attempt_on_all(lambda: _lowered(micro, plan, cuts, mine))
-    everything = [graph for stage in own.values() for graph in stage.graphs()]
+    mine = [stage for stage, holders in enumerate(schedule.holders) if groups.group in holders]
+    stages = attempt_on_all(lambda: cut_stages(micro.program, cuts))
+    own = stage_plan(plan, stages, schedule, groups.group)
+    lowered, statistics = attempt_on_all(lambda: _lowered(stages, plan, own, mine, groups))
+    everything = [graph for stage in lowered.values() for graph in stage.graphs()]
     symbols = group_symbols(*everything, *(() if statistics is None else (statistics.graph_module,)))
-    groups.whole.create({symbol for found in gather_from_all(sorted(symbols)) for symbol in found})
+    groups.create({symbol for found in gather_from_all(sorted(symbols)) for symbol in found})
     held = {name for name, holders in stages.holders.items() if holders & set(mine)}
-    inputs = _inputs(micro.program, own, statistics)
+    layouts = [crossing_layouts(plan, stages, schedule, group) for group in range(len(groups.meshes))]
+    across = ranks_across(groups, range(len(groups.meshes)))
+    assert across is not None
     return PipelineStep(
         micro=micro,
-        lowered=replace(micro.program, inputs=inputs, outputs=_gradients(micro.program, held)),
+        lowered=replace(
+            micro.program,
+            inputs=_inputs(micro.program, lowered, statistics),
+            outputs=_gradients(micro.program, held),
+        ),
         plan=plan,
+        own_plan=own,
         groups=groups,
         stages=stages,
-        graphs={stage: _bound(micro, plan, stages, stage, lowered, groups) for stage, lowered in own.items()},
+        graphs={stage: _bound(micro, plan, stages, found, groups) for stage, found in lowered.items()},
         statistics=_statistics(statistics, groups, plan),
         schedule=schedule,
-        forms=_forms(stages, plan, groups),
-        gradient_forms=_gradient_forms(micro.program, plan, groups, held),
-        shared=_shared(stages, schedule, groups, micro.program),
+        forms=_forms(stages, layouts[groups.group], groups),
+        pieces=_pieces(stages, layouts, groups),
+        gradient_forms=_gradient_forms(micro.program, own, groups, held),
+        shared=_shared(stages, schedule, groups, micro.program, own),
         stage_parameters=_stage_parameters(stages, schedule, held),
+        results=StageResults(groups=groups, schedule=schedule, across=across, owners=stages.owners),
     )
 
 
 def _lowered(
-    micro: MicroProgram, plan: Plan, cuts: list[str], mine: list[int]
-) -> tuple[StagePrograms, dict[int, _LoweredStage], Program | None]:
-    stages = cut_stages(micro.program, cuts)
-    layouts = stage_plan(plan, stages)
-    recompute = [name for name, operator in plan.operators.items() if operator.recompute]
-    own = {}
+    stages: StagePrograms, plan: Plan, own: Plan, mine: list[int], groups: StageProcesses
+) -> tuple[dict[int, _LoweredStage], Program | None]:
+    assert plan.pipeline is not None
+    recompute = [name for name, operator in own.operators.items() if operator.recompute]
+    found = {}
     for stage in mine:
-        lowered = lower(stages.programs[stage], layouts, rank())
+        lowered = lower(stages.programs[stage], own, groups.place)
         partition = split_forward_backward(lowered, recompute)
-        sent = len([o for o in lowered.outputs if o.role == "gradient" and o.name not in stages.holders])
-        backward = None if partition.backward is None else split_backward(partition.backward, sent)
-        own[stage] = _LoweredStage(lowered=lowered, partition=partition, backward=backward)
-    statistics = None if stages.statistics is None else lower(stages.statistics, layouts, rank())
-    return stages, own, statistics
+        once = plan.pipeline.stages[stage].gather_once
+        found[stage] = _prepared(lowered, partition, set(stages.holders), once)
+    statistics = None if stages.statistics is None else lower(stages.statistics, own, groups.place)
+    return found, statistics
+
+
+def _prepared(lowered: Program, partition: Partition, parameters: set[str], gather_once: bool) -> _LoweredStage:
+    """What a stage does once per step, and its passes without that."""
+    prepared = prepare_parameters(partition) if gather_once else None
+    forward = prepared.forward if prepared else partition.forward
+    backward = prepared.backward if prepared else partition.backward
+    late, halves, totals = None, None, dict[int, Form]()
+    if backward is not None:
+        sent = len([o for o in lowered.outputs if o.role == "gradient" and o.name not in parameters])
+        late = cut_late_sums(backward, sent, growing=gather_once)
+        backward = late.unreduced if late is not None else backward
+        halves = split_backward(backward, sent)
+        returned: Sequence[Any] = backward.graph.output_node().args[0]  # type: ignore[assignment]
+        totals = {i: Form(tuple(returned[i].meta["local_shape"]), returned[i].meta["dtype"]) for i in halves.totals}
+    return _LoweredStage(lowered=lowered, forward=forward, backward=halves, prepared=prepared, late=late, totals=totals)
 
 
 def _bound(
-    micro: MicroProgram,
-    plan: Plan,
-    stages: StagePrograms,
-    stage: int,
-    own: _LoweredStage,
-    groups: StageProcesses,
+    micro: MicroProgram, plan: Plan, stages: StagePrograms, own: _LoweredStage, groups: StageProcesses
 ) -> StageGraphs:
-    backward = own.backward
-    bound = None
+    backward, prepared, late = own.backward, own.prepared, own.late
     if backward is not None:
-        bound = replace(
+        backward = replace(
             backward,
             whole=bind_groups(backward.whole, groups),
             inputs=bind_groups(backward.inputs, groups),
@@ -113,8 +144,11 @@ def _bound(
     gradients = tuple(output.name for output in own.lowered.outputs if output.role == "gradient")
     return StageGraphs(
         lowered=own.lowered,
-        forward=bind_groups(own.partition.forward, groups),
-        backward=bound,
+        forward=bind_groups(own.forward, groups),
+        backward=backward,
+        prepared=None if prepared is None else replace(prepared, prepare=bind_groups(prepared.prepare, groups)),
+        late=None if late is None else replace(late, reduce=bind_groups(late.reduce, groups)),
+        total_forms=own.totals,
         results=tuple(name for name in names if name in stages.owners),
         sent_forward=tuple(name for name in names if name not in stages.owners),
         sent_backward=tuple(name for name in gradients if name not in stages.holders),
@@ -162,53 +196,59 @@ def _gradient_forms(program: Program, plan: Plan, groups: StageProcesses, held: 
     return found
 
 
-def _forms(stages: StagePrograms, plan: Plan, groups: StageProcesses) -> dict[str, Form]:
-    layouts = stage_plan(plan, stages).inputs
-    return {c.name: _form(c.node.meta["val"], layouts[c.name], groups) for c in stages.crossings}
+def _forms(stages: StagePrograms, layouts: Mapping[str, Layout], groups: StageProcesses) -> dict[str, Form]:
+    return {c.name: _form(c.node.meta["val"], layouts[c.name], groups) for c in stages.crossings if c.name in layouts}
 
 
-def _form(value: Any, layout: Any, groups: StageProcesses) -> Form:
-    shape = local_shape(value.shape, layout, groups.mesh, groups.mesh.coordinate(rank()))
-    return Form(tuple(shape), value.dtype)
+def _form(value: Any, layout: Layout, groups: StageProcesses) -> Form:
+    return Form(tuple(local_shape(value.shape, layout, groups.mesh, groups.coordinate)), value.dtype)
+
+
+def _pieces(
+    stages: StagePrograms, layouts: Sequence[Mapping[str, Layout]], groups: StageProcesses
+) -> Callable[[Message], Sequence[Piece]]:
+    """What of a value travels between which ranks of two rank groups; worked out once for each."""
+    shapes = {c.name: tuple(c.node.meta["val"].shape) for c in stages.crossings}
+
+    @cache
+    def found(name: str, source: int, target: int) -> tuple[Piece, ...]:
+        ends = [
+            Ends(layout=layouts[group][name], mesh=groups.meshes[group], ranks=groups.members(group))
+            for group in (source, target)
+        ]
+        return route(shapes[name], *ends)
+
+    return lambda message: found(message.name, message.source, message.target)
 
 
 def _shared(
-    stages: StagePrograms, schedule: Schedule, groups: StageProcesses, program: Program
-) -> dict[str, dist.ProcessGroup]:
-    """For this rank's parameters that other rank groups hold too: the processes with the same block of it."""
+    stages: StagePrograms, schedule: Schedule, groups: StageProcesses, program: Program, own: Plan
+) -> SharedGradients:
+    """For this rank's parameters that other rank groups hold too: the processes that add up their gradients."""
     made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-    shared = {}
+    across = {}
     with_gradient = {output.name for output in _gradients(program, set(stages.holders))}
     for name in sorted(with_gradient):
-        holders = tuple(sorted({group for stage in stages.holders[name] for group in schedule.holders[stage]}))
+        holders = _rank_groups(stages, schedule, name)
         if len(holders) < 2:
             continue
         if holders not in made:
-            made[holders] = _group_of(holders, groups)
+            made[holders] = ranks_across(groups, holders)
         group = made[holders]
         if group is not None:
-            shared[name] = group
-    return shared
+            across[name] = group
+    shapes = {value.name: tuple(value.shape) for value in program.inputs if value.role == "parameter"}
+    return SharedGradients(groups=groups, plan=own, across=across, shapes=shapes)
+
+
+def _rank_groups(stages: StagePrograms, schedule: Schedule, parameter: str) -> tuple[int, ...]:
+    """The rank groups that hold a parameter."""
+    return tuple(sorted({group for stage in stages.holders[parameter] for group in schedule.holders[stage]}))
 
 
 def _stage_parameters(stages: StagePrograms, schedule: Schedule, held: set[str]) -> StageParameters:
-    groups = {
-        name: {group for stage in holders for group in schedule.holders[stage]}
-        for name, holders in stages.holders.items()
-        if holders
-    }
+    groups = {name: _rank_groups(stages, schedule, name) for name, holders in stages.holders.items() if holders}
     return StageParameters(
         absent=frozenset(name for name in groups if name not in held),
         copies={name: len(found) for name, found in groups.items() if name in held and len(found) > 1},
     )
-
-
-def _group_of(holders: tuple[int, ...], groups: StageProcesses) -> dist.ProcessGroup | None:
-    """One process group per place in the rank groups `holders`; all ranks create all of them. None: not a member."""
-    size, mine = groups.mesh.size, None
-    for place in range(size):
-        ranks = [holder * size + place for holder in holders]
-        group = dist.new_group(ranks)
-        if rank() in ranks:
-            mine = group
-    return mine

@@ -86,6 +86,11 @@ class MicroStep:
         return self.micro.whole
 
     @property
+    def own_plan(self) -> Plan:
+        """Every rank goes by the whole plan."""
+        return self.plan
+
+    @property
     def stage_parameters(self) -> StageParameters:
         """Every rank holds its block of every parameter."""
         return StageParameters()
@@ -105,7 +110,14 @@ class MicroStep:
         return tuple(output for output in self.lowered.outputs if output.role in ("loss", "output"))
 
     def __call__(
-        self, leaves: Sequence[Any], bind: Bind, held: HeldGradients, *, axes: Sequence[int], local: bool
+        self,
+        leaves: Sequence[Any],
+        bind: Bind,
+        held: HeldGradients,
+        *,
+        axes: Sequence[int],
+        local: bool,
+        loss_scale: float | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """As `Step` says. Raises ConfigurationError where local parts do not split."""
         part_of = self.parts.split(axes, local)
@@ -114,28 +126,28 @@ class MicroStep:
             return bind(part_of(leaves, part))
 
         if self.graphs.backward is None or not torch.is_grad_enabled():
-            return self._run(bound, axes, None)
+            return self._run(bound, axes, None, 1.0)
         parameters = [tensor for tensor, value in zip(bound(0), self._bound, strict=True) if value.role == "parameter"]
-        return run_differentiably(self, held, bound, axes, parameters)
+        return run_differentiably(self, held, bound, axes, parameters, loss_scale)
 
     @property
     def _bound(self) -> list[Any]:
         return [value for value in self.lowered.inputs if value.role not in ("tangent", "statistic")]
 
     def run_with_gradients(
-        self, bind: BindPart, axes: Sequence[int]
+        self, bind: BindPart, axes: Sequence[int], loss_scale: float | None
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor | None]]:
-        """(results, one complete gradient of the loss per gradient of the program)."""
+        """(results, one complete gradient of the scaled loss per gradient of the program)."""
         gradients = [output for output in self.lowered.outputs if output.role == "gradient"]
         returned = self.lowered.returned[len(self.lowered.outputs) - len(gradients) :]
         totals: list[torch.Tensor | None] = [None] * len(gradients)
         for index in self.totals:
             node = returned[index]
             totals[index] = torch.zeros(node.meta["local_shape"], dtype=node.meta["dtype"], device=self.groups.device)
-        return self._run(bind, axes, totals), totals
+        return self._run(bind, axes, totals, loss_scale or 1.0), totals
 
     def _run(
-        self, bind: BindPart, axes: Sequence[int], totals: list[torch.Tensor | None] | None
+        self, bind: BindPart, axes: Sequence[int], totals: list[torch.Tensor | None] | None, loss_scale: float
     ) -> tuple[torch.Tensor, ...]:
         pieces = self.parts.pieces(axes)
         statistics = self._statistics(bind, pieces)
@@ -146,16 +158,19 @@ class MicroStep:
             for kept in results:
                 kept.append(returned.pop(0))
             if totals is not None:
-                self._backward(graphs, returned, totals)
+                self._backward(graphs, returned, totals, loss_scale)
             del returned
         return tuple(
             self.parts.join(output, values, axes) for output, values in zip(self.forward_outputs, results, strict=True)
         )
 
-    def _backward(self, graphs: OnePart, saved: list[Any], totals: Sequence[torch.Tensor | None]) -> None:
+    def _backward(
+        self, graphs: OnePart, saved: list[Any], totals: Sequence[torch.Tensor | None], loss_scale: float
+    ) -> None:
         assert graphs.backward is not None
+        tangent = self.micro.loss_scale * loss_scale
         tangents = [
-            torch.full(value.shape, self.micro.loss_scale, dtype=value.dtype, device=self.groups.device)
+            torch.full(value.shape, tangent, dtype=value.dtype, device=self.groups.device)
             for value in self.lowered.inputs
             if value.role == "tangent"
         ]

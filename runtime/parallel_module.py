@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -87,6 +87,7 @@ class ParallelModule(nn.Module):
         optimizer: torch.optim.Optimizer | None = None,
         loss_fn: LossFunction | None = None,
         precision: str | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         super().__init__()
         self._model = (model,)  # a tuple, so that the original is not a submodule of its own tree
@@ -95,6 +96,7 @@ class ParallelModule(nn.Module):
         self._optimizer = optimizer
         self.loss_fn = loss_fn
         self.precision = precision
+        self._scaler = scaler
         self._steps: dict[Signature, Step] = {}
         self._absent: dict[str, nn.Parameter] = {}
         self._first: Step | None = None
@@ -124,13 +126,23 @@ class ParallelModule(nn.Module):
         return self._planned().plan
 
     @property
+    def device(self) -> torch.device:
+        """Of this rank's tensors."""
+        return self._planned().groups.device
+
+    @property
+    def absent(self) -> Mapping[str, nn.Parameter]:
+        """Every name of the parameters that only ranks of other stages hold, with an empty tensor of their shape."""
+        return self._absent
+
+    @property
     def mesh(self) -> DeviceMesh:
         """The mesh of every parameter."""
         return self._planned().groups.device_mesh
 
     def data_shard(self) -> tuple[int, int]:
         """(index, count): this rank's part of the global batch, of `count` parts."""
-        return batches.data_shard(self._planned().plan.layout_mesh, self._data_axes)
+        return batches.data_shard(self._planned().groups, self._data_axes)
 
     def gather(self, output: Any) -> Any:
         """Every DTensor in `output` as a full plain tensor (differentiable); the rest as it is."""
@@ -139,7 +151,7 @@ class ParallelModule(nn.Module):
     def build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan and emit for arguments of global shapes, and take over the parameters of the model."""
         self._first = step = self._build(self._model[0], args, kwargs, training=self.training, pinned=None, groups=None)
-        self._data_axes = batches.data_axes(step.plan, step.program)
+        self._data_axes = self._axes_of_the_batch(step)
         self._adopt(step)
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, step.program)
@@ -147,18 +159,31 @@ class ParallelModule(nn.Module):
         if self._batch == "local" and world_size() > 1:
             self._control_group = dist.new_group(backend="gloo")
 
+    def _axes_of_the_batch(self, step: Step) -> tuple[int, ...]:
+        """The mesh axes over which the ranks share the samples; none where stages share them differently."""
+        pipeline = step.plan.pipeline
+        if pipeline is None or not pipeline.groups:
+            return batches.data_axes(step.own_plan, step.program)
+        if self._batch == "local":
+            raise ConfigurationError(
+                'batch="local" needs stages that share the samples alike; those of this plan stand on unequal rank '
+                'groups: pass the whole batch on every rank (batch="global")'
+            )
+        return ()
+
     def _adopt(self, step: Step) -> None:
         """Move the module tree of the original here, its parameters sharded as the plan says."""
-        model, plan, groups = self._model[0], step.plan, step.groups
+        model, plan, groups = self._model[0], step.own_plan, step.groups
         layouts: dict[int, Layout] = {
             id(parameter): stored_layout(names, plan.parameters, plan.layout_mesh)
             for parameter, names in unique_parameters(model).values()
         }
         absent = step.stage_parameters.absent
         gone = {id(p) for p, names in unique_parameters(model).values() if not absent.isdisjoint(names)}
-        check_parameter_layouts(model, plan.parameters, plan.layout_mesh)
+        mine = {name: parameter for name, parameter in plan.parameters.items() if name not in absent}
+        check_parameter_layouts(model, mine, plan.layout_mesh)
         self.base_seed = shared_seed()
-        replaced = _initialised(model, plan, groups, self.base_seed) if is_on_meta(model) else {}
+        replaced = _initialised(model, plan, groups, self.base_seed, absent) if is_on_meta(model) else {}
         self._absent = leave_out(model, absent)
         replaced.update(shard_parameters(model, plan.parameters, groups))
         mark_copies(model, step.stage_parameters.copies)
@@ -219,7 +244,8 @@ class ParallelModule(nn.Module):
         def bind(part: Sequence[Any]) -> list[torch.Tensor]:
             return self._bind(step, part, mode)
 
-        return step(leaves, bind, self._held, axes=self._data_axes, local=mode == "local")
+        scale = self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else None
+        return step(leaves, bind, self._held, axes=self._data_axes, local=mode == "local", loss_scale=scale)
 
     def _plan_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._batch == "local" and world_size() > 1:
@@ -255,7 +281,7 @@ class ParallelModule(nn.Module):
         split = [(leaf, value.batch_dim) for value, leaf in inputs if value.batch_dim is not None]
         sizes = [leaves[leaf].shape[dim] for leaf, dim in split]
         totals = batches.global_sizes(
-            agree_on_sizes(sizes, self._control_group), self._data_axes, step.plan.layout_mesh
+            agree_on_sizes(sizes, self._control_group), self._data_axes, step.own_plan.layout_mesh
         )
         grown = list(leaves)
         for (leaf, dim), total in zip(split, totals, strict=True):
@@ -283,7 +309,7 @@ class ParallelModule(nn.Module):
         return torch.full(value.shape, self.seed(), dtype=value.dtype, device=self._planned().groups.device)
 
     def _argument(self, step: Step, value: Input, argument: torch.Tensor, mode: BatchMode) -> torch.Tensor:
-        layout = batches.input_layout(step.plan, value.name)
+        layout = batches.input_layout(step.own_plan, value.name)
         tensor = argument.to(step.groups.device)
         if mode == "global" or not self._data_axes:
             return batches.keep_block(tensor, layout, step.groups)
@@ -318,7 +344,7 @@ class ParallelModule(nn.Module):
         if output.role == "loss":
             return results[index]
         shape = step.whole.returned[index].meta["val"].shape
-        return from_local(results[index], shape, output_layout(step.plan, output.name), step.groups)
+        return from_local(results[index], shape, output_layout(step.own_plan, output.name), step.groups)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -356,19 +382,23 @@ def _shard_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
     assert isinstance(module, ParallelModule)
     step = module._planned()
     for _parameter, names in unique_parameters(module).values():
-        layout = stored_layout(names, step.plan.parameters, step.plan.layout_mesh)
+        layout = stored_layout(names, step.own_plan.parameters, step.own_plan.layout_mesh)
         for name in names:
             value = state.get(prefix + name)
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
                 state[prefix + name] = shard_tensor(value, layout, step.groups)
-    for name in module._absent:
+    for name in module.absent:
         state.pop(prefix + name, None)
 
 
-def _initialised(model: nn.Module, plan: Plan, groups: ProcessGroups, seed: int) -> dict[int, nn.Parameter]:
-    """Initial weights for a model on meta, each unit sharded as soon as it is drawn."""
+def _initialised(
+    model: nn.Module, plan: Plan, groups: ProcessGroups, seed: int, absent: Collection[str]
+) -> dict[int, nn.Parameter]:
+    """Initial weights for a model on meta, each unit sharded as soon as it is drawn; `absent`: left empty."""
 
     def shard(parameter: nn.Parameter, names: Sequence[str]) -> nn.Parameter:
+        if not set(names).isdisjoint(absent):
+            return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
         sharded = shard_tensor(parameter, stored_layout(names, plan.parameters, plan.layout_mesh), groups)
         return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
 

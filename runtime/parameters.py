@@ -26,7 +26,7 @@ from autopar._compat import StridedShard
 from autopar.errors import PlanMismatchError
 from autopar.layout import Layout, Mesh, Partial, Shard, format_layout, is_legal, local_runs, replicated
 from autopar.parallel_plan import ParameterPlan
-from autopar.runtime.process_groups import ProcessGroups, rank
+from autopar.runtime.process_groups import ProcessGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def shard_tensor(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> DTensor:
     """A DTensor that owns this rank's block of the full `tensor`, which every rank has."""
-    block = local_block(tensor.detach(), layout, groups.mesh, rank())
+    block = local_block(tensor.detach(), layout, groups.mesh, groups.place)
     own = block.clone(memory_format=torch.contiguous_format).to(groups.device)
     return from_local(own, tensor.shape, layout, groups)
 

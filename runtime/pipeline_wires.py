@@ -12,13 +12,16 @@ of the step.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from autopar.errors import RankLostError
+from autopar.runtime.pipeline_routes import Piece
 from autopar.schedules.actions import PipeAction, Schedule
 from autopar.schedules.check import runnable_order
 
@@ -78,62 +81,102 @@ class Form:
 
 
 class Wires:
-    """The messages of one step on one rank."""
+    """The messages of one step on one rank. A message is one piece per pair of ranks that share a part of it."""
 
     def __init__(
         self,
         order: Sequence[Message],
         group: int,
-        ranks: Sequence[int],
+        rank: int,
+        pieces: Callable[[Message], Sequence[Piece]],
         forms: Mapping[str, Form],
         device: torch.device,
     ) -> None:
-        """group: this rank's rank group; ranks: the process that stands at this rank's place in every rank group."""
-        self._group, self._ranks, self._forms, self._device = group, ranks, forms, device
-        self._waiting: dict[int, deque[Message]] = defaultdict(deque)
+        """group: this rank's rank group; pieces: of a message; forms: of what this rank receives."""
+        self._group, self._rank, self._pieces, self._forms, self._device = group, rank, pieces, forms, device
+        self._waiting: dict[int, deque[tuple[Message, Piece]]] = defaultdict(deque)
         for message in order:
-            if group in (message.source, message.target):
-                self._waiting[self._peer(message)].append(message)
-        self._arriving: dict[Message, tuple[Any, torch.Tensor]] = {}
-        self._leaving: list[tuple[Any, torch.Tensor]] = []
+            for piece in self._mine(message):
+                self._waiting[self._peer(piece)].append((message, piece))
+        self._arriving: dict[Message, list[tuple[Any, torch.Tensor, Piece]]] = defaultdict(list)
+        self._leaving: list[tuple[Message, int, Any, torch.Tensor]] = []
 
     def send(self, message: Message, value: torch.Tensor) -> None:
-        """Start a send; receives of the pair that come before it start first."""
-        self._start_receives(self._peer(message))
-        first = self._waiting[self._peer(message)].popleft()
-        assert first == message, f"rank group {self._group} sends {message}, the order says {first}"
-        value = value.contiguous()
-        self._leaving = [(work, kept) for work, kept in self._leaving if not work.is_completed()]
-        self._leaving.append((dist.isend(value, self._ranks[message.target]), value))
+        """Start a send; receives of a pair that come before it start first."""
+        self._leaving = [leaving for leaving in self._leaving if not leaving[2].is_completed()]
+        for piece in self._mine(message):
+            self._start_receives(piece.target)
+            first = self._waiting[piece.target].popleft()[0]
+            assert first == message, f"rank group {self._group} sends {message}, the order says {first}"
+            content = piece.of(value)
+            with _naming(piece.target, message):
+                self._leaving.append((message, piece.target, dist.isend(content, piece.target), content))
 
     def expect(self, message: Message) -> None:
         """Start receives up to this one, as far as what this rank sends before has been sent."""
-        if message not in self._arriving:
-            self._start_receives(self._peer(message), message)
+        started = {piece.source for _, _, piece in self._arriving.get(message, ())}
+        for piece in self._mine(message):
+            if piece.source not in started:
+                self._start_receives(piece.source, message)
 
     def receive(self, message: Message) -> torch.Tensor:
         """Wait for a value."""
         self.expect(message)
-        work, value = self._arriving.pop(message)
-        work.wait()
+        arrived = self._arriving.pop(message)
+        for work, _, piece in arrived:
+            with _naming(piece.source, message):
+                work.wait()
+        if len(arrived) == 1 and arrived[0][2].is_whole:
+            return arrived[0][1]
+        form = self._forms[message.name]
+        value = torch.empty(form.shape, dtype=form.dtype, device=self._device)
+        for _, content, piece in arrived:
+            piece.into(value, content)
         return value
+
+    def is_unread(self, message: Message) -> bool:
+        """Whether a value for this rank has not been received yet."""
+        return message in self._arriving or any(
+            waiting == message for queue in self._waiting.values() for waiting, _ in queue
+        )
 
     def finish(self) -> None:
         """Wait until everything has left."""
-        for work, _ in self._leaving:
-            work.wait()
+        for message, target, work, _ in self._leaving:
+            with _naming(target, message):
+                work.wait()
         assert not self._arriving, "values arrived that nothing read"
         assert not any(self._waiting.values()), "messages were not sent"
 
-    def _peer(self, message: Message) -> int:
-        return message.source if message.target == self._group else message.target
+    def _mine(self, message: Message) -> list[Piece]:
+        """The pieces that this rank sends or receives."""
+        if self._group not in (message.source, message.target):
+            return []
+        return [piece for piece in self._pieces(message) if self._rank in (piece.source, piece.target)]
+
+    def _peer(self, piece: Piece) -> int:
+        return piece.source if piece.target == self._rank else piece.target
 
     def _start_receives(self, peer: int, last: Message | None = None) -> None:
         waiting = self._waiting[peer]
-        while waiting and waiting[0].target == self._group:
-            message = waiting.popleft()
+        while waiting and waiting[0][1].target == self._rank:
+            message, piece = waiting.popleft()
             form = self._forms[message.name]
-            value = torch.empty(form.shape, dtype=form.dtype, device=self._device)
-            self._arriving[message] = (dist.irecv(value, self._ranks[message.source]), value)
+            content = torch.empty(piece.shape, dtype=form.dtype, device=self._device)
+            with _naming(peer, message):
+                self._arriving[message].append((dist.irecv(content, piece.source), content, piece))
             if message == last:
                 return
+
+
+@contextmanager
+def _naming(peer: int, message: Message) -> Iterator[None]:
+    """Raise RankLostError for what a transport raises that has lost the rank `peer`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(
+            f"rank {peer} ended or does not answer: {message.name} of micro-batch {message.micro_batch}, read by stage "
+            f"{message.reader}, did not go from rank group {message.source} to {message.target}; what stopped rank "
+            f"{peer} stands in its own output ({str(error).splitlines()[0]})"
+        ) from error

@@ -5,7 +5,8 @@
     groups.name("dp_shard+tp")           # name of the group that spans both axes
 
 Lowered graphs name groups by their axes, joined by "+" in mesh order. A set of axes becomes one real group, created
-once; all ranks create all groups in the same order. A world of one needs no process group at all.
+once; all ranks create all groups in the same order. A world of one needs no process group at all. The ranks of a
+pipeline have a mesh per rank group (`StageProcesses`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar._compat import lone_device_mesh
 from autopar.errors import PlanMismatchError
 from autopar.layout import Mesh
+from autopar.parallel_plan import Plan
 from autopar.runtime.host_allocator import keep_freed_memory
 
 
@@ -59,9 +61,15 @@ class ProcessGroups:
         if device_type == "cpu":
             keep_freed_memory()
 
-    def of_one_stage(self) -> StageProcesses:
-        """The processes of this rank's coordinate on the first axis, as a mesh of the other axes."""
-        return StageProcesses(self)
+    @property
+    def place(self) -> int:
+        """This rank's position among the ranks of `mesh`, row-major."""
+        return rank()
+
+    @property
+    def coordinate(self) -> tuple[int, ...]:
+        """This rank's coordinate on `mesh`."""
+        return self.mesh.coordinate(self.place)
 
     def name(self, symbol: str) -> str:
         """Name of the process group over the axes of `symbol` ("a" or "a+b"); the first call creates it."""
@@ -90,30 +98,54 @@ class ProcessGroups:
 
 
 class StageProcesses(ProcessGroups):
-    """The processes that hold the same stages of a pipeline: `whole` without its first axis.
+    """The processes of a plan with stages: one mesh per rank group, of which `mesh` and `device_mesh` are this rank's.
 
-    Ranks count row-major with the first axis outermost, so `mesh.coordinate(rank)` holds for every rank of the whole.
+    All ranks create the process groups of all rank groups, in the same order.
     """
 
-    def __init__(self, whole: ProcessGroups) -> None:
-        self.whole = whole
-        self.mesh = Mesh(whole.mesh.axis_names[1:], whole.mesh.shape[1:])
-        self.device_mesh = whole.device_mesh[self.mesh.axis_names]
-        self.device = whole.device
+    def __init__(self, plan: Plan, device_type: str) -> None:
+        """Raises PlanMismatchError where the plan does not have one device per running process."""
+        if plan.num_ranks != world_size():
+            raise PlanMismatchError(
+                f"the plan is for {plan.num_ranks} devices, {world_size()} processes are running: start "
+                f"{plan.num_ranks} (torchrun --nproc-per-node), or plan again"
+            )
+        names = plan.layout_mesh.axis_names
+        self.rank_groups = plan.rank_groups
+        self.meshes = tuple(Mesh(names, group.shape) for group in self.rank_groups)
+        self.group = next(i for i, g in enumerate(self.rank_groups) if 0 <= rank() - g.first_rank < g.size)
+        self.mesh = self.meshes[self.group]
+        self.equal = len({mesh.shape for mesh in self.meshes}) == 1
+        self.device = _device(device_type)
+        self.device_mesh = [
+            DeviceMesh(device_type, torch.tensor(self.members(i)).reshape(mesh.shape), mesh_dim_names=names)
+            for i, mesh in enumerate(self.meshes)
+        ][self.group]
         self._names = {}
+        if device_type == "cpu":
+            keep_freed_memory()
 
     @property
-    def peers(self) -> tuple[int, ...]:
-        """The rank that stands at this rank's place among the processes of each coordinate on the first axis."""
-        return tuple(rank() % self.mesh.size + group * self.mesh.size for group in range(self.whole.mesh.shape[0]))
+    def place(self) -> int:
+        """This rank's position among the ranks of its rank group."""
+        return rank() - self.rank_groups[self.group].first_rank
 
-    @property
-    def group(self) -> int:
-        """This rank's coordinate on the first axis."""
-        return rank() // self.mesh.size
+    def members(self, group: int) -> tuple[int, ...]:
+        """The ranks of a rank group."""
+        first = self.rank_groups[group].first_rank
+        return tuple(range(first, first + self.rank_groups[group].size))
 
     def _create(self, symbol: str) -> str:
-        return self.whole.name(symbol)  # created for all coordinates alike
+        names, found = symbol.split("+"), ""
+        axes = tuple(self.mesh.axis_names.index(name) for name in names)
+        for index, mesh in enumerate(self.meshes):
+            members = self.members(index)
+            for places in subgroups(mesh, axes):
+                ranks = [members[place] for place in places]
+                group = dist.new_group(ranks)
+                if rank() in ranks:
+                    found = str(group.group_name)
+        return found
 
 
 def _device(device_type: str) -> torch.device:

@@ -1,23 +1,34 @@
 """The bound graphs of one stage, and what goes into and out of each of its passes.
 
-F(values, statistics, received) -> results, sent, saved        B(saved, tangents, totals) -> sent
-                                                               I(saved, tangents, totals) -> sent, kept
-                                                               W(kept, totals)
+P(parameters) -> prepared                            once per step, before all others
+F(values, received, prepared) -> results, sent, saved
+B(saved, tangents, prepared, totals) -> sent         I(saved, tangents, prepared, totals) -> sent, kept
+                                                     W(kept, totals)
+R(totals) -> gradients                               once per step, behind all others
+
+Totals are the gradients of this stage's parameters, added up over micro-batches and not yet summed over the ranks
+where that can wait (`passes/late_sums.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from autopar.passes.late_sums import CutGraph
 from autopar.passes.micro_batches import drawing_for
+from autopar.passes.once_per_step import Prepared
 from autopar.passes.weight_gradients import BackwardGraphs
 from autopar.program import MicroProgram, Program
 from autopar.runtime.kernels import GraphCall, kernels
+from autopar.runtime.pipeline_wires import Form
+
+Totals = dict[int, torch.Tensor]
+"""By the index of the gradient among those of the stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +36,16 @@ class StageGraphs:
     """Graphs of one stage on this rank, compiled at their first use; random numbers differ from part to part.
 
     lowered: the stage's program. results: loss and outputs that it makes; sent_forward, sent_backward: the values that
-    it makes for others, each once; gradients: names of the gradients of its backward, what is sent first.
+    it makes for others, each once; gradients: names of the gradients of its backward, what is sent first. prepared:
+    what is made once of the parameters, None: nothing; late: the sums over ranks that wait, None: none do.
     """
 
     lowered: Program
     forward: fx.GraphModule
     backward: BackwardGraphs | None
+    prepared: Prepared | None
+    late: CutGraph | None
+    total_forms: Mapping[int, Form]
     results: tuple[str, ...]
     sent_forward: tuple[str, ...]
     sent_backward: tuple[str, ...]
@@ -39,17 +54,27 @@ class StageGraphs:
     backend: str
     _made: dict[tuple[str, int, int], GraphCall] = field(default_factory=dict)
 
+    def run_prepare(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What is made once of the parameters. values: inputs by name."""
+        if self.prepared is None:
+            return []
+        names = {node.name: value.name for node, value in self._placeholders()}
+        arguments = [values[names[parameter]] for parameter in self.prepared.parameters]
+        return list(self._call("P", self.prepared.prepare, 0, 1)(arguments))
+
     def run_forward(
-        self, values: Mapping[str, torch.Tensor], part: int, pieces: int
+        self, values: Mapping[str, torch.Tensor], prepared: list[torch.Tensor], part: int, pieces: int
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]:
         """(results, values for other stages, saved). values: inputs by name."""
         arguments = [values[value.name] for value in self.lowered.inputs if value.role != "tangent"]
+        if self.prepared is not None:
+            arguments += [prepared[index] for index in self.prepared.of_forward]
         returned = list(self._call("F", self.forward, part, pieces)(arguments))
         made, ends = len(self.results), len(self.results) + len(self.sent_forward)
         return returned[:made], returned[made:ends], returned[ends:]
 
     def run_backward(
-        self, saved: list[Any], totals: Mapping[str, torch.Tensor], part: int, pieces: int, *, weights: bool
+        self, saved: list[Any], prepared: list[torch.Tensor], totals: Totals, part: int, pieces: int, *, weights: bool
     ) -> tuple[list[torch.Tensor], list[Any]]:
         """(gradients for other stages, what the gradients of the weights need). saved: with the tangents, emptied;
         weights: those gradients too, so that nothing is kept for them."""
@@ -59,28 +84,42 @@ class StageGraphs:
             if weights
             else ("I", self.backward.inputs, self.backward.input_totals)
         )
-        saved += [totals[self.gradients[index]] for index in added]
+        if self.prepared is not None:
+            saved += [prepared[index] for index in self.prepared.of_backward]
+        saved += [totals[index] for index in added]
         returned = list(self._call(kind, graph, part, pieces)(saved))
         sent = len(self.sent_backward)
         return returned[:sent], returned[sent:]
 
-    def run_weights(self, kept: list[Any], totals: Mapping[str, torch.Tensor], part: int, pieces: int) -> None:
+    def run_weights(self, kept: list[Any], totals: Totals, part: int, pieces: int) -> None:
         """Add the gradients that I left out. kept: emptied."""
         assert self.backward is not None
-        kept += [totals[self.gradients[index]] for index in self.backward.weight_totals]
+        kept += [totals[index] for index in self.backward.weight_totals]
         self._call("W", self.backward.weights, part, pieces)(kept)
 
+    def run_reduce(self, totals: Totals) -> dict[str, torch.Tensor]:
+        """The complete gradients of this stage's parameters, by name. totals: emptied."""
+        found = {self.gradients[index]: total for index, total in totals.items()}
+        if self.late is not None:
+            waiting = [totals[position] for position in self.late.positions]
+            totals.clear()
+            reduced = self._call("R", self.late.reduce, 0, 1)(waiting)
+            found.update(zip((self.gradients[p] for p in self.late.positions), reduced, strict=True))
+        return found
+
+    def zero_totals(self, device: torch.device) -> Totals:
+        """A total of zeros per gradient."""
+        return {
+            index: torch.zeros(form.shape, dtype=form.dtype, device=device) for index, form in self.total_forms.items()
+        }
+
+    def _placeholders(self) -> Iterator[tuple[fx.Node, Any]]:
+        return zip(self.lowered.placeholders, self.lowered.inputs, strict=True)
+
     def _call(self, kind: str, graph: fx.GraphModule, part: int, pieces: int) -> GraphCall:
-        key = (kind, part, pieces) if self.micro.draws else (kind, 0, 1)
+        key = (kind, part, pieces) if self.micro.draws and kind not in "PR" else (kind, 0, 1)
         if key not in self._made:
             if self.micro.draws:
                 graph = drawing_for(graph, self.micro.draws, part, self.micro.count, pieces)
             self._made[key] = kernels(graph, backend=self.backend)
         return self._made[key]
-
-
-def zero_totals(
-    forms: Mapping[str, tuple[Sequence[int], torch.dtype]], device: torch.device
-) -> dict[str, torch.Tensor]:
-    """A total of zeros per gradient. forms: parameter -> local shape and dtype of its gradient."""
-    return {name: torch.zeros(tuple(shape), dtype=dtype, device=device) for name, (shape, dtype) in forms.items()}

@@ -41,6 +41,10 @@ class Step(Protocol):
         """The plan by which it was lowered."""
 
     @property
+    def own_plan(self) -> Plan:
+        """What this rank goes by: the plan, in a pipeline that of its rank group on `groups.mesh`."""
+
+    @property
     def groups(self) -> ProcessGroups:
         """The processes of its collectives; in a pipeline those that hold the same stages."""
 
@@ -53,10 +57,18 @@ class Step(Protocol):
         """What a call returns."""
 
     def __call__(
-        self, leaves: Sequence[Any], bind: Bind, held: HeldGradients, *, axes: Sequence[int], local: bool
+        self,
+        leaves: Sequence[Any],
+        bind: Bind,
+        held: HeldGradients,
+        *,
+        axes: Sequence[int],
+        local: bool,
+        loss_scale: float | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Run on the leaves of a call: one local tensor of the whole batch per entry of `forward_outputs`.
 
         held: gradients of earlier calls that are not reduced yet. axes: the mesh axes over which the ranks share the
-        samples; local: each rank passes its part of the batch, not the whole.
+        samples; local: each rank passes its part of the batch, not the whole. loss_scale: by which the loss is going to
+        be multiplied (None: by nothing), so that a step that runs backward in the call runs it with that scale.
         """

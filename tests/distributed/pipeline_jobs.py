@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from torch import nn
 
 import autopar
 from autopar.parallel_plan import Plan
+from autopar.runtime import pipeline
 from autopar.runtime.parameters import full_tensor
-from autopar.runtime.pipeline import _Run
+from autopar.runtime.pipeline import PipelineRun
 from autopar.runtime.stage_graphs import StageGraphs
 from autopar.schedules.actions import PipeAction
 from tests.distributed.pipeline_models import CASES
@@ -108,8 +110,8 @@ def train_with_fault(name: str, plan: bytes, fault: str) -> dict[str, float]:
         if fault == "missing weight gradient":
             patch.setattr(StageGraphs, "run_weights", lambda *_: None)
         else:
-            receive = _Run._receive
-            patch.setattr(_Run, "_receive", lambda self, action: receive(self, _swapped(action)))
+            receive = PipelineRun._receive
+            patch.setattr(PipelineRun, "_receive", lambda self, action: receive(self, _swapped(action)))
         return _trained(name, plan, 1)
 
 
@@ -132,16 +134,110 @@ def saved_and_loaded(name: str, plan: bytes, folder: str) -> float:
     return max(float((found[n] - trained[n]).abs().max()) for found in (again, whole) for n in trained)
 
 
-def refused(name: str, plan: bytes) -> list[str]:
-    """What the errors of unsupported requests say."""
+def refused(name: str, plan: bytes) -> str:
+    """What the error of a batch that does not split says."""
     case = CASES[name]
     module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
-    messages = []
-    for request in (lambda: autopar.verify(module, case.batch(0)), lambda: module(**_first(case.batch(0), 3))):
-        with pytest.raises(autopar.AutoparError) as caught:
-            request()
-        messages.append(str(caught.value))
-    return messages
+    with pytest.raises(autopar.AutoparError) as caught:
+        module(**_first(case.batch(0), 3))
+    return str(caught.value)
+
+
+def end_in_a_step(name: str, plan: bytes) -> None:
+    """The last rank ends in the middle of its third pass."""
+    case = CASES[name]
+    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    act, passes = PipelineRun.act, list[PipeAction]()
+
+    def ending(self: PipelineRun, action: PipeAction, received: dict[str, torch.Tensor]) -> None:
+        passes.append(action)
+        if dist.get_rank() == dist.get_world_size() - 1 and len(passes) == 3:
+            os._exit(1)
+        act(self, action, received)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PipelineRun, "act", ending)
+        module(**case.batch(0))
+
+
+def verified(name: str, plan: bytes) -> tuple[int, str]:
+    """How many gradients `verify` compares, and what it says of a module without gradients of weights in W."""
+    case = CASES[name]
+    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    found = autopar.verify(module, case.batch(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageGraphs, "run_weights", lambda *_: None)
+        with pytest.raises(autopar.VerificationError) as caught:
+            autopar.verify(module, case.batch(1))
+    return len(found.gradients), str(caught.value)
+
+
+def train_on_own_parts(name: str, plan: bytes, forget: bool = False) -> float:
+    """Error of the gradients where every rank passes its part of the batch; forget: the same part everywhere."""
+    case = CASES[name]
+    reference = case.model()
+    reference(**case.batch(0))["loss"].backward()
+    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan), batch="local")
+    index, count = module.data_shard()
+    part = {n: tensor.chunk(count)[0 if forget else index] for n, tensor in case.batch(0).items()}
+    module(**part)["loss"].backward()
+    return largest_error(module, reference)
+
+
+def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[float, bool, float]]:
+    """Per step, of which the first overflows on the last rank: (scale afterwards, whether the weights moved, error of
+    the gradients). apart: no rank tells others."""
+    case = CASES[name]
+    reference = case.model()
+    reference(**case.batch(0))["loss"].backward()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan), scaler=scaler)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    together, found = pipeline._overflow_together, list[tuple[float, bool, float]]()
+
+    def overflow(gradients: dict[str, torch.Tensor], device: torch.device) -> None:
+        if not found and dist.get_rank() == dist.get_world_size() - 1:
+            next(iter(gradients.values())).view(-1)[0] = float("inf")
+        if not apart:
+            together(gradients, device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_overflow_together", overflow)
+        for _ in range(2):
+            before = [full_tensor(p.detach()).clone() for p in module.parameters()]
+            optimizer.zero_grad()
+            scaler.scale(module(**case.batch(0))["loss"]).backward()
+            scaler.unscale_(optimizer)
+            error = largest_error(module, reference) if found and not apart else 0.0
+            scaler.step(optimizer)
+            scaler.update()
+            now = [full_tensor(p.detach()) for p in module.parameters()]
+            moved = any(not torch.equal(a, b) for a, b in zip(before, now, strict=True))
+            found.append((scaler.get_scale(), moved, error))
+    return found
+
+
+def delayed_steps(name: str, plan: bytes, late: bool = True) -> float:
+    """Error of the weights after steps of SGD with the gradients of the batch before, at the weights of that batch.
+
+    late: False, with those of the batch itself.
+    """
+    case = CASES[name]
+    reference = case.model()
+    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.3) for m in (module, reference)]
+    before: list[torch.Tensor] = [torch.zeros_like(p) for p in reference.parameters()]
+    for step in range(4):
+        for used, optimizer in zip((module, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            used(**case.batch(step))["loss"].backward()
+        fresh = [p.grad.clone() for p in reference.parameters() if p.grad is not None]
+        for parameter, gradient in zip(reference.parameters(), before if late else fresh, strict=True):
+            parameter.grad = gradient
+        before = fresh
+        for optimizer in optimizers:
+            optimizer.step()
+    return largest_error(module, reference, gradients=False)
 
 
 def _first(batch: dict[str, torch.Tensor], samples: int) -> dict[str, torch.Tensor]:

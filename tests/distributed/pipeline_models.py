@@ -1,4 +1,4 @@
-"""Small models whose blocks become stages: chains, an encoder with a decoder, long skips, dropout, mixed precision."""
+"""Small models whose blocks become stages: chains, an encoder with a decoder, long skips, experts, mixed precision."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -87,6 +89,14 @@ def t5() -> nn.Module:
     )
 
 
+def olmoe() -> nn.Module:
+    """Four blocks of four experts, in fp64, which routes alike on every device."""
+    heads = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "vocab_size": VOCABULARY, "max_position_embeddings": SEQUENCE}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    return OlmoeForCausalLM(OlmoeConfig(**heads, **sizes, **experts, use_cache=False, pad_token_id=0)).double()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """The modules that end the stages but the last, for two stages, four, and eight where the model has them."""
@@ -127,6 +137,12 @@ CASES: Mapping[str, Case] = {
     ),
     "llama": Case(
         build=llama,
+        batch=unevenly_labelled,
+        halves=("model.layers.1",),
+        quarters=("model.layers.0", "model.layers.1", "model.layers.2"),
+    ),
+    "olmoe": Case(
+        build=olmoe,
         batch=unevenly_labelled,
         halves=("model.layers.1",),
         quarters=("model.layers.0", "model.layers.1", "model.layers.2"),

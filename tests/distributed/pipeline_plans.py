@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import nn
 
 from autopar.capture import Captures, fingerprint
 from autopar.cluster import Cluster
-from autopar.parallel_plan import Plan
+from autopar.layout import Mesh
+from autopar.parallel_plan import PIPELINE_AXIS, Plan, RankGroup
 from autopar.passes.stage_plans import with_pipeline
 from autopar.planner.micro_batches import in_parts
 from autopar.planner.planning import make_plan
@@ -81,3 +83,50 @@ def with_stages(micro: MicroProgram, plan: Plan, blocks: Sequence[str], schedule
     return with_pipeline(
         plan, block_ends(micro, blocks), schedule, micro.count, chunks=chunks, fingerprint=fingerprint(micro.program)
     )
+
+
+def unequal_plan(
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    blocks: Sequence[str],
+    schedule: str,
+    micro_batches: int,
+    sizes: Sequence[int],
+    axis: str,
+) -> Plan:
+    """Stage i on a rank group of `sizes[i]` ranks, each group with a plan of its own; the last stage has rank 0."""
+    parts = [plan_of_stages(model, batch, micro_batches, {axis: size}) for size in sizes]
+    micro, plans = parts[0][0], [plan for _, plan in parts]
+    groups = tuple(
+        RankGroup(
+            first_rank=sum(sizes[index + 1 :]),
+            shape=(size,),
+            parameters=plan.parameters,
+            operators=plan.operators,
+            inputs=plan.inputs,
+            buffers=plan.buffers,
+            outputs=plan.outputs,
+        )
+        for index, (size, plan) in enumerate(zip(sizes, plans, strict=True))
+    )
+    whole = with_stages(micro, plans[0], blocks, schedule)
+    assert whole.pipeline is not None
+    return whole.with_(
+        mesh=Mesh((PIPELINE_AXIS, axis), (len(sizes), max(sizes))), pipeline=replace(whole.pipeline, groups=groups)
+    )
+
+
+def gathering_once(plan: Plan) -> Plan:
+    """Every stage gathers its parameters once per step."""
+    assert plan.pipeline is not None
+    stages = tuple(replace(stage, gather_once=True) for stage in plan.pipeline.stages)
+    return plan.with_(pipeline=replace(plan.pipeline, stages=stages))
+
+
+def recomputing(plan: Plan, without: str) -> Plan:
+    """Every operator of forward is computed again in backward, but those whose name holds `without`."""
+    operators = {
+        name: replace(operator, recompute=without not in name and not name.endswith("/bwd"))
+        for name, operator in plan.operators.items()
+    }
+    return plan.with_(operators=operators)

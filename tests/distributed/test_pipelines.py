@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.distributed.pipeline_models import CASES
-from tests.distributed.pipeline_plans import pipeline_plan
-from tests.distributed.pool import Pool
+from tests.distributed.pipeline_plans import gathering_once, pipeline_plan, recomputing, unequal_plan
+from tests.distributed.pool import Pool, WorkerError
 
 pytestmark = pytest.mark.distributed
 
@@ -52,7 +52,7 @@ def test_several_stages_on_a_rank(pool: Pool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "t5", "skips"])
+@pytest.mark.parametrize("name", ["llama", "t5", "skips", "olmoe"])
 def test_other_models_on_four_stages(pool: Pool, name: str) -> None:
     _check(pool.run(f"{JOBS}:train", name=name, plans=[_plan(name, "zb-h1", ALONE, quarters=True)]))
 
@@ -66,12 +66,56 @@ def test_other_models_on_four_stages(pool: Pool, name: str) -> None:
         pytest.param("llama", {"tp": 2}, "1f1b", marks=pytest.mark.slow),
         pytest.param("t5", {"tp": 2}, "1f1b", marks=pytest.mark.slow),
         pytest.param("skips", {"dp_shard": 2}, "zb-h1", marks=pytest.mark.slow),
+        pytest.param("skips", {"tp": 2}, "zb-h1", marks=pytest.mark.slow),
+        pytest.param("olmoe", {"tp": 2}, "1f1b", marks=pytest.mark.slow),
+        pytest.param("olmoe", {"dp_shard": 2}, "zb-h1", marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_stages_of_several_ranks(pool: Pool, name: str, dims: dict[str, int], schedule: str) -> None:
     plans = [_plan(name, schedule, dims, quarters=False)]
     _check(pool.run(f"{JOBS}:train", name=name, plans=plans, steps=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "once", "schedule"),
+    [
+        ("gpt2", {"dp_shard": 2}, True, "1f1b"),
+        pytest.param("skips", {"dp_shard": 2}, True, "zb-h1", marks=pytest.mark.slow),
+        pytest.param("llama", {"dp_shard": 2}, False, "zb-h1", marks=pytest.mark.slow),
+        pytest.param("gpt2", {"tp": 2}, False, "zb-h1", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_stages_that_recompute_or_gather_once(
+    pool: Pool, name: str, dims: dict[str, int], once: bool, schedule: str
+) -> None:
+    case = CASES[name]
+    plan = pipeline_plan(case.model(), case.batch(0), case.halves, schedule, MICRO_BATCHES, dims)
+    plan = gathering_once(plan) if once else recomputing(plan, without="embed")
+    _check(pool.run(f"{JOBS}:train", name=name, plans=[plan.to_json()]))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "axis", "schedule"),
+    [
+        ("gpt2", (1, 2), "dp_shard", "zb-h1"),
+        pytest.param("gpt2", (3, 1), "tp", "1f1b", marks=pytest.mark.slow),
+        pytest.param("skips", (1, 3), "dp_shard", "1f1b", marks=pytest.mark.slow),
+        pytest.param("t5", (2, 1), "tp", "zb-h1", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_stages_on_unequal_rank_groups(pool: Pool, name: str, sizes: tuple[int, ...], axis: str, schedule: str) -> None:
+    case = CASES[name]
+    plan = unequal_plan(case.model(), case.batch(0), case.halves, schedule, MICRO_BATCHES, sizes, axis)
+    _check(pool.run(f"{JOBS}:train", world_size=sum(sizes), name=name, plans=[plan.to_json()], steps=2))
+
+
+def test_gradients_of_the_step_before_are_whole_and_at_its_weights(pool: Pool) -> None:
+    plan = _plan("gpt2", "2bw", ALONE, quarters=False)
+    assert max(pool.run(f"{JOBS}:delayed_steps", world_size=2, name="gpt2", plan=plan)) <= 1e-5
+    assert max(pool.run(f"{JOBS}:delayed_steps", world_size=2, name="gpt2", plan=plan, late=False)) > 1e-3
 
 
 @pytest.mark.parametrize("fault", ["swapped micro-batch", "missing weight gradient"])
@@ -88,8 +132,38 @@ def test_a_checkpoint_holds_all_stages(pool: Pool, tmp_path: object) -> None:
         assert error == 0.0
 
 
-def test_what_pipelines_cannot_do_is_refused(pool: Pool) -> None:
+def test_a_batch_that_does_not_split_is_refused(pool: Pool) -> None:
     plan = _plan("gpt2", "1f1b", ALONE, quarters=False)
-    for messages in pool.run(f"{JOBS}:refused", world_size=2, name="gpt2", plan=plan):
-        assert "verify" in messages[0]
-        assert "micro-batches" in messages[1]
+    for message in pool.run(f"{JOBS}:refused", world_size=2, name="gpt2", plan=plan):
+        assert "micro-batches" in message
+
+
+def test_verify_gathers_all_stages(pool: Pool) -> None:
+    plan = _plan("gpt2", "zb-h1", ALONE, quarters=False)
+    for compared, message in pool.run(f"{JOBS}:verified", world_size=2, name="gpt2", plan=plan):
+        assert compared == len(list(CASES["gpt2"].model().parameters()))
+        assert "gradient" in message
+
+
+def test_ranks_pass_their_own_part_of_the_batch(pool: Pool) -> None:
+    plan = _plan("gpt2", "1f1b", {"dp_shard": 2}, quarters=False)
+    assert max(pool.run(f"{JOBS}:train_on_own_parts", name="gpt2", plan=plan)) <= 1e-5
+    assert max(pool.run(f"{JOBS}:train_on_own_parts", name="gpt2", plan=plan, forget=True)) > 1e-2
+
+
+def test_an_overflow_on_one_stage_skips_the_step_on_all(pool: Pool) -> None:
+    plan = _plan("gpt2", "1f1b", ALONE, quarters=False)
+    for first, second in pool.run(f"{JOBS}:scaled_steps", world_size=2, name="gpt2", plan=plan):
+        assert first[:2] == (2.0**19, False)
+        assert second[:2] == (2.0**19, True)
+        assert second[2] <= 1e-5
+    apart = pool.run(f"{JOBS}:scaled_steps", world_size=2, name="gpt2", plan=plan, apart=True)
+    assert [steps[0][1] for steps in apart] == [True, False]
+
+
+def test_a_rank_that_ends_in_a_step_is_named_by_those_that_wait(pool: Pool) -> None:
+    plan = _plan("gpt2", "1f1b", ALONE, quarters=False)
+    with pytest.raises(WorkerError) as caught:
+        pool.run(f"{JOBS}:end_in_a_step", world_size=2, name="gpt2", plan=plan)
+    assert "rank 1:\nthe worker process died" in str(caught.value)
+    assert "RankLostError: rank 1 ended or does not answer" in str(caught.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
@@ -60,3 +62,41 @@ def test_what_leads_to_one_weight_alone_is_late_as_a_whole() -> None:
     graphs = split_backward(_backward(sent=False), 0)
     assert graphs.weight_totals == (0, 1)
     assert [n for n in graphs.inputs.graph.nodes if n.target is aten.mm.default] == []
+
+
+def _convolution(wants_input: bool) -> fx.GraphModule:
+    """y = conv(x, w) + b: dx is sent, dw and db are of the weight and the bias."""
+    graph = fx.Graph()
+    x, w, dy = (graph.placeholder(name) for name in ("x", "w", "dy"))
+    options = ([4], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [wants_input, True, True])
+    both = graph.call_function(aten.convolution_backward.default, (dy, x, w, *options))
+    parts = [graph.call_function(operator.getitem, (both, index)) for index in range(3)]
+    for node in (both, *parts):
+        node.meta = {"phase": "backward", "operator": "conv"}
+    graph.output(tuple(parts if wants_input else parts[1:]))
+    return fx.GraphModule({}, graph)
+
+
+def test_the_weight_of_a_convolution_is_late() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 3, 5, 5), (4, 3, 3, 3), (2, 4, 5, 5))
+    x, w, dy = (torch.randn(shape, generator=generator) for shape in shapes)
+    dx, dw, db = _convolution(wants_input=True)(x, w, dy)
+    graphs = split_backward(_convolution(wants_input=True), 1)
+    assert graphs.weight_totals == (1, 2)
+    sent, *kept = graphs.inputs(x, w, dy)
+    assert torch.allclose(sent, dx, atol=1e-6)
+    totals = [torch.zeros_like(dw), torch.zeros_like(db)]
+    graphs.weights(*kept, *totals)
+    assert torch.allclose(totals[0], dw, atol=1e-5)
+    assert torch.allclose(totals[1], db, atol=1e-5)
+    masks = [n.args[10] for n in graphs.inputs.graph.nodes if n.target is aten.convolution_backward.default]
+    assert masks == [[True, False, False]]
+    whole = [n.args[10] for n in graphs.whole.graph.nodes if n.target is aten.convolution_backward.default]
+    assert whole == [[True, True, True]]  # one call where both halves run at once
+
+
+def test_a_convolution_of_weights_alone_is_late_too() -> None:
+    graphs = split_backward(_convolution(wants_input=False), 0)
+    assert [n for n in graphs.inputs.graph.nodes if n.op == "call_function"] == []
+    assert graphs.weight_totals == (0, 1)

@@ -1,0 +1,122 @@
+"""What a stage makes once per step and not once per micro-batch: what follows from parameters alone.
+
+    forward(w, x):                                             prepare(w): return all_gather(w)
+        g = all_gather(w); return x g, x
+    backward(w, x, dy):                        -->             forward(w, x, g): return x g, x
+        g = all_gather(w); return dy g', x' dy                 backward(w, x, dy, g): return dy g', x' dy
+
+Gathered parameters and their casts then stay for the whole step, one copy for forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from torch import fx
+
+from autopar.passes.lower import is_random
+from autopar.passes.partition import Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """`prepare` takes the placeholders `parameters` of forward. `forward` and `backward` take some of the values that
+    it returns, those at `of_forward` and `of_backward`, behind their other inputs."""
+
+    prepare: fx.GraphModule
+    parameters: tuple[str, ...]
+    forward: fx.GraphModule
+    of_forward: tuple[int, ...]
+    backward: fx.GraphModule | None
+    of_backward: tuple[int, ...]
+
+
+def prepare_parameters(partition: Partition) -> Prepared:
+    """Take what follows from parameters alone out of both graphs."""
+    keys = _Keys(partition)
+    forward = _taken_out(partition.forward, keys)
+    backward = [] if partition.backward is None else _taken_out(partition.backward, keys)
+    found = list(dict.fromkeys(keys.of(node) for node in (*forward, *backward)))
+    order = {key: index for index, key in enumerate(found)}
+    prepare, parameters = _preparing(found, keys, partition)
+    return Prepared(
+        prepare=prepare,
+        parameters=parameters,
+        forward=_without(partition.forward, forward, keys),
+        of_forward=tuple(order[keys.of(node)] for node in forward),
+        backward=None if partition.backward is None else _without(partition.backward, backward, keys),
+        of_backward=tuple(order[keys.of(node)] for node in backward),
+    )
+
+
+class _Keys:
+    """Equal keys for calls of forward and of backward that make the same of the same parameters."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._of: dict[fx.Node, Hashable] = {}
+        self._by_name: dict[str, Hashable] = {name: name for name in partition.parameters}
+        self.source: dict[Hashable, fx.Node] = {}
+        for node in partition.forward.graph.nodes:
+            if self.of(node) is not None:
+                self._by_name[node.name] = self.of(node)  # as backward knows it, where forward saves it
+
+    def of(self, node: fx.Node) -> Hashable:
+        """None: the node does not follow from parameters alone."""
+        if node not in self._of:
+            self._of[node] = key = self._made(node)
+            if node.op == "call_function" and key is not None:
+                self.source.setdefault(key, node)
+        return self._of[node]
+
+    def _made(self, node: fx.Node) -> Hashable:
+        if node.op == "placeholder":
+            return self._by_name.get(node.name)
+        operands = [self.of(operand) for operand in node.all_input_nodes]
+        if node.op != "call_function" or is_random(node) or not operands or None in operands:
+            return None
+        arguments = fx.node.map_arg((node.args, node.kwargs), lambda operand: None)
+        return str(node.target), repr(arguments), tuple(operands)
+
+
+def _taken_out(graph_module: fx.GraphModule, keys: _Keys) -> list[fx.Node]:
+    """The calls that follow from parameters alone and are read by others."""
+    return [
+        node
+        for node in graph_module.graph.nodes
+        if node.op == "call_function" and keys.of(node) is not None and any(keys.of(u) is None for u in node.users)
+    ]
+
+
+def _without(graph_module: fx.GraphModule, taken_out: list[fx.Node], keys: _Keys) -> fx.GraphModule:
+    """The graph with placeholders for what is taken out, behind the others."""
+    graph = fx.Graph()
+    made = {node: graph.node_copy(node) for node in graph_module.graph.find_nodes(op="placeholder")}
+    for node in taken_out:
+        made[node] = graph.placeholder(f"prepared_{node.name}")
+        made[node].meta = dict(node.meta)
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and keys.of(node) is None:
+            made[node] = graph.node_copy(node, made.__getitem__)
+    graph.output(fx.node.map_arg(graph_module.graph.output_node().args[0], made.__getitem__))
+    return fx.GraphModule(graph_module, graph)
+
+
+def _preparing(wanted: list[Hashable], keys: _Keys, partition: Partition) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    graph = fx.Graph()
+    placeholders = {
+        node.name: graph.node_copy(node)
+        for node in partition.forward.graph.find_nodes(op="placeholder")
+        if node.name in partition.parameters
+    }
+    made: dict[Hashable, fx.Node] = dict(placeholders)
+
+    def value(key: Hashable) -> fx.Node:
+        if key not in made:
+            node = keys.source[key]
+            operands = {operand: value(keys.of(operand)) for operand in node.all_input_nodes}
+            made[key] = graph.node_copy(node, operands.__getitem__)
+        return made[key]
+
+    graph.output(tuple(value(key) for key in wanted))
+    return fx.GraphModule(partition.forward, graph), tuple(placeholders)
