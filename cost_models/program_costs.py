@@ -55,6 +55,8 @@ class ProgramAction:
     """Of one element of that buffer."""
     moves_parameter: bool = False
     """Of a collective: it gathers a parameter or reduces a parameter's gradient."""
+    operand_elements: float = 0.0
+    """Of a product of an activation or of its gradient with a weight: elements of its left operand."""
     weight_only: bool = False
     """Nothing but gradients of this segment's parameters depends on it: a split backward runs it in W."""
 
@@ -101,10 +103,23 @@ def program_actions(
                     stream=COMPUTE,
                     seconds=prices.seconds(kernel, adds_gradient=heavy in gradients),
                     kind=base_name(heavy.target),
+                    operand_elements=_operand_elements(heavy),
                     weight_only=all(one in weight_only for one, _ in kernel),
                 )
             )
     return actions
+
+
+def _operand_elements(node: fx.Node) -> float:
+    if base_name(node.target) not in ("mm", "expert_linear"):
+        return 0.0
+    return float(_first_operand(node).numel())
+
+
+def _first_operand(node: fx.Node) -> torch.Tensor:
+    value = node.all_input_nodes[0].meta["val"]
+    assert isinstance(value, torch.Tensor)
+    return value
 
 
 def describe_values(graph: fx.Graph) -> None:

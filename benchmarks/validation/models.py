@@ -161,7 +161,11 @@ class Layer(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = norm(shape), norm(shape)
         attention = shape.latent
-        self.attention = Attention(shape, flash=flash) if attention is None else Latent(shape, attention, flash=flash)
+        self.attention = (
+            Attention(shape, flash=flash, causal=is_causal(shape, kind))
+            if attention is None
+            else Latent(shape, attention, flash=flash)
+        )
         if kind == "experts":
             assert shape.experts is not None
             self.mlp: nn.Module = MixtureOfExperts(shape, shape.experts, expert_ranks)
@@ -190,7 +194,7 @@ class CrossAttention(nn.Module):
         width = shape.heads * self.head_dim
         self.query = nn.Linear(shape.hidden, width)
         self.kv = nn.Linear(shape.hidden, 2 * width)
-        self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash)
+        self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash, causal=False)
         self.out = nn.Linear(width, shape.hidden)
 
     def forward(self, x: Tensor, encoded: Tensor) -> Tensor:
@@ -206,13 +210,13 @@ class CrossAttention(nn.Module):
 class Core(nn.Module):
     """Attention over (B, H, S, D); without flash its scores are written, as two batched products and a softmax."""
 
-    def __init__(self, dropout: float, *, flash: bool) -> None:
+    def __init__(self, dropout: float, *, flash: bool, causal: bool = True) -> None:
         super().__init__()
-        self.dropout, self.flash = dropout, flash
+        self.dropout, self.flash, self.causal = dropout, flash, causal
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if self.flash:
-            return F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, is_causal=True)
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, is_causal=self.causal)
         scores = query @ key.transpose(-1, -2)  # masked and scaled by the kernel of the softmax
         weights = torch.softmax(scores, dim=-1)
         return (F.dropout(weights, self.dropout) if self.dropout else weights) @ value
@@ -221,14 +225,14 @@ class Core(nn.Module):
 class Attention(nn.Module):
     """Self-attention whose query, key and value come from one product, grouped by key-value heads as Megatron does."""
 
-    def __init__(self, shape: ModelShape, *, flash: bool) -> None:
+    def __init__(self, shape: ModelShape, *, flash: bool, causal: bool) -> None:
         super().__init__()
         self.head_dim = shape.head_dim or shape.hidden // shape.heads
         self.groups, self.queries = shape.kv_heads, shape.heads // shape.kv_heads
         bias = shape.family in ("gpt", "bert", "t5")
         width = self.groups * (self.queries + 2) * self.head_dim
         self.qkv = nn.Linear(shape.hidden, width, bias=bias)
-        self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash)
+        self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash, causal=causal)
         self.out = nn.Linear(shape.heads * self.head_dim, shape.hidden, bias=bias)
         self.rotation = Rotation(shape.seq_len, self.head_dim) if uses_rotation(shape) else None
 
@@ -358,6 +362,11 @@ class MixtureOfExperts(nn.Module):
 def uses_rotation(shape: ModelShape) -> bool:
     """Whether positions are rotary; else learned."""
     return shape.family in ("llama", "moe")
+
+
+def is_causal(shape: ModelShape, kind: str) -> bool:
+    """Whether a position attends to those before it only: not in BERT and in encoders."""
+    return shape.family != "bert" and kind != "encoder"
 
 
 def is_gated(shape: ModelShape) -> bool:

@@ -223,10 +223,11 @@ def _golden_stack(row: Row) -> Stack:
     kind = {"fp16": stacks.MEGATRON_FP16, "fp32": stacks.MEGATRON_FP32}.get(text(row, "dtype"), stacks.MEGATRON)
     stack = replace(
         kind,
+        name="megatron-tests",
         attention=_golden_attention(row),
         overlap_gradients=flag(row, "overlap_grad_reduce"),
         overlap_parameters=flag(row, "overlap_param_gather"),
-        cuda_graph=bool(text(row, "cuda_graph")),
+        cuda_graph="layers" if text(row, "cuda_graph") else "none",
         deterministic=flag(row, "deterministic"),
         offload_activations="offloading" in text(row, "case"),
         compiled_loss="cross_entropy_loss_fusion" in text(row, "case"),

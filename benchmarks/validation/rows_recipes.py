@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from benchmarks.validation import stacks
-from benchmarks.validation.fields import Row, Unpredictable, cluster_of, flag, integer, text, whole
+from benchmarks.validation.fields import Row, Unpredictable, cluster_of, flag, integer, number, text, whole
 from benchmarks.validation.runs import ModelShape, ParallelShape, Stack, TrainingRun
 from benchmarks.validation.shapes import model_named
 
@@ -51,7 +51,7 @@ def bridge(row: Row) -> TrainingRun:
             micro_batch=micro_batch,
             micro_batches=whole(integer(row, "gbs"), micro_batch * dp, "global batch"),
         ),
-        stack=_bridge_stack(text(row, "precision"), model, system, fsdp=bool(sharded)),
+        stack=_bridge_stack(row, model, fsdp=bool(sharded)),
         cluster=cluster_of(system, devices),
         adapter_rank=_LORA_RANK if "LoRA" in text(row, "task") else 0,
     )  # fmt: skip
@@ -72,10 +72,21 @@ def _bridge_recompute(model: str, system: str) -> tuple[str, ...]:
     return ()
 
 
-def _bridge_stack(precision: str, model: ModelShape, system: str, *, fsdp: bool) -> Stack:
+_WHOLE_GRAPH_SINCE = 26.06
+"""Container from which MXFP8 recipes with experts launch a step as one graph and exchange tokens beside compute
+(configs/deepseek/deepseek_workload_base_configs.py: cuda_graph_impl "full_iteration", moe_a2a_overlap)."""
+_LAYER_GRAPHS_SINCE = 26.02
+"""Container from which they launch attention and router as graphs of layers (cuda_graph_scope of the same file)."""
+
+
+def _bridge_stack(row: Row, model: ModelShape, *, fsdp: bool) -> Stack:
+    precision, system = text(row, "precision"), text(row, "system")
     if precision.upper() not in _PRECISIONS:
         raise Unpredictable(f"precision {precision!r} is none of {', '.join(filter(None, _PRECISIONS))}")
     dtype, scaling = _PRECISIONS[precision.upper()]
+    container = number(row, "container", 0.0)
+    whole_graph = container >= _WHOLE_GRAPH_SINCE and scaling == "block32" and "H100" not in system
+    layer_graphs = container >= _LAYER_GRAPHS_SINCE and "H100" not in system
     return replace(
         stacks.MEGATRON,
         name="megatron-bridge",
@@ -85,7 +96,9 @@ def _bridge_stack(precision: str, model: ModelShape, system: str, *, fsdp: bool)
         overlap_parameters=True,
         overlap_tensor=True,
         fused_loss=True,
-        cuda_graph=model.experts is not None and "H100" not in system,
+        cuda_graph="none" if model.experts is None else "step" if whole_graph else "layers" if layer_graphs else "none",
+        forwards_tokens=True,
+        overlap_exchanges=whole_graph,
         offload_activations=fsdp and "GB" in system,
         expandable_segments=True,
     )

@@ -167,7 +167,12 @@ class Stack:
     """Products of experts are grouped kernels; else one expert after another."""
     gathered_experts: bool = False
     """Tokens of expert parallelism are gathered whole (Megatron's dispatcher "allgather"); else exchanged."""
-    cuda_graph: bool = False
+    forwards_tokens: bool = False
+    """Exchanges send a token once per node and forward it inside (DeepEP, HybridEP)."""
+    overlap_exchanges: bool = False
+    """Exchanges of one micro-batch run beside the compute of another."""
+    cuda_graph: Literal["none", "layers", "step"] = "none"
+    """Which kernels the host launches as one: none; those of layers, but what moves tokens between experts; all."""
     deterministic: bool = False
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import Cluster
+from autopar.cost_models.operator_names import is_causal
 from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
 from autopar.passes.segments import segment_of
@@ -16,7 +17,7 @@ from benchmarks.validation.road import run_actions, segment_costs, stage_costs, 
 from benchmarks.validation.runs import ModelShape, ParallelShape, Stack, TrainingRun
 
 GPT = ModelShape(family="gpt", hidden=512, ffn=2048, layers=4, heads=8, kv_heads=8, vocab=2048, seq_len=256)
-GRAPHED = Stack(name="megatron", dtype="float16", attention="unfused", cuda_graph=True)
+GRAPHED = Stack(name="megatron", dtype="float16", attention="unfused", cuda_graph="step")
 """No host: seconds are those of the device."""
 
 
@@ -97,7 +98,7 @@ def test_a_pipeline_waits_for_its_bubble() -> None:
 
 
 def test_a_host_that_launches_slowly_bounds_small_kernels() -> None:
-    eager = replace(GRAPHED, name="megatron-deepspeed", cuda_graph=False)
+    eager = replace(GRAPHED, name="megatron-deepspeed", cuda_graph="none")
     kernels = sum(len(c.forward.kernels) + len(c.backward.kernels) for c in segment_costs(run(), "t0").values())
     assert step_seconds(run(stack=eager), "t0") > kernels * 50e-6 > step_seconds(run(), "t0")
     assert step_seconds(run(stack=eager), "physics") < kernels * 50e-6
@@ -108,3 +109,13 @@ def test_what_no_plan_can_say_is_refused_with_the_reason() -> None:
         step_seconds(run(replace(GPT, family="hybrid")), "t0")
     with pytest.raises(ConfigurationError, match="needs the length of its decoder's sequences"):
         step_seconds(run(replace(GPT, family="t5")), "t0")
+
+
+@pytest.mark.parametrize(("family", "masked"), [("gpt", {True}), ("bert", {False}), ("t5", {True, False})])
+def test_only_decoders_hide_later_positions(family: str, masked: set[bool]) -> None:
+    shape = replace(GPT, family=family, decoder_seq_len=256 if family == "t5" else 0)
+    low = lowered(run(shape, replace(GRAPHED, attention="flash")))
+    calls = [n for n in low.partition.forward.graph.nodes if "attention" in str(n.target)]
+    assert {is_causal(call) for call in calls} == masked
+    encoders = [call for call in calls if family == "t5" and call.meta["operator"].startswith("layers.0.")]
+    assert not any(map(is_causal, encoders))
