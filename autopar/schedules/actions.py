@@ -97,7 +97,7 @@ class Schedule:
     def awaited(self, action: PipeAction) -> tuple[int, Literal["F", "gradient"]] | None:
         """The `producer` of an action, None where it ran in the step before."""
         needed = producer(action, self.num_stages)
-        if needed is None or action.micro_batch >= 0 or (needed[0], action.micro_batch) in self._left_over:
+        if needed is None or action.micro_batch >= 0 or (needed[0], action.micro_batch) in self.left_over:
             return needed
         return None
 
@@ -113,9 +113,14 @@ class Schedule:
                     )
         return found
 
+    @property
+    def drains(self) -> bool:
+        """Whether a step leaves nothing to the next one."""
+        return not self.left_over
+
     @cached_property
-    def _left_over(self) -> frozenset[tuple[int, int]]:
-        """(stage, micro-batch) of what the step before left to this one."""
+    def left_over(self) -> frozenset[tuple[int, int]]:
+        """(stage, micro-batch below 0) of the backwards that the step before left to this one."""
         return frozenset((action.stage, action.micro_batch) for action in self if action.micro_batch < 0)
 
 

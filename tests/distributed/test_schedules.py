@@ -41,3 +41,9 @@ def _plan(family: str) -> bytes:
 def test_a_family_gives_the_loss_and_the_gradients_of_one_device(pool: Pool, family: str) -> None:
     for (errors,) in pool.run(f"{JOBS}:train", name="deep", plans=[_plan(family)]):
         assert max(errors.values()) <= 1e-5, errors
+
+
+def test_steps_that_do_not_drain_train_as_delayed_sgd(pool: Pool) -> None:
+    """PipeDream-2BW: gradients at the weights before the last step, up to three backwards left to the next one."""
+    for error in pool.run(f"{JOBS}:delayed_steps", name="deep", plan=_plan("2bw")):
+        assert error <= 1e-5

@@ -98,6 +98,7 @@ def block_table(
         return rows
 
     sends = _crossing_bytes(solved, runs)
+    parameters = added([_parameter_bytes(solved)])[0]
     return BlockTable(
         name=f"{'x'.join(map(str, solved.mesh.shape))}",
         devices=solved.mesh.size,
@@ -114,6 +115,8 @@ def block_table(
         once_seconds=added([seconds[base].once])[0],
         send_bytes=sends,
         send_seconds=np.array([send_seconds(size) for size in sends], dtype=np.float64),
+        parameter_bytes=parameters,
+        twin_seconds=np.array([send_seconds(size) for size in parameters], dtype=np.float64),
     )
 
 
@@ -284,6 +287,17 @@ class _Bytes:
         for segment, size in read.values():
             found[segment] += size
         return found
+
+
+def _parameter_bytes(solved: Solved) -> Floats:
+    """(segments,) of one device; two devices add up their gradients by sending each other as much."""
+    found = np.zeros(len(solved.lifetimes.segments.names))
+    for index, variable in enumerate(solved.built.variables):
+        if variable.kind == "parameter":
+            stored = variable.labels[int(solved.labels[index])].stored
+            part = local_fraction(stored, shape_of(variable.node), solved.mesh)
+            found[first_segment(solved.lifetimes, variable.node)] += part * tensor_bytes(variable.node)
+    return found
 
 
 def _crossing_bytes(solved: Solved, runs: Runs) -> Floats:

@@ -11,7 +11,7 @@ on the fullest device of the sub-mesh.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,9 @@ class BlockTable:
     """Costs of N blocks under R ways of recomputation, on sub-meshes of `devices` devices of the device group `group`.
 
     Arrays are (R, N), but for state_bytes and once_seconds (N,) and those of borders (N - 1,). send_seconds: of the
-    activation over a border, one way. capacity_bytes: what one device holds. Raises ConfigurationError for other shapes
-    and for costs that are negative or not finite.
+    activation over a border, one way. parameter_bytes and twin_seconds, (N,): a block's parameters, and adding up their
+    gradients over two rank groups that both hold it; None counts as 0. capacity_bytes: what one device holds. Raises
+    ConfigurationError for other shapes and for costs that are negative or not finite.
     """
 
     name: str
@@ -47,6 +48,8 @@ class BlockTable:
     once_seconds: Floats
     send_bytes: Floats
     send_seconds: Floats
+    parameter_bytes: Floats | None = None
+    twin_seconds: Floats | None = None
     group: int = 0
     modes: tuple[str, ...] = MODES
     """The way of recomputation of every row."""
@@ -58,6 +61,7 @@ class BlockTable:
         if len(self.modes) != shape[0]:
             raise ConfigurationError(f"block table {self.name}: {shape[0]} rows for the modes {self.modes}")
         wanted = {
+            **{name: shape[1:] for name in ("parameter_bytes", "twin_seconds") if getattr(self, name) is not None},
             **dict.fromkeys(_BY_MODE, shape),
             **dict.fromkeys(("state_bytes", "once_seconds"), shape[1:]),
             **dict.fromkeys(("send_bytes", "send_seconds"), (shape[1] - 1,)),
@@ -78,9 +82,16 @@ class BlockTable:
         """(R, N) forward and whole backward."""
         return np.asarray(self.forward_seconds + self.backward_seconds + self.weight_seconds)
 
-    def stage(self, first: int, end: int, mode: int) -> StageCosts:
-        """Costs of the blocks first .. end - 1 as one stage, all recomputed in one way."""
+    def with_copies(self, count: int) -> BlockTable:
+        """The same blocks with so many more copies of their parameters."""
+        if self.parameter_bytes is None:
+            return self
+        return replace(self, state_bytes=self.state_bytes + count * self.parameter_bytes)
+
+    def stage(self, first: int, end: int, mode: int, *, twins: bool = False) -> StageCosts:
+        """Costs of the blocks first .. end - 1 as one stage, all recomputed in one way. twins: on two rank groups."""
         run = slice(first, end)
+        added = float(self.twin_seconds[run].sum()) if twins and self.twin_seconds is not None else 0.0
         return StageCosts(
             forward_seconds=float(self.forward_seconds[mode, run].sum()),
             backward_seconds=float(self.backward_seconds[mode, run].sum()),
@@ -91,7 +102,7 @@ class BlockTable:
             forward_extra_bytes=float(self.forward_extra_bytes[mode, run].max()),
             backward_extra_bytes=float(self.backward_extra_bytes[mode, run].max()),
             state_bytes=float(self.state_bytes[run].sum()),
-            once_seconds=float(self.once_seconds[run].sum()),
+            once_seconds=float(self.once_seconds[run].sum()) + added,
         )
 
 

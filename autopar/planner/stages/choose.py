@@ -7,7 +7,8 @@ its real schedule, and the shortest simulated step that fits into memory wins. W
 (halves of backward keep more than the search counts), the search runs again with a smaller one.
 
 Restricted: families with several chunks per rank are cut as if a rank's memory were shared out equally among its
-chunks; the played peak is checked against the whole.
+chunks; the played peak is checked against the whole. So are the two stages of a rank in pipelines of both directions,
+which also pay for adding up the gradients of every stage over its two rank groups.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import Cut, CutQuestion, cut_into_stages
 from autopar.planner.stages.in_flight import in_flight
 from autopar.schedules.list_scheduler import FAMILIES, OPT_IN_FAMILIES, build_schedule
+from autopar.schedules.orders import check_both_ways
 
-COMPARED = tuple(name for name, policy in FAMILIES.items() if not policy.both_ways and name not in OPT_IN_FAMILIES)
+COMPARED = tuple(name for name in FAMILIES if name not in OPT_IN_FAMILIES)
 """Families that are tried where none is asked for, each with the chunks of its policy."""
+STALE_COPIES = 3
+"""Of the parameters, that a rank of 2bw keeps beside: the weights of this step and of the one before, and the gradients
+of the step that has not been handed out."""
 ROUNDS = 4
 SAFETY = 0.99
 """Of the limit that would just fit, when the search runs again."""
@@ -76,9 +81,11 @@ def try_families(
         (family, chunks)
         for family in families
         for chunks in FAMILIES[family].chunks
-        if chunks * num_ranks <= table.num_blocks
+        if chunks * num_ranks <= table.num_blocks and not (FAMILIES[family].both_ways and num_ranks % 2)
     ]
     if not possible:
+        if all(FAMILIES[family].both_ways for family in families):
+            check_both_ways(num_ranks)
         least = min(FAMILIES[family].chunks[0] for family in families)
         raise ConfigurationError(
             f"{table.num_blocks} pieces of the model do not fill {least * num_ranks} stages; a model is cut between "
@@ -105,20 +112,23 @@ def _one_pipeline(
     table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int, limit_bytes: float
 ) -> Pipeline | None:
     """The cut of the formula for one family, played; None where no cut fits the limit."""
-    num_stages = num_ranks * chunks
-    holders = build_schedule(family, num_ranks, 1, chunks).rank_of_stage
+    num_stages, both_ways = num_ranks * chunks, FAMILIES[family].both_ways
+    shares = 2 * chunks if both_ways else chunks
+    if family in OPT_IN_FAMILIES:
+        table = table.with_copies(STALE_COPIES)
+    holders = build_schedule(family, num_ranks, 1, chunks).route(0)
     kept = in_flight(family, num_ranks, micro_batches, chunks)
     question = CutQuestion(
-        tables=(replace(table, devices=1, capacity_bytes=limit_bytes / chunks),),
+        tables=(replace(table, devices=1, capacity_bytes=limit_bytes / shares),),
         devices=(num_stages,),
         micro_batches=micro_batches,
-        in_flight=tuple(kept[rank] / chunks for rank in reversed(holders)),
+        in_flight=tuple(kept[rank] / shares for rank in reversed(holders)),
         least_stages=num_stages,
     )
     cut = cut_into_stages(question)
     if cut is None:
         return None
-    stages = [table.stage(stage.first, stage.end, stage.mode) for stage in cut.stages]
+    stages = [table.stage(stage.first, stage.end, stage.mode, twins=both_ways) for stage in cut.stages]
     sends = [float(table.send_seconds[stage.end - 1]) for stage in cut.stages[:-1]]
     schedule = schedule_for(family, stages, num_ranks, micro_batches, max(sends, default=0.0))
     return Pipeline(

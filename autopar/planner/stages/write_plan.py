@@ -78,7 +78,7 @@ def _cuts(runs: Runs, pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def _stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
-    groups = pipeline.costs.schedule.rank_of_stage
+    groups = pipeline.costs.schedule.route(0)
     ends: list[str | None] = [*_cuts(runs, pipeline), None]
     return tuple(
         StagePlan(name=_name(runs, stage.first, stage.end), last_operator=end, rank_group=group)
@@ -113,8 +113,8 @@ def _prediction(pipeline: Pipeline) -> Prediction:
     fullest = int(np.argmax(costs.peak_bytes))
     states = sum(
         stage.state_bytes
-        for stage, rank in zip(costs.stages, costs.schedule.rank_of_stage, strict=True)
-        if rank == fullest
+        for stage, holders in zip(costs.stages, costs.schedule.holders, strict=True)
+        if fullest in holders
     )
     return Prediction(
         step_seconds=costs.step_seconds,
@@ -139,7 +139,7 @@ def _statistics(pipeline: Pipeline) -> dict[str, float | int | str]:
 def _stage_notes(runs: Runs, pipeline: Pipeline) -> list[str]:
     """What every stage is and costs, and how full every rank group is."""
     costs = pipeline.costs
-    groups = costs.schedule.rank_of_stage
+    groups = costs.schedule.route(0)
     lines = [
         f"pipeline: {len(groups)} stages on {len(costs.schedule.ranks)} groups of {pipeline.table.devices} devices, "
         f"{pipeline.family}, {pipeline.micro_batches} micro-batches, bubble {costs.bubble_rate:.1%}"

@@ -44,7 +44,11 @@ class Made:
 def made(request: pytest.FixtureRequest) -> Made:
     model = GPT(GPTConfig(vocabulary=VOCABULARY, positions=LENGTH, width=WIDTH, heads=4, layers=LAYERS))
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
-    program, cluster = capture(model, (tokens, tokens)), Cluster.parse(request.param)
+    return solved_program(capture(model, (tokens, tokens)), Cluster.parse(request.param), 4)
+
+
+def solved_program(program: Program, cluster: Cluster, micro_batches: int) -> Made:
+    """A program on one axis of all devices, with the table of its blocks."""
     query = Query(
         program=program,
         cluster=cluster,
@@ -68,7 +72,7 @@ def made(request: pytest.FixtureRequest) -> Made:
         weights=weight_operators(program, lifetimes),
     )
     runs = find_runs(lifetimes)
-    return Made(program, query, solved, runs, block_table(solved, runs, 1e9, lambda size: size * 1e-9, 4))
+    return Made(program, query, solved, runs, block_table(solved, runs, 1e9, lambda size: size * 1e-9, micro_batches))
 
 
 def test_all_blocks_together_cost_the_simulated_step(made: Made) -> None:

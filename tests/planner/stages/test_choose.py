@@ -42,7 +42,7 @@ def test_zero_bubbles_win_where_memory_allows_them() -> None:
     tried = try_families(_even(8), 4, 16)
     first = tried[0].pipeline
     assert first is not None
-    assert first.family in ("zb-h2", "zb-2p", "zb-v")
+    assert first.family in ("zb-h2", "zb-2p", "zb-v", "dualpipe")
     seconds = [one.pipeline.step_seconds for one in tried if one.pipeline]
     assert seconds == sorted(seconds)
 
@@ -65,3 +65,30 @@ def test_nothing_fits_where_states_alone_are_too_large() -> None:
 def test_too_few_blocks_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="3 pieces of the model do not fill 4 stages"):
         try_families(_even(3), 4, 8)
+
+
+def test_both_directions_need_pairs_of_ranks_and_pay_for_adding_up_their_gradients() -> None:
+    table = _even(8)
+    (free,) = try_families(table, 4, 4, ["chimera"])
+    (paid,) = try_families(replace(table, twin_seconds=np.full(8, 0.25)), 4, 4, ["chimera"])
+    assert free.pipeline is not None
+    assert paid.pipeline is not None
+    assert paid.pipeline.step_seconds == pytest.approx(free.pipeline.step_seconds + 4 * 0.25)
+    one = try_families(table, 4, 4, ["1f1b"])[0].pipeline
+    assert one is not None
+    assert free.pipeline.step_seconds < one.step_seconds
+    assert free.pipeline.peak_bytes >= one.peak_bytes
+    assert "chimera" not in {tried.family for tried in try_families(table, 3, 4)}
+    with pytest.raises(ConfigurationError, match="even number of ranks, not 3"):
+        try_families(table, 3, 4, ["chimera"])
+
+
+def test_steps_that_do_not_drain_keep_three_more_copies_of_the_weights_and_are_never_tried_unasked() -> None:
+    table = replace(_even(8), parameter_bytes=np.full(8, 0.25))
+    (stale,) = try_families(table, 4, 8, ["2bw"])
+    (plain,) = try_families(table, 4, 8, ["1f1b"])
+    assert stale.pipeline is not None
+    assert plain.pipeline is not None
+    assert stale.pipeline.peak_bytes == pytest.approx(plain.pipeline.peak_bytes + 2 * 3 * 0.25)
+    assert stale.pipeline.step_seconds == pytest.approx(8 * 6.0 + 3 * 2.0)
+    assert "2bw" not in {tried.family for tried in try_families(table, 4, 8)}
