@@ -143,3 +143,12 @@ def test_stages_are_pinned_and_shown() -> None:
     assert (found["pipeline"]["schedule"], found["micro_batches"], len(found["pipeline"]["stages"])) == ("1f1b", 4, 2)
     unknown = autopar("plan", TINY, "--cluster", "2 A100-80", "--dims", "pp=2", "--schedule", "1f2b")
     assert (unknown.returncode, "write one of" in unknown.stderr) == (2, True)
+
+
+def test_export_writes_what_another_tool_reads(plan_file: str, tmp_path: Path) -> None:
+    done = autopar("export", plan_file, "--to", "deepspeed", "-o", str(tmp_path / "ds.json"), "--json")
+    document = json.loads(done.stdout)
+    assert json.loads((tmp_path / "ds.json").read_text()) == json.loads(document["text"])
+    assert document["degrees"]["dp_shard"] * document["degrees"]["tp"] * document["degrees"]["dp_replicate"] == 8
+    unpriced = autopar("export", plan_file, "--to", "megatron", "--price")
+    assert (unpriced.returncode, "needs the model" in unpriced.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""The command line: `autopar demo | plan | show | explain | verify | rules`."""
+"""The command line: `autopar demo | plan | show | explain | export | verify | profile | rules`."""
 
 from autopar.cli.commands import main
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from autopar.api import plan as make_plan
 from autopar.capture.models import load_model
+from autopar.cli.export import export
 from autopar.cli.options import (
     OPTIMIZERS,
     PRECISIONS,
@@ -177,6 +178,7 @@ def verify(model: str, processes: int, plan_path: Path | None, as_json: bool, **
         click.echo(f"{model}: {processes} processes compute the loss and the gradients of one")
 
 
+commands.add_command(export)
 commands.add_command(profile)
 commands.add_command(rules)
 

@@ -1,0 +1,223 @@
+"""The nearest uniform configuration of a plan: one degree per kind of parallelism, as other tools are told.
+
+    mesh outer=4 inner=8, batch over outer, weights over inner    ->    dp_shard 4, tp 8, lost: 3 of 291 parameters ...
+
+Each axis of the mesh gets the role that most of the model's products give it. A product votes with the name that it
+splits over the axis (`OperatorPlan.axes`): its rows with an attention split by samples are data parallelism, with one
+split by queries context parallelism, its columns or its contracted dim tensor parallelism, experts expert parallelism.
+What lies otherwise than the role says is lost, and listed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from autopar.errors import ConfigurationError
+from autopar.layout import Shard
+from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
+
+Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
+Recomputation = Literal["none", "selective", "full"]
+
+VOTES: Mapping[tuple[str, str], Role] = {
+    ("attention", "h"): "tp", ("attention", "g"): "tp", ("attention", "s"): "cp",
+    ("mm", "n"): "tp", ("mm", "k"): "tp", ("expert_linear", "e"): "ep", ("expert_linear", "k"): "tp",
+    ("expert_linear", "n"): "tp", ("_grouped_mm", "e"): "ep", ("_grouped_mm", "k"): "tp", ("_grouped_mm", "n"): "tp",
+    ("convolution", "co"): "tp", ("convolution", "ci"): "tp",
+}  # fmt: skip
+"""(operator, name that the axis splits) -> role; every other split of a product's rows is of the batch."""
+PRODUCTS = ("mm", "bmm", "attention", "convolution", "_grouped_mm", "expert_linear")
+NORMS = ("native_layer_norm", "_fused_rms_norm", "rsqrt")
+"""Operators whose split over the tensor-parallel axis tells that activations between blocks lie split (sequence
+parallelism)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformPlan:
+    """Degrees; their product is the number of devices. zero_stage: 0 where nothing is sharded, 2 where gathered weights
+    are kept for backward, else 3. schedule, chunks: of the pipeline. batch: samples of a step, None where the plan does
+    not say. lost: sentences about what the plan does and this configuration does not."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    pp: int = 1
+    zero_stage: int = 0
+    sequence_parallel: bool = False
+    schedule: str | None = None
+    chunks: int = 1
+    micro_batches: int = 1
+    batch: int | None = None
+    sequence: int | None = None
+    recompute: Recomputation = "none"
+    precision: str = "fp32"
+    lost: tuple[str, ...] = ()
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that see different samples. Expert parallelism runs on ranks of data parallelism."""
+        return self.dp_replicate * self.dp_shard * self.ep
+
+    @property
+    def num_devices(self) -> int:
+        return self.data_ranks * self.tp * self.cp * self.pp
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples of one rank and micro-batch, at least one."""
+        if self.batch is None:
+            return None
+        return max(1, self.batch // (self.micro_batches * self.data_ranks))
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """As `autopar.plan(dims=...)` takes them, to price the configuration. Roles without an axis name of their own
+        count as what is nearest: context and expert parallelism as ranks of data parallelism."""
+        sizes = {"pp": self.pp, "dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard * self.cp * self.ep}
+        return {name: size for name, size in (sizes | {"tp": self.tp}).items() if size > 1}
+
+
+def nearest_uniform(plan: Plan) -> UniformPlan:
+    """Degrees by role, and what they lose. Raises ConfigurationError for stages on unequal rank groups."""
+    if plan.pipeline is not None and plan.pipeline.groups:
+        raise ConfigurationError(
+            "stages on unequal rank groups have no uniform configuration; plan with dims={'pp': ...} to make them equal"
+        )
+    roles = axis_roles(plan)
+    degrees: Counter[Role] = Counter(dict.fromkeys(get_args(Role), 1))
+    for role, size in zip(roles, plan.layout_mesh.shape, strict=True):
+        degrees[role] *= size
+    inputs = plan.question.get("inputs") or {}
+    shape = next((shape for shape, _ in inputs.values() if len(shape) > 1), None)
+    recompute, recompute_lost = _recomputation(plan)
+    return UniformPlan(
+        **degrees,
+        pp=plan.mesh.shape[0] if plan.pipeline is not None else 1,
+        zero_stage=_zero_stage(plan, roles),
+        sequence_parallel=_sequence_parallel(plan, roles),
+        schedule=None if plan.pipeline is None else plan.pipeline.schedule,
+        chunks=1 if plan.pipeline is None else plan.pipeline.chunks,
+        micro_batches=plan.micro_batches,
+        batch=None if shape is None else shape[0],
+        sequence=None if shape is None else shape[1],
+        recompute=recompute,
+        precision=str(plan.question.get("precision") or "fp32"),
+        lost=(*_lost_parameters(plan, roles), *_lost_operators(plan, roles), *recompute_lost),
+    )
+
+
+def axis_roles(plan: Plan) -> tuple[Role, ...]:
+    """The role of every axis of the layouts' mesh: by its name where it is one, else by what products split over it."""
+    return tuple(_role(plan, axis, name) for axis, name in enumerate(plan.layout_mesh.axis_names))
+
+
+def _role(plan: Plan, axis: int, name: str) -> Role:
+    if name in get_args(Role):
+        return name  # type: ignore[return-value]
+    votes = Counter(
+        vote for operator, chosen in _products(plan) for vote in (_vote(operator, chosen.axes[axis]),) if vote
+    )
+    winner = votes.most_common(1)[0][0] if votes else "batch"
+    if winner != "batch":
+        return winner
+    sequence = Counter(_vote("attention", chosen.axes[axis]) for kind, chosen in _products(plan) if kind == "attention")
+    if sequence["cp"] > sequence["batch"]:
+        return "cp"
+    stored = [isinstance(parameter.stored[axis], Shard) for parameter in plan.parameters.values()]
+    return "dp_shard" if sum(stored) * 2 >= len(stored) > 0 else "dp_replicate"
+
+
+def _vote(operator: str, split: str | None) -> Role | Literal["batch"] | None:
+    if split is None or split == "partial":
+        return None
+    return VOTES.get((operator, split), "batch")
+
+
+def _products(plan: Plan) -> Iterator[tuple[str, OperatorPlan]]:
+    """(bare name, choice) of the products of forward."""
+    for name, chosen in plan.operators.items():
+        if not name.endswith("/bwd"):
+            kind = kind_of(name)
+            if kind in PRODUCTS:
+                yield kind, chosen
+
+
+def kind_of(operator: str) -> str:
+    """The bare ATen name in `module.path/op#k`."""
+    return operator.rpartition("/")[2].partition("#")[0]
+
+
+def _zero_stage(plan: Plan, roles: tuple[Role, ...]) -> int:
+    sharded = [p for p in plan.parameters.values() if _split_on(p, roles, "dp_shard")]
+    if not sharded:
+        return 0
+    return 2 if sum(parameter.keep_gathered for parameter in sharded) * 2 > len(sharded) else 3
+
+
+def _sequence_parallel(plan: Plan, roles: tuple[Role, ...]) -> bool:
+    axes = [axis for axis, role in enumerate(roles) if role == "tp"]
+    norms = [chosen for name, chosen in plan.operators.items() if kind_of(name) in NORMS and not name.endswith("/bwd")]
+    split = [any(isinstance(chosen.outputs[0][axis], Shard) for axis in axes) for chosen in norms]
+    return sum(split) * 2 > len(split)
+
+
+def _recomputation(plan: Plan) -> tuple[Recomputation, list[str]]:
+    """Full where most products are computed again, selective where only others are."""
+    products = [chosen.recompute for _, chosen in _products(plan)]
+    others = sum(chosen.recompute for chosen in plan.operators.values()) - sum(products)
+    share = sum(products) / len(products) if products else 0.0
+    if share > 0.5:
+        kind: Recomputation = "full"
+    else:
+        kind = "selective" if others or share else "none"
+    lost = [] if share in (0.0, 1.0) else [f"{share:.0%} of the products are computed again, not all or none"]
+    return kind, lost
+
+
+def _split_on(parameter: ParameterPlan, roles: tuple[Role, ...], role: Role) -> bool:
+    return any(
+        isinstance(placement, Shard) for placement, own in zip(parameter.stored, roles, strict=True) if own == role
+    )
+
+
+def _lost_parameters(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
+    """Parameters that are not sharded although data parallelism shards, or the other way round."""
+    for axis, role in enumerate(roles):
+        wanted = {"dp_shard": True, "dp_replicate": False}.get(role)
+        if wanted is None or plan.layout_mesh.shape[axis] == 1:
+            continue
+        others = [name for name, p in plan.parameters.items() if isinstance(p.stored[axis], Shard) != wanted]
+        if others:
+            does = "stay whole" if wanted else "are stored split"
+            yield _counted(len(others), len(plan.parameters), f"parameters {does} over {_axis(plan, axis)}", others[0])
+
+
+def _lost_operators(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
+    """Products that split something else than the role of the axis says."""
+    total = sum(1 for _ in _products(plan))
+    for axis, role in enumerate(roles):
+        if plan.layout_mesh.shape[axis] == 1:
+            continue
+        wanted = "batch" if role.startswith("dp") else role
+        others = [
+            name
+            for name, chosen in plan.operators.items()
+            if not name.endswith("/bwd")
+            and kind_of(name) in PRODUCTS
+            and _vote(kind_of(name), chosen.axes[axis]) != wanted
+        ]
+        if others and role != "cp":  # the rows of a product may hold the sequence as well as the batch
+            yield _counted(len(others), total, f"products do not split {wanted} over {_axis(plan, axis)}", others[0])
+
+
+def _axis(plan: Plan, axis: int) -> str:
+    return f"{plan.layout_mesh.axis_names[axis]}={plan.layout_mesh.shape[axis]}"
+
+
+def _counted(count: int, total: int, what: str, example: str) -> str:
+    return f"{count} of {total} {what} (as {example})"

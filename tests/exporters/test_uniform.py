@@ -1,0 +1,116 @@
+"""Roles of axes and degrees, read from plans that the planner made under names, and then without them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+import autopar
+from autopar.errors import ConfigurationError
+from autopar.exporters.configurations import TOOLS, configuration
+from autopar.exporters.uniform import UniformPlan, axis_roles, nearest_uniform
+from autopar.layout import Mesh
+from autopar.parallel_plan import Plan
+from benchmarks.models import gpt2, token_inputs
+
+
+@cache
+def planned(*dims: tuple[str, int]) -> Plan:
+    model = gpt2(layers=2, width=64, heads=4, vocabulary=96, positions=32)
+    cluster = "2x4 A100-80"
+    return autopar.plan(
+        model, token_inputs(96)(16, 32), cluster=cluster, dims=dict(dims), optimizer=torch.optim.AdamW, precision="bf16"
+    )
+
+
+def anonymous(plan: Plan) -> Plan:
+    """The same plan with names of axes that say nothing."""
+    inner = tuple(f"axis{index}" for index in range(len(plan.layout_mesh.shape)))
+    names = ("pp", *inner) if plan.pipeline is not None else inner
+    return replace(plan, mesh=Mesh(names, plan.mesh.shape))
+
+
+@pytest.mark.parametrize(
+    "dims", [(("dp_shard", 8),), (("dp_replicate", 8),), (("dp_shard", 4), ("tp", 2)), (("dp_replicate", 2), ("tp", 4))]
+)
+def test_roles_follow_from_the_layouts_where_names_say_nothing(dims: tuple[tuple[str, int], ...]) -> None:
+    plan = planned(*dims)
+    assert axis_roles(anonymous(plan)) == axis_roles(plan) == tuple(name for name, _ in dims)
+    uniform = nearest_uniform(anonymous(plan))
+    assert {name: getattr(uniform, name) for name, _ in dims} == dict(dims)
+    assert uniform.num_devices == 8
+    assert (uniform.batch, uniform.sequence, uniform.precision) == (16, 32, "bf16")
+
+
+def test_what_lies_otherwise_is_lost_with_its_name() -> None:
+    plan = planned(("dp_shard", 4), ("tp", 2))
+    name = "transformer.h.1.mlp.c_fc.weight"
+    assert not any(name in sentence for sentence in nearest_uniform(plan).lost)
+    whole = replace(plan.parameters[name], stored=tuple(autopar.Replicate() for _ in plan.mesh.shape))
+    edited = plan.with_(parameters={name: whole, **{n: p for n, p in plan.parameters.items() if n != name}})
+    assert any(f"as {name}" in sentence and "stay whole" in sentence for sentence in nearest_uniform(edited).lost)
+
+
+def test_stages_and_micro_batches_are_degrees() -> None:
+    uniform = nearest_uniform(planned(("pp", 2), ("dp_shard", 4)))
+    assert (uniform.pp, uniform.dp_shard, uniform.num_devices) == (2, 4, 8)
+    assert uniform.schedule is not None
+    assert uniform.micro_batches > 1
+    assert uniform.dims == {"pp": 2, "dp_shard": 4}
+
+
+UNIFORM = UniformPlan(
+    dp_replicate=2, dp_shard=4, tp=2, pp=2, zero_stage=3, sequence_parallel=True, schedule="1f1b", micro_batches=4,
+    batch=64, sequence=128, recompute="full", precision="bf16",
+)  # fmt: skip
+
+
+def test_torchtitan_reads_the_degrees() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
+    found = tomllib.loads(configuration(UNIFORM, "torchtitan").text)
+    assert found["parallelism"] == {
+        "data_parallel_replicate_degree": 2,
+        "data_parallel_shard_degree": 4,
+        "fsdp_reshard_after_forward": "always",
+        "tensor_parallel_degree": 2,
+        "context_parallel_degree": 1,
+        "expert_parallel_degree": 1,
+        "pipeline_parallel_degree": 2,
+        "pipeline_parallel_schedule": "1F1B",
+        "pipeline_parallel_microbatch_size": 2,
+    }
+    assert found["training"]["local_batch_size"] * 8 == found["training"]["global_batch_size"] == 64
+    assert found["activation_checkpoint"] == {"mode": "full"}
+
+
+def test_megatron_is_told_flags() -> None:
+    words = configuration(replace(UNIFORM, pp=1, schedule=None), "megatron").text.split()
+    flags = dict(zip(words, [*words[1:], ""], strict=True))
+    assert (flags["--tensor-model-parallel-size"], flags["--micro-batch-size"]) == ("2", "2")
+    assert flags["--data-parallel-sharding-strategy"] == "optim_grads_params"
+    assert {"--sequence-parallel", "--bf16", "--use-megatron-fsdp"} <= set(words)
+    staged = configuration(UNIFORM, "megatron")
+    assert "--data-parallel-sharding-strategy optim\n" in staged.text
+    assert any("FSDP" in sentence for sentence in staged.lost)
+
+
+def test_deepspeed_and_accelerate_say_what_they_cannot() -> None:
+    found = configuration(UNIFORM, "deepspeed")
+    document = json.loads(found.text)
+    ranks = UNIFORM.data_ranks
+    parts = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"] * ranks
+    assert parts == document["train_batch_size"] == 64
+    assert document["zero_optimization"]["stage"] == 2
+    assert any("pipeline" in sentence for sentence in found.lost)
+    yaml = configuration(replace(UNIFORM, pp=1, schedule=None), "accelerate").text
+    assert "num_processes: 16\n" in yaml
+    assert "  parallelism_config_dp_shard_size: 4\n" in yaml
+
+
+def test_an_unknown_tool_is_named_with_those_there_are() -> None:
+    with pytest.raises(ConfigurationError, match=", ".join(TOOLS)):
+        configuration(UNIFORM, "horovod")
