@@ -12,7 +12,7 @@ where that can wait (`passes/late_sums.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,27 @@ class StageGraphs:
             reduced = self._call("R", self.late.reduce, 0, 1)(waiting)
             found.update(zip((self.gradients[p] for p in self.late.positions), reduced, strict=True))
         return found
+
+    def rehearse(
+        self, values: Mapping[str, torch.Tensor], kinds: Collection[str], pieces: int, device: torch.device
+    ) -> None:
+        """Compile the graphs of these kinds of passes, by running each once: a rank that compiles within a step
+        lets the others wait longer than their transport does. values: inputs by name, zeros where they are missing."""
+        blank = {
+            value.name: torch.zeros(value.shape, dtype=value.dtype, device=device) for value in self.lowered.inputs
+        }
+        values = {**blank, **values}
+        prepared, totals = self.run_prepare(values), self.zero_totals(device)
+        for part in range(self.micro.count if self.micro.draws else 1):
+            self.run_forward(values, prepared, part, pieces)
+            for weights in [kind == "B" for kind in ("B", "I") if kind in kinds and self.backward is not None]:
+                _, _, saved = self.run_forward(values, prepared, part, pieces)
+                saved += [blank[value.name] for value in self.lowered.inputs if value.role == "tangent"]
+                _, kept = self.run_backward(saved, prepared, totals, part, pieces, weights=weights)
+                if not weights:
+                    self.run_weights(kept, totals, part, pieces)
+        if self.backward is not None and not {"B", "I"}.isdisjoint(kinds):
+            self.run_reduce(totals)
 
     def zero_totals(self, device: torch.device) -> Totals:
         """A total of zeros per gradient."""

@@ -14,7 +14,7 @@ import autopar
 from autopar.parallel_plan import Plan
 from autopar.runtime import pipeline
 from autopar.runtime.parameters import full_tensor
-from autopar.runtime.pipeline import PipelineRun
+from autopar.runtime.pipeline_run import PipelineRun
 from autopar.runtime.stage_graphs import StageGraphs
 from autopar.schedules.actions import PipeAction
 from tests.distributed.pipeline_models import CASES
