@@ -43,7 +43,7 @@ from autopar.runtime.calibrate_worker import COLLECTIVES, PASSES, PROGRESS, WORL
 OnProgress: TypeAlias = Callable[[int, int], None]
 
 POLL_SECONDS = 0.1
-TIME_LIMIT_SECONDS = 400.0
+TIME_LIMIT_SECONDS = 590.0
 """After this the processes are ended: a machine that needs so long is too busy to be measured."""
 
 

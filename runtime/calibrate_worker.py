@@ -38,12 +38,13 @@ PASSES = 3
 """Everything is measured this often and the middle pass counts: a neighbour's burst spoils one pass only."""
 OPERATOR_WINDOW_SECONDS = 0.06
 """How long one operator is repeated: long against the 4 ms scheduler tick of ranks that share a core."""
-COLLECTIVE_WINDOW_SECONDS = 0.025
-MIN_COLLECTIVE_CALLS, MAX_COLLECTIVE_CALLS = 4, 20
+COLLECTIVE_CALLS = 10
+LONE_LAYERS = 40
+"""Layers without a collective, against which every collective of a group is measured."""
 MIN_COLLECTIVE_SECONDS = 2e-5
 """What a collective costs at least: the difference of two noisy loops may come out negative."""
-WORK_ROWS = 256
-"""Rows of the matmul between two collectives: 0.3 ms, as the operators of a small model."""
+WORK_ROWS = 512
+"""Columns of the tensors of a layer: some ms on one core."""
 WARMUP_CALLS = 2
 PROGRESS = ".progress"
 """Suffix of the file in which rank 0 leaves "done of", in points, beside its output."""
@@ -71,14 +72,12 @@ COLLECTIVES: dict[str, Callable[[torch.Tensor, int, str], torch.Tensor]] = {
 }
 
 
-def operator_points(
-    world_size: int, barrier: Callable[[], object], clock: Callable[[], float] = time.perf_counter
-) -> Iterator[Measurement]:
+def operator_points(world_size: int, barrier: Callable[[], object]) -> Iterator[Measurement]:
     """Time matmuls, additions and the overhead of a tiny operator, with `world_size` ranks busy."""
 
     def point(name: str, size: int, call: Callable[[], object], calls: int = 1) -> Measurement:
         barrier()
-        seconds = _seconds_per_call(call, OPERATOR_WINDOW_SECONDS, clock) / calls
+        seconds = _seconds_per_call(call, OPERATOR_WINDOW_SECONDS) / calls
         return Measurement(name=name, world_size=world_size, ranks=1, size=size, seconds=seconds)
 
     for rows in MATMUL_ROWS:
@@ -96,15 +95,14 @@ def operator_points(
     yield point("overhead", 0, overhead, OVERHEAD_CALLS)
 
 
-def census_points(step: Callable[[], None], world_size: int = 1) -> Iterator[Measurement]:
+def census_points(step: Callable[[], None], world_size: int = 1, crowd: float = 1.0) -> Iterator[Measurement]:
     """Every operator of the census while `world_size` ranks run it, each time with cold caches.
 
-    Medians of the thread's CPU time, so that a rank is not charged for what the scheduler gives its peers, times the
-    ranks that share a core.
+    Medians of the thread's CPU time, so that a rank is not charged for what the scheduler gives its peers, times
+    `crowd`, the seconds that pass per second of CPU time.
     """
-    chill = chiller()
+    chill, matrix = chiller(), torch.randn(WORK_ROWS, WORK_ROWS)
     light: dict[str, Callable[[], object]] = {}
-    crowd = max(1.0, world_size / len(os.sched_getaffinity(0)))
     for sample in samples():
         step()
         light.setdefault(sample.name, sample.call)()
@@ -112,6 +110,8 @@ def census_points(step: Callable[[], None], world_size: int = 1) -> Iterator[Mea
         while len(seconds) < MIN_CENSUS_CALLS or (
             sum(seconds) < CENSUS_WINDOW_SECONDS and len(seconds) < MAX_CENSUS_CALLS
         ):
+            if world_size > 1:  # peers that compute as often as they stream, as those of a step do
+                torch.ops.aten.mm.default(matrix, matrix)
             chill(light[sample.name])
             begin = time.thread_time()
             sample.call()
@@ -121,44 +121,51 @@ def census_points(step: Callable[[], None], world_size: int = 1) -> Iterator[Mea
 
 
 def collective_points(world_size: int, group: dist.ProcessGroup) -> Iterator[Measurement]:
-    """Time each collective within `group` while the other groups of `world_size` ranks do the same."""
-    ranks = group.size()
+    """Time each collective within `group` while the other groups of `world_size` ranks do the same.
+
+    Seconds are what a collective adds to a loop of `layer_of_work`: a program computes between its collectives, so its
+    ranks arrive at different times, wait for the last one, and find the cores busy. Behind a product of 0.3 ms an
+    all-gather of 1 KiB between two ranks of a two-core machine took 0.3 ms, behind a layer 1.9 ms.
+    """
+    ranks, work = group.size(), layer_of_work()
+    _seconds_of_loop(work, WARMUP_CALLS, group)
+    alone = _seconds_of_loop(work, LONE_LAYERS, group)
     for kind, collective in COLLECTIVES.items():
         for size in COLLECTIVE_BYTES:
-            seconds = _seconds_of_collective(
-                partial(collective, torch.zeros(size // 4), ranks, group.group_name), group
+            call = partial(collective, torch.zeros(size // 4), ranks, group.group_name)
+            _functional.wait_tensor(call())
+            added = _seconds_of_loop(partial(_work_and_wait, work, call), COLLECTIVE_CALLS, group) - alone
+            yield Measurement(
+                name=kind, world_size=world_size, ranks=ranks, size=size, seconds=max(added, MIN_COLLECTIVE_SECONDS)
             )
-            yield Measurement(name=kind, world_size=world_size, ranks=ranks, size=size, seconds=seconds)
 
 
-def _seconds_per_call(call: Callable[[], object], window_seconds: float, clock: Callable[[], float]) -> float:
+def layer_of_work() -> Callable[[], None]:
+    """Some milliseconds of what a layer does: products, and operators bound by memory on tensors of 2 MiB."""
+    matrix, wide = torch.randn(WORK_ROWS, WORK_ROWS), torch.randn(2 * WORK_ROWS, WORK_ROWS)
+    aten = torch.ops.aten
+
+    def work() -> None:
+        aten.mm.default(wide, matrix)
+        aten.gelu.default(aten.add.Tensor(wide, wide))
+        aten.mul.Tensor(wide, aten.mul.Tensor(wide, 0.5))
+
+    return work
+
+
+def _work_and_wait(work: Callable[[], None], collective: Callable[[], torch.Tensor]) -> None:
+    work()
+    _functional.wait_tensor(collective())
+
+
+def _seconds_per_call(call: Callable[[], object], window_seconds: float) -> float:
     for _ in range(WARMUP_CALLS):
         call()
-    calls, begin = 0, clock()
-    while (elapsed := clock() - begin) < window_seconds:
+    calls, begin = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < window_seconds:
         call()
         calls += 1
     return elapsed / calls
-
-
-def _seconds_of_collective(call: Callable[[], torch.Tensor], group: dist.ProcessGroup) -> float:
-    """Mean seconds that a collective adds to a loop of small matmuls.
-
-    A program computes between its collectives, so its ranks arrive at different times, and where they share cores a
-    late one waits for the scheduler: in a bare loop of collectives a gloo pair takes 0.5 ms, in a program 3 ms.
-    """
-    matrix = torch.randn(WORK_ROWS, WORK_ROWS)
-    work = partial(torch.ops.aten.mm.default, matrix, matrix)
-
-    def work_and_reduce() -> None:
-        work()
-        _functional.wait_tensor(call())
-
-    first = torch.tensor([_seconds_of_loop(work_and_reduce, WARMUP_CALLS, group)])
-    dist.all_reduce(first, op=dist.ReduceOp.MAX, group=group)
-    calls = min(max(int(COLLECTIVE_WINDOW_SECONDS / float(first)), MIN_COLLECTIVE_CALLS), MAX_COLLECTIVE_CALLS)
-    added = _seconds_of_loop(work_and_reduce, calls, group) - _seconds_of_loop(work, calls, group)
-    return max(added, MIN_COLLECTIVE_SECONDS)
 
 
 def _seconds_of_loop(call: Callable[[], object], calls: int, group: dist.ProcessGroup) -> float:
@@ -183,13 +190,19 @@ def own_groups(rank: int, world_size: int) -> list[dist.ProcessGroup]:
     return groups
 
 
+def _takes_census(world_size: int) -> bool:
+    """Whether every rank has a core of its own. More ranks take turns, and run no slower in theirs."""
+    return world_size == 1 or world_size <= len(os.sched_getaffinity(0))
+
+
 def measure(groups: dict[int, list[dist.ProcessGroup]], step: Callable[[], None]) -> list[Measurement]:
     """One pass over all points of this rank, world size after world size; idle ranks wait at the barrier."""
     points: list[Measurement] = []
     for world_size, own in groups.items():
         if own:
             points += operator_points(world_size, partial(dist.barrier, own[0]))
-            points += census_points(step, world_size)
+            if _takes_census(world_size):
+                points += census_points(step, world_size)
         if world_size > 1:
             for group in own:
                 points += collective_points(world_size, group)
@@ -222,13 +235,18 @@ def _no_step() -> None:
     """Only rank 0 tells how far the measurement is."""
 
 
+def _steps(groups: dict[int, list[dist.ProcessGroup]]) -> int:
+    """Calls of `step` in one pass."""
+    return NUM_SAMPLES * sum(_takes_census(world_size) for world_size in groups)
+
+
 def main(rank: int, total: int, store: str, output: str, count: int) -> None:
     """Measure all passes; rank 0 writes the middle one of each point."""
     torch.set_num_threads(1)
     file_store = dist.FileStore(store, total)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=file_store, rank=rank, world_size=total)
     groups = {size: own_groups(rank, size) for size in WORLD_SIZES if size <= total}
-    step = _stepper(Path(output).with_suffix(PROGRESS), NUM_SAMPLES * count * len(groups)) if rank == 0 else _no_step
+    step = _stepper(Path(output).with_suffix(PROGRESS), _steps(groups) * count) if rank == 0 else _no_step
     keep_freed_memory()
     passes = []
     for _ in range(count):

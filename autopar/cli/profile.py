@@ -33,7 +33,7 @@ Measured = TypeVar("Measured")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where a copy is written.")
 @as_json_option
 def profile(force: bool, output: Path | None, as_json: bool) -> None:
-    """Measure operators, collectives and memory rates of this machine (a minute on CPUs, five on a GPU).
+    """Measure operators, collectives and memory rates of this machine (two minutes on CPUs, five on a GPU).
 
     Example: autopar profile --force -o profile.json
     """

@@ -25,7 +25,7 @@ def run_demo(console: Console) -> dict[str, Any]:
     planning_seconds = time.perf_counter() - started
     console.print(comparison(large, f"GPT 1.3 B, {LARGE_BATCH} sequences of 2048, bf16, AdamW on {CLUSTER}"))
     console.print(f"planned in {planning_seconds:.1f} s, no GPU was needed\n")
-    console.print("measuring this machine (once, about half a minute) ...")
+    console.print("measuring this machine (once, about two minutes) ...")
     calibrate()
     one, four = _train_both(console)
     assert four.plan is not None
