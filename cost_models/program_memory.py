@@ -32,6 +32,10 @@ SegmentOf = Callable[[str], str]
 """Name of an operator or parameter -> the segment that it is in."""
 
 
+SMALLEST_OFFLOADED_BYTES = 2 << 20
+"""Megatron leaves tensors below 2^20 elements on the device (--min-offloaded-tensor-size)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentMemory:
     """What one segment holds on one device for one micro-batch, in bytes; parameters in elements."""
@@ -45,6 +49,8 @@ class SegmentMemory:
     backward_extra_bytes: int = 0
     parameters: Mapping[str, int] = field(default_factory=dict)
     """Parameter -> local elements."""
+    saved_sizes: tuple[int, ...] = ()
+    """Bytes of each buffer of `saved_bytes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,7 @@ def measure_segments(
     fused: bool = False,
     in_place_gradients: bool = False,
     loss: LossBytes | None = None,
+    leaves: Callable[[str], bool] | None = None,
 ) -> dict[str, SegmentMemory]:
     """Segment -> its bytes, in the order in which forward runs them.
 
@@ -72,11 +79,12 @@ def measure_segments(
     pointwise operators are one kernel each (`fused_kernels.py`), else every operator writes its value.
     in_place_gradients: products of blocks add weight gradients to the buffer of the states themselves. loss: what the
     stack's cross entropy keeps, where its kernels are not those of the graph: all values as large as the logits then
-    count by it. Every buffer is rounded as the caching allocator does.
+    count by it. leaves: whether what this operator reads waits in host memory from the end of its segment's forward to
+    the begin of its backward. Every buffer is rounded as the caching allocator does.
     """
     again = {*recompute, *(made_again(program.graph) if fused else ())}
     partition = split_forward_backward(program, again)
-    timeline = _Timeline(partition, segment_of, fused=fused, in_place_gradients=in_place_gradients)
+    timeline = _Timeline(partition, segment_of, fused=fused, in_place_gradients=in_place_gradients, leaves=leaves)
     logits = _logits(partition.forward.graph) if loss is not None else None
     found = timeline.segments(logits)
     for name, elements in _parameters(program, segment_of).items():
@@ -93,6 +101,7 @@ def _with_loss(head: SegmentMemory, logits: int, loss: LossBytes) -> SegmentMemo
     return replace(
         head,
         saved_bytes=head.saved_bytes + saved,
+        saved_sizes=(*head.saved_sizes, saved),
         forward_extra_bytes=max(head.forward_extra_bytes, loss.forward * logits) - saved,
         backward_extra_bytes=max(head.backward_extra_bytes, loss.backward * logits - saved),
     )
@@ -127,18 +136,40 @@ def _parameters(program: Program, segment_of: SegmentOf) -> dict[str, dict[str, 
 class _Timeline:
     """The nodes of forward, then backward, each in its segment, and the buffers that live over them."""
 
-    def __init__(self, partition: Partition, segment_of: SegmentOf, *, fused: bool, in_place_gradients: bool) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        segment_of: SegmentOf,
+        *,
+        fused: bool,
+        in_place_gradients: bool,
+        leaves: Callable[[str], bool] | None = None,
+    ) -> None:
         forward = _nodes(partition.forward.graph)
         backward = _nodes(partition.backward.graph) if partition.backward is not None else []
         self._turn, self._nodes = len(forward), [*forward, *backward]
         self._segments = [*_along(forward, segment_of), *_along(backward, segment_of)]
         inside = {*unwritten(forward), *unwritten(backward)} if fused else set[str]()
         inputs = {node.name for node in forward if node.op == "placeholder"}
-        self._ranges = [
+        self._whole = [
             self._buffer(live, in_place_gradients=in_place_gradients)
             for live in memory_events(partition)
             if live.name not in inputs and not (live.name in inside and not self._is_saved(live))
         ]
+        self._ranges = [part for live in self._whole for part in self._on_device(live, leaves)]
+
+    def _on_device(self, live: LiveRange, leaves: Callable[[str], bool] | None) -> Iterator[LiveRange]:
+        """Where a buffer lies on the device: all its life, or but for the time between both passes of its segment."""
+        reader = self._nodes[min(live.last_index, len(self._nodes) - 1)]
+        is_small = live.bytes < SMALLEST_OFFLOADED_BYTES
+        if leaves is None or is_small or not self._is_saved(live) or not leaves(str(reader.meta.get("operator"))):
+            yield live
+            return
+        home = self._segments[live.last_index]
+        indices = [index for index, name in enumerate(self._segments) if name == home]
+        forward = [index for index in indices if index < self._turn]
+        yield replace(live, last_index=max([live.first_index, *forward]))
+        yield replace(live, first_index=min(index for index in indices if index >= self._turn))
 
     def _is_saved(self, live: LiveRange) -> bool:
         return live.first_index < self._turn <= live.last_index
@@ -162,14 +193,16 @@ class _Timeline:
         left_out = self._as_large_as(logits) if logits is not None else frozenset[str]()
         ranges = [live for live in self._ranges if live.name not in left_out]
         turn = self._turn
-        saved: dict[str, int] = dict.fromkeys(self._segments, 0)
-        borders: dict[str, int] = dict.fromkeys(saved, 0)
+        sizes: dict[str, list[int]] = {name: [] for name in self._segments}
         for live in ranges:
             if self._is_saved(live):
-                home = self._segments[live.last_index]
-                saved[home] += live.bytes
-                if self._segments[live.first_index] != home:
-                    borders[home] = max(borders[home], live.bytes)
+                sizes[self._segments[live.last_index]].append(live.bytes)
+        saved = {name: sum(kept) for name, kept in sizes.items()}
+        borders: dict[str, int] = dict.fromkeys(saved, 0)
+        for live in self._whole:
+            home = self._segments[live.last_index]
+            if self._is_saved(live) and live.name not in left_out and self._segments[live.first_index] != home:
+                borders[home] = max(borders[home], live.bytes)
         over_time = bytes_over_time(ranges)
         before = dict(zip(saved, np.cumsum(list(saved.values())).tolist(), strict=True))
         return {
@@ -177,6 +210,7 @@ class _Timeline:
                 name=name,
                 saved_bytes=saved[name],
                 border_bytes=borders[name],
+                saved_sizes=tuple(sizes[name]),
                 forward_extra_bytes=self._extra(over_time[:turn], self._segments[:turn], name, before[name]),
                 backward_extra_bytes=self._extra(over_time[turn:], self._segments[turn:], name, before[name]),
             )

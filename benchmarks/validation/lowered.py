@@ -9,6 +9,7 @@ mesh is that of the whole run, in the rank order of Megatron: tensor parallelism
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -67,7 +68,15 @@ def chunks(run: TrainingRun) -> tuple[tuple[str, ...], ...]:
     """The segments of every model chunk of a run, in model order."""
     kinds = [kind for kind, _ in layer_kinds(run.model)]
     layers = [f"layers.{kinds.index(kind)}" for kind in layer_sequence(run.model)]
-    return placed(layers, run.parallel.pp * run.parallel.virtual_stages, first="embedding", last="head")
+    count, sizes = run.parallel.pp * run.parallel.virtual_stages, run.parallel.layers_per_chunk
+    if not sizes:
+        return placed(layers, count, first="embedding", last="head")
+    if len(sizes) != count or sum(sizes) != len(layers):
+        raise ConfigurationError(f"chunks of {sizes} layers are no {count} chunks of {len(layers)} layers")
+    ends = list(itertools.accumulate(sizes))
+    runs = [tuple(layers[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    runs[0], runs[-1] = ("embedding", *runs[0]), (*runs[-1], "head")
+    return tuple(runs)
 
 
 def mesh(run: TrainingRun) -> Mesh:

@@ -13,13 +13,20 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost_models.model_states import StateDtypes, state_bytes
 from autopar.cost_models.pipeline import play_pipeline
 from autopar.cost_models.program_memory import SegmentMemory, measure_segments
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.passes.segments import block_path, segment_of
 from autopar.schedules.list_scheduler import build_schedule
+from benchmarks.validation.galvatron_memory import (
+    galvatron_kept_bytes,
+    gathers_by_piece,
+    handed_on_bytes,
+    narrower_norm_bytes,
+    with_gathered,
+)
 from benchmarks.validation.lowered import LoweredRun, lowered
+from benchmarks.validation.prediction_memory import further_prediction
 from benchmarks.validation.recomputation import computed_again
 from benchmarks.validation.runs import TrainingRun
 from benchmarks.validation.schemas import Tier
@@ -31,17 +38,20 @@ from benchmarks.validation.stack_memory import (
     bucket_bytes,
     deferred_bytes,
     dispatched_bytes,
+    encoded_bytes,
     facts_of,
     gathered_bytes,
     gathered_sequence_bytes,
     gathered_tokens_bytes,
     kept_projections,
+    kept_scores_bytes,
     leftover_bytes,
     library_bytes,
+    mask_bytes,
+    unsplit_queries_bytes,
+    waits_in_host_memory,
 )
-
-EXPERTS = (".gate_up", ".up_weights", ".mlp.down")
-"""How the names of stacked expert weights end (`models.py`)."""
+from benchmarks.validation.state_memory import blocks_beyond_states, stage_states, widened_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +70,8 @@ class RankMemory:
     """Most that micro-batches hold at once."""
     saved: float
     """What forward of one micro-batch leaves for backward, on all chunks of the rank."""
+    widened: float
+    """float32 copies of gradients, from the optimizer's step to the next forward."""
     block_states: float
     """Of `states`, those of blocks: without embedding and head."""
     block_saved: float
@@ -68,12 +80,16 @@ class RankMemory:
     @property
     def between_steps(self) -> float:
         """`torch.cuda.memory_allocated` after a step."""
-        return self.states + self.workspaces + self.leftovers
+        return self._held + self.widened
 
     @property
     def peak(self) -> float:
         """`torch.cuda.max_memory_allocated`."""
-        return self.between_steps + self.gathered + self.activations
+        return self._held + max(self.gathered + self.activations, self.widened)
+
+    @property
+    def _held(self) -> float:
+        return self.states + self.workspaces + self.leftovers
 
     @property
     def reserved(self) -> float:
@@ -100,7 +116,13 @@ class _Measured:
         again = computed_again(low.plan.operators, run.parallel)
         segments = _measured(_ById(low), again, self._facts)
         self._segments = with_facts(segments, run, self._facts, tier)
+        if gathers_by_piece(run):
+            self._segments = {name: with_gathered(piece, run) for name, piece in self._segments.items()}
         self._chunks = [[self._segments[name] for name in chunk] for chunk in low.chunks]
+        if run.model.extra_predictions:
+            *_, block = (piece for chunk in self._chunks for piece in chunk if _is_block(piece))
+            head = self._chunks[-1].pop()
+            self._chunks[-1] += [*further_prediction(block, head, run) * run.model.extra_predictions, head]
 
     def ranks(self) -> Iterator[RankMemory]:
         """Every stage's memory, first to last."""
@@ -110,46 +132,31 @@ class _Measured:
         peaks = zip(activation_peaks(stages, run), activation_peaks(kept, run), strict=True)
         for rank, (activations, block_saved) in enumerate(peaks):
             held = [piece for chunk in self._chunks[rank::pp] for piece in chunk]
+            waiting = deferred_bytes(run) if rank == pp - 1 else handed_on_bytes(run)
             border = max((piece.border_bytes for piece in held), default=0)
             yield RankMemory(
-                states=self._states(held),
-                workspaces=library_bytes(run) + gathered_tokens_bytes(run) + gathered_sequence_bytes(run),
-                leftovers=leftover_bytes(run, border) if self._tier != "physics" else 0.0,
+                states=stage_states(held, run),
+                workspaces=_workspaces(run),
+                leftovers=leftover_bytes(run, border) + blocks_beyond_states(held, run),
                 gathered=self._gathered(held),
-                activations=activations + (deferred_bytes(run) if rank == pp - 1 else 0),
-                saved=sum(piece.saved_bytes for piece in held),
-                block_states=self._states([piece for piece in held if _is_block(piece)]),
+                activations=activations + waiting + mask_bytes(run),
+                widened=widened_bytes(held, run),
+                saved=sum(piece.saved_bytes for piece in held) + (handed_on_bytes(run) if rank < pp - 1 else 0),
+                block_states=stage_states([piece for piece in held if _is_block(piece)], run),
                 block_saved=block_saved,
             )
 
-    def _states(self, held: Sequence[SegmentMemory]) -> float:
-        run, parallel = self._run, self._run.parallel
-        stack = run.stack
-        dtypes = StateDtypes(
-            parameter=stack.parameter_bytes, gradient=stack.gradient_bytes, optimizer=stack.optimizer_bytes
-        )
-        plain, routed = self._parameters(held)
-        degree = parallel.zero_degree or parallel.dp * parallel.cp
-        ep = parallel.ep if run.model.experts is not None else 1
-        expert_tp = parallel.expert_tp or parallel.tp
-        local = routed * parallel.tp / (ep * expert_tp)
-        expert_degree = max(1, degree * parallel.tp // (ep * expert_tp))
-        stage = parallel.zero_stage
-        return state_bytes(plain, dtypes, stage, degree) + state_bytes(local, dtypes, stage, expert_degree)
-
-    def _parameters(self, held: Sequence[SegmentMemory]) -> tuple[int, int]:
-        """Elements on one tensor-parallel rank: all but stacked experts, and those of all experts."""
-        routed = sum(
-            elements
-            for piece in held
-            for name, elements in piece.parameters.items()
-            if self._run.model.experts is not None and name.endswith(EXPERTS)
-        )
-        return sum(piece.parameter_elements for piece in held) - routed, routed
-
     def _gathered(self, held: Sequence[SegmentMemory]) -> float:
+        if gathers_by_piece(self._run):
+            return 0.0
         sizes = [piece.parameter_elements for piece in held]
         return gathered_bytes(self._run, sizes) + bucket_bytes(self._run)
+
+
+def _workspaces(run: TrainingRun) -> int:
+    """What libraries and stacks hold from the first step on."""
+    buffers = gathered_tokens_bytes(run) + gathered_sequence_bytes(run) + kept_scores_bytes(run)
+    return library_bytes(run) + buffers
 
 
 def _is_block(piece: SegmentMemory) -> bool:
@@ -201,20 +208,29 @@ def with_facts(
     segments: Mapping[str, SegmentMemory], run: TrainingRun, facts: StackFacts, tier: Tier
 ) -> Mapping[str, SegmentMemory]:
     """Segments with what the stack saves beside the graph."""
-    more = kept_projections(run)
-    if facts.copies_attention_output and run.parallel.recompute != "full":
-        more += attention_output_bytes(run)
+    more = kept_projections(run) + galvatron_kept_bytes(run)
+    if run.parallel.recompute != "full" and not facts.offloads:
+        more += attention_output_bytes(run) if facts.copies_attention_output else 0
+        more -= unsplit_queries_bytes(run)
     experts = run.model.experts
     imbalance = EXPERT_IMBALANCE if tier != "physics" else 1.0
     routed = 0
-    if experts is not None and run.stack.kernels == "megatron":
+    if experts is not None and run.stack.kernels == "megatron" and not facts.offloads:
         routed = round(dispatched_bytes(run, experts, imbalance))
-    return {
-        name: replace(segment, saved_bytes=segment.saved_bytes + more + (routed if _has_experts(segment) else 0))
-        if _is_block(segment)
-        else segment
-        for name, segment in segments.items()
-    }
+    encoded = encoded_bytes(run) if run.parallel.recompute != "full" else 0
+    found = {}
+    for name, segment in segments.items():
+        kept, extra = segment.saved_bytes, segment.forward_extra_bytes
+        if _is_block(segment):
+            kept += more + (routed if _has_experts(segment) else 0) - (encoded if _is_decoder(segment) else 0)
+        elif name == "head":  # what all layers of a decoder read is there once
+            kept, extra = kept + encoded - narrower_norm_bytes(run), extra + facts.benchmark_bytes
+        found[name] = replace(segment, saved_bytes=kept, forward_extra_bytes=extra)
+    return found
+
+
+def _is_decoder(piece: SegmentMemory) -> bool:
+    return any(".cross." in name for name in piece.parameters)
 
 
 def _has_experts(piece: SegmentMemory) -> bool:
@@ -244,4 +260,5 @@ def _measured(key: _ById, again: frozenset[str], facts: StackFacts) -> Mapping[s
         fused=facts.fused,
         in_place_gradients=facts.in_place_gradients,
         loss=facts.loss,
+        leaves=waits_in_host_memory if facts.offloads else None,
     )

@@ -136,7 +136,8 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Last norm, product with the vocabulary, loss in float32; BERT transforms its hidden states once more before."""
+    """Last norm, product with the vocabulary, loss in float32; BERT transforms its hidden states once more before, and
+    tells from a pooled first token whether two sentences follow each other (megatron/core/models/bert)."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -144,14 +145,20 @@ class Head(nn.Module):
         is_bert = shape.family == "bert"
         self.transform = nn.Linear(shape.hidden, shape.hidden) if is_bert else None
         self.transform_norm = norm(shape) if is_bert else None
+        self.pooler = nn.Linear(shape.hidden, shape.hidden) if is_bert else None
+        self.binary = nn.Linear(shape.hidden, 2) if is_bert else None
         self.output = nn.Linear(shape.hidden, shape.vocab, bias=False)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         x = self.norm(x)
+        follows: Tensor | None = None
+        if self.pooler is not None and self.binary is not None:
+            follows = self.binary(torch.tanh(self.pooler(x.narrow(1, 0, 1))))
         if self.transform is not None and self.transform_norm is not None:
             x = self.transform_norm(F.gelu(self.transform(x)))
         logits = self.output(x).float()
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return loss if follows is None else loss + follows.float().mean()
 
 
 class Layer(nn.Module):
@@ -191,11 +198,11 @@ class CrossAttention(nn.Module):
     def __init__(self, shape: ModelShape, *, flash: bool) -> None:
         super().__init__()
         self.head_dim = shape.head_dim or shape.hidden // shape.heads
-        width = shape.heads * self.head_dim
-        self.query = nn.Linear(shape.hidden, width)
-        self.kv = nn.Linear(shape.hidden, 2 * width)
+        width, bias = shape.heads * self.head_dim, has_biases(shape)
+        self.query = nn.Linear(shape.hidden, width, bias=bias)
+        self.kv = nn.Linear(shape.hidden, 2 * width, bias=bias)
         self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash, causal=False)
-        self.out = nn.Linear(width, shape.hidden)
+        self.out = nn.Linear(width, shape.hidden, bias=bias)
 
     def forward(self, x: Tensor, encoded: Tensor) -> Tensor:
         batch, seq, _ = x.shape
@@ -229,7 +236,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = shape.head_dim or shape.hidden // shape.heads
         self.groups, self.queries = shape.kv_heads, shape.heads // shape.kv_heads
-        bias = shape.family in ("gpt", "bert", "t5")
+        bias = has_biases(shape)
         width = self.groups * (self.queries + 2) * self.head_dim
         self.qkv = nn.Linear(shape.hidden, width, bias=bias)
         self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash, causal=causal)
@@ -311,7 +318,7 @@ class Mlp(nn.Module):
     def __init__(self, shape: ModelShape, width: int) -> None:
         super().__init__()
         self.gated = is_gated(shape)
-        bias = shape.family in ("gpt", "bert", "t5")
+        bias = has_biases(shape)
         self.up = nn.Linear(shape.hidden, width * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(width, shape.hidden, bias=bias)
 
@@ -362,6 +369,11 @@ class MixtureOfExperts(nn.Module):
 def uses_rotation(shape: ModelShape) -> bool:
     """Whether positions are rotary; else learned."""
     return shape.family in ("llama", "moe")
+
+
+def has_biases(shape: ModelShape) -> bool:
+    """Whether linear layers have biases."""
+    return shape.biases and shape.family in ("gpt", "bert", "t5")
 
 
 def is_causal(shape: ModelShape, kind: str) -> bool:

@@ -63,6 +63,20 @@ _DEFERRAL_LIMIT = 2
 _LARGE = 2048
 """Tests of this width and above follow a published recipe: no dropout, no biases."""
 
+_LAYOUTS = {
+    "uneven_pipeline": (2, 4, 4, 2),
+    "ep4_etp1_selective_recompute_experimental": (3, 2, 2, 2, 2, 2, 2, 1),
+    "ep4_etp1": (3, 2, 2, 2, 2, 2, 2, 0),
+    "scoped_cudagraph": (1, 2, 2, 2, 2, 2, 2, 0),
+}
+"""Layers of every model chunk, by a part of a test's name, where it sets --decoder-first-pipeline-num-layers or
+--pipeline-model-parallel-layout."""
+_RELEASE_GPUS = {"mixtral_8x7b": 64}
+"""GPUs of release tests on more nodes than their row names."""
+_OWN_RECIPE = "memory_speed"
+"""Part of the name of large tests that keep Megatron's defaults: dropout, biases."""
+_BLACKWELL = ("GB200", "B200", "GB300", "B300")
+
 _UNTOLD = {
     "grpo": "reinforcement learning: the row does not say what generation holds",
     "distill": "distillation: the row does not say what the teacher is",
@@ -84,28 +98,34 @@ def golden(row: Row) -> TrainingRun:
     micro_batch = integer(row, "micro_batch_size")
     global_batch = integer(row, "global_batch_size")
     model = _golden_model(row, tp)
+    layout = _layout(case, model.layers, pp)
+    chunks = len(layout) // pp if layout else _virtual_stages(row, model.layers, pp)
     return TrainingRun(
         model=model,
         parallel=ParallelShape(
             tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=expert_tp,
-            virtual_stages=_virtual_stages(row, model.layers, pp),
+            virtual_stages=chunks,
+            layers_per_chunk=layout,
             zero_stage=3 if flag(row, "fsdp") else 1 if flag(row, "dist_optimizer") else 0,
             zero_degree=max(1, dp * cp // 2) if "multi_dist_optimizer_instances" in case else 0,
             sequence_parallel=flag(row, "sequence_parallel") and tp > 1,
             recompute=_recompute(text(row, "recompute_granularity", "none")),
             recompute_modules=_EXPERT_RECOMPUTE if "ep4_etp1" in case else ("core_attn",),
-            schedule="interleaved" if _virtual_stages(row, model.layers, pp) > 1 else "1f1b",
+            schedule="interleaved" if chunks > 1 else "1f1b",
             micro_batch=micro_batch,
             micro_batches=whole(global_batch, micro_batch * dp, "global batch"),
         ),
         stack=_golden_stack(row),
         cluster=cluster_of(_golden_node(text(row, "gpu")), devices),
-        optimizer="Muon" if "muon" in case else "AdamW",
+        optimizer=_golden_optimizer(case),
     )  # fmt: skip
 
 
 def _golden_devices(row: Row) -> int:
     """The columns say 8 GPUs a node for GB200 too, where a node ("_1node") is a tray of 4."""
+    known = [devices for part, devices in _RELEASE_GPUS.items() if part in text(row, "case")]
+    if known:
+        return known[0]
     if "GB200" in text(row, "gpu") and text(row, "case").endswith("_1node"):
         return 4
     return integer(row, "nodes", 1) * integer(row, "gpus_per_node", 8)
@@ -120,18 +140,19 @@ def _golden_model(row: Row, tp: int) -> ModelShape:
     hidden, heads = integer(row, "hidden_size"), integer(row, "num_attention_heads")
     family, case, pattern = text(row, "family"), text(row, "case"), text(row, "hybrid_pattern")
     gated = flag(row, "swiglu")
-    ffn = integer(row, "ffn_hidden_size", 4 * hidden)
-    release = hidden >= _LARGE or gated
+    # two thirds as wide with a gate, in whole 64s (megatron/training/arguments.py: validate_args)
+    ffn = integer(row, "ffn_hidden_size", 4 * hidden * 2 // 3 // 64 * 64 if gated else 4 * hidden)
+    release = (hidden >= _LARGE and _OWN_RECIPE not in case) or (gated and bool(text(row, "ffn_hidden_size")))
     tokenizer = text(row, "vocab_file_or_tok", "GPT2BPE(default)")
     vocab = _BERT_CASED_VOCAB if family == "bert" else _VOCABULARIES.get(tokenizer, _VOCABULARIES["GPT2BPE(default)"])
     if tokenizer == "NullTokenizer" and hidden < _LARGE:
         vocab = _NULL_TOKENIZER_SMALL
-    if tokenizer == "NullTokenizer" and not release:
+    if tokenizer == "NullTokenizer" and not release and hidden < _LARGE:
         vocab = _VOCABULARIES["GPT2BPE(default)"]  # the small tests keep GPT-2's size with it
     if family in ("mimo", "multimodal-llava"):
         raise Unpredictable(f"sizes of the vision encoder of {case or family} are not in the row")
     return ModelShape(
-        family=_golden_family(family, gated, pattern),
+        family=_golden_family(family, release and gated, pattern),
         hidden=hidden,
         ffn=ffn,
         layers=_golden_layers(row, family, hidden, pattern),
@@ -144,7 +165,7 @@ def _golden_model(row: Row, tp: int) -> ModelShape:
         gated=gated,
         biases=not (release or integer(row, "num_experts", 0) or "disable_bias" in case),
         decoder_seq_len=integer(row, "decoder_seq_length", 0),
-        extra_predictions=int("ep4_etp1" in case and "no_mtp" not in case),
+        extra_predictions=int(any(part in case for part in ("ep4_etp1", "scoped_cudagraph")) and "no_mtp" not in case),
         experts=_golden_experts(row, ffn, case),
         latent=_golden_latent(case),
         state_space=_golden_state_space(hidden) if pattern else None,
@@ -162,6 +183,21 @@ def _golden_family(family: str, gated: bool, pattern: str) -> Family:
     if gated and family in ("moe", "mixtral"):
         return "moe"
     return "llama" if gated else "gpt"
+
+
+def _golden_optimizer(case: str) -> str:
+    """--optimizer: muon, or dist_muon over whole layers, but where a layout of parameters cuts them evenly."""
+    if "muon" not in case:
+        return "AdamW"
+    return "Muon by layers" if "_dist_dist_muon" in case and "param_layout" not in case else "Muon"
+
+
+def _layout(case: str, layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of every model chunk, where a test has its own."""
+    if pp == 1:
+        return ()
+    found = (sizes for part, sizes in _LAYOUTS.items() if part in case)
+    return next((sizes for sizes in found if sum(sizes) == layers and len(sizes) % pp == 0), ())
 
 
 def _golden_layers(row: Row, family: str, hidden: int, pattern: str) -> int:
@@ -225,6 +261,11 @@ def _golden_stack(row: Row) -> Stack:
         kind,
         name="megatron-tests",
         attention=_golden_attention(row),
+        own_layers=_has_own_layers(row),
+        loads_masks="no_create_attention_mask" not in text(row, "case"),
+        user_buffers="tp_overlap" in text(row, "case"),
+        fixed_workspaces=_fixes_workspaces(row),
+        compiled_loss_copies=_compiled_copies(row),
         overlap_gradients=flag(row, "overlap_grad_reduce"),
         overlap_parameters=flag(row, "overlap_param_gather"),
         cuda_graph="layers" if text(row, "cuda_graph") else "none",
@@ -237,6 +278,29 @@ def _golden_stack(row: Row) -> Stack:
         gathered_experts=_golden_gathers_experts(text(row, "case"), text(row, "family")),
     )
     return replace(stack, dtype="float8", scaling="tensor") if text(row, "fp8") else stack
+
+
+def _has_own_layers(row: Row) -> bool:
+    """--transformer-impl local; tests of BERT say it by their name."""
+    return text(row, "transformer_impl") == "local" or "local_spec" in text(row, "case")
+
+
+def _fixes_workspaces(row: Row) -> bool:
+    """Tests that fix NCCL's algorithm fix the workspaces of cuBLAS too. Values of context parallelism on GB200 are
+    those of fixed ones too, but those of newer tests that say "nondeterministic"."""
+    gpu, case = text(row, "gpu"), text(row, "case")
+    is_newer = "nondeterministic" in case and any(part in case for part in ("_1node", "_resume_", "_etp"))
+    is_fixed = "cp2" in case and not is_newer and any(part in gpu for part in _BLACKWELL)
+    return bool(text(row, "nccl_algo")) or flag(row, "deterministic") or is_fixed
+
+
+def _compiled_copies(row: Row) -> int:
+    """Values for A100 stem from older containers, whose torch copied what a compiled kernel updates in place while it
+    measured variants of it: the 16-bit logits in "dev", float32 ones too in the long-term one of the draco cluster."""
+    gpu, is_long_term = text(row, "gpu"), text(row, "hw_tag").startswith("lts")
+    if "A100" not in gpu or (is_long_term and "draco" not in gpu):
+        return 0
+    return 6 if is_long_term else 2
 
 
 def _golden_groups_experts(case: str) -> bool:
@@ -261,9 +325,9 @@ def _golden_attention(row: Row) -> Literal["flash", "fused", "unfused"]:
     backend, local = text(row, "attention_backend"), text(row, "transformer_impl") == "local"
     if backend in ("unfused", "local") or (local and not backend):
         return "unfused"
-    if backend or not flag(row, "deterministic"):
-        return "fused" if backend == "fused" else "flash"
     gpu = text(row, "gpu")
+    if backend or not flag(row, "deterministic"):
+        return "fused" if backend == "fused" or (not backend and "H100" in gpu) else "flash"
     is_old = "draco" in gpu or (text(row, "hw_tag").startswith("lts") and integer(row, "num_experts", 0) > 0)
     return "unfused" if is_old else "fused" if "H100" in gpu else "flash"
 

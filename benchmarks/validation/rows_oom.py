@@ -14,6 +14,10 @@ from benchmarks.validation.fields import Row, Unpredictable, cluster_of, integer
 from benchmarks.validation.runs import ModelShape, ParallelShape, TrainingRun
 from benchmarks.validation.shapes import GPT2_VOCAB, model_named, padded_vocab
 
+_MOMENT_BYTES = 2
+"""Moonlight's recipe keeps both moments in bfloat16; gradients of Bridge's recipes are 16-bit (main_grads_dtype,
+exp_avg_dtype in src/megatron/bridge/recipes/moonlight, grad_reduce_in_fp32 in scripts/performance)."""
+
 
 def bmtrain(row: Row) -> TrainingRun:
     """BMTrain's comparison: every block recomputed; "ZeRO2 mp4" is DeepSpeed with tensor parallelism of 4.
@@ -76,7 +80,7 @@ def bridge_memory(row: Row) -> TrainingRun:
     dp, chunks = whole(devices, tp * pp * cp, "number of GPUs"), degrees.get("vpp", 1)
     modules = tuple(re.findall(r"core_attn|layernorm|mlp|moe_act|shared_experts|mla_up_proj|moe\b", varied))
     model = model_named(config.split()[0], degrees["seq"])
-    fp8 = "fp8" in config
+    fp8, moments = "fp8" in config, _MOMENT_BYTES if "Moonlight" in config else 4
     return TrainingRun(
         model=replace(model, vocab=padded_vocab(model.vocab, tp)),
         parallel=ParallelShape(
@@ -88,7 +92,8 @@ def bridge_memory(row: Row) -> TrainingRun:
         stack=replace(
             stacks.MEGATRON, name="megatron-bridge", dtype="float8" if fp8 else "bfloat16",
             scaling="tensor" if fp8 else "none", overlap_gradients=True, overlap_parameters=True, fused_loss=True,
-            expandable_segments="expandable" in varied,
+            expandable_segments="expandable" in varied, gradient_bytes=2, reduce_bytes=2,
+            optimizer_bytes=4.0 + 2 * moments,
         ),
         cluster=cluster_of(text(row, "hw"), devices),
     )  # fmt: skip

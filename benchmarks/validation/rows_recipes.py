@@ -167,6 +167,9 @@ def colossal(row: Row) -> TrainingRun:
     zero = re.search(r"zero(\d)", plan)
     tp, pp = (int(found[1]) if (found := re.search(rf"{axis}(\d+)", plan)) else 1 for axis in ("tp", "pp"))
     devices, batch = integer(row, "n_gpus"), integer(row, "batch_per_dp")
+    replicas = re.search(r"dp(\d+)", plan)
+    if replicas and int(replicas[1]) * tp * pp != devices:
+        raise Unpredictable(f"{plan} takes {int(replicas[1]) * tp * pp} GPUs, not {devices}")
     stage = int(zero[1]) if zero else 0
     dp = whole(devices, tp * pp, f"number of GPUs ({plan})")
     name = text(row, "model")
@@ -184,7 +187,8 @@ def colossal(row: Row) -> TrainingRun:
 def galvatron(row: Row) -> TrainingRun:
     """Galvatron's memory profile of Llama-2 7B on 8 GPUs (taken as A100-80): "1_4_2_vtp_c_sp" is pp_tp_dp, options.
 
-    c: recomputation; states are cut over tp x dp (its figures per layer are 16 bytes a parameter over 8 devices).
+    vtp: embedding and head are tensor-parallel too; c: recomputation; states are cut over tp x dp (its figures per
+    layer are 16 bytes a parameter over 8 devices).
     """
     fields = text(row, "strategy_pp_tp_dp").split("_")
     if len(fields) < 3 or not all(field.isdigit() for field in fields[:3]):
@@ -198,6 +202,6 @@ def galvatron(row: Row) -> TrainingRun:
             recompute="full" if "c" in fields[3:] else "none",
             micro_batch=whole(integer(row, "global_bsz"), dp, "global batch"), micro_batches=1,
         ),
-        stack=stacks.GALVATRON,
+        stack=replace(stacks.GALVATRON, whole_vocabulary="vtp" not in fields),
         cluster=cluster_of("A100-80", 8),
     )  # fmt: skip

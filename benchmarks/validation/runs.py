@@ -102,6 +102,8 @@ class ParallelShape:
     """Tensor parallelism inside experts; 0: that of the model."""
     virtual_stages: int = 1
     """Model chunks per device of an interleaved schedule."""
+    layers_per_chunk: tuple[int, ...] = ()
+    """Layers of every model chunk, in model order; empty: equal shares."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     zero_degree: int = 0
     """Devices over which states are cut; 0: dp * cp."""
@@ -153,20 +155,32 @@ class Stack:
     """Of one parameter while ZeRO gathers it."""
     overlap_tensor: bool = False
     """Collectives of tensor parallelism run in pieces beside the matrix product (async TP)."""
+    loads_masks: bool = False
+    """The data loader makes a mask of attention for every sequence."""
+    user_buffers: bool = False
+    """Transformer Engine overlaps products of tensor parallelism with their collectives (--tp-comm-overlap)."""
     fused_loss: bool = False
     """Cross entropy keeps no float32 copy of the logits."""
     deferred_head_gradients: int = 0
     """Micro-batches whose weight gradient of the head waits for the pipeline to run empty."""
     compiled_loss: bool = False
     """Megatron's own fused cross entropy, compiled by torch: one float32 copy more than the plain one."""
+    compiled_loss_copies: int = 0
+    """Further bytes per logit while an older torch measures variants of its kernels."""
     offload_activations: bool = False
     """Saved activations wait in host memory."""
     expandable_segments: bool = False
     """The allocator grows segments in place: next to no fragmentation."""
+    whole_vocabulary: bool = False
+    """Under tensor parallelism every rank computes with whole embeddings and a whole head, gathered as ZeRO-3 does."""
     grouped_experts: bool = True
     """Products of experts are grouped kernels; else one expert after another."""
     gathered_experts: bool = False
     """Tokens of expert parallelism are gathered whole (Megatron's dispatcher "allgather"); else exchanged."""
+    own_layers: bool = False
+    """Megatron's own layers ("local") in place of Transformer Engine's: scores of attention stand in a kept buffer."""
+    fixed_workspaces: bool = False
+    """CUBLAS_WORKSPACE_CONFIG=":4096:8", as reproducible products need."""
     forwards_tokens: bool = False
     """Exchanges send a token once per node and forward it inside (DeepEP, HybridEP)."""
     overlap_exchanges: bool = False

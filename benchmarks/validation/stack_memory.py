@@ -9,17 +9,20 @@ A fact is data of the stack; none depends on a row's result. `FITTED` names thos
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cost_models.program_memory import LossBytes
+from benchmarks.validation.models import uses_rotation
 from benchmarks.validation.runs import Experts, Stack, TrainingRun
 
 MIB = 1 << 20
-AMPERE_CUBLAS_BYTES = (2 * 4096 + 8 * 16) << 10
-"""torch's default `CUBLAS_WORKSPACE_CONFIG` ":4096:2:16:8" before Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+DEFAULT_CUBLAS_BYTES = (2 * 4096 + 8 * 16) << 10
+"""torch's default `CUBLAS_WORKSPACE_CONFIG` ":4096:2:16:8" but on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp:
+`parseChosenWorkspaceSize` asks for compute capability 9.0)."""
 HOPPER_CUBLAS_BYTES = 32 * MIB
-"""From Hopper on, and for ":4096:8", which Megatron's deterministic tests set."""
+"""On Hopper, and for ":4096:8", which Megatron's reproducible tests set."""
 CUBLAS_THREADS = 2
 """Forward runs in the main thread, backward in autograd's: each has its own handle and workspace."""
 TRANSFORMER_ENGINE_BYTES = {"ampere": 4 * MIB, "hopper": 32 * MIB}
@@ -27,12 +30,17 @@ TRANSFORMER_ENGINE_BYTES = {"ampere": 4 * MIB, "hopper": 32 * MIB}
 GROUPED_STREAMS = 4
 """Streams of grouped products of Transformer Engine, each with a workspace of its own (`get_num_cublas_streams` and
 `get_multi_stream_cublas_workspace` in transformer_engine/pytorch/module/base.py)."""
+LOADED_MASKS = 2
+"""Tests without masks hold 7 to 8 MiB less than the same with masks of 4 MiB a micro-batch."""
+OVERLAPPED_STREAMS = 3
+"""Parts of that engine's workspace where its products overlap with collectives in user buffers (`initialize_ub` repeats
+it `_NUM_MAX_UB_STREAMS` times)."""
 EXPERT_IMBALANCE = 1.18
 """Rows of the experts of a rank over their even share, summed over layers, at the fullest step of a run. Fitted: median
 of the peaks of Megatron's tests with experts; without those with 4 experts 1.14, without those with 8 experts on two
 ranks 1.24, without those with one expert a rank 1.20."""
-SMALL_TENSORS_BYTES = 6 * MIB
-"""Batch, masks, random states. Fitted: median of mem_allocated_bytes_last beyond the rest on Megatron's tests."""
+BENCHMARK_BYTES = 256 * MIB
+"""What triton writes between two measurements of a kernel to empty the cache (triton/testing.py: do_bench)."""
 GATHERED_LAYERS = 2
 RESERVED_FRACTION = 0.15
 """Of allocated bytes, what torch's allocator holds beyond them in fragments under FSDP without expandable segments.
@@ -40,6 +48,8 @@ Fitted: median of torchtitan's 8B and 405B runs with full recomputation on H100;
 the 8B runs 0.164."""
 DEEPSPEED_BUCKET_ELEMENTS = 500_000_000
 """Default of reduce_bucket_size (deepspeed/runtime/zero/config.py)."""
+
+_OFFLOADED = re.compile(r"layers\.\d+(/|\.norm|\.attention|\.mlp/)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,10 @@ class StackFacts:
     loss: LossBytes
     copies_attention_output: bool
     """FlashAttention inside of Transformer Engine saves its output a second time, contiguous."""
+    benchmark_bytes: int
+    """Held beside the compiled cross entropy while its kernels are measured."""
+    offloads: bool
+    """What norms, attention and routed experts of a layer save waits in host memory."""
     in_place_gradients: bool
     """Products of layers add weight gradients to the float32 buffer (Megatron's gradient accumulation fusion); that of
     the head hands autograd an empty 16-bit gradient (`LinearWithGradAccumulationAndAsyncCommunication`)."""
@@ -62,9 +76,17 @@ def facts_of(run: TrainingRun) -> StackFacts:
     return StackFacts(
         fused=stack.kernels != "eager",
         loss=loss_bytes(stack, run.parallel.tp),
-        copies_attention_output=stack.kernels == "megatron" and stack.attention == "flash",
+        offloads=stack.offload_activations,
+        benchmark_bytes=BENCHMARK_BYTES if stack.compiled_loss_copies and stack.compiled_loss else 0,
+        copies_attention_output=stack.kernels == "megatron" and stack.attention == "flash" and not _is_in_order(run),
         in_place_gradients=stack.kernels == "megatron" and stack.gradient_bytes == 4 and not stack.deterministic,
     )
+
+
+def _is_in_order(run: TrainingRun) -> bool:
+    """Whether sequences-first is batch-first already: one sequence. Models with rotary positions hold as much more all
+    the same (SimuMax's runs), for a reason that no source names."""
+    return run.parallel.micro_batch == 1 and not uses_rotation(run.model)
 
 
 def loss_bytes(stack: Stack, tp: int) -> LossBytes:
@@ -81,10 +103,13 @@ def loss_bytes(stack: Stack, tp: int) -> LossBytes:
     if stack.fused_loss:
         return LossBytes(saved=width, forward=width, backward=width)
     if stack.compiled_loss:
-        return LossBytes(saved=4, forward=width + 8, backward=width + 8)
+        most = width + 8 + stack.compiled_loss_copies
+        return LossBytes(saved=4, forward=most, backward=most)
     if stack.kernels == "megatron":
         whole = 4 if width == 4 else width + 4
         return LossBytes(saved=4, forward=whole, backward=whole)
+    if stack.name == "galvatron":
+        return LossBytes(saved=4, forward=8, backward=8)
     if stack.name == "fsdp2" and tp > 1:
         return LossBytes(saved=4, forward=width + 12, backward=16)
     return LossBytes(saved=4, forward=width + 8 if width == 2 else 8, backward=12)
@@ -92,14 +117,16 @@ def loss_bytes(stack: Stack, tp: int) -> LossBytes:
 
 def library_bytes(run: TrainingRun) -> int:
     """Workspaces of cuBLAS and Transformer Engine, which torch's allocator hands out and never gets back."""
-    is_ampere = run.cluster.device.name.lower().startswith(("a100", "a10", "a40", "a800", "v100"))
-    small = is_ampere and not run.stack.deterministic
-    cublas = AMPERE_CUBLAS_BYTES if small else HOPPER_CUBLAS_BYTES
-    engine = TRANSFORMER_ENGINE_BYTES["ampere" if is_ampere else "hopper"]
-    if run.stack.kernels != "megatron":
+    name = run.cluster.device.name.lower()
+    is_hopper = name.startswith(("h100", "h200", "h800", "gh200"))
+    is_older = name.startswith(("a100", "a10", "a40", "a800", "v100"))
+    cublas = HOPPER_CUBLAS_BYTES if is_hopper or run.stack.fixed_workspaces else DEFAULT_CUBLAS_BYTES
+    engine = TRANSFORMER_ENGINE_BYTES["ampere" if is_older else "hopper"]
+    if run.stack.kernels != "megatron" or run.stack.own_layers:
         return CUBLAS_THREADS * cublas
     streams = GROUPED_STREAMS if run.model.experts is not None and run.stack.grouped_experts else 0
-    return CUBLAS_THREADS * cublas + engine * (1 + streams)
+    own = OVERLAPPED_STREAMS if run.stack.user_buffers else 1
+    return CUBLAS_THREADS * cublas + engine * (own + streams)
 
 
 def gathered_bytes(run: TrainingRun, sizes: Sequence[int]) -> float:
@@ -127,6 +154,15 @@ def gathered_tokens_bytes(run: TrainingRun) -> int:
     return 2 * parallel.micro_batch * (shape.seq_len // parallel.cp) * shape.hidden * ranks // parallel.tp
 
 
+def kept_scores_bytes(run: TrainingRun) -> int:
+    """The buffer into which Megatron's own attention writes scaled scores, kept forever in 16 bits
+    (core/transformer/dot_product_attention.py asks `GlobalMemoryBuffer` for it)."""
+    parallel, shape = run.parallel, run.model
+    if not run.stack.own_layers or run.stack.attention != "unfused":
+        return 0
+    return 2 * parallel.micro_batch * shape.heads // parallel.tp * (shape.seq_len // parallel.cp) ** 2
+
+
 def gathered_sequence_bytes(run: TrainingRun) -> int:
     """Buffers into which Megatron's own layers, which Galvatron uses, gather sequences that tensor parallelism cuts,
     kept forever (core/utils.py: GlobalMemoryBuffer). Two of them, as Galvatron's states with and without tensor
@@ -138,12 +174,16 @@ def gathered_sequence_bytes(run: TrainingRun) -> int:
 
 
 def deferred_bytes(run: TrainingRun) -> int:
-    """Inputs and 16-bit gradients of logits that wait on the last stage for the head's weight gradients (Megatron's
-    --defer-embedding-wgrad-compute; tensor_parallel/layers.py: `embedding_activation_buffer`, `grad_output_buffer`)."""
+    """What waits on the last stage for the head's weight gradients: inputs and 16-bit gradients of logits, and the
+    16-bit gradient of the weight (Megatron's --defer-embedding-wgrad-compute; tensor_parallel/layers.py:
+    `embedding_activation_buffer`, `grad_output_buffer`)."""
     parallel, shape = run.parallel, run.model
     waiting = min(run.stack.deferred_head_gradients, parallel.micro_batches)
     tokens = parallel.micro_batch * (shape.seq_len // parallel.cp)
-    return 2 * waiting * tokens * (shape.vocab // parallel.tp + shape.hidden)
+    if not waiting:
+        return 0
+    weight = shape.vocab // parallel.tp * shape.hidden
+    return 2 * (waiting * tokens * (shape.vocab // parallel.tp + shape.hidden) + weight)
 
 
 def dispatched_bytes(run: TrainingRun, experts: Experts, imbalance: float) -> float:
@@ -190,12 +230,47 @@ def bucket_bytes(run: TrainingRun) -> float:
     return float(2 * DEEPSPEED_BUCKET_ELEMENTS * run.stack.reduce_bytes)
 
 
+def mask_bytes(run: TrainingRun) -> int:
+    """Masks that Megatron's loader makes, one byte per pair of positions (--create-attention-mask-in-dataloader): of
+    the running micro-batch and of the one before."""
+    shape, parallel = run.model, run.parallel
+    if not run.stack.loads_masks:
+        return 0
+    return LOADED_MASKS * parallel.micro_batch * (shape.seq_len // parallel.cp) * shape.seq_len
+
+
 def leftover_bytes(run: TrainingRun, border: int) -> float:
-    """Tensors that outlive a step: a received and a sent activation of `border` bytes per model chunk, the batch."""
+    """Tensors that outlive a step: a received and a sent activation of `border` bytes per model chunk."""
     parallel = run.parallel
     keeps = parallel.pp > 1 and run.stack.name != "galvatron"  # gpipe hands all of them back
-    buffers = 2 * parallel.virtual_stages * border if keeps else 0
-    return float(buffers + SMALL_TENSORS_BYTES)
+    return float(2 * parallel.virtual_stages * border if keeps else 0)
+
+
+def encoded_bytes(run: TrainingRun) -> int:
+    """The encoder's output on one rank, which all layers of a decoder read."""
+    shape, parallel = run.model, run.parallel
+    if shape.family != "t5":
+        return 0
+    width = 4 if run.stack.dtype == "float32" else 2
+    tokens = parallel.micro_batch * shape.seq_len // (parallel.tp if parallel.sequence_parallel else 1)
+    return width * tokens * shape.hidden
+
+
+def waits_in_host_memory(operator: str) -> bool:
+    """Whether what an operator's backward reads is offloaded: inputs of norms, attention and routed experts (Megatron's
+    --offload-modules attn_norm, mlp_norm, qkv_linear, core_attn, attn_proj, expert_fc1, moe_act)."""
+    return _OFFLOADED.match(operator) is not None
+
+
+def unsplit_queries_bytes(run: TrainingRun) -> int:
+    """What the graph counts twice of one layer's queries where several share a key: they are copied out of the product
+    of query, key and value, and keys and values too, so that the product itself goes (get_qkv_layout in
+    transformer_engine/pytorch/attention: contiguous copies where no layout fits)."""
+    shape, stack = run.model, run.stack
+    is_copied = stack.kernels == "megatron" and stack.attention != "unfused" and shape.latent is None
+    if not is_copied or uses_rotation(shape) or shape.kv_heads == shape.heads:
+        return 0
+    return attention_output_bytes(run)
 
 
 def attention_output_bytes(run: TrainingRun) -> int:

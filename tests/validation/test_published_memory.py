@@ -64,12 +64,6 @@ def test_data_and_context_parallelism_cut_states_and_sequences() -> None:
     assert halved.block_saved == pytest.approx(fullest(flash).block_saved / 2, rel=0.001)
 
 
-def test_without_fitted_constants_only_states_and_workspaces_stay_between_steps() -> None:
-    rank = ranks(GPT_22B, "physics")[0]
-    assert rank.between_steps == rank.states + rank.workspaces
-    assert peak_bytes(GPT_22B, "t0") > peak_bytes(GPT_22B, "physics")
-
-
 @pytest.mark.parametrize(
     ("modules", "again"),
     [
@@ -124,7 +118,71 @@ def test_deferred_gradients_of_the_head_wait_on_the_last_stage() -> None:
     plain = with_parallel(GPT_22B, pp=2, micro_batches=4)
     waiting = replace(plain, stack=replace(plain.stack, deferred_head_gradients=2))
     more = [after.peak - before.peak for before, after in zip(ranks(plain, "t0"), ranks(waiting, "t0"), strict=True)]
-    assert more == [0, 2 * 2 * 4 * 2048 * (51200 / 8 + 6144)]
+    head = 51200 // 8 * 6144
+    assert more == [0, 2 * (2 * 4 * 2048 * (51200 / 8 + 6144) + head)]
+
+
+def test_only_the_share_of_the_fullest_rank_of_experts_is_fitted() -> None:
+    assert fullest(EIGHT_EXPERTS).peak > max(rank.peak for rank in ranks(EIGHT_EXPERTS, "physics"))
+    assert peak_bytes(GPT_22B, "t0") == peak_bytes(GPT_22B, "physics")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stack", "mib"),
+    [
+        ("A100-80", {}, 2 * 8.125 + 4),
+        ("H100-SXM", {}, 2 * 32 + 32),
+        ("B200-SXM", {}, 2 * 8.125 + 32),
+        ("B200-SXM", {"fixed_workspaces": True}, 2 * 32 + 32),
+        ("H100-SXM", {"own_layers": True}, 2 * 32),
+    ],
+)
+def test_workspaces_are_those_of_the_library_and_the_device(gpu: str, stack: dict[str, bool], mib: float) -> None:
+    run = replace(GPT_22B, cluster=Cluster.parse(f"1x8 {gpu}"), stack=Stack(name="megatron", **stack))
+    assert library_bytes(run) == mib * MIB
+
+
+def test_scores_of_megatrons_own_attention_stand_in_a_buffer() -> None:
+    own = replace(GPT_22B, stack=replace(GPT_22B.stack, own_layers=True))
+    assert fullest(own).workspaces - library_bytes(own) == 2 * 4 * (64 // 8) * 2048**2
+
+
+def test_gradients_of_16_bits_are_widened_for_the_optimizers_step() -> None:
+    half = replace(GPT_22B, stack=replace(GPT_22B.stack, gradient_bytes=2))
+    rank = fullest(half)
+    parameters = rank.states / 16
+    assert rank.widened == 4 * parameters
+    assert fullest(GPT_22B).widened == 0
+    assert rank.between_steps == rank.states + rank.workspaces + rank.leftovers + rank.widened
+    assert rank.peak == max(rank.between_steps, rank.between_steps - rank.widened + rank.activations)
+
+
+def test_a_further_prediction_is_a_layer_and_a_pass_through_the_head() -> None:
+    plain = with_parallel(GPT_22B, pp=2, micro_batches=2)
+    more = replace(plain, model=replace(plain.model, extra_predictions=1))
+    (_, last), (first, further) = ranks(plain, "t0"), ranks(more, "t0")
+    layer = last.block_states / 24
+    own = 18 * (2 * 6144**2 // 8 + 3 * 6144 + 51200 * 6144 // 8)
+    assert further.states - last.states == pytest.approx(layer + own)
+    logits = 4 * 4 * 2048 * 51200 / 8
+    assert further.saved - last.saved > logits + last.block_saved / 24
+    assert first.states == ranks(plain, "t0")[0].states
+
+
+def test_offloaded_activations_leave_what_the_running_layer_needs() -> None:
+    here = fullest(replace(GPT_22B, stack=Stack(name="megatron")))
+    away = fullest(replace(GPT_22B, stack=Stack(name="megatron", offload_activations=True)))
+    assert away.block_saved < 0.25 * here.block_saved  # what a dense product down reads stays
+    assert away.activations > here.block_saved / 48
+
+
+def test_chunks_of_a_pipeline_may_have_layers_of_their_own_number() -> None:
+    even = with_parallel(GPT_22B, pp=4, micro_batches=8)
+    uneven = with_parallel(even, layers_per_chunk=(8, 16, 16, 8))
+    states = [rank.block_states for rank in ranks(uneven, "t0")]
+    assert states == pytest.approx([states[0], 2 * states[0], 2 * states[0], states[0]])
+    with pytest.raises(ConfigurationError, match="are no 4 chunks of 48 layers"):
+        ranks(with_parallel(even, layers_per_chunk=(12, 12, 24)), "t0")
 
 
 def test_recomputed_mlps_are_dense_ones() -> None:
