@@ -1,11 +1,13 @@
 """`autopar profile`: measure this machine, so that plans for it are priced by what it really does.
 
 autopar profile                      # GPU kernels where there is a GPU, else operators and collectives of the CPU
+torchrun ... -m autopar profile      # on all nodes of a job: the links between them too
 autopar profile -o h100.json         # also write the profile to carry elsewhere: autopar plan ... --profile h100.json
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from autopar.files import write_atomically
 from autopar.operator_profile import OperatorProfile, load_profile, operator_profile_path, save_profile
 from autopar.report.tables import table
 from autopar.runtime.calibrate import calibrate, tables
+from autopar.runtime.calibrate_job import calibrate_job, in_job, job_tables
 from autopar.runtime.profile_kernels import profile_of_gpu
 
 OnProgress: TypeAlias = Callable[[int, int], None]
@@ -40,6 +43,13 @@ def profile(force: bool, output: Path | None, as_json: bool) -> None:
     console = Console(stderr=True)
     if torch.cuda.is_available():
         content = msgspec.json.encode(_gpu(console, force), order="deterministic")
+    elif in_job():
+        console.quiet = int(os.environ["RANK"]) != 0
+        job = _with_progress(console, "the job's links", lambda step: calibrate_job(force=force, on_progress=step))
+        if console.quiet:
+            return
+        console.print(*job_tables(job))
+        content = msgspec.json.encode(job, order="deterministic")
     else:
         found = _with_progress(
             console, "operators and collectives", lambda step: calibrate(force=force, on_progress=step)

@@ -1,0 +1,58 @@
+"""What is trained: a GPT whose parameters are dear to reduce and whose activations are cheap to hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from benchmarks.models import Inputs, gpt2, token_inputs
+
+SEED = 0
+LEARNING_RATE = 1e-2
+
+
+class LossOnly(nn.Module):
+    """A language model without its logits: every rank would have to get them. forward(input_ids, labels) -> loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(input_ids=input_ids, labels=labels).loss
+        return loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A model, one global batch, and the preset of the network."""
+
+    preset: str
+    layers: int
+    width: int
+    positions: int
+    batch: int
+    vocabulary: int = 512
+    heads: int = 8
+
+    def model_and_inputs(self) -> tuple[nn.Module, Inputs]:
+        """The same in every process."""
+        torch.manual_seed(SEED)
+        model = gpt2(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            vocabulary=self.vocabulary,
+            positions=self.positions,
+        )
+        return LossOnly(model).train(), token_inputs(self.vocabulary)(self.batch, self.positions)
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "gpt-200mbit": Setting(preset="flat-200mbit", layers=8, width=384, positions=64, batch=16),
+    "gpt-1gbit": Setting(preset="flat-1gbit", layers=8, width=384, positions=64, batch=16),
+    "gpt-small": Setting(preset="flat-200mbit", layers=4, width=128, positions=32, batch=8, heads=4),
+}

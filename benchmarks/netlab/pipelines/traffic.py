@@ -1,0 +1,86 @@
+"""Bytes that a plan is predicted to put on every node's link in a step: what each rank sends.
+
+Of a plan without stages: the collectives of its lowered program, by what gloo sends (`cost_models.gloo.ALGORITHMS`).
+Of a pipeline: every border's activation and its gradient, once per micro-batch, and the gradients of parameters that
+several stages hold.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import fx
+
+from autopar.cost_models.gloo import ALGORITHMS
+from autopar.cost_models.program_costs import collective_of
+from autopar.errors import ConfigurationError
+from autopar.layout import Mesh
+from autopar.parallel_plan import Plan
+from autopar.passes.lower import lower
+from autopar.passes.stages import StagePrograms, cut_stages
+from autopar.program import Program
+
+
+def sent_bytes(program: Program, plan: Plan) -> list[float]:
+    """Bytes that every rank sends to others in a step. program: of one micro-batch."""
+    if plan.pipeline is None:
+        return [plan.micro_batches * collective_bytes(lower(program, plan, r).graph, plan.mesh) for r in _ranks(plan)]
+    if plan.mesh.size != plan.mesh.shape[0]:
+        raise ConfigurationError(f"mesh {plan.mesh.shape}: traffic inside of stages is not counted here")
+    once = _shared_gradients(program, plan)
+    return [plan.micro_batches * a + b for a, b in zip(_between_stages(program, plan), once, strict=True)]
+
+
+def _ranks(plan: Plan) -> range:
+    return range(plan.mesh.size)
+
+
+def collective_bytes(graph: fx.Graph, mesh: Mesh) -> float:
+    """Bytes that one rank sends in the collectives of a lowered graph."""
+    total = 0.0
+    for node in graph.nodes:
+        kind = collective_of(node)
+        if kind is not None:
+            ranks = math.prod(mesh.shape[mesh.axis_names.index(name)] for name in node.meta["group_axes"])
+            elements = max(math.prod(one.meta["local_shape"]) for one in (node, node.all_input_nodes[0]))
+            total += ALGORITHMS[kind].wire(ranks) * elements * node.meta["dtype"].itemsize
+    return total
+
+
+def _between_stages(program: Program, plan: Plan) -> list[float]:
+    """What each rank sends to other stages for one micro-batch."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    programs = _cut(program, plan)
+    groups = [stage.rank_group for stage in pipeline.stages]
+    sent = [0.0] * plan.mesh.size
+    for stage, group in enumerate(groups):
+        for backward in (False, True):
+            for crossing in programs.crossings_from(stage, backward):
+                if groups[crossing.target] != group:
+                    sent[group] += _bytes(crossing.node)
+    return sent
+
+
+def _shared_gradients(program: Program, plan: Plan) -> list[float]:
+    """What each rank sends, once per step, to add up gradients of parameters that several ranks hold."""
+    assert plan.pipeline is not None
+    groups = [stage.rank_group for stage in plan.pipeline.stages]
+    holders = _cut(program, plan).holders
+    sent = [0.0] * plan.mesh.size
+    for node, value in zip(program.placeholders, program.inputs, strict=True):
+        ranks = {groups[stage] for stage in holders.get(value.name, ())}
+        if value.role == "parameter" and len(ranks) > 1:
+            for rank in ranks:
+                sent[rank] += ALGORITHMS["all_reduce"].wire(len(ranks)) * _bytes(node)
+    return sent
+
+
+def _cut(program: Program, plan: Plan) -> StagePrograms:
+    assert plan.pipeline is not None
+    ends = [stage.last_operator for stage in plan.pipeline.stages]
+    return cut_stages(program, tuple(end for end in ends if end is not None))
+
+
+def _bytes(node: fx.Node) -> float:
+    return float(node.meta["val"].numel() * node.meta["val"].dtype.itemsize)
