@@ -213,7 +213,7 @@ class _Gradients(torch.autograd.Function):
         return torch.zeros(())
 
     @staticmethod
-    def backward(ctx: Any, tangent: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, tangent: Tensor) -> tuple[Any, ...]:
         return (None, None, *(_replicated(gradient, ctx.mesh) for gradient in ctx.gradients))
 
 
