@@ -8,9 +8,10 @@ that of the distinct ones, and no interval of blocks is ever solved. That restri
 layouts at its borders, and inside of it, are those of the solved plan.
 
 Where seconds belong. An operator: to its segment and phase. A redistribution: to its reader, once per shared copy, as
-the simulator plays it. The gather of a parameter: to the forward of its first reader; what its optimizer does: once
-per step. What recomputation adds: to backward. An operator of backward that leads to the gradient of one parameter and
-to nothing else is W, as the runtime splits backward; the reduction of a gradient is W too.
+the simulator plays it. The gather of a parameter: to the forward of its first reader; what its optimizer does, and what
+the runtime does once (`step_values`): once per step. What recomputation adds: to backward. An operator of backward that
+leads to the gradient of one parameter and to nothing else is W, as the runtime splits backward; the reduction of a
+gradient is W too, where it is done for every micro-batch.
 
 Where bytes belong. A value that backward reads: to the segment that reads it, its own or else the first. A parameter
 with its state: to every segment that reads it. A value of forward that a later segment reads crosses all borders
@@ -23,10 +24,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import fx
 
 from autopar.layout import Mesh
+from autopar.passes.arguments import argument
 from autopar.planner.build import Built, Variable
 from autopar.planner.factorisation import Value, shape_of, value_of
 from autopar.planner.holdings import Holding, find_holdings
@@ -38,6 +41,7 @@ from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, wi
 from autopar.planner.solver import evaluate, is_forbidden
 from autopar.planner.stages.block_table import MODES, BlockTable
 from autopar.planner.stages.runs import Runs
+from autopar.planner.stages.step_values import StepValues
 from autopar.planner.strategies import local_fraction
 from autopar.program import Program
 from autopar.rules.engine import tensor_operands
@@ -78,14 +82,16 @@ def block_table(
     send_seconds: Callable[[float], float],
     micro_batches: int,
     modes: Iterable[str] = MODES,
+    *,
+    gather_once: bool = False,
 ) -> BlockTable:
     """The table of a solved sub-mesh. send_seconds: of so many bytes from every device to its peer in the next stage.
 
-    Outputs of the model live for the whole batch.
+    Outputs of the model live for the whole batch. gather_once: every stage gathers its parameters once per step.
     """
     ways = {mode: found for mode in modes if (found := solved.expanded(mode)) is not None}
-    seconds = {mode: _Seconds(solved, *way) for mode, way in ways.items()}
-    bytes_ = {mode: _Bytes(solved, *way, micro_batches) for mode, way in ways.items()}
+    seconds = {mode: _Seconds(solved, *way, gather_once) for mode, way in ways.items()}
+    bytes_ = {mode: _Bytes(solved, *way, micro_batches, gather_once) for mode, way in ways.items()}
     base = next(iter(ways))
 
     def added(values: Iterable[Floats]) -> Floats:
@@ -103,6 +109,7 @@ def block_table(
         name=f"{'x'.join(map(str, solved.mesh.shape))}",
         devices=solved.mesh.size,
         capacity_bytes=capacity_bytes,
+        gather_once=gather_once,
         modes=tuple(ways),
         forward_seconds=added(each.of_passes[FORWARD] for each in seconds.values()),
         backward_seconds=added(each.of_passes[BACKWARD] for each in seconds.values()),
@@ -134,11 +141,22 @@ def weight_operators(program: Program, lifetimes: Lifetimes) -> set[fx.Node]:
     return {n for n in lifetimes.in_order if n.meta["phase"] == "backward" and leads.get(n, 0).bit_count() == 1}
 
 
+def weight_share(node: fx.Node) -> float:
+    """Part of an operator of backward that the runtime runs with W: a convolution's gradient of its weight costs what
+    that of its input does (`passes/split_convolutions.py`)."""
+    if node.target is not torch.ops.aten.convolution_backward.default:
+        return 0.0
+    wanted: list[bool] = argument(node, 10, "output_mask", None)
+    return wanted[1] / max(1, wanted[0] + wanted[1])
+
+
 class _Seconds:
     """(passes, segments) seconds of one way of recomputation; `once`: (segments,) per step."""
 
-    def __init__(self, solved: Solved, built: Built, labels: Labels) -> None:
+    def __init__(self, solved: Solved, built: Built, labels: Labels, gather_once: bool) -> None:
         self.solved, self.lifetimes = solved, solved.lifetimes
+        self._step = StepValues(solved.built, solved.labels, solved.lifetimes, solved.mesh)
+        self._made_once = self._step.variables if gather_once else frozenset[int]()
         self.weights = solved.weights
         size = len(self.lifetimes.segments.names)
         self.of_passes: Floats = np.zeros((3, size))
@@ -185,10 +203,16 @@ class _Seconds:
                     shape_of(node), tensor_bytes(node), choice.stored, choice.used
                 )
                 segment = first_segment(self.lifetimes, node)
-                self.of_passes[FORWARD, segment] += min(gather, cost)
+                gathers = self.once if self._made_once else self.of_passes[FORWARD]
+                gathers[segment] += min(gather, cost)
                 self.once[segment] += max(0.0, cost - gather)
+            elif index in self._made_once:
+                self.once[self._places[index][1]] += cost
             else:
-                self._add(self._places[index], cost, float(built.variables[index].costs[labels[index]]))
+                (turn, segment), part = self._places[index], weight_share(variable.node)
+                again = float(built.variables[index].costs[labels[index]])
+                self._add((WEIGHT, segment), part * cost, part * again)
+                self._add((turn, segment), (1.0 - part) * cost, (1.0 - part) * again)
 
     def _read_edges(self, built: Built, labels: Labels) -> None:
         arrived: set[tuple[int, float]] = set()
@@ -196,12 +220,22 @@ class _Seconds:
             cost = float(plain.costs[self.solved.labels[plain.source], self.solved.labels[plain.target]])
             if cost < STILL_SECONDS:
                 continue
-            if self.solved.built.variables[plain.source].kind == "copy":
+            made_once = plain.source in self._made_once
+            if made_once or self.solved.built.variables[plain.source].kind == "copy":
                 if (plain.source, cost) in arrived:
                     continue
                 arrived.add((plain.source, cost))
+            if made_once or self._is_summed_once(plain.source, plain.target):
+                self.once[self._places[plain.source if made_once else plain.target][1]] += cost
+                continue
             paid = float(expanded.costs[labels[plain.source], labels[plain.target]])
             self._add(self._places[plain.target], cost, paid)
+
+    def _is_summed_once(self, source: int, target: int) -> bool:
+        """Whether the sum of a gradient over ranks waits for the end of the step."""
+        if self.solved.built.variables[target].kind != "parameter":
+            return False
+        return bool(self._made_once) or self._step.stays_as_large(source, target)
 
     def _read_views(self) -> None:
         """Eager dispatch of a view costs what any small operator costs."""
@@ -219,7 +253,7 @@ class _Seconds:
 class _Bytes:
     """(segments,) bytes of one way of recomputation."""
 
-    def __init__(self, solved: Solved, built: Built, labels: Labels, micro_batches: int) -> None:
+    def __init__(self, solved: Solved, built: Built, labels: Labels, micro_batches: int, gather_once: bool) -> None:
         self.lifetimes, self.built, self.labels = solved.lifetimes, built, labels
         self._mesh, self._weights = solved.mesh, solved.weights
         size = len(self.lifetimes.segments.names)
@@ -229,6 +263,8 @@ class _Bytes:
         self._turn = sum(node.meta["phase"] != "backward" for node in self.lifetimes.in_order)
         for holding in find_holdings(built, solved.mesh, solved.state_bytes, self.lifetimes):
             self._read(holding, micro_batches)
+        if gather_once:
+            self._hold_gathered(solved)
         self.extra = self._extra()
         self.weight_saved = self._weight_saved()
 
@@ -247,6 +283,14 @@ class _Bytes:
         else:
             self._change[holding.first] += held
             self._change[holding.last + 1] -= held
+
+    def _hold_gathered(self, solved: Solved) -> None:
+        step = StepValues(solved.built, solved.labels, solved.lifetimes, solved.mesh)
+        for index, variable in enumerate(solved.built.variables):
+            if variable.kind == "parameter":
+                held = step.held_bytes(index, solved.state_bytes[variable.name].gradient)
+                for segment in reading_segments(self.lifetimes, variable.node):
+                    self.states[segment] += held
 
     def _keeper(self, node: fx.Node) -> int:
         """The segment that keeps a value for its backward."""
@@ -271,7 +315,7 @@ class _Bytes:
     def _weight_saved(self) -> Floats:
         """What the operators of W read, but for parameters."""
         found = np.zeros(len(self.saved))
-        weights = self._weights
+        weights = self._weights | {node for node in self.lifetimes.in_order if weight_share(node)}
         read: dict[Value, tuple[int, float]] = {}
         for node in weights:
             index = self.built.operators[node]
@@ -279,7 +323,7 @@ class _Bytes:
             assert strategies is not None
             for operand, wanted in zip(tensor_operands(node), strategies.inputs, strict=True):
                 value, _ = base_of(operand)
-                if value[0].op == "placeholder" or value[0] in weights:
+                if value[0].op == "placeholder" or value[0] in self._weights:
                     continue
                 layout = wanted.distinct[wanted.index[label]]
                 part = local_fraction(layout, shape_of(*value_of(operand)), self._mesh)

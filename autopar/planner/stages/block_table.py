@@ -51,6 +51,8 @@ class BlockTable:
     parameter_bytes: Floats | None = None
     twin_seconds: Floats | None = None
     group: int = 0
+    gather_once: bool = False
+    """Stages gather their parameters once per step."""
     modes: tuple[str, ...] = MODES
     """The way of recomputation of every row."""
 

@@ -79,6 +79,24 @@ def families_for(family: str | None) -> tuple[str, ...]:
     return COMPARED if family is None else (family,)
 
 
+def try_tables(
+    tables: Sequence[BlockTable], num_ranks: int, micro_batches: int, families: Sequence[str] = COMPARED
+) -> list[Tried]:
+    """As `try_families`, of the first table on which a pipeline fits and nothing is recomputed, else of all."""
+    found: list[Tried] = []
+    for table in tables:
+        found += try_families(table, num_ranks, micro_batches, families)
+        found.sort(key=_step_seconds)
+        best = found[0].pipeline
+        if best is not None and all(best.table.modes[stage.mode] == "none" for stage in best.cut.stages):
+            break
+    return found
+
+
+def _step_seconds(one: Tried) -> float:
+    return one.pipeline.step_seconds if one.pipeline else float("inf")
+
+
 def try_families(
     table: BlockTable, num_ranks: int, micro_batches: int, families: Sequence[str] = COMPARED
 ) -> list[Tried]:
@@ -101,7 +119,7 @@ def try_families(
             "its blocks (modules whose path ends in a number): use a smaller pp, or another schedule"
         )
     tried = [_fitted(table, num_ranks, micro_batches, family, chunks) for family, chunks in possible]
-    return sorted(tried, key=lambda one: one.pipeline.step_seconds if one.pipeline else float("inf"))
+    return sorted(tried, key=_step_seconds)
 
 
 def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int) -> Tried:

@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import PIPELINE_AXIS, Plan
@@ -27,8 +29,8 @@ from autopar.planner.one_mesh import Candidate
 from autopar.planner.query import Progress, Query
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.stages.block_costs import Solved
-from autopar.planner.stages.block_table import MODES
-from autopar.planner.stages.choose import COMPARED, Pipeline, Tried, check_family, try_families
+from autopar.planner.stages.block_table import MODES, BlockTable
+from autopar.planner.stages.choose import COMPARED, Pipeline, Tried, check_family, try_tables
 from autopar.planner.stages.runs import Runs, find_runs
 from autopar.planner.stages.submesh import solved_on, sub_cluster, table_of
 from autopar.planner.stages.write_plan import check_cut, pipeline_plan
@@ -176,16 +178,24 @@ def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mes
                 break
             raise _shortage(query, wish, count, chosen.failures[0])
         solved = solved_on(part, chosen.best, lifetimes)
-        table = table_of(
-            solved, runs, query.cluster, wish.num_groups, replace(part, budget_bytes=query.budget_bytes), modes
-        )
-        tried = try_families(table, wish.num_groups, count, families)
+        tables = _tables(query, replace(part, budget_bytes=query.budget_bytes), solved, runs, wish.num_groups, modes)
+        tried = try_tables(tables, wish.num_groups, count, families)
         best = tried[0].pipeline
         if best is not None:
             check_cut(part, runs, best)
             return _Found(query=part, candidate=chosen.best, solved=solved, runs=runs, pipeline=best, tried=tried)
     seen = [one.least_peak_bytes for one in tried if one.least_peak_bytes is not None]
     raise _too_full(query, wish, count, min(seen, default=None))
+
+
+def _tables(
+    query: Query, part: Query, solved: Solved, runs: Runs, num_groups: int, modes: Sequence[str]
+) -> list[BlockTable]:
+    """The block tables of a sub-mesh: where parameters are gathered once per step, if any are, and for every part."""
+    each, once = (
+        table_of(solved, runs, query.cluster, num_groups, part, modes, gather_once=once) for once in (False, True)
+    )
+    return [each] if np.allclose(each.seconds, once.seconds) else [once, each]
 
 
 def _shortage(query: Query, wish: PipelineWish, count: int, failure: Exception) -> Exception:

@@ -64,7 +64,14 @@ def solved_on(query: Query, candidate: Candidate, lifetimes: Lifetimes) -> Solve
 
 
 def table_of(
-    solved: Solved, runs: Runs, cluster: Cluster, num_groups: int, query: Query, modes: Sequence[str] = MODES
+    solved: Solved,
+    runs: Runs,
+    cluster: Cluster,
+    num_groups: int,
+    query: Query,
+    modes: Sequence[str] = MODES,
+    *,
+    gather_once: bool = False,
 ) -> BlockTable:
     """The block table of a sub-mesh. cluster: the whole one; query: of the whole question, for its memory limit."""
     prices = Prices(cluster, whole_mesh(num_groups, solved.mesh))
@@ -75,4 +82,5 @@ def table_of(
         partial(prices.collective_seconds, "neighbours", (0,)),
         1 if query.micro is None else query.micro.count,
         modes,
+        gather_once=gather_once,
     )

@@ -81,7 +81,12 @@ def _stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
     groups = pipeline.costs.schedule.route(0)
     ends: list[str | None] = [*_cuts(runs, pipeline), None]
     return tuple(
-        StagePlan(name=_name(runs, stage.first, stage.end), last_operator=end, rank_group=group)
+        StagePlan(
+            name=_name(runs, stage.first, stage.end),
+            last_operator=end,
+            rank_group=group,
+            gather_once=pipeline.table.gather_once,
+        )
         for stage, end, group in zip(pipeline.cut.stages, ends, groups, strict=True)
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import fx
 
 from autopar.capture import capture
 from autopar.cluster import Cluster
@@ -21,7 +22,7 @@ from autopar.planner.predict import predict_timeline
 from autopar.planner.prices import Prices
 from autopar.planner.query import Query, budget, kernel_backend
 from autopar.planner.search import SEARCH
-from autopar.planner.stages.block_costs import Solved, block_table, weight_operators
+from autopar.planner.stages.block_costs import Solved, block_table, weight_operators, weight_share
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.runs import Runs, find_runs
 from autopar.program import Program
@@ -138,3 +139,24 @@ def test_outputs_and_micro_batches_leave_seconds_alone(made: Made) -> None:
     other = block_table(made.solved, made.runs, 1e9, lambda size: 0.0, 1, modes=("none",))
     np.testing.assert_array_equal(other.forward_seconds[0], made.table.forward_seconds[0])
     assert not other.send_seconds.any()
+
+
+def test_what_is_done_once_is_no_part_of_a_pass(made: Made) -> None:
+    solved, each = made.solved, made.table
+    once = block_table(solved, made.runs, 1e9, lambda size: size * 1e-9, 4, gather_once=True)
+    assert once.seconds[0].sum() + once.once_seconds.sum() <= each.seconds[0].sum() + each.once_seconds.sum() + 1e-12
+    assert (once.seconds <= each.seconds + 1e-12).all()
+    assert (once.state_bytes >= each.state_bytes).all()
+    if made.query.cluster.num_devices == 1:
+        np.testing.assert_allclose(once.seconds, each.seconds, rtol=1e-12)  # there is nothing to gather
+
+
+def test_gradients_of_a_convolution_are_half_of_its_backward() -> None:
+    graph = fx.Graph()
+    options = ([4], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    shares = []
+    for mask in ([True, True, True], [False, True, True], [True, False, False]):
+        operands = tuple(graph.placeholder(name) for name in ("dy", "x", "w"))
+        node = graph.call_function(torch.ops.aten.convolution_backward.default, (*operands, *options, mask))
+        shares.append(weight_share(node))
+    assert shares == [0.5, 1.0, 0.0]

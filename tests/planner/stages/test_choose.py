@@ -9,7 +9,7 @@ import pytest
 
 from autopar.errors import ConfigurationError
 from autopar.planner.stages.block_table import BlockTable
-from autopar.planner.stages.choose import try_families
+from autopar.planner.stages.choose import try_families, try_tables
 from tests.planner.stages.random_tables import random_table
 
 
@@ -45,6 +45,16 @@ def test_zero_bubbles_win_where_memory_allows_them() -> None:
     assert first.family in ("zb-h2", "zb-2p", "zb-v", "dualpipe")
     seconds = [one.pipeline.step_seconds for one in tried if one.pipeline]
     assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize(("states", "is_once"), [(1.5, True), (20.0, False)])
+def test_parameters_are_gathered_once_where_that_fits(states: float, is_once: bool) -> None:
+    each = _even(8, 12.0)
+    once = replace(each, gather_once=True, weight_seconds=0.5 * each.weight_seconds, state_bytes=states * np.ones(8))
+    (first, *_) = try_tables([once, each], 4, 16, ["1f1b"])
+    assert first.pipeline is not None
+    assert first.pipeline.table.gather_once == is_once
+    assert all(stage.mode == 0 for stage in first.pipeline.cut.stages)
 
 
 def test_memory_rules_families_out() -> None:

@@ -61,6 +61,15 @@ def test_stages_recompute_where_memory_is_short() -> None:
     assert any("recomputes: " in note for note in plan.notes)
 
 
+def test_parameters_are_gathered_once_per_step() -> None:
+    plan = _plan(dims={"pp": 2, "dp_shard": 2}, schedule="1f1b", micro_batches=4)
+    assert plan.pipeline is not None
+    assert all(stage.gather_once for stage in plan.pipeline.stages)
+    without = _plan(dims={"pp": 4}, schedule="1f1b", micro_batches=4)
+    assert without.pipeline is not None
+    assert not any(stage.gather_once for stage in without.pipeline.stages)
+
+
 def test_a_limit_that_nothing_fits_is_refused() -> None:
     with pytest.raises(
         InfeasibleError, match=r"no pipeline of 2 groups .* fits 20\.0 KiB per device: it needs [0-9.]+ KiB"
