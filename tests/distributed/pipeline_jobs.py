@@ -217,6 +217,29 @@ def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[floa
     return found
 
 
+def delayed_steps(name: str, plan: bytes, late: bool = True) -> float:
+    """Error of the weights after steps of SGD with the gradients of the batch before, at the weights of that batch.
+
+    late: False, with those of the batch itself.
+    """
+    case = CASES[name]
+    reference = case.model()
+    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.3) for m in (module, reference)]
+    before: list[torch.Tensor] = [torch.zeros_like(p) for p in reference.parameters()]
+    for step in range(4):
+        for used, optimizer in zip((module, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            used(**case.batch(step))["loss"].backward()
+        fresh = [p.grad.clone() for p in reference.parameters() if p.grad is not None]
+        for parameter, gradient in zip(reference.parameters(), before if late else fresh, strict=True):
+            parameter.grad = gradient
+        before = fresh
+        for optimizer in optimizers:
+            optimizer.step()
+    return largest_error(module, reference, gradients=False)
+
+
 def _first(batch: dict[str, torch.Tensor], samples: int) -> dict[str, torch.Tensor]:
     return {name: tensor[:samples] for name, tensor in batch.items()}
 

@@ -112,6 +112,13 @@ def test_stages_on_unequal_rank_groups(pool: Pool, name: str, sizes: tuple[int, 
     _check(pool.run(f"{JOBS}:train", world_size=sum(sizes), name=name, plans=[plan.to_json()], steps=2))
 
 
+@pytest.mark.slow
+def test_gradients_of_the_step_before_are_whole_and_at_its_weights(pool: Pool) -> None:
+    plan = _plan("gpt2", "2bw", ALONE, quarters=False)
+    assert max(pool.run(f"{JOBS}:delayed_steps", world_size=2, name="gpt2", plan=plan)) <= 1e-5
+    assert max(pool.run(f"{JOBS}:delayed_steps", world_size=2, name="gpt2", plan=plan, late=False)) > 1e-3
+
+
 @pytest.mark.parametrize("fault", ["swapped micro-batch", "missing weight gradient"])
 def test_a_faulty_step_is_noticed(pool: Pool, fault: str) -> None:
     plan = _plan("gpt2", "zb-h1", ALONE, quarters=False)
