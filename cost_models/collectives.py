@@ -38,22 +38,3 @@ def collective_seconds(kind: CollectiveKind, nbytes: ArrayLike, topology: GroupT
         return np.zeros_like(sizes)
     backend = nccl_seconds if cluster.collective_backend == "nccl" else gloo_seconds
     return np.where(sizes > 0, backend(kind, sizes, topology, cluster), 0.0)
-
-
-def hierarchical_all_reduce_seconds(nbytes: ArrayLike, topology: GroupTopology, cluster: Cluster) -> Seconds:
-    """Seconds of an all-reduce in three steps: reduce-scatter in the node, all-reduce across, all-gather in the node.
-
-    Between nodes every rank reduces its own 1/g of the buffer, g groups side by side on the node's NICs. That is how
-    a plan with one mesh axis inside nodes and one across reduces; on one node it is a plain all-reduce.
-    """
-    sizes = np.asarray(nbytes, dtype=np.float64)
-    g, k = topology.ranks_per_node, topology.nodes
-    if k == 1 or g == 1:
-        return collective_seconds("all_reduce", sizes, topology, cluster)
-    inside = GroupTopology(ranks=g, nodes=1, ranks_per_node=g, groups_per_node=topology.groups_per_node)
-    across = GroupTopology(ranks=k, nodes=k, ranks_per_node=1, groups_per_node=topology.groups_per_node * g)
-    return (
-        collective_seconds("reduce_scatter", sizes, inside, cluster)
-        + collective_seconds("all_reduce", sizes / g, across, cluster)
-        + collective_seconds("all_gather", sizes, inside, cluster)
-    )

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.cluster import GroupTopology
-from autopar.cost_models.collectives import collective_seconds
+from autopar.cost_models.collectives import CollectiveKind, collective_seconds
 from autopar.cost_models.simulator import GALVATRON_OVERLAP
 from benchmarks.validation.lowered import mesh
 from benchmarks.validation.runs import TrainingRun
 from benchmarks.validation.schemas import Tier
 
 
-def collective(run: TrainingRun, kind: str, axes: Sequence[str], nbytes: float) -> float:
+def collective(run: TrainingRun, kind: CollectiveKind, axes: Sequence[str], nbytes: float) -> float:
     """Seconds of one collective over axes of the run's mesh; 0 for nothing."""
     whole = mesh(run)
     topology = GroupTopology.of(run.cluster, whole.shape, [whole.axis_names.index(axis) for axis in axes])
     if topology.ranks == 1 or not nbytes:
         return 0.0
-    return float(collective_seconds(kind, nbytes, topology, run.cluster))  # type: ignore[arg-type]
+    return float(collective_seconds(kind, nbytes, topology, run.cluster))
 
 
 def border_bytes(run: TrainingRun) -> float:

@@ -45,17 +45,22 @@ class Schema:
     """Of the published collection, as "op_vidur_linear"."""
     recognised_by: tuple[str, ...]
     """Columns that a file of this kind must have; all are inputs."""
-    inputs: tuple[str, ...]
-    """Every column that a prediction may read."""
     measured: Mapping[Kind, Mapping[str, str]]
     """By kind: measured column -> unit; a row is scored by the first column that it has. Where one column holds several
     quantities the unit is "by row"."""
+    also_read: tuple[str, ...] = ()
+    """Inputs that a file may lack, or that others have too."""
     never_read: Mapping[str, str] = field(default_factory=dict)
     """Column -> why nobody reads it."""
     groups: tuple[str, ...] = ()
     """Columns that name the group of a row: errors inside a group are not independent, the bootstrap draws groups."""
     ranked_within: tuple[str, ...] = ()
     """Columns that name the rows whose plans compete with each other; empty where the file holds no ranking."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Every column that a prediction may read."""
+        return self.recognised_by + self.also_read
 
     @property
     def columns(self) -> frozenset[str]:
@@ -76,14 +81,14 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="op_vidur_linear",
         recognised_by=("gpu", "model", "op", "num_tokens", "tp", "hidden", "ffn"),
-        inputs=("gpu", "model", "op", "num_tokens", "tp", "hidden", "ffn", "heads", "kv_heads", "vocab", "gated_mlp"),
+        also_read=("heads", "kv_heads", "vocab", "gated_mlp"),
         measured={"op": {"time_ms_median": "ms"}},
         groups=("gpu", "model", "op"),
     ),
     Schema(
         name="op_neusight_kernels",
         recognised_by=("gpu", "op", "B", "M", "N", "K", "H"),
-        inputs=("gpu", "op", "B", "M", "N", "K", "H", "torch"),
+        also_read=("torch",),
         measured={"op": {"latency_ms": "ms"}},
         never_read={"kernel": "known only after the measurement"},
         groups=("gpu", "op"),
@@ -91,35 +96,30 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="op_simumax",
         recognised_by=("gpu", "op", "shape", "peak_tflops_ref"),
-        inputs=("gpu", "op", "shape", "peak_tflops_ref"),
         measured={"op": {"efficiency": "fraction of peak_tflops_ref"}},
         groups=("gpu", "op"),
     ),
     Schema(
         name="op_llmcompass",
         recognised_by=("gpu", "op", "M", "K", "N", "unit"),
-        inputs=("gpu", "op", "M", "K", "N", "unit"),
         measured={"op": {"value": "by row"}},
         groups=("gpu", "op"),
     ),
     Schema(
         name="op_deepgemm_h800_fp8",
         recognised_by=("kind", "groups", "M", "N", "K"),
-        inputs=("kind", "groups", "M", "N", "K"),
         measured={"op": {"tflops": "TFLOP/s", "mem_GBps": "GB/s"}},
         groups=("kind", "N", "K"),
     ),
     Schema(
         name="op_galvatron_llama2_7b_fwd",
         recognised_by=("kind", "layers", "layer_type", "batch", "seq"),
-        inputs=("kind", "layers", "layer_type", "batch", "seq"),
         measured={"op": {"time_ms": "ms"}},
         groups=("kind", "layers", "layer_type"),
     ),
     Schema(
         name="coll_nccl_tests",
         recognised_by=("hw", "collective", "n_ranks", "n_nodes", "msg_bytes"),
-        inputs=("hw", "collective", "n_ranks", "n_nodes", "msg_bytes"),
         measured={
             "collective": {
                 "time_us": "us",
@@ -135,14 +135,12 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="coll_nnscaler_mi250",
         recognised_by=("hw", "n_ranks", "n_nodes", "collective", "size_mb"),
-        inputs=("hw", "n_ranks", "n_nodes", "collective", "size_mb"),
         measured={"collective": {"time_us": "us"}},
         groups=("hw", "collective", "n_ranks"),
     ),
     Schema(
         name="coll_vidur_network",
         recognised_by=("hw", "collective", "n_ranks", "devices_per_node", "msg_bytes"),
-        inputs=("hw", "collective", "n_ranks", "devices_per_node", "msg_bytes"),
         measured={"collective": {"time_ms_median_over_ranks": "ms", "time_ms_max_over_ranks": "ms"}},
         never_read={"n_ranks_reported": "how many ranks' logs were found"},
         groups=("hw", "collective", "n_ranks", "devices_per_node"),
@@ -150,14 +148,13 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="coll_deepep",
         recognised_by=("lib", "hw", "ep", "op", "tokens_per_rank", "hidden", "topk"),
-        inputs=("lib", "hw", "ep", "op", "tokens_per_rank", "hidden", "topk", "bottleneck"),
+        also_read=("bottleneck",),
         measured={"collective": {"bottleneck_GBps": "GB/s", "latency_us": "us"}},
         groups=("lib", "hw", "ep"),
     ),
     Schema(
         name="coll_galvatron_bandwidth_summary",
         recognised_by=("metric", "group_size", "consecutive", "nodes", "gpus_per_node"),
-        inputs=("metric", "group_size", "consecutive", "nodes", "gpus_per_node"),
         measured={"collective": {"value": "by row"}},
         never_read={"file": _SOURCE},
         groups=("metric", "nodes", "group_size"),
@@ -165,14 +162,12 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="coll_simumax_fits",
         recognised_by=("system", "network", "link_gbps", "link_latency_us", "op"),
-        inputs=("system", "network", "link_gbps", "link_latency_us", "op"),
         measured={"collective": {"fitted_efficiency": "fraction of link_gbps", "fitted_latency_us": "us"}},
         groups=("system", "network"),
     ),
     Schema(
         name="e2e_vtrain_a100_multi",
         recognised_by=("params_b", *_VTRAIN),
-        inputs=("params_b", *_VTRAIN),
         measured={"step": {"iter_time_ms": "ms"}},
         groups=("hidden", "layers", "n_gpus"),
         ranked_within=("hidden", "heads", "layers", "seq_len", "n_gpus", "global_batch_seqs"),
@@ -180,7 +175,6 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="e2e_vtrain_a100_single",
         recognised_by=_VTRAIN,
-        inputs=_VTRAIN,
         measured={"step": {"iter_time_ms": "ms"}},
         groups=("hidden", "layers", "n_gpus"),
         ranked_within=("hidden", "heads", "layers", "seq_len", "n_gpus", "global_batch_seqs"),
@@ -188,10 +182,7 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="e2e_llmfoundry_fsdp",
         recognised_by=("model", "gpu", "n_gpus", "seq_len", "micro_batch_seqs", "grad_accum", "mp_mode", "sharding"),
-        inputs=(
-            "section", "model", "gpu", "n_gpus", "seq_len", "micro_batch_seqs", "grad_accum", "global_batch_seqs",
-            "precision", "mp_mode", "sharding", "act_ckpt", "act_offload", "n_params",
-        ),
+        also_read=("section", "global_batch_seqs", "precision", "act_ckpt", "act_offload", "n_params"),
         measured={
             "step": {
                 "tokens_per_s_per_gpu": "tokens/s/GPU", "tokens_per_s": "tokens/s", "mfu_pct": "%", "hfu_pct": "%",
@@ -202,10 +193,7 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="e2e_megatron_bridge",
         recognised_by=("task", "model", "system", "n_gpus", "precision", "gbs", "mbs", "seq_len", "vp", "ga"),
-        inputs=(
-            "container", "task", "model", "system", "n_gpus", "precision", "gbs", "mbs", "seq_len", "fsdp", "tp", "pp",
-            "cp", "vp", "ep", "ga",
-        ),
+        also_read=("container", "fsdp", "tp", "pp", "cp", "ep"),
         measured={"step": {"tokens_per_s_per_gpu": "tokens/s/GPU", "model_tflops_per_gpu": "TFLOP/s/GPU"}},
         never_read={"src": _SOURCE},
         groups=("model", "system"),
@@ -213,7 +201,7 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="e2e_neusight_small",
         recognised_by=("gpu", "model", "mode", "seq_len", "batch", "parallel", "degree", "pp_microbatches"),
-        inputs=("gpu", "model", "mode", "seq_len", "batch", "parallel", "degree", "pp_microbatches", "fusion"),
+        also_read=("fusion",),
         measured={"step": {"e2e_ms": "ms", "fw_ms": "ms", "bw_ms": "ms"}},
         groups=("gpu", "model"),
     ),
@@ -223,14 +211,13 @@ SCHEMAS: tuple[Schema, ...] = (
             "gpu", "num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size",
             "global_batch_size", "tp", "pp", "nodes", "gpus_per_node",
         ),
-        inputs=(
-            "gpu", "hw_tag", "case", "family", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
-            "num_query_groups", "seq_length", "decoder_seq_length", "micro_batch_size", "global_batch_size", "tp", "pp",
+        also_read=(
+            "hw_tag", "case", "family", "ffn_hidden_size", "num_query_groups", "decoder_seq_length",
             "vpp_layers_per_stage", "vpp", "cp", "ep", "etp", "num_experts", "moe_topk", "sequence_parallel",
             "dist_optimizer", "overlap_grad_reduce", "overlap_param_gather", "fsdp", "recompute_granularity",
             "recompute_method", "recompute_num_layers", "transformer_impl", "attention_backend", "dtype", "fp8",
-            "swiglu", "untie", "deterministic", "hybrid_pattern", "nodes", "gpus_per_node", "cuda_graph",
-            "vocab_file_or_tok", "make_vocab_div", "nccl_algo",
+            "swiglu", "untie", "deterministic", "hybrid_pattern", "cuda_graph", "vocab_file_or_tok", "make_vocab_div",
+            "nccl_algo",
         ),
         measured={
             "memory": {"mem_max_allocated_bytes": "B", "mem_allocated_bytes_last": "B"},
@@ -244,10 +231,7 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="e2e_mem_simumax_b200",
         recognised_by=("model", "layers", "gpu", "n_gpus", "tp", "pp", "dp", "cp", "ep", "seq_len", "microbatches"),
-        inputs=(
-            "case", "model", "layers", "gpu", "n_gpus", "tp", "pp", "dp", "cp", "ep", "seq_len", "micro_batch_seqs",
-            "microbatches",
-        ),
+        also_read=("case", "micro_batch_seqs"),
         measured={"memory": {"peak_alloc_gib": "GiB"}, "step": {"step_time_ms": "ms"}},
         never_read={"simumax_pred_ms": _OTHERS, "simumax_pred_gib": _OTHERS},
         groups=("model", "tp", "pp", "cp", "ep"),
@@ -256,10 +240,7 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="e2e_mem_torchtitan",
         recognised_by=("model", "n_gpus", "technique", "seq_len", "local_batch_seqs", "act_ckpt", "fsdp", "precision"),
-        inputs=(
-            "model", "n_gpus", "technique", "seq_len", "local_batch_seqs", "global_batch_seqs", "act_ckpt", "fsdp",
-            "tp", "pp", "cp", "schedule", "torch_compile", "precision", "hw",
-        ),
+        also_read=("global_batch_seqs", "tp", "pp", "cp", "schedule", "torch_compile", "hw"),
         measured={"memory": {"peak_mem_gib_max_rank": "GiB"}, "step": {"tokens_per_s_per_gpu": "tokens/s/GPU"}},
         never_read={"table": _SOURCE, "src": _SOURCE},
         groups=("model", "n_gpus", "hw"),
@@ -267,17 +248,13 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="e2e_mem_korthikanti_a100",
         recognised_by=("model", "hidden", "ffn", "heads", "layers", "tp", "pp", "dp", "quantity", "recompute_mode"),
-        inputs=(
-            "model", "hidden", "ffn", "seq_len", "heads", "layers", "n_gpus", "tp", "pp", "dp", "global_batch",
-            "micro_batch", "interleave_chunks", "quantity", "recompute_mode", "unit",
-        ),
+        also_read=("seq_len", "n_gpus", "global_batch", "micro_batch", "interleave_chunks", "unit"),
         measured={"memory": {"value": "by row"}, "step": {"value": "by row"}},
         groups=("model",),
     ),
     Schema(
         name="e2e_mem_colossalai",
         recognised_by=("gpu", "n_gpus", "model", "parallelism", "batch_per_dp", "seq_len"),
-        inputs=("gpu", "n_gpus", "model", "parallelism", "batch_per_dp", "seq_len"),
         measured={
             "memory": {"peak_mem_mib": "MiB"},
             "step": {"samples_per_s": "samples/s", "tflops_per_gpu": "TFLOP/s/GPU"},
@@ -288,14 +265,12 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="mem_galvatron_llama2_7b",
         recognised_by=("strategy_pp_tp_dp", "layers", "global_bsz", "seq", "rank", "quantity"),
-        inputs=("strategy_pp_tp_dp", "layers", "global_bsz", "seq", "rank", "quantity"),
         measured={"memory": {"value_mb": "MB"}},
         groups=("strategy_pp_tp_dp",),
     ),
     Schema(
         name="oom_bmtrain_v100",
         recognised_by=("hw", "model", "strategy", "batch_size_per_gpu"),
-        inputs=("hw", "model", "strategy", "batch_size_per_gpu"),
         measured={"oom": {"outcome": "fits or OOM"}, "step": {"samples_per_gpu_per_s": "samples/s/GPU"}},
         never_read={"src": _SOURCE},
         groups=("model", "strategy"),
@@ -303,7 +278,6 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="oom_megatron_bridge",
         recognised_by=("study", "hw", "n_gpus", "config", "varied"),
-        inputs=("study", "hw", "n_gpus", "config", "varied"),
         measured={
             "oom": {"outcome": "fits or OOM"},
             "memory": {"peak_mem_gb": "GB"},
@@ -315,10 +289,7 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema(
         name="pipe_zero_bubble_a100",
         recognised_by=("pp_stages", "microbatches", "T_F_us", "T_B_us", "T_W_us", "T_comm_us", "schedule"),
-        inputs=(
-            "model", "n_gpus", "pp_stages", "microbatches", "micro_batch_seqs", "seq_len", "hidden", "heads",
-            "layers_actual", "T_F_us", "T_B_us", "T_W_us", "T_comm_us", "schedule",
-        ),
+        also_read=("model", "n_gpus", "micro_batch_seqs", "seq_len", "hidden", "heads", "layers_actual"),
         measured={
             "pipeline": {
                 "bubble_rate_paper_tab5": "fraction",

@@ -5,6 +5,8 @@ A preset says what its source or its documentation says; rows change single fiel
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.validation.runs import Stack
 
 MEGATRON_DEEPSPEED = Stack(
@@ -21,12 +23,12 @@ MEGATRON_DEEPSPEED = Stack(
 MEGATRON = Stack(name="megatron")
 """Megatron Core with Transformer Engine: bf16 weights, float32 gradient buffer, master weights and moments."""
 
-MEGATRON_FP16 = Stack(name="megatron", dtype="float16", gradient_bytes=2, reduce_bytes=2)
+MEGATRON_FP16 = replace(MEGATRON, dtype="float16", gradient_bytes=2, reduce_bytes=2)
 """Gradients accumulate in float32 with bf16 only (megatron/training/arguments.py)."""
 
-MEGATRON_FP32 = Stack(name="megatron", dtype="float32", parameter_bytes=4, optimizer_bytes=8.0, gather_bytes=4)
+MEGATRON_FP32 = replace(MEGATRON, dtype="float32", parameter_bytes=4, optimizer_bytes=8.0, gather_bytes=4)
 
-MEGATRON_2022 = Stack(name="megatron", attention="unfused")
+MEGATRON_2022 = replace(MEGATRON, attention="unfused")
 """Korthikanti et al. 2022: as Megatron, with a fused softmax kernel in place of flash attention."""
 
 _FSDP = Stack(
@@ -44,34 +46,12 @@ _FSDP = Stack(
 TORCHTITAN = _FSDP
 """FSDP2: float32 shards that are the master weights, gathered as bf16, gradients reduced in float32."""
 
-LLM_FOUNDRY_DEFAULT = Stack(
-    name="llm-foundry",
-    kernels="eager",
-    attention_kernel="flash1",
-    parameter_bytes=4,
-    gradient_bytes=4,
-    optimizer_bytes=8.0,
-    reduce_bytes=2,
-    gather_bytes=4,
-    overlap_gradients=True,
-    overlap_parameters=True,
-)
+LLM_FOUNDRY_PURE = replace(_FSDP, name="llm-foundry", attention_kernel="flash1", reduce_bytes=2)
+"""Composer's PURE mixed precision of FSDP: weights gathered and gradients reduced in 16 bits."""
+
+LLM_FOUNDRY_DEFAULT = replace(LLM_FOUNDRY_PURE, gather_bytes=4)
 """Composer's DEFAULT mixed precision of FSDP: float32 weights under autocast, gradients reduced in 16 bits (from
 memory of composer/trainer/mosaic_fsdp_utils.py)."""
-
-LLM_FOUNDRY_PURE = Stack(
-    name="llm-foundry",
-    kernels="eager",
-    attention_kernel="flash1",
-    parameter_bytes=4,
-    gradient_bytes=4,
-    optimizer_bytes=8.0,
-    reduce_bytes=2,
-    gather_bytes=2,
-    overlap_gradients=True,
-    overlap_parameters=True,
-)
-"""Composer's PURE mixed precision of FSDP: weights gathered and gradients reduced in 16 bits."""
 
 HUGGING_FACE_EAGER = Stack(
     name="torch-eager",
@@ -89,26 +69,8 @@ HUGGING_FACE_EAGER = Stack(
 GALVATRON = Stack(name="galvatron", kernels="eager", gradient_bytes=2, optimizer_bytes=12.0, reduce_bytes=2)
 """Galvatron: FSDP in bf16, flash attention; 16 bytes of state per parameter."""
 
-COLOSSAL_AI = Stack(name="colossal-ai", kernels="eager", gradient_bytes=2, optimizer_bytes=12.0, reduce_bytes=2)
+COLOSSAL_AI = replace(GALVATRON, name="colossal-ai")
 
-DEEPSPEED_V100 = Stack(
-    name="deepspeed",
-    dtype="float16",
-    kernels="eager",
-    attention="unfused",
-    gradient_bytes=2,
-    optimizer_bytes=12.0,
-    reduce_bytes=2,
-)
+DEEPSPEED_V100 = replace(GALVATRON, name="deepspeed", dtype="float16", attention="unfused")
 
-BMTRAIN = Stack(
-    name="bmtrain",
-    dtype="float16",
-    kernels="eager",
-    attention="unfused",
-    gradient_bytes=2,
-    optimizer_bytes=12.0,
-    reduce_bytes=2,
-    overlap_gradients=True,
-    overlap_parameters=True,
-)
+BMTRAIN = replace(DEEPSPEED_V100, name="bmtrain", overlap_gradients=True, overlap_parameters=True)

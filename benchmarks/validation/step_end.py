@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.cost_models.collectives import CollectiveKind
 from benchmarks.validation.links import collective, neighbour_seconds, slowed
 from benchmarks.validation.published_plan import data_axis
 from benchmarks.validation.runs import TrainingRun
@@ -21,7 +22,7 @@ def step_end_seconds(run: TrainingRun, chunk: Sequence[str], elements: float, ba
     stack, parallel = run.stack, run.parallel
     data = data_axis(parallel)
     replicas = parallel.dp * parallel.cp
-    kind = "reduce_scatter" if parallel.zero_stage else "all_reduce"
+    kind: CollectiveKind = "reduce_scatter" if parallel.zero_stage else "all_reduce"
     reduction = collective(run, kind, (data,), elements * stack.reduce_bytes)
     gather = 0.0
     if parallel.zero_stage in (1, 2):

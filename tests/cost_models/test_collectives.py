@@ -8,7 +8,6 @@ from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import (
     CollectiveKind,
     collective_seconds,
-    hierarchical_all_reduce_seconds,
 )
 from autopar.cost_models.nccl import ring_rate
 from autopar.hardware import CollectiveFit, preset_names
@@ -122,21 +121,6 @@ def test_two_nodes_of_efa_exchange_by_a_double_tree() -> None:
     assert _seconds("all_reduce", 2**31, efa, (16,), (0,)) < 0.8 * ring
     infiniband = Cluster.parse("2x8 A100 @ 400Gb")
     assert _seconds("all_reduce", 2**31, infiniband, (16,), (0,)) > ring
-
-
-def test_hierarchical_all_reduce_is_its_three_steps_and_never_beats_its_network_part() -> None:
-    cluster = Cluster.parse("4x8 H100")
-    whole = GroupTopology.of(cluster, (32,), (0,))
-    seconds = hierarchical_all_reduce_seconds(SIZES, whole, cluster)
-    across = collective_seconds("all_reduce", SIZES / 8, GroupTopology.of(cluster, (4, 8), (0,)), cluster)
-    inside = GroupTopology.of(cluster, (4, 8), (1,))
-    steps = [collective_seconds(kind, SIZES, inside, cluster) for kind in ("reduce_scatter", "all_gather")]
-    assert seconds == pytest.approx(across + sum(steps))
-    one_node = GroupTopology.of(cluster, (4, 8), (1,))
-    assert np.array_equal(
-        hierarchical_all_reduce_seconds(SIZES, one_node, cluster),
-        collective_seconds("all_reduce", SIZES, one_node, cluster),
-    )
 
 
 def test_a_measured_line_replaces_the_streaming_protocol() -> None:
