@@ -23,6 +23,7 @@ def test_operators_are_scaled_where_only_one_process_was_measured_alone() -> Non
     assert profile.ceilings[0].memory_bytes_per_second == pytest.approx(1e10)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_machine_is_measured_once_and_its_cluster_is_detected_afterwards(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
