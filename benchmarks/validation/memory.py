@@ -115,6 +115,10 @@ class _Measured:
         low = lowered(on_one_replica(run))
         again = computed_again(low.plan.operators, run.parallel)
         segments = _measured(_ById(low), again, self._facts)
+        if self._facts.offloads:
+            here = _measured(_ById(low), again, replace(self._facts, offloads=False))
+            routed = _routed_bytes(run, tier)
+            segments = {name: _beside_neighbour(piece, here[name], routed) for name, piece in segments.items()}
         self._segments = with_facts(segments, run, self._facts, tier)
         if gathers_by_piece(run):
             self._segments = {name: with_gathered(piece, run) for name, piece in self._segments.items()}
@@ -212,11 +216,7 @@ def with_facts(
     if run.parallel.recompute != "full" and not facts.offloads:
         more += attention_output_bytes(run) if facts.copies_attention_output else 0
         more -= unsplit_queries_bytes(run)
-    experts = run.model.experts
-    imbalance = EXPERT_IMBALANCE if tier != "physics" else 1.0
-    routed = 0
-    if experts is not None and run.stack.kernels == "megatron" and not facts.offloads:
-        routed = round(dispatched_bytes(run, experts, imbalance))
+    routed = 0 if facts.offloads else _routed_bytes(run, tier)
     encoded = encoded_bytes(run) if run.parallel.recompute != "full" else 0
     found = {}
     for name, segment in segments.items():
@@ -227,6 +227,27 @@ def with_facts(
             kept, extra = kept + encoded - narrower_norm_bytes(run), extra + facts.benchmark_bytes
         found[name] = replace(segment, saved_bytes=kept, forward_extra_bytes=extra)
     return found
+
+
+def _routed_bytes(run: TrainingRun, tier: Tier) -> int:
+    """What a layer of experts saves beyond the graph on the fullest rank."""
+    if run.model.experts is None or run.stack.kernels != "megatron":
+        return 0
+    imbalance = EXPERT_IMBALANCE if tier != "physics" else 1.0
+    return round(dispatched_bytes(run, run.model.experts, imbalance))
+
+
+def _beside_neighbour(piece: SegmentMemory, here: SegmentMemory, routed: int) -> SegmentMemory:
+    """A layer whose saved values are offloaded runs while those of its neighbour still leave, or are back already;
+    here: the layer without offloading."""
+    if not _is_block(piece):
+        return piece
+    moved = here.saved_bytes - piece.saved_bytes + (routed if _has_experts(piece) else 0)
+    return replace(
+        piece,
+        forward_extra_bytes=piece.forward_extra_bytes + moved,
+        backward_extra_bytes=piece.backward_extra_bytes + moved,
+    )
 
 
 def _is_decoder(piece: SegmentMemory) -> bool:
