@@ -19,9 +19,13 @@ from torch.nn import functional as F
 
 import autopar.ops  # noqa: F401  (registers the grouped products)
 from benchmarks.validation.runs import Experts, LatentAttention, ModelShape
+from benchmarks.validation.state_space import Mamba
 
 DROPOUT = 0.1
 """Megatron's default for attention and hidden states."""
+
+MIXERS = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts"}
+"""Kinds of layers by the letters of a hybrid's pattern."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 """Of weights and activations; bfloat16 where not named: float8 products have 16-bit operands in the graph and a float8
@@ -48,8 +52,11 @@ def layer_kinds(shape: ModelShape) -> tuple[tuple[str, int], ...]:
 
 
 def layer_sequence(shape: ModelShape) -> tuple[str, ...]:
-    """The kind of every layer: "dense" or "experts"; an encoder-decoder's: "encoder" or "decoder"."""
+    """The kind of every layer: "dense" or "experts"; an encoder-decoder's: "encoder" or "decoder"; a hybrid's, which
+    are a mixer each: also "mamba" or "attention"."""
     experts = shape.experts
+    if shape.family == "hybrid":
+        return tuple(MIXERS[letter] for letter in shape.pattern)
     if shape.family == "t5":
         return ("encoder",) * (shape.layers if shape.decoder_seq_len else 0) + ("decoder",) * shape.layers
     if experts is None:
@@ -76,7 +83,7 @@ def without_layers(shape: ModelShape) -> ModelShape:
     if shape.family == "t5":
         return dataclasses.replace(shape, layers=1)
     needed = 1 + max(sequence.index(kind) for kind in dict.fromkeys(sequence))
-    return dataclasses.replace(shape, layers=needed, pattern="")
+    return dataclasses.replace(shape, layers=needed, pattern=shape.pattern[:needed])
 
 
 class Transformer(nn.Module):
@@ -85,7 +92,8 @@ class Transformer(nn.Module):
     def __init__(self, shape: ModelShape, kinds: tuple[str, ...], *, flash: bool, expert_ranks: int) -> None:
         super().__init__()
         self.embedding = Embedding(shape)
-        self.layers = nn.ModuleList(Layer(shape, kind, flash=flash, expert_ranks=expert_ranks) for kind in kinds)
+        layer = MixerLayer if shape.family == "hybrid" else Layer
+        self.layers = nn.ModuleList(layer(shape, kind, flash=flash, expert_ranks=expert_ranks) for kind in kinds)
         self.head = Head(shape)
         if shape.tied_embeddings:
             self.head.output.weight = self.embedding.words.weight
@@ -124,7 +132,8 @@ class Embedding(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.words = nn.Embedding(shape.vocab, shape.hidden)
-        self.positions = None if uses_rotation(shape) else nn.Embedding(shape.seq_len, shape.hidden)
+        has_positions = not uses_rotation(shape) and shape.family != "hybrid"
+        self.positions = None if not has_positions else nn.Embedding(shape.seq_len, shape.hidden)
         self.dropout = DROPOUT if shape.dropout else 0.0
         self.encoded = norm(shape) if shape.family == "t5" else None
 
@@ -190,6 +199,29 @@ class Layer(nn.Module):
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.dropout else x
+
+
+class MixerLayer(nn.Module):
+    """A hybrid's layer: one mixer behind one norm, added to its input (megatron/core/ssm/mamba_block.py)."""
+
+    def __init__(self, shape: ModelShape, kind: str, *, flash: bool, expert_ranks: int) -> None:
+        super().__init__()
+        self.norm1 = norm(shape)
+        if kind == "mamba":
+            assert shape.state_space is not None
+            self.mamba: nn.Module = Mamba(shape.hidden, shape.state_space)
+        elif kind == "attention":
+            self.attention = Attention(shape, flash=flash, causal=True)
+        elif kind == "experts":
+            assert shape.experts is not None
+            self.mlp: nn.Module = MixtureOfExperts(shape, shape.experts, expert_ranks)
+        else:
+            self.mlp = Mlp(shape, shape.ffn)
+        (self.mixer_name,) = (name for name, _ in self.named_children() if name != "norm1")
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = getattr(self, self.mixer_name)(self.norm1(x))
+        return x + mixed
 
 
 class CrossAttention(nn.Module):
@@ -387,5 +419,6 @@ def is_gated(shape: ModelShape) -> bool:
 
 
 def norm(shape: ModelShape) -> nn.Module:
-    """RMS norm for models with rotary positions, else layer norm."""
-    return nn.RMSNorm(shape.hidden) if uses_rotation(shape) else nn.LayerNorm(shape.hidden)
+    """RMS norm for hybrids and models with rotary positions, else layer norm."""
+    is_plain = uses_rotation(shape) or shape.family == "hybrid"
+    return nn.RMSNorm(shape.hidden) if is_plain else nn.LayerNorm(shape.hidden)

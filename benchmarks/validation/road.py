@@ -24,6 +24,7 @@ from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_ac
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.device_curves import device_curves, has_curves, physics_curves, shared_curves
 from autopar.passes.segments import segment_of
+from benchmarks.validation.adapters import with_adapters
 from benchmarks.validation.attended import attention_seconds
 from benchmarks.validation.experts import exchange_seconds
 from benchmarks.validation.hosts import Host, host_of
@@ -89,7 +90,7 @@ def _chunk_costs(
 ) -> StageCosts:
     forward = _pass_seconds(run, [segments[name].forward for name in chunk], tier)
     backward = _pass_seconds(run, [segments[name].backward for name in reversed(chunk)], tier)
-    elements = sum(segments[name].parameter_elements for name in chunk)
+    elements = 0 if run.adapter_rank else sum(segments[name].parameter_elements for name in chunk)
     weight = 0.0
     if run.parallel.schedule.startswith("zb"):
         weight = sum(segments[name].backward.weight_compute for name in chunk)
@@ -151,7 +152,7 @@ class _Run:
         self.run, self.tier = run, tier
         parallel = replace(run.parallel, micro_batches=1, virtual_stages=1, schedule="1f1b")
         part = captured_part(run)
-        self._key = (part, parallel, run.stack, run.cluster.fingerprint, tier)
+        self._key = (part, parallel, run.stack, run.cluster.fingerprint, run.adapter_rank, tier)
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -162,7 +163,7 @@ class _Run:
 
 @functools.lru_cache(maxsize=4096)
 def _segment_costs(key: _Run) -> Mapping[str, SegmentCosts]:
-    run, low = key.run, lowered(key.run)
+    run, low = key.run, lowered(key.run, for_bytes=False)
     by_segment: dict[str, list[ProgramAction]] = {}
     for action in run_actions(run, low, key.tier):
         by_segment.setdefault(segment_of(action.name), []).append(action)
@@ -240,6 +241,8 @@ def _summed(run: TrainingRun, actions: Sequence[ProgramAction], segment: str) ->
     )
     exposed = [a for a in actions if a.stream == "tp" and not a.moves_parameter]
     backward = bool(actions) and actions[0].phase == "backward"
+    if run.adapter_rank:
+        compute = [with_adapters(run, action) for action in compute if not (backward and action.weight_only)]
     has_experts = _has_experts(run, segment)
     return Pass(
         kernels=tuple(attention_seconds(run, a) if "attention" in a.kind else a.seconds for a in compute),

@@ -233,8 +233,10 @@ def _golden_experts(row: Row, ffn: int, case: str) -> Experts | None:
 
 
 def _golden_state_space(hidden: int) -> StateSpace:
-    """Megatron's defaults: twice the width in heads of 64, a state of 128 (--mamba-head-dim, --mamba-state-dim)."""
-    return StateSpace(heads=2 * hidden // 64, head_dim=64, state=128)
+    """Megatron's defaults: twice the width in heads of 64, a state of 128 (--mamba-head-dim, --mamba-state-dim); of a
+    width whose heads eight groups would not share, Nemotron 3 Nano's 64 heads (`model_shapes.json`)."""
+    heads = 2 * hidden // 64
+    return StateSpace(heads=heads if heads % 8 == 0 else 64, head_dim=64, state=128)
 
 
 def _virtual_stages(row: Row, layers: int, pp: int) -> int:

@@ -14,7 +14,7 @@ from autopar.errors import ConfigurationError
 from autopar.passes.segments import segment_of
 from benchmarks.validation.lowered import LoweredRun, lowered
 from benchmarks.validation.road import run_actions, segment_costs, stage_costs, step_seconds
-from benchmarks.validation.runs import ModelShape, ParallelShape, Stack, TrainingRun
+from benchmarks.validation.runs import ModelShape, ParallelShape, Stack, StateSpace, TrainingRun
 
 GPT = ModelShape(family="gpt", hidden=512, ffn=2048, layers=4, heads=8, kv_heads=8, vocab=2048, seq_len=256)
 GRAPHED = Stack(name="megatron", dtype="float16", attention="unfused", cuda_graph="step")
@@ -105,8 +105,8 @@ def test_a_host_that_launches_slowly_bounds_small_kernels() -> None:
 
 
 def test_what_no_plan_can_say_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigurationError, match="models of the family hybrid are not built"):
-        step_seconds(run(replace(GPT, family="hybrid")), "t0")
+    with pytest.raises(ConfigurationError, match="pipelines of encoder and decoder are not built"):
+        step_seconds(run(replace(GPT, family="t5", decoder_seq_len=256), pp=2), "t0")
     with pytest.raises(ConfigurationError, match="needs the length of its decoder's sequences"):
         step_seconds(run(replace(GPT, family="t5")), "t0")
 
@@ -119,3 +119,24 @@ def test_only_decoders_hide_later_positions(family: str, masked: set[bool]) -> N
     assert {is_causal(call) for call in calls} == masked
     encoders = [call for call in calls if family == "t5" and call.meta["operator"].startswith("layers.0.")]
     assert not any(map(is_causal, encoders))
+
+
+def test_a_hybrid_runs_each_mixer_as_often_as_its_pattern_says() -> None:
+    sizes = StateSpace(heads=16, head_dim=64, state=64, groups=4)
+    hybrid = replace(GPT, family="hybrid", state_space=sizes, pattern="M-M*M-", layers=6)
+    parts = segment_costs(run(hybrid), "t0")
+    assert len(parts) == 5  # embedding, three kinds of layers, head
+    (whole,) = stage_costs(run(hybrid), "t0")
+    (more,) = stage_costs(run(replace(hybrid, pattern="M-M*M-M", layers=7)), "t0")
+    mamba = parts["layers.0"]
+    assert more.forward_seconds - whole.forward_seconds == pytest.approx(sum(mamba.forward.kernels))
+    with pytest.raises(ConfigurationError, match="state-space layers keep"):
+        lowered(run(hybrid))
+
+
+def test_adapters_need_no_gradients_of_frozen_weights() -> None:
+    one = run()
+    whole, frozen = segment_costs(one, "t0")["layers.0"], segment_costs(replace(one, adapter_rank=16), "t0")["layers.0"]
+    assert sum(whole.forward.kernels) < sum(frozen.forward.kernels)
+    assert len(frozen.backward.kernels) <= len(whole.backward.kernels) - 4
+    assert stage_costs(replace(one, adapter_rank=16), "t0")[0].once_seconds == 0.0
