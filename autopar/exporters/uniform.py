@@ -89,7 +89,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
             "stages on unequal rank groups have no uniform configuration; plan with dims={'pp': ...} to make them equal"
         )
     roles = axis_roles(plan)
-    degrees: Counter[Role] = Counter(dict.fromkeys(get_args(Role), 1))
+    degrees: dict[str, int] = dict.fromkeys(get_args(Role), 1)
     for role, size in zip(roles, plan.layout_mesh.shape, strict=True):
         degrees[role] *= size
     inputs = plan.question.get("inputs") or {}
