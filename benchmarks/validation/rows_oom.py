@@ -11,12 +11,8 @@ from dataclasses import replace
 
 from benchmarks.validation import stacks
 from benchmarks.validation.fields import Row, Unpredictable, cluster_of, integer, text, whole
-from benchmarks.validation.runs import ModelShape, ParallelShape, TrainingRun
+from benchmarks.validation.runs import ModelShape, ParallelShape, Stack, TrainingRun
 from benchmarks.validation.shapes import GPT2_VOCAB, model_named, padded_vocab
-
-_MOMENT_BYTES = 2
-"""Moonlight's recipe keeps both moments in bfloat16; gradients of Bridge's recipes are 16-bit (main_grads_dtype,
-exp_avg_dtype in src/megatron/bridge/recipes/moonlight, grad_reduce_in_fp32 in scripts/performance)."""
 
 
 def bmtrain(row: Row) -> TrainingRun:
@@ -80,7 +76,7 @@ def bridge_memory(row: Row) -> TrainingRun:
     dp, chunks = whole(devices, tp * pp * cp, "number of GPUs"), degrees.get("vpp", 1)
     modules = tuple(re.findall(r"core_attn|layernorm|mlp|moe_act|shared_experts|mla_up_proj|moe\b", varied))
     model = model_named(config.split()[0], degrees["seq"])
-    fp8, moments = "fp8" in config, _MOMENT_BYTES if "Moonlight" in config else 4
+    fp8 = "fp8" in config
     return TrainingRun(
         model=replace(model, vocab=padded_vocab(model.vocab, tp)),
         parallel=ParallelShape(
@@ -90,10 +86,17 @@ def bridge_memory(row: Row) -> TrainingRun:
             micro_batches=whole(degrees["gbs"], degrees["mbs"] * dp, "global batch"),
         ),
         stack=replace(
-            stacks.MEGATRON, name="megatron-bridge", dtype="float8" if fp8 else "bfloat16",
+            _bridge_widths(config), name="megatron-bridge", dtype="float8" if fp8 else "bfloat16",
             scaling="tensor" if fp8 else "none", overlap_gradients=True, overlap_parameters=True, fused_loss=True,
-            expandable_segments="expandable" in varied, gradient_bytes=2, reduce_bytes=2,
-            optimizer_bytes=4.0 + 2 * moments,
+            expandable_segments="expandable" in varied,
         ),
         cluster=cluster_of(text(row, "hw"), devices),
     )  # fmt: skip
+
+
+def _bridge_widths(config: str) -> Stack:
+    """Moonlight's recipe keeps gradients and both moments in bfloat16 (main_grads_dtype, exp_avg_dtype in
+    src/megatron/bridge/recipes/moonlight)."""
+    if "Moonlight" not in config:
+        return stacks.MEGATRON
+    return replace(stacks.MEGATRON, gradient_bytes=2, reduce_bytes=2, optimizer_bytes=8.0)
