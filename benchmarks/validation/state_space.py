@@ -42,7 +42,7 @@ class Mamba(nn.Module):
         shared = sizes.groups * sizes.state
         x, into, out = torch.split(mixed, [self.widths[0], shared, shared], dim=-1)
         steps = F.softplus(steps + self.step_bias)
-        values = x.unflatten(-1, (sizes.heads, sizes.head_dim))
+        values = x.reshape(*x.shape[:2], sizes.heads, sizes.head_dim)
         y = self._scan(values * steps.unsqueeze(-1), self._per_head(into), self._per_head(out), steps)
         y = (y + values * self.skip).flatten(2)
         result: Tensor = self.out_proj(self.norm(y * F.silu(gate)))
@@ -51,7 +51,7 @@ class Mamba(nn.Module):
     def _per_head(self, shared: Tensor) -> Tensor:
         """(batch, sequence, groups x state) -> (batch, sequence, heads, state)."""
         sizes = self.sizes
-        grouped = shared.unflatten(-1, (sizes.groups, sizes.state)).unsqueeze(3)
+        grouped = shared.reshape(*shared.shape[:2], sizes.groups, 1, sizes.state)
         return grouped.expand(-1, -1, -1, sizes.heads // sizes.groups, -1).flatten(2, 3)
 
     def _scan(self, x: Tensor, into: Tensor, out: Tensor, steps: Tensor) -> Tensor:
