@@ -260,6 +260,10 @@ class _Bytes:
         self.states: Floats = np.zeros(size)
         self.saved: Floats = np.zeros(size)
         self._change = np.zeros(self.lifetimes.end + 2)
+        late = solved.weights | {node for node in self.lifetimes.in_order if weight_share(node)}
+        self._read_by_weights = {value for node in late for value in _operands(node)}
+        self._freed: dict[int, list[tuple[int, float]]] = {}
+        """Segment -> (last position, bytes) of what it keeps and backward drops before W."""
         self._turn = sum(node.meta["phase"] != "backward" for node in self.lifetimes.in_order)
         for holding in find_holdings(built, solved.mesh, solved.state_bytes, self.lifetimes):
             self._read(holding, micro_batches)
@@ -279,7 +283,10 @@ class _Bytes:
         elif variable.kind == "data":
             self.states[self.lifetimes.segments.last] += held * micro_batches
         elif holding.first < self._turn <= holding.last:
-            self.saved[self._keeper(variable.node)] += held
+            keeper = self._keeper(variable.node)
+            self.saved[keeper] += held
+            if self._read_by_weights.isdisjoint(_values(variable.node)):
+                self._freed.setdefault(keeper, []).append((holding.last, held))
         else:
             self._change[holding.first] += held
             self._change[holding.last + 1] -= held
@@ -304,12 +311,14 @@ class _Bytes:
         return own if own in readers or not readers else min(readers)
 
     def _extra(self) -> Floats:
-        """(2, segments) the most that comes and goes within a pass."""
+        """(2, segments) the most that comes and goes within a pass; what the segment itself keeps makes room in
+        backward behind its last reader, but for what W reads."""
         found = np.zeros((2, len(self.saved)))
-        for node, held in zip(self.lifetimes.in_order, np.cumsum(self._change), strict=False):
+        for position, (node, held) in enumerate(zip(self.lifetimes.in_order, np.cumsum(self._change), strict=False)):
             late = BACKWARD if node.meta["phase"] == "backward" else FORWARD
             segment = self.lifetimes.segment[node]
-            found[late, segment] = max(found[late, segment], held)
+            room = sum(size for last, size in self._freed.get(segment, ()) if last < position) if late else 0.0
+            found[late, segment] = max(found[late, segment], held - room)
         return found
 
     def _weight_saved(self) -> Floats:
@@ -340,7 +349,8 @@ def _parameter_bytes(solved: Solved) -> Floats:
         if variable.kind == "parameter":
             stored = variable.labels[int(solved.labels[index])].stored
             part = local_fraction(stored, shape_of(variable.node), solved.mesh)
-            found[first_segment(solved.lifetimes, variable.node)] += part * tensor_bytes(variable.node)
+            for segment in reading_segments(solved.lifetimes, variable.node):
+                found[segment] += part * tensor_bytes(variable.node)
     return found
 
 
@@ -371,6 +381,11 @@ def reading_segments(lifetimes: Lifetimes, parameter: fx.Node) -> list[int]:
 
 def first_segment(lifetimes: Lifetimes, parameter: fx.Node) -> int:
     return reading_segments(lifetimes, parameter)[0]
+
+
+def _operands(node: fx.Node) -> list[Value]:
+    """What an operator reads, behind views."""
+    return [base_of(operand)[0] for operand in tensor_operands(node)]
 
 
 def _values(node: fx.Node) -> list[Value]:
