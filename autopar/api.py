@@ -54,7 +54,7 @@ def compile(
     optimizer: Any = None,
     cluster: Cluster | str | None = None,
     mesh: Sequence[int] | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | Sequence[int]] | None = None,
     plan: Plan | str | Path | None = None,
     memory_limit: float | str | None = None,
     constraints: Any = None,
@@ -80,7 +80,8 @@ def compile(
         that `forward` does not take go to loss_fn only.
     optimizer: a class or factory (its state is planned for) or an instance (its parameters are exchanged).
     cluster: default: the running processes on this machine. mesh, dims: fix sizes, or named axes (-1 fills); "pp" cuts
-        the model into stages. schedule: the family of the pipeline ("1f1b", "zb-h1", ...); default: the best simulated.
+        the model into stages: on a number of equal groups, or on groups of the devices that a list gives.
+    schedule: the family of the pipeline ("1f1b", "zb-h1", ...); default: the best simulated.
     precision: "bf16" computes in bf16 from fp32 parameters; gradients, their reductions and the loss stay fp32.
     plan: a Plan or its file, instead of planning; its precision holds where none is given.
     batch: "global" (each rank passes all of it) or "local" (its part, see `ParallelModule.data_shard`).
@@ -146,7 +147,7 @@ def plan(
     loss_fn: LossFunction | None = None,
     optimizer: Any = None,
     mesh: Sequence[int] | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | Sequence[int]] | None = None,
     memory_limit: float | str | None = None,
     constraints: Any = None,
     precision: str | None = None,

@@ -64,10 +64,11 @@ def format_placements(layout: Layout, mesh: Mesh) -> str:
 
 def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
     """The chosen plan and its baselines, one row of `PLAN_COLUMNS` each."""
-    mesh = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
+    groups = () if plan.pipeline is None else plan.pipeline.groups
+    shapes = " + ".join("x".join(map(str, group.shape)) for group in groups)
     chosen = (
         "chosen",
-        format_mesh(mesh),
+        f"pp={shapes}" if groups else format_mesh(dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))),
         format_seconds(plan.predicted.step_seconds),
         format_bytes(plan.predicted.peak_bytes),
         format_seconds(plan.objective_seconds),

@@ -24,17 +24,18 @@ from autopar.capture.precision import precision_dtype
 from autopar.cluster import Cluster
 from autopar.errors import CaptureError, ConfigurationError, UnsupportedOperatorError
 from autopar.files import write_atomically
-from autopar.parallel_plan import Plan
+from autopar.parallel_plan import PipelinePlan, Plan
 from autopar.phases import phase
 from autopar.planner.constraints import Recompute
 from autopar.planner.kept import Kept
-from autopar.planner.micro_batches import AtBatch
+from autopar.planner.micro_batches import AtBatch, batch_size
 from autopar.planner.search import Mode
 from autopar.program import Program
 from autopar.rules.engine import registered_rules
 from autopar.runtime.batches import input_leaves, ordered, route
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import world_size
+from autopar.schedules.list_scheduler import TIMED_FAMILIES
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Options:
     loss_fn: LossFunction | None = None
     optimizer: Any = None
     mesh: Sequence[int] | None = None
-    dims: Mapping[str, int] | None = None
+    dims: Mapping[str, int | Sequence[int]] | None = None
     memory_limit: float | str | None = None
     constraints: Any = None
     precision: str | None = None
@@ -162,7 +163,7 @@ def _plan_pinned(program: Program, options: Options, pinned: Plan, at_batch: AtB
     A pipeline keeps its stages, and the layouts of every operator: they are by name, whatever the shapes are.
     """
     if pinned.pipeline is not None:
-        return pinned
+        return _same_stages(pinned, pinned.pipeline, batch_size(program))
     log.info("planning anew for other inputs, parameters keep their layouts")
     named = not set(pinned.mesh.axis_names) <= {"outer", "inner"}
     return _make_plan()(
@@ -178,6 +179,19 @@ def _plan_pinned(program: Program, options: Options, pinned: Plan, at_batch: AtB
         at_batch=at_batch,
         progress=log.debug,
     )
+
+
+def _same_stages(pinned: Plan, pipeline: PipelinePlan, batch: int | None) -> Plan:
+    """The stages for another batch: in as many micro-batches, or the next lower number that divides it."""
+    if batch is None or batch % pinned.micro_batches == 0:
+        return pinned
+    family = "1f1b" if pipeline.schedule in (*TIMED_FAMILIES, "searched") else pipeline.schedule
+    count = next(n for n in range(min(batch, pinned.micro_batches), 0, -1) if batch % n == 0)
+    stages = replace(pipeline, schedule=family, actions=())
+    stages.built(count)
+    why = f"a batch of {batch} does not split into {pinned.micro_batches} micro-batches: {count}, by {family}"
+    log.info(why)
+    return replace(pinned, micro_batches=count, pipeline=stages, notes=(*pinned.notes, why))
 
 
 def _question(program: Program, options: Options) -> dict[str, Any]:

@@ -1,24 +1,30 @@
-"""Time the stage search on a transformer of 126 layers: python -m benchmarks.stages [--write]
+"""Time the stage search on a transformer of 126 layers: python -m benchmarks.stages [--real] [--write]
 
 Embedding, 126 equal layers and a head with the FLOPs and bytes of Llama-3.1-405B at 8,192 tokens per micro-batch, cut
 into stages on sub-meshes of 1, 2, 4, ... units. Costs are synthetic (400 TFLOP/s of a GPU, 7 % lost per doubling of a
 sub-mesh): the times say how the search scales, not how good the cuts are. Every cut is the optimum of its formula over
 these sub-meshes and three ways of recomputation per stage. CPU seconds, one run each.
+
+--real: block tables of Llama-3.1-405B itself instead, captured at a micro-batch and solved on two meshes of every size;
+only the first case, since its tables take minutes.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autopar.cluster import Cluster
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import CutQuestion, cut_into_stages
+from benchmarks.models import workload
 from benchmarks.results import write_results
+from benchmarks.sub_meshes import sub_meshes
 
 RESULTS = Path(__file__).parent / "results" / "stages.json"
 LAYERS, TOKENS, WIDTH, VOCABULARY = 126, 8192, 16384, 128256
@@ -117,9 +123,18 @@ def question(case: Case) -> CutQuestion:
     )
 
 
-def run(case: Case) -> dict[str, Any]:
+def real_question(case: Case) -> CutQuestion:
+    """The same with the block tables of Llama-3.1-405B on H100s, batch 2048 x 8192."""
+    ((gpus, _),) = case.groups
+    model, inputs = workload("llama3.1-405b")
+    shapes = sub_meshes(model, inputs, Cluster.parse(f"{gpus // 8}x8 H100-SXM"))
+    sizes = [case.unit << step for step in range((gpus // case.unit).bit_length())]
+    tables = [sub.table for size in sizes for sub in shapes.of(case.micro_batches, size)]
+    return replace(question(case), tables=tuple(replace(one, devices=one.devices // case.unit) for one in tables))
+
+
+def run(case: Case, asked: CutQuestion) -> dict[str, Any]:
     """What the search found, and its CPU seconds."""
-    asked = question(case)
     began = time.process_time()
     cut = cut_into_stages(asked)
     seconds = time.process_time() - began
@@ -139,8 +154,9 @@ def run(case: Case) -> dict[str, Any]:
 
 def main() -> None:
     rows = []
-    for case in CASES:
-        rows.append(run(case))
+    real = "--real" in sys.argv
+    for case in CASES[:1] if real else CASES:
+        rows.append(run(case, real_question(case) if real else question(case)))
         found = rows[-1]
         stages = found.get("stages", [])
         print(
@@ -149,7 +165,7 @@ def main() -> None:
             f"step {found.get('objective_seconds', float('nan')):.3f} s"
         )
     if "--write" in sys.argv:
-        write_results(RESULTS, {"rows": rows})
+        write_results(RESULTS.with_name("stages_real.json") if real else RESULTS, {"rows": rows})
 
 
 if __name__ == "__main__":

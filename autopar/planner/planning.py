@@ -7,6 +7,7 @@ beside it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,8 +34,8 @@ from autopar.planner.read import switching_costs
 from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver.deadline import Deadline, interruptible
-from autopar.planner.stages.free import best_free_pipeline, better_by_prediction
-from autopar.planner.stages.plan import plan_pipeline, wish_of, without_stages
+from autopar.planner.stages.free import with_pipelines
+from autopar.planner.stages.plan import Dims, plan_pipeline, wish_of, without_stages
 from autopar.planner.targets import find_wishes, meshes_with_axes, recompute_of
 from autopar.program import Program
 
@@ -47,7 +48,7 @@ def make_plan(
     cluster: Cluster,
     *,
     mesh: Sequence[int] | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Dims | None = None,
     optimizer: Any = None,
     memory_limit: float | str | None = None,
     constraints: object = None,
@@ -66,7 +67,8 @@ def make_plan(
 ) -> Plan:
     """The best plan for a captured program on a cluster.
 
-    mesh: sizes only; dims: named axes (-1 fills), "pp" among them for stages; schedule: their family. memory_limit:
+    mesh: sizes only; dims: named axes (-1 fills), "pp" among them for stages (a number of equal groups, or the devices
+    of every stage); schedule: their family. memory_limit:
     bytes per device, "72GiB", or a fraction of the device; default: the device less context and fragmentation.
     parameter_layouts: decisions to keep. mode: how long the solver may search (`planner.search`); time_limit: seconds
     for everything. warm_start: a plan to begin with, or its file. recompute: "none", "selective" or "full" everywhere
@@ -76,6 +78,7 @@ def make_plan(
     The first Ctrl-C ends the search: the best plan so far is returned with its bound, and notes say so.
     Raises ConfigurationError for impossible arguments and InfeasibleError when nothing fits.
     """
+    began = time.process_time()
     log = progress or (lambda message: None)
     parsed = parse_constraints(constraints, parameter_layouts)
     wish = wish_of(dims, schedule, cluster.num_devices)
@@ -129,9 +132,9 @@ def make_plan(
         known = solved_known_plans(query, compared, log)
         chosen = at_least_as_good(query, chosen, cheapest(known, shapes), log)
         plan = _finished(query, chosen, answer, baselines(query, known) if with_baselines else ())
-        if is_free and mode == "max":
-            pipeline, reason = best_free_pipeline(query, micro_batches, at_batch, log)
-            plan = replace(better_by_prediction(plan, pipeline, reason), question=answer)
+        if is_free and mode != "fast":
+            spent = time.process_time() - began
+            plan = replace(with_pipelines(query, plan, micro_batches, at_batch, spent, log), question=answer)
     return plan
 
 

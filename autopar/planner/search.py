@@ -27,8 +27,8 @@ class Search:
     table_entries: of the tables of all meshes of more than two axes together that are tried. A mesh of three axes of a
     Llama has three million, and takes about 6 CPU s from prices to its bound; where the limit of entries is met first,
     what is tried depends on the question alone. refined_labels: strategies, with recomputation, of a mesh of more than
-    two axes that is fitted into memory: 900,000 took 55 CPU s to the proof, 1,300,000 found nothing better in 90. All
-    seconds are CPU seconds of the process."""
+    two axes that is fitted into memory: 900,000 took 55 CPU s to the proof, 1,300,000 found nothing better in 90.
+    compares_all_pipelines: every number of rank groups. All seconds are CPU seconds of the process."""
 
     exact_seconds: float
     memory_seconds: float
@@ -37,6 +37,7 @@ class Search:
     table_entries: float
     refined_labels: float
     tries_mends: bool = True
+    compares_all_pipelines: bool = False
 
 
 SEARCH: dict[Mode, Search] = {
@@ -64,6 +65,7 @@ SEARCH: dict[Mode, Search] = {
         meshes_seconds=3600.0,
         table_entries=1e9,
         refined_labels=math.inf,
+        compares_all_pipelines=True,
     ),
 }
 """Llama-3-8B on 256 devices takes 4 s to the proof."""

@@ -35,13 +35,15 @@ Modes = NDArray[np.int64]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CutQuestion:
     """devices: of every group; all are used. in_flight: micro-batches that the last stage keeps, the one before it, ...
-    for at most that many stages, and at least `least_stages`."""
+    for at most that many stages, and at least `least_stages`. sizes: devices of every stage, in order, where they are
+    given; () leaves them open."""
 
     tables: tuple[BlockTable, ...]
     devices: tuple[int, ...]
     micro_batches: int
     in_flight: tuple[float, ...]
     least_stages: int = 1
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         blocks = {table.num_blocks for table in self.tables}
@@ -56,9 +58,16 @@ class CutQuestion:
                 f"{self.devices} devices: at least 1 each"
             )
 
+        if self.sizes and not len(self.sizes) == self.least_stages == len(self.in_flight):
+            raise ConfigurationError(f"stages on {list(self.sizes)} devices, but {self.least_stages} stages: one each")
+
     @property
     def num_blocks(self) -> int:
         return self.tables[0].num_blocks
+
+    def allows(self, table: BlockTable, behind: int) -> bool:
+        """Whether a stage with so many stages behind it may stand on the sub-mesh of a table."""
+        return not self.sizes or table.devices == self.sizes[-1 - behind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +224,10 @@ class _Pass:
         reachable = np.flatnonzero(np.isfinite(behind.reshape(len(behind), -1)).any(axis=1))
         if not len(reachable):
             return found
-        lowest, highest = int(reachable[0]), int(reachable[-1])
+        lowest, highest, number = int(reachable[0]), int(reachable[-1]), len(self.best) - 1
         for table, costs in zip(self.question.tables, self.within[in_flight], strict=True):
+            if not self.question.allows(table, number):
+                continue
             for length in (np.flatnonzero(np.isfinite(costs).any(axis=1)) + 1).tolist():
                 first, last = max(0, lowest - length), highest - length
                 if last < first:
@@ -255,7 +266,7 @@ class _Pass:
         ):
             rest = list(left)
             rest[table.group] -= table.devices
-            if rest[table.group] < 0:
+            if rest[table.group] < 0 or not question.allows(question.tables[index], number - 1):
                 continue
             entries: tuple[int | slice, ...] = (slice(first + 1, None), *rest)
             behind = self.best[number - 1][entries]

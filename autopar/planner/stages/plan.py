@@ -12,15 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from typing import TypeAlias
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import PIPELINE_AXIS, Plan
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.choose_mesh import Chosen, choose_mesh, perfect_seconds
+from autopar.planner.choose_mesh import Chosen, choose_mesh
 from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.mesh_shapes import resolve_meshes
@@ -30,11 +29,18 @@ from autopar.planner.query import Progress, Query
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.stages.block_costs import Solved
 from autopar.planner.stages.block_table import MODES, BlockTable
-from autopar.planner.stages.choose import COMPARED, Pipeline, Tried, check_family, try_tables
+from autopar.planner.stages.bound import least_step_seconds, least_unequal_seconds
+from autopar.planner.stages.choose import SEARCHED, Pipeline, Tried, check_family, families_for, try_tables
 from autopar.planner.stages.runs import Runs, find_runs
-from autopar.planner.stages.submesh import solved_on, sub_cluster, table_of
+from autopar.planner.stages.searched_order import search_order
+from autopar.planner.stages.shapes import SubMeshes
+from autopar.planner.stages.submesh import solved_on, sub_cluster, tables_of
+from autopar.planner.stages.unequal import FAMILIES as UNEQUAL_FAMILIES
+from autopar.planner.stages.unequal import Unequal, best_unequal
+from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut, pipeline_plan
 from autopar.planner.targets import meshes_with_axes
+from autopar.schedules.list_scheduler import FAMILIES
 
 MOST_PER_RANK = 8
 """Micro-batches per rank group: with 8, the bubble of 1F1B is below an eighth."""
@@ -44,18 +50,24 @@ SHOWN = 4
 """The note on other schedules lists at most this many."""
 
 
+Dims: TypeAlias = Mapping[str, int | Sequence[int]]
+"""Axis -> size; of "pp" also the devices of every stage."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineWish:
-    """num_groups: size of the axis "pp". dims: of the other axes. family: of schedules, None for the best."""
+    """num_groups: size of the axis "pp". dims: of the other axes. family: of schedules, None for the best. sizes:
+    devices of every stage, where groups are unequal."""
 
     num_groups: int
     dims: Mapping[str, int]
     family: str | None = None
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """A pipeline and what its plan is written from."""
+    """A pipeline and what its plan is written from. least_seconds: no pipeline of its block tables takes less."""
 
     query: Query
     candidate: Candidate
@@ -63,14 +75,17 @@ class _Found:
     runs: Runs
     pipeline: Pipeline
     tried: Sequence[Tried]
+    least_seconds: float
 
 
-def wish_of(dims: Mapping[str, int] | None, schedule: str | None, num_devices: int) -> PipelineWish | None:
+def wish_of(dims: Dims | None, schedule: str | None, num_devices: int) -> PipelineWish | None:
     """What `dims` and `schedule` ask of a pipeline; None without "pp". Raises ConfigurationError."""
     if schedule is not None:
         check_family(schedule)
-    sizes = dict(dims or {})
-    groups = sizes.pop(PIPELINE_AXIS, 1)
+    groups = (dims or {}).get(PIPELINE_AXIS, 1)
+    sizes = without_stages(dims) or {}
+    if isinstance(groups, Sequence):
+        return _unequal_wish(groups, sizes, schedule, num_devices)
     if not isinstance(groups, int) or isinstance(groups, bool) or groups == 0 or groups < -1:
         raise ConfigurationError(f"axis pp has size {groups!r}; write a positive number, or -1 to fill")
     if groups == -1:
@@ -85,9 +100,34 @@ def wish_of(dims: Mapping[str, int] | None, schedule: str | None, num_devices: i
     return PipelineWish(num_groups=groups, dims=sizes, family=schedule)
 
 
-def without_stages(dims: Mapping[str, int] | None) -> dict[str, int] | None:
-    """`dims` without an axis "pp" of one group."""
-    return None if dims is None else {name: size for name, size in dims.items() if name != PIPELINE_AXIS}
+def _unequal_wish(
+    groups: Sequence[int], others: Mapping[str, int], schedule: str | None, num_devices: int
+) -> PipelineWish:
+    """Of dims={"pp": [1, 2]}: the devices of every stage, in order."""
+    if len(groups) < 2 or any(type(size) is not int or size < 1 for size in groups) or sum(groups) != num_devices:
+        raise ConfigurationError(
+            f"axis pp has groups of {list(groups)!r} devices; write two or more positive numbers that add up to "
+            f"{num_devices}"
+        )
+    if others or schedule not in (None, *UNEQUAL_FAMILIES):
+        raise ConfigurationError(
+            f"stages on groups of {list(groups)} devices: their axes are chosen, so name no other axes than pp, and "
+            f"schedules are {', '.join(UNEQUAL_FAMILIES)}"
+        )
+    return PipelineWish(num_groups=len(groups), dims={}, family=schedule, sizes=tuple(groups))
+
+
+def without_stages(dims: Dims | None) -> dict[str, int] | None:
+    """`dims` without the axis "pp". Raises ConfigurationError for a size that is no number."""
+    if dims is None:
+        return None
+    sizes = {}
+    for name, size in dims.items():
+        if name != PIPELINE_AXIS:
+            if not isinstance(size, int):
+                raise ConfigurationError(f"axis {name} has size {size!r}; write a positive number, or -1 to fill")
+            sizes[name] = size
+    return sizes
 
 
 def plan_pipeline(
@@ -97,17 +137,20 @@ def plan_pipeline(
 
     Raises ConfigurationError where the model or the batch cannot be cut, and InfeasibleError where nothing fits.
     """
+    if wish.sizes:
+        return _plan_unequal(query, wish, micro_batches, at_batch, log)
     cluster = sub_cluster(query.cluster, wish.num_groups)
     meshes = meshes_with_axes(query.constraints.placements, resolve_meshes(cluster, None, dict(wish.dims) or None))
     best: _Found | None = None
     failures: list[InfeasibleError] = []
-    worse = 0
+    worse, least = 0, math.inf
     for part in _parts(query, wish.num_groups, micro_batches, at_batch):
         try:
             found = _best_on(query, replace(part, cluster=cluster, warm_start=None), wish, meshes, log)
         except InfeasibleError as error:
             failures.append(error)
             continue
+        least = min(least, found.least_seconds)
         log(
             f"{found.pipeline.micro_batches} micro-batches: {found.pipeline.family}, predicted "
             f"{format_seconds(found.pipeline.step_seconds)}"
@@ -120,8 +163,56 @@ def plan_pipeline(
             break
     if best is None:
         raise failures[0]
-    plan = pipeline_plan(best.query, best.candidate, best.solved, best.runs, best.pipeline, perfect_seconds(query))
-    return replace(plan, cluster=query.cluster.name, notes=(*plan.notes, *_others(best.tried)))
+    notes = _others(best.tried)
+    if wish.family == SEARCHED:
+        pipeline, note = search_order(best.pipeline)
+        best, notes = replace(best, pipeline=pipeline), [note, *notes]
+    plan = pipeline_plan(best.query, best.candidate.solution, best.solved, best.runs, best.pipeline, least)
+    return replace(plan, cluster=query.cluster.name, notes=(*plan.notes, *notes))
+
+
+def _plan_unequal(
+    query: Query, wish: PipelineWish, micro_batches: int | None, at_batch: AtBatch | None, log: Progress
+) -> Plan:
+    """The best plan with stages on groups of these sizes."""
+    if at_batch is None:
+        raise ConfigurationError("stages take the batch in parts: pass at_batch")
+    shapes = SubMeshes(query, at_batch)
+    size = batch_size(query.program) or 1
+    counts = [micro_batches] if micro_batches is not None else micro_batch_counts(size, wish.num_groups)
+    best: Unequal | None = None
+    least, reason = math.inf, "the batch has no micro-batches to keep the stages busy"
+    for count in counts:
+        try:
+            subs = [sub for devices in sorted(set(wish.sizes)) for sub in shapes.of(count, devices)]
+        except NotSeparable as error:
+            reason = f"the batch cannot be cut: {error}"
+            continue
+        families = (wish.family,) if wish.family else UNEQUAL_FAMILIES
+        per_node = query.cluster.devices_per_node
+        found = best_unequal(subs, query.cluster.num_devices, per_node, count, wish.sizes, families)
+        reason = f"nothing fits {format_bytes(query.budget_bytes)} per device, or groups lie across nodes"
+        if found is None:
+            continue
+        least = min(least, least_unequal_seconds([sub.table for sub in subs], wish.sizes, count))
+        log(f"{count} micro-batches: {found.pipeline.family} {format_seconds(found.pipeline.step_seconds)}")
+        if best is None or found.pipeline.step_seconds < best.pipeline.step_seconds:
+            best = found
+    if best is None:
+        raise InfeasibleError(f"no pipeline on groups of {list(wish.sizes)} devices: {reason}")
+    check_cut(best.subs[0].query, best.subs[0].runs, best.pipeline)
+    return unequal_plan(best, least, query.cluster.name)
+
+
+def _least_seconds(tables: Sequence[BlockTable], wish: PipelineWish, count: int) -> float:
+    """What no pipeline with as many micro-batches is under on these tables, of the families that were allowed."""
+    policies = [FAMILIES[family] for family in families_for(wish.family)]
+    one_each = all(policy.chunks == (1,) and not policy.both_ways for policy in policies)
+    both_ways = any(policy.both_ways for policy in policies)
+    return min(
+        least_step_seconds(table, wish.num_groups, count, one_stage_each=one_each, both_ways=both_ways)
+        for table in tables
+    )
 
 
 def micro_batch_counts(batch: int, num_groups: int) -> list[int]:
@@ -166,7 +257,7 @@ def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mes
     """The best pipeline of one number of micro-batches. query: of the whole; part: of one part on the sub-mesh."""
     lifetimes = Lifetimes(part.program)
     runs = find_runs(lifetimes)
-    families = COMPARED if wish.family is None else (wish.family,)
+    families = families_for(wish.family)
     count = 1 if part.micro is None else part.micro.count
     tried: list[Tried] = []
     modes = MODES if query.recompute is None else (query.recompute,)
@@ -178,24 +269,22 @@ def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mes
                 break
             raise _shortage(query, wish, count, chosen.failures[0])
         solved = solved_on(part, chosen.best, lifetimes)
-        tables = _tables(query, replace(part, budget_bytes=query.budget_bytes), solved, runs, wish.num_groups, modes)
+        tables = tables_of(query, replace(part, budget_bytes=query.budget_bytes), solved, runs, wish.num_groups, modes)
         tried = try_tables(tables, wish.num_groups, count, families)
         best = tried[0].pipeline
         if best is not None:
             check_cut(part, runs, best)
-            return _Found(query=part, candidate=chosen.best, solved=solved, runs=runs, pipeline=best, tried=tried)
+            return _Found(
+                query=part,
+                candidate=chosen.best,
+                solved=solved,
+                runs=runs,
+                pipeline=best,
+                tried=tried,
+                least_seconds=_least_seconds(tables, wish, count),
+            )
     seen = [one.least_peak_bytes for one in tried if one.least_peak_bytes is not None]
     raise _too_full(query, wish, count, min(seen, default=None))
-
-
-def _tables(
-    query: Query, part: Query, solved: Solved, runs: Runs, num_groups: int, modes: Sequence[str]
-) -> list[BlockTable]:
-    """The block tables of a sub-mesh: where parameters are gathered once per step, if any are, and for every part."""
-    each, once = (
-        table_of(solved, runs, query.cluster, num_groups, part, modes, gather_once=once) for once in (False, True)
-    )
-    return [each] if np.allclose(each.seconds, once.seconds) else [once, each]
 
 
 def _shortage(query: Query, wish: PipelineWish, count: int, failure: Exception) -> Exception:

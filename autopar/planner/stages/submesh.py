@@ -74,7 +74,8 @@ def table_of(
     gather_once: bool = False,
 ) -> BlockTable:
     """The block table of a sub-mesh. cluster: the whole one; query: of the whole question, for its memory limit."""
-    prices = Prices(cluster, whole_mesh(num_groups, solved.mesh))
+    across = whole_mesh(num_groups, solved.mesh) if num_groups > 1 else Mesh((PIPELINE_AXIS,), (cluster.num_devices,))
+    prices = Prices(cluster, across)
     return block_table(
         solved,
         runs,
@@ -84,3 +85,13 @@ def table_of(
         modes,
         gather_once=gather_once,
     )
+
+
+def tables_of(
+    query: Query, part: Query, solved: Solved, runs: Runs, num_groups: int, modes: Sequence[str] = MODES
+) -> list[BlockTable]:
+    """The block tables of a sub-mesh: where parameters are gathered once per step, if any are, and for every part."""
+    each, once = (
+        table_of(solved, runs, query.cluster, num_groups, part, modes, gather_once=once) for once in (False, True)
+    )
+    return [each] if np.allclose(each.seconds, once.seconds) else [once, each]

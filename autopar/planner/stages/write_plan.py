@@ -3,8 +3,9 @@
     stage 0 on ranks of group 0: embedding .. layers.1, forward 1.2 ms, backward 2.5 ms, peak 1.1 GiB
     bubble 12.1 %: of the longest rank's step, the part in which ranks do not compute
 
-Step, bubble and peaks are those of the played schedule. Objective and bound of such a plan: the simulated step, and the
-time of perfect work on all devices; layouts of the sub-mesh have a bound of their own, which a note states.
+Step, bubble and peaks are those of the played schedule. Objective and bound of such a plan: the simulated step, and
+what no pipeline of these block tables is under (`bound.py`); layouts of the sub-mesh have a bound of their own, which a
+note states.
 """
 
 from __future__ import annotations
@@ -20,41 +21,44 @@ from autopar.passes.stages import cut_stages
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.build import Built
 from autopar.planner.constraints import Recompute
-from autopar.planner.one_mesh import Candidate, read_plan
+from autopar.planner.one_mesh import read_plan
 from autopar.planner.query import Query
 from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
-from autopar.planner.solver import evaluate, is_forbidden
+from autopar.planner.solver import Solution, evaluate, is_forbidden
 from autopar.planner.stages.block_costs import Labels, Solved
-from autopar.planner.stages.choose import Pipeline
+from autopar.planner.stages.choose import SEARCHED, Pipeline
 from autopar.planner.stages.runs import Runs
 from autopar.planner.stages.submesh import whole_mesh
 from autopar.schedules.list_scheduler import TIMED_FAMILIES
 
+WRITTEN_OUT = TIMED_FAMILIES | {SEARCHED}
+"""Schedules of which a plan holds the actions."""
 MODE_OF: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
 
 
 def check_cut(query: Query, runs: Runs, pipeline: Pipeline) -> None:
     """Raise ConfigurationError where the runtime cannot run these stages."""
     try:
-        cut_stages(query.program, _cuts(runs, pipeline))
+        cut_stages(query.program, cuts_of(runs, pipeline))
     except PlanMismatchError as error:
         raise ConfigurationError(f"the model cannot be cut into these stages: {error}") from error
 
 
 def pipeline_plan(
-    query: Query, candidate: Candidate, solved: Solved, runs: Runs, pipeline: Pipeline, bound_seconds: float
+    query: Query, solution: Solution, solved: Solved, runs: Runs, pipeline: Pipeline, bound_seconds: float
 ) -> Plan:
-    """The plan of a pipeline. query: of one micro-batch on the sub-mesh; bound_seconds: no plan takes less."""
+    """The plan of a pipeline. query: of one micro-batch on the sub-mesh, which `solution` has solved; bound_seconds: no
+    pipeline that was compared takes less."""
     num_groups = len(pipeline.costs.schedule.ranks)
     built, labels = _with_recomputation(solved, runs, pipeline)
     objective, _ = evaluate(built.problem, labels)
-    solution = replace(candidate.solution, assignment=labels, objective=objective)
-    plan = read_plan(query, solved.mesh, built, solution, solved.lifetimes).candidate.plan
+    chosen = replace(solution, assignment=labels, objective=objective)
+    plan = read_plan(query, solved.mesh, built, chosen, solved.lifetimes).candidate.plan
     stages = PipelinePlan(
         schedule=pipeline.family,
         chunks=pipeline.chunks,
-        stages=_stage_plans(runs, pipeline),
-        actions=tuple(str(pipeline.costs.schedule).splitlines()) if pipeline.family in TIMED_FAMILIES else (),
+        stages=stage_plans(runs, pipeline),
+        actions=tuple(str(pipeline.costs.schedule).splitlines()) if pipeline.family in WRITTEN_OUT else (),
     )
     step = pipeline.step_seconds
     whole = replace(
@@ -62,27 +66,27 @@ def pipeline_plan(
         mesh=whole_mesh(num_groups, solved.mesh),
         pipeline=stages,
         micro_batches=pipeline.micro_batches,
-        predicted=_prediction(pipeline),
+        predicted=prediction(pipeline),
         objective_seconds=step,
         bound_seconds=min(bound_seconds, step),
         gap=1.0 - min(bound_seconds, step) / step,
-        statistics={**plan.statistics, **_statistics(pipeline)},
-        notes=(*plan.notes, *_stage_notes(runs, pipeline), _bound_note(candidate)),
+        statistics={**plan.statistics, **statistics(pipeline)},
+        notes=(*plan.notes, *_stage_notes(runs, pipeline), _bound_note(solution)),
     )
     check_pipeline(whole, stages)
     return whole
 
 
-def _cuts(runs: Runs, pipeline: Pipeline) -> tuple[str, ...]:
+def cuts_of(runs: Runs, pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(runs.last_operators[stage.end - 1] for stage in pipeline.cut.stages[:-1])
 
 
-def _stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
+def stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
     groups = pipeline.costs.schedule.route(0)
-    ends: list[str | None] = [*_cuts(runs, pipeline), None]
+    ends: list[str | None] = [*cuts_of(runs, pipeline), None]
     return tuple(
         StagePlan(
-            name=_name(runs, stage.first, stage.end),
+            name=stage_name(runs, stage.first, stage.end),
             last_operator=end,
             rank_group=group,
             gather_once=pipeline.table.gather_once,
@@ -91,7 +95,7 @@ def _stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
     )
 
 
-def _name(runs: Runs, first: int, end: int) -> str:
+def stage_name(runs: Runs, first: int, end: int) -> str:
     return runs.names[first] if end == first + 1 else f"{runs.names[first]} .. {runs.names[end - 1]}"
 
 
@@ -113,7 +117,7 @@ def _with_recomputation(solved: Solved, runs: Runs, pipeline: Pipeline) -> tuple
     return built, labels
 
 
-def _prediction(pipeline: Pipeline) -> Prediction:
+def prediction(pipeline: Pipeline) -> Prediction:
     costs = pipeline.costs
     fullest = int(np.argmax(costs.peak_bytes))
     states = sum(
@@ -133,7 +137,7 @@ def _prediction(pipeline: Pipeline) -> Prediction:
     )
 
 
-def _statistics(pipeline: Pipeline) -> dict[str, float | int | str]:
+def statistics(pipeline: Pipeline) -> dict[str, float | int | str]:
     return {
         "bubble": pipeline.costs.bubble_rate,
         "stages": len(pipeline.cut.stages),
@@ -152,7 +156,7 @@ def _stage_notes(runs: Runs, pipeline: Pipeline) -> list[str]:
     for number, (stage, choice) in enumerate(zip(costs.stages, pipeline.cut.stages, strict=True)):
         mode = pipeline.table.modes[choice.mode]
         lines.append(
-            f"stage {number} on group {groups[number]} ({_name(runs, choice.first, choice.end)}): forward "
+            f"stage {number} on group {groups[number]} ({stage_name(runs, choice.first, choice.end)}): forward "
             f"{format_seconds(stage.forward_seconds)}, backward {format_seconds(stage.backward_seconds)} + weights "
             f"{format_seconds(stage.weight_seconds)}, keeps {format_bytes(stage.saved_bytes)} per micro-batch"
             + ("" if mode == "none" else f", recomputes: {mode}")
@@ -161,9 +165,10 @@ def _stage_notes(runs: Runs, pipeline: Pipeline) -> list[str]:
     return lines
 
 
-def _bound_note(candidate: Candidate) -> str:
+def _bound_note(solution: Solution) -> str:
     return (
-        "objective: the simulated step; bound: perfect work on all devices. The cut is the best of the formula sum t + "
+        "objective: the simulated step; bound: the work of the busiest rank behind the forward of the stages in front "
+        "of it, for any cut and schedule, without transfers and memory. The cut is the best of the formula sum t + "
         "(m - 1) max t over all contiguous ones with these costs; layouts are those of the plan of the whole model on "
-        f"one sub-mesh (gap {candidate.solution.gap:.1e}), also at the borders of stages"
+        f"one sub-mesh (gap {solution.gap:.1e}), also at the borders of stages"
     )

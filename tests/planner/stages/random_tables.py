@@ -65,6 +65,8 @@ def least_of_all_cuts(question: CutQuestion, *, with_memory: bool = True) -> flo
         if len(stages) == len(question.in_flight):
             return
         for table in question.tables:
+            if question.sizes and table.devices != question.sizes[len(stages)]:
+                continue
             rest = tuple(size - (table.devices if g == table.group else 0) for g, size in enumerate(left))
             if min(rest) >= 0:
                 for end in range(first + 1, question.num_blocks + 1):

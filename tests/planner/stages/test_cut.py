@@ -49,6 +49,27 @@ def test_the_search_equals_the_search_over_all_cuts(seed: int) -> None:
     assert 3 <= infeasible <= 25
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_given_sizes_are_kept_in_order(seed: int) -> None:
+    """Against the search over all cuts; the same devices in another order cost more, or less."""
+    differs = 0
+    for case in range(20):
+        rng = np.random.default_rng(1000 + 20 * seed + case)
+        blocks, sizes = int(rng.integers(4, 7)), tuple(int(size) for size in rng.permutation([1, 2, 3]))
+        tables = tuple(random_table(rng, blocks, size, 0, float(rng.uniform(3.0, 14.0))) for size in (1, 2, 3, 2))
+        question = CutQuestion(
+            tables=tables, devices=(6,), micro_batches=4, in_flight=(1, 2, 3), least_stages=3, sizes=sizes
+        )
+        found, best = cut_into_stages(question), least_of_all_cuts(question)
+        assert (np.inf if found is None else found.objective_seconds) == pytest.approx(best, rel=1e-12)
+        if found is not None:
+            _check(question, found)
+            assert tuple(tables[stage.table].devices for stage in found.stages) == sizes
+            free = cut_into_stages(replace(question, sizes=()))
+            differs += free is not None and free.objective_seconds < found.objective_seconds * (1 - 1e-9)
+    assert differs > 2
+
+
 def _check(question: CutQuestion, found: Cut) -> None:
     """The stages are contiguous, use all devices, and fit."""
     assert [s.first for s in found.stages] == [0, *(s.end for s in found.stages[:-1])]

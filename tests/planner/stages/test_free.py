@@ -1,16 +1,19 @@
-"""Without a mesh, the longest search also looks at pipelines, and keeps what is predicted to be faster."""
+"""Without a mesh, the search also looks at pipelines, and keeps what is predicted to be faster."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import autopar
+from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.parallel_plan import Plan
 from autopar.planner.stages.free import better_by_prediction
+from autopar.planner.stages.quick import candidates
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
 
@@ -39,3 +42,31 @@ def test_the_longest_search_tries_pipelines() -> None:
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
     plan = autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", mode="max")
     assert any("pipeline" in note or "without stages" in note for note in plan.notes)
+
+
+def test_several_nodes_make_the_default_search_compare_pipelines() -> None:
+    model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
+    options = {"cluster": "2x2 H100-SXM", "micro_batches": None}
+    plan = autopar.plan(model, (TOKENS, TOKENS), **options)
+    (compared,) = [note for note in plan.notes if note.startswith("pipelines compared")]
+    assert "pp=2 x 2, 4 micro-batches: " in compared
+    assert "None of them takes less than" in compared
+    fast = autopar.plan(model, (TOKENS, TOKENS), mode="fast", **options)
+    assert not any("pipeline" in note for note in fast.notes)
+
+
+def test_one_node_with_memory_to_spare_does_not() -> None:
+    model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
+    plan = autopar.plan(model, (TOKENS, TOKENS), cluster="1x4 H100-SXM")
+    assert not any("pipeline" in note for note in plan.notes)
+
+
+def test_candidates_begin_with_one_group_per_node() -> None:
+    query = SimpleNamespace(
+        cluster=Cluster.parse("4x8 H100-SXM"),
+        program=SimpleNamespace(inputs=[SimpleNamespace(role="input", batch_dim=0, shape=(64, 8))]),
+    )
+    found = list(candidates(query))  # type: ignore[arg-type]
+    assert found[0] == (4, 8)
+    assert {groups for groups, _ in found} == {2, 4, 8, 16, 32}
+    assert found.index((4, 4)) > found.index((32, 64))

@@ -1,0 +1,158 @@
+"""Sub-meshes of a pipeline search: each number of micro-batches and size of a rank group is priced and solved once.
+
+    shapes = SubMeshes(query, at_batch)
+    for sub in shapes.of(8, 4): ...        8 micro-batches, groups of 4 devices: one mesh of (4,), one of (2, 2)
+
+The program of a micro-batch is solved without a memory limit, and never lowered: what a stage holds follows from its
+blocks. Pipelines of any number of groups share what was solved for their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.cluster import Cluster
+from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.layout import Mesh
+from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.choose_micro_batches import in_parts_of
+from autopar.planner.constraints import Recompute
+from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.mesh_shapes import resolve_meshes
+from autopar.planner.micro_batches import AtBatch, in_parts
+from autopar.planner.one_mesh import price, solve_free
+from autopar.planner.prices import Prices
+from autopar.planner.query import Query
+from autopar.planner.restrict import ImpossiblePlacement
+from autopar.planner.solver import Solution, is_forbidden
+from autopar.planner.stages.block_costs import Solved, weight_operators
+from autopar.planner.stages.block_table import MODES, BlockTable
+from autopar.planner.stages.runs import Runs, find_runs
+from autopar.planner.stages.submesh import tables_of
+
+MOST_SOLVE_SECONDS = 3.0
+"""CPU seconds of one solve: without a memory limit most end sooner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SubMesh:
+    """One mesh of a rank group. query: of one micro-batch on it."""
+
+    query: Query
+    solved: Solved
+    solution: Solution
+    runs: Runs
+    tables: Sequence[BlockTable]
+    """Of parameters gathered once per step, where that differs, and for every micro-batch."""
+
+    @property
+    def table(self) -> BlockTable:
+        """Of parameters gathered for every micro-batch."""
+        return self.tables[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Part:
+    query: Query
+    lifetimes: Lifetimes
+    runs: Runs
+
+
+class SubMeshes:
+    """query: of the whole batch on the whole cluster."""
+
+    def __init__(self, query: Query, at_batch: AtBatch) -> None:
+        self._query, self._at_batch = query, at_batch
+        self._parts: dict[int, _Part | NotSeparable] = {}
+        self._found: dict[tuple[int, Mesh], SubMesh | None] = {}
+
+    def of(self, count: int, devices: int) -> Iterator[SubMesh]:
+        """The meshes of groups of so many devices, for a batch in `count` parts, one by one. Raises NotSeparable where
+        the batch cannot be cut so, and ConfigurationError where nodes cannot."""
+        cluster = cluster_of(self._query.cluster, devices)
+        self._part(count)
+        for mesh in few_meshes(cluster):
+            found = self.on_mesh(count, mesh)
+            if found is not None:
+                yield found
+
+    def on_mesh(self, count: int, mesh: Mesh) -> SubMesh | None:
+        """One mesh of the caller's choice, None where the constraints leave nothing on it. Raises as `of` does."""
+        if (count, mesh) not in self._found:
+            part, cluster = self._part(count), cluster_of(self._query.cluster, mesh.size)
+            self._found[count, mesh] = self._solve(replace(part.query, cluster=cluster), part, mesh)
+        return self._found[count, mesh]
+
+    def known(self, count: int) -> list[SubMesh]:
+        """Everything that was solved for a number of micro-batches."""
+        return [sub for (parts, _), sub in self._found.items() if parts == count and sub is not None]
+
+    def _part(self, count: int) -> _Part:
+        if count not in self._parts:
+            try:
+                micro = in_parts(self._query.program, count, self._at_batch, self._query.factorisation)
+            except NotSeparable as reason:
+                self._parts[count] = reason
+            else:
+                query = replace(in_parts_of(self._query, micro), warm_start=None, recompute=None)
+                lifetimes = Lifetimes(query.program)
+                self._parts[count] = _Part(query=query, lifetimes=lifetimes, runs=find_runs(lifetimes))
+        found = self._parts[count]
+        if isinstance(found, NotSeparable):
+            raise found
+        return found
+
+    def _solve(self, query: Query, part: _Part, mesh: Mesh) -> SubMesh | None:
+        """None where the constraints leave nothing on this mesh."""
+        seconds = min(query.search.exact_seconds, MOST_SOLVE_SECONDS)
+        query = replace(query, search=replace(query.search, exact_seconds=seconds))
+        try:
+            built = price(query, mesh)
+            solution = solve_free(query, built, mesh)
+        except (InfeasibleError, ImpossiblePlacement):
+            return None
+        if is_forbidden(np.asarray(solution.objective)):
+            return None
+        plain = price(replace(query, micro=None), mesh)
+        solved = Solved(
+            built=plain,
+            labels=np.asarray(solution.assignment, dtype=np.int64),
+            mesh=mesh,
+            prices=Prices(query.cluster, mesh),
+            state_bytes=query.state_bytes,
+            lifetimes=part.lifetimes,
+            weights=weight_operators(query.program, part.lifetimes),
+        )
+        whole = self._query.cluster
+        modes: tuple[Recompute, ...] | tuple[str, ...] = (
+            MODES if self._query.recompute is None else (self._query.recompute,)
+        )
+        tables = tables_of(self._query, query, solved, part.runs, whole.num_devices // mesh.size, modes)
+        return SubMesh(query=query, solved=solved, solution=solution, runs=part.runs, tables=tables)
+
+
+def cluster_of(cluster: Cluster, devices: int) -> Cluster:
+    """The devices of one rank group, as a cluster. Raises ConfigurationError where they neither fill nodes nor lie
+    inside one, side by side with others of their size."""
+    per_node = cluster.devices_per_node
+    one_node = cluster.num_nodes == 1
+    if not 1 <= devices <= cluster.num_devices or (
+        not one_node and (devices % per_node if devices > per_node else per_node % devices)
+    ):
+        raise ConfigurationError(
+            f"a rank group of {devices} of {cluster.num_devices} devices in nodes of {per_node}: groups must fill "
+            "nodes, or divide one"
+        )
+    nodes = max(1, devices // per_node)
+    return replace(cluster, num_nodes=nodes, devices_per_node=devices // nodes)
+
+
+def few_meshes(cluster: Cluster) -> list[Mesh]:
+    """One axis; and two: across nodes and inside, or halves of a node."""
+    every = [mesh for mesh in resolve_meshes(cluster, None, None) if len(mesh.shape) <= 2]
+    inner = cluster.devices_per_node if cluster.num_nodes > 1 else cluster.devices_per_node // 2
+    two = [mesh for mesh in every if len(mesh.shape) == 2 and mesh.shape[1] == inner]
+    return [*two[:1], *(mesh for mesh in every if len(mesh.shape) == 1)]

@@ -1,0 +1,105 @@
+"""Stages on rank groups of different sizes and shapes: the cut over the block tables of several sub-meshes, placed.
+
+    3 devices, tables of 1 and 2         blocks 0 .. 3 on 1 device, 4 .. 11 on 2         ranks 2 | 0, 1
+
+The stage search chooses blocks, sub-mesh and recomputation of every stage at once, under the memory that 1F1B keeps in
+flight; every schedule with one stage per rank is then played on that cut, and the fastest that fits is kept. Larger
+groups take the lower ranks, so that each lies inside of nodes or fills them. A value that goes to a group of another
+size is priced as its sender's layout says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cost_models.pipeline import play_pipeline, schedule_for
+from autopar.planner.stages.choose import Pipeline
+from autopar.planner.stages.cut import CutQuestion, cut_into_stages
+from autopar.planner.stages.shapes import SubMesh
+
+FAMILIES = ("1f1b", "zb-h1", "zb-h2", "gpipe")
+MOST_STAGES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Unequal:
+    """A pipeline whose stage s stands on `subs[s]`, from rank `first_ranks[s]` on. pipeline.table: of stage 0."""
+
+    pipeline: Pipeline
+    subs: tuple[SubMesh, ...]
+    first_ranks: tuple[int, ...]
+
+
+def best_unequal(
+    subs: Sequence[SubMesh],
+    num_devices: int,
+    per_node: int,
+    micro_batches: int,
+    sizes: Sequence[int] = (),
+    families: Sequence[str] = FAMILIES,
+) -> Unequal | None:
+    """The fastest pipeline over the sub-meshes, all devices in use; None where nothing fits, or groups do not lie side
+    by side. sizes: devices of every stage, where they are given."""
+    unit = min((sub.table.devices for sub in subs), default=1)
+    if not subs or any(sub.table.devices % unit for sub in subs) or num_devices % unit:
+        unit = 1
+    most = len(sizes) or min(MOST_STAGES, num_devices // unit, subs[0].table.num_blocks if subs else 0)
+    least = len(sizes) or 2
+    if not subs or most < least:
+        return None
+    found = cut_into_stages(
+        CutQuestion(
+            tables=tuple(replace(sub.table, devices=sub.table.devices // unit, group=0) for sub in subs),
+            devices=(num_devices // unit,),
+            micro_batches=micro_batches,
+            in_flight=tuple(min(left + 1, micro_batches) for left in range(most)),
+            least_stages=least,
+            sizes=tuple(size // unit for size in sizes),
+        )
+    )
+    if found is None:
+        return None
+    chosen = tuple(subs[stage.table] for stage in found.stages)
+    first_ranks = place_groups([sub.table.devices for sub in chosen], per_node)
+    if first_ranks is None:
+        return None
+    stages = [
+        sub.table.stage(stage.first, stage.end, stage.mode) for sub, stage in zip(chosen, found.stages, strict=True)
+    ]
+    sends = [
+        float(sub.table.send_seconds[stage.end - 1]) for sub, stage in zip(chosen[:-1], found.stages[:-1], strict=True)
+    ]
+    best: Pipeline | None = None
+    for family in families:
+        schedule = schedule_for(family, stages, len(stages), micro_batches, max(sends, default=0.0))
+        costs = play_pipeline(stages, schedule, send_seconds=sends)
+        fits = all(peak <= sub.table.capacity_bytes for peak, sub in zip(costs.peak_bytes, chosen, strict=True))
+        if fits and (best is None or costs.step_seconds < best.step_seconds):
+            best = Pipeline(
+                family=family,
+                chunks=1,
+                micro_batches=micro_batches,
+                table=chosen[0].table,
+                cut=found,
+                costs=costs,
+            )
+    return None if best is None else Unequal(pipeline=best, subs=chosen, first_ranks=first_ranks)
+
+
+def place_groups(sizes: Sequence[int], per_node: int) -> tuple[int, ...] | None:
+    """The first rank of groups of these sizes, side by side from rank 0 on; None where a group would lie across a node
+    that it does not fill.
+
+    place_groups((1, 2, 4, 1), 4) is (6, 4, 0, 7).
+    """
+    first = [0] * len(sizes)
+    end = 0
+    for group in sorted(range(len(sizes)), key=lambda group: -sizes[group]):
+        size = sizes[group]
+        if size < per_node and end // per_node != (end + size - 1) // per_node:
+            return None
+        if size >= per_node and (size % per_node or end % per_node):
+            return None
+        first[group], end = end, end + size
+    return tuple(first)
