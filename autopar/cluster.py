@@ -107,9 +107,7 @@ class Cluster:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cluster as JSON, atomically."""
-        write_atomically(
-            path, msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1)
-        )
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1))
 
     def with_operator_profile(self, profile: OperatorProfile) -> Cluster:
         """The cluster with kernels measured on one of its GPUs; they bend the curves that price operators.
@@ -167,8 +165,7 @@ class GroupTopology:
         shape, chosen = tuple(mesh_shape), frozenset(axes)
         if math.prod(shape) > cluster.num_devices:
             raise ConfigurationError(
-                f"mesh {shape} needs {math.prod(shape)} devices, "
-                f"cluster {cluster.name!r} has {cluster.num_devices}"
+                f"mesh {shape} needs {math.prod(shape)} devices, cluster {cluster.name!r} has {cluster.num_devices}"
             )
         if not chosen <= set(range(len(shape))):
             raise ConfigurationError(f"mesh {shape} has no axes {sorted(chosen - set(range(len(shape))))}")
@@ -191,9 +188,7 @@ def cut_at_nodes(mesh_shape: Sequence[int], devices_per_node: int) -> tuple[tupl
 
 
 @functools.lru_cache(maxsize=4096)
-def _group_topology(
-    devices_per_node: int, mesh_shape: tuple[int, ...], axes: frozenset[int]
-) -> GroupTopology:
+def _group_topology(devices_per_node: int, mesh_shape: tuple[int, ...], axes: frozenset[int]) -> GroupTopology:
     parts = cut_at_nodes(mesh_shape, devices_per_node)
     if parts is None:
         return _counted_topology(devices_per_node, mesh_shape, axes)
@@ -207,9 +202,7 @@ def _group_topology(
     )
 
 
-def _counted_topology(
-    devices_per_node: int, mesh_shape: tuple[int, ...], axes: frozenset[int]
-) -> GroupTopology:
+def _counted_topology(devices_per_node: int, mesh_shape: tuple[int, ...], axes: frozenset[int]) -> GroupTopology:
     """The same for any mesh, by counting the members of every group on every node."""
     others = [axis for axis in range(len(mesh_shape)) if axis not in axes]
     ranks = math.prod(mesh_shape[axis] for axis in axes)
@@ -247,15 +240,12 @@ def _split_devices(text: str, nodes: str | None, devices: int, node: NodePreset)
         return 1, devices
     if devices % node.devices_per_node:
         raise ConfigurationError(
-            f"cluster {text!r}: {devices} devices do not fill nodes of {node.devices_per_node}; "
-            "write <nodes>x<devices>"
+            f"cluster {text!r}: {devices} devices do not fill nodes of {node.devices_per_node}; write <nodes>x<devices>"
         )
     return devices // node.devices_per_node, node.devices_per_node
 
 
-def _cluster_of_node(
-    node: NodePreset, num_nodes: int, devices_per_node: int, rate: float | None = None
-) -> Cluster:
+def _cluster_of_node(node: NodePreset, num_nodes: int, devices_per_node: int, rate: float | None = None) -> Cluster:
     """`rate`: bytes/s of one node's network, per direction; None takes the NICs of the node type."""
     suffix = "" if rate is None else f" @ {rate * 8e-9:g}Gb"
     device = preset_device(node.device)

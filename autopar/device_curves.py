@@ -20,6 +20,9 @@ from typing import Literal
 
 import msgspec
 
+_UNITS = ("float16", "float32", "float8_e4m3fn", "float4_e2m1fn_x2")
+"""The dtypes whose products run on units of their own, as `cost_models.operators_gemm.gemm_curve` asks for them."""
+
 CURVES_PATH = Path(__file__).parent / "cost_models" / "hardware" / "operator_curves.json"
 
 
@@ -183,9 +186,12 @@ def shared_curves(name: str) -> DeviceCurves:
     )
 
 
-def physics_curves(name: str) -> DeviceCurves:
-    """Tiles, waves and bytes alone, without one fitted constant: the ablation."""
-    return _curves(name, "physics", _Constants(), "")
+def physics_curves(name: str, launch_seconds: float = 0.0) -> DeviceCurves:
+    """Tiles, waves and bytes alone, without one fitted constant: the ablation. launch_seconds: of every product and
+    every kernel that memory bounds."""
+    gemm = dict.fromkeys(_UNITS, GemmCurve(launch_seconds=launch_seconds))
+    memory = {"elementwise": MemoryCurve(launch_seconds=launch_seconds)}
+    return replace(_curves(name, "physics", _Constants(), ""), gemm=gemm, memory=memory)
 
 
 def _curves(

@@ -13,11 +13,12 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import fx
 
-from autopar.cost_models.operator_names import base_name
+from autopar.cost_models.operator_names import LOOKUPS, PARTS, base_name
 from autopar.errors import ConfigurationError
 
 POINTWISE_OPERATORS = frozenset([
@@ -43,6 +44,7 @@ SLICING_OPERATORS = frozenset([
 """Views of a part: two of them on one tensor read different bytes."""
 
 Phase = Callable[[fx.Node], str]
+Bytes = TypeVar("Bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,20 @@ def group_reads_writes(graph: fx.Graph, groups: dict[fx.Node, int]) -> dict[fx.N
     return traffic
 
 
+def bytes_moved(
+    node: fx.Node, traffic: Traffic, read: Callable[[fx.Node], Bytes], written: Callable[[int], Bytes]
+) -> list[Bytes]:
+    """What a node moves as a member of its kernel, one entry per operand read and per output written.
+
+    `read` says the bytes of an operand, `written` those of an output: numbers of one rank, or arrays over strategies.
+    A lookup reads as many bytes of its table as it returns, and so does what cuts a part out of its operand.
+    """
+    name = base_name(node.target)
+    partly = node.all_input_nodes if name in PARTS else node.all_input_nodes[:1] if name in LOOKUPS else []
+    moved = [written(0) if operand in partly else read(operand) for operand in traffic.reads]
+    return moved + [written(output) for output in traffic.writes]
+
+
 def launches_kernel(node: fx.Node) -> bool:
     """True for a call that computes: not for views, getitem, scalar arithmetic on sizes, and collectives."""
     if node.op != "call_function":
@@ -192,8 +208,9 @@ def _merge_chains(graph: fx.Graph, groups: dict[fx.Node, int], phase: Phase, rul
     """Join fusible neighbours of equal depth.
 
     The depth counts the kernels that must have ended before: it grows behind each operator that cannot be
-    fused and behind each reduction. Paths between two nodes of one depth hold no such operator, so a group
-    never waits for a kernel that waits for the group.
+    fused and behind each reduction, and begins anew in each phase, which becomes a graph of its own. Paths
+    between two nodes of one depth hold no such operator, so a group never waits for a kernel that waits for
+    the group.
     """
 
     def pointwise(node: fx.Node) -> bool:
@@ -202,7 +219,8 @@ def _merge_chains(graph: fx.Graph, groups: dict[fx.Node, int], phase: Phase, rul
     depth: dict[fx.Node, int] = {}
     parent: dict[int, int] = {}
     for node in graph.nodes:
-        depth[node] = max((depth[s] + _ends_chain(s, pointwise) for s in node.all_input_nodes), default=0)
+        same = [source for source in node.all_input_nodes if phase(source) == phase(node)]
+        depth[node] = max((depth[source] + _ends_chain(source, pointwise) for source in same), default=0)
         if node not in groups or not (pointwise(node) or is_reduction(node)):
             continue
         for source in map(_producer, node.all_input_nodes):

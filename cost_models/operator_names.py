@@ -5,6 +5,9 @@ operator_kind(aten.mm.default) is "matmul"     operator_kind(gelu) is "memory"  
 
 from __future__ import annotations
 
+import functools
+import inspect
+
 import torch
 from torch import fx
 
@@ -15,6 +18,10 @@ PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "
 
 LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "masked_embedding", "masked_gather")
 """Operators that read only the rows of their first operand that they return."""
+
+
+PARTS = ("region", "piece", "trimmed", "slice", "select")
+"""Operators that read only as much as they return."""
 
 
 def base_name(target: object) -> str:
@@ -34,10 +41,16 @@ def operator_kind(target: object) -> OperatorKind:
 
 def is_causal(node: fx.Node) -> bool:
     """Whether an attention call masks later keys by its `is_causal` argument."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    names = _argument_names(node.target)
+    if "is_causal" not in names:
         return False
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "is_causal":
-            given = node.args[position] if position < len(node.args) else argument.default_value
-            return bool(node.kwargs.get("is_causal", given))
-    return False
+    position = names.index("is_causal")
+    given = node.args[position] if position < len(node.args) else False
+    return bool(node.kwargs.get("is_causal", given))
+
+
+@functools.cache
+def _argument_names(target: object) -> tuple[str, ...]:
+    if isinstance(target, torch._ops.OpOverload):
+        return tuple(argument.name for argument in target._schema.arguments)
+    return tuple(inspect.signature(target).parameters) if inspect.isfunction(target) else ()

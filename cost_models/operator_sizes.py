@@ -31,6 +31,10 @@ class ProductSizes:
     k: ArrayLike
     batch: ArrayLike = 1
     grouped: bool = False
+    output_bytes: int = 0
+    """Of one element of the result, where it is wider than the operands."""
+    accumulates: bool = False
+    """The result is added to what lies there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +82,14 @@ def whole(operands: int) -> Parts:
     return Parts(operands=(1.0,) * operands)
 
 
+EXPERT_LINEAR = ("expert_linear", "block_expert_linear")
+EXPERT_OUTER = ("expert_outer", "block_expert_outer")
+
+
 def has_sizes(name: str) -> bool:
     """Whether `sizes_of` may know an operator."""
-    return name in ("mm", "bmm", "expert_linear", *NORMS, *SOFTMAXES, *ROW_LOOKUPS) or "attention" in name
+    products = ("mm", "bmm", *EXPERT_LINEAR, *EXPERT_OUTER)
+    return name in (*products, *NORMS, *SOFTMAXES, *ROW_LOOKUPS) or "attention" in name
 
 
 def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, causal: bool = False) -> Sizes | None:
@@ -90,8 +99,10 @@ def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, 
     """
     if name in ("mm", "bmm"):
         return _product(operands, parts)
-    if name == "expert_linear":
+    if name in EXPERT_LINEAR:
         return _experts(operands, result, parts)
+    if name in EXPERT_OUTER:
+        return _outer(operands, result, parts)
     if "attention" in name:
         return _attention(operands, result, parts, "backward" in name, causal)
     if name in NORMS or name in SOFTMAXES:
@@ -101,6 +112,16 @@ def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, 
         rows = np.prod(operands[1], dtype=np.float64) * np.asarray(parts.operands[1], np.float64)
         return RowSizes(family="lookup", row=lookup_row(rows, operands[0][-1]))
     return None
+
+
+def flops_of(sizes: ProductSizes | AttentionSizes) -> Floats:
+    """FLOPs of a product or of attention without its mask, a multiply-add as 2."""
+    if isinstance(sizes, ProductSizes):
+        m, n, k, batch = (np.asarray(size, np.float64) for size in (sizes.m, sizes.n, sizes.k, sizes.batch))
+        return np.asarray(2 * m * n * k * batch)
+    batch, heads, queries = (np.asarray(size, np.float64) for size in (sizes.batch, sizes.heads, sizes.queries))
+    per_pair = 6 * sizes.qk_dim + 4 * sizes.v_dim if sizes.backward else 2 * (sizes.qk_dim + sizes.v_dim)
+    return np.asarray(batch * heads * queries * sizes.keys * per_pair)
 
 
 def _product(operands: Sequence[Shape], parts: Parts) -> ProductSizes | None:
@@ -133,6 +154,25 @@ def _experts(operands: Sequence[Shape], result: Shape, parts: Parts) -> ProductS
         n=np.maximum(1, columns * result[-1]),
         k=np.maximum(1, inner * operands[0][-1]),
         batch=experts,
+        grouped=True,
+    )
+
+
+def _outer(operands: Sequence[Shape], result: Shape, parts: Parts) -> ProductSizes | None:
+    """rows (t, m), rows (t, n) -> (experts, m, n): gradients of the weights of every expert, evenly routed."""
+    if len(operands) < 2 or len(operands[0]) != 2 or len(operands[1]) != 2 or len(result) != 3:
+        return None
+    first, second = (np.asarray(part, np.float64) for part in parts.operands[:2])
+    work, out = np.asarray(parts.work, np.float64), np.asarray(parts.result, np.float64)
+    rows = work / out
+    left, right = first / rows, second / rows
+    sides = [left * operands[0][-1], right * operands[1][-1]]
+    m, n = sides if result[1] == operands[0][-1] else reversed(sides)  # the other way round where it is transposed
+    return ProductSizes(
+        m=np.maximum(1, m),
+        n=np.maximum(1, n),
+        k=np.maximum(1, rows * operands[0][0] / result[0]),
+        batch=np.maximum(1, result[0] * out / (left * right)),
         grouped=True,
     )
 

@@ -6,7 +6,9 @@
     profile     the curves bent to kernels that were measured on this device (`operators_measured`)
 
 The curves count where the device has some (GPUs) and the caller knows the sizes; `hardware.pricing_tier` says which
-layer did.
+layer did. Products and attention run at the clock that a busy device keeps (`sustained`), by curves, profile and
+roofline alike. Nothing else prices an operator: the planner asks here for all strategies at once (`planner/prices.py`),
+a lowered program kernel by kernel (`kernel_seconds.py`).
 All arrays broadcast; flops, bytes and sizes are those of one device (local shapes). On a CPU the launch is the
 per-operator cost of eager torch under the contention of the other ranks, as calibration measures it.
 """
@@ -24,6 +26,7 @@ from autopar.cost_models.operators_attention import attention_curve, attention_s
 from autopar.cost_models.operators_gemm import ELEMENT_BYTES, Rates, gemm_curve, gemm_seconds
 from autopar.cost_models.operators_measured import measured_kernels, with_measured
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
+from autopar.cost_models.sustained import AttentionKernel, attention_speed, sustained, sustained_fraction
 from autopar.device_curves import DeviceCurves
 from autopar.errors import ConfigurationError
 from autopar.hardware import Device, OperatorCurve
@@ -69,6 +72,8 @@ def operator_seconds(
     kernels: ArrayLike = 1,
     operator: str = "",
     sizes: Sizes | None = None,
+    share: ArrayLike = 1,
+    attention: AttentionKernel = "flash2",
 ) -> NDArray[np.float64]:
     """Seconds of operators on one device, broadcast over the arrays.
 
@@ -79,8 +84,9 @@ def operator_seconds(
     `flops` counts a multiply-add as 2; `bytes_moved` is everything read and written; `dtype` names the type
     the matmul runs in ("bfloat16"); `kernels` is how many kernels are launched (0 for a folded view or a
     member of another operator's kernel). "memory" is elementwise arithmetic: its flops are elements times
-    `element_flops`. Raises ConfigurationError where the device
-    has no rate for `dtype`.
+    `element_flops`. `share`: part of its kernel's bytes that a member of a fused kernel moves (members of one
+    kernel add up to the kernel where all are split alike). `attention`: the kernel that the software calls; torch
+    calls FlashAttention-2. Raises ConfigurationError where the device has no rate for `dtype`.
     """
     curve = next((c for c in device.operators if (c.operator, c.dtype) == (operator, dtype)), None)
     if curve is not None:
@@ -93,9 +99,10 @@ def operator_seconds(
         )
     if device.curves is not None and (sizes is not None or kind == "memory"):
         sized = sizes or RowSizes(family="elementwise")
-        seconds = _on_curves(device, device.curves, sized, dtype, bytes_moved, kernels)
-        arithmetic = np.asarray(flops, np.float64) * _seconds_per_flop(device, dtype, "memory")
-        return np.asarray(np.maximum(seconds, arithmetic)) if kind == "memory" else seconds
+        if isinstance(sized, RowSizes):  # GPUs multiply and add faster than they read: only bytes count
+            seconds = _memory_on_curves(device, device.curves, sized, dtype, bytes_moved, kernels, share)
+            return seconds + np.zeros(np.shape(flops))
+        return _on_curves(device, device.curves, sized, dtype, attention)
     stream_seconds = np.asarray(bytes_moved, np.float64) / device.memory_bytes_per_second
     launch = np.asarray(kernels, np.float64) * device.launch_seconds
     math_seconds = np.asarray(flops, np.float64) * _seconds_per_flop(device, dtype, kind)
@@ -136,22 +143,23 @@ def _on_curve(curve: OperatorCurve, work: ArrayLike, kernels: ArrayLike, launch_
 
 
 def _on_curves(
-    device: Device, curves: DeviceCurves, sizes: Sizes, dtype: str, bytes_moved: ArrayLike, kernels: ArrayLike
+    device: Device, curves: DeviceCurves, sizes: ProductSizes | AttentionSizes, dtype: str, attention: AttentionKernel
 ) -> NDArray[np.float64]:
-    """Seconds by the curves of a GPU, bent to its measured profile."""
+    """Seconds of products and attention by the curves of a GPU, bent to its measured profile, on a busy device."""
     rates = rates_of(device, curves, dtype)
-    if isinstance(sizes, RowSizes):
-        return _memory_on_curves(device, curves, rates, sizes, dtype, bytes_moved, kernels)
     kind, columns = _columns(sizes)
-
-    def model(at: NDArray[np.float64]) -> NDArray[np.float64]:
-        return _kernel_model(rates, curves, sizes, dtype, at)
-
     shape = np.broadcast_shapes(*(np.shape(column) for column in columns))
     at = np.stack([np.broadcast_to(np.asarray(c, np.float64), shape).ravel() for c in columns], axis=1)
-    causal = isinstance(sizes, AttentionSizes) and sizes.causal
-    kernel_points = measured_kernels(device.profile, kind, dtype, causal)
-    seconds = with_measured(kernel_points, at, model) if kernel_points else model(at)
+    seconds = _kernel_model(sustained(rates, curves), curves, sizes, dtype, at)
+    points = measured_kernels(device.profile, kind, dtype, isinstance(sizes, AttentionSizes) and sizes.causal)
+    if points:  # what was measured is one kernel on a cool device, and the attention kernel that torch calls
+
+        def short(at: NDArray[np.float64]) -> NDArray[np.float64]:
+            return _kernel_model(rates, curves, sizes, dtype, at)
+
+        seconds = seconds * with_measured(points, at, short) / short(at)
+    elif isinstance(sizes, AttentionSizes):
+        seconds = seconds / attention_speed(attention, curves)
     return np.asarray(seconds.reshape(shape))
 
 
@@ -167,38 +175,46 @@ def _kernel_model(
     rates: Rates, curves: DeviceCurves, sizes: ProductSizes | AttentionSizes, dtype: str, at: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """(n,) seconds at (n, dims) sizes in the order of `_columns`."""
-    element = ELEMENT_BYTES.get(dtype, 4)
     if isinstance(sizes, ProductSizes):
-        output = max(element, 2)
-        single = at[:, 3].max(initial=1) <= 1
-        variant = "grouped" if sizes.grouped else "" if single else "batched"
-        curve = gemm_curve(curves, dtype, variant)
-        m, n, k, batch = at.T
-        if sizes.grouped:
-            one = gemm_seconds(rates, curve, m, n, k, element_bytes=element, output_bytes=output)
-            return np.asarray(batch * one)
-        return gemm_seconds(rates, curve, m, n, k, batch=batch, element_bytes=element, output_bytes=output)
+        return _products(rates, curves, sizes, dtype, at)
     batch, heads, queries, keys, qk_dim, v_dim = at.T
     return attention_seconds(
         rates, attention_curve(curves, sizes.backward), batch=batch, heads=heads,
         key_heads=heads / sizes.queries_per_key, queries=queries, keys=keys, qk_dim=qk_dim, v_dim=v_dim,
-        causal=sizes.causal, backward=sizes.backward, element_bytes=element,
+        causal=sizes.causal, backward=sizes.backward, element_bytes=ELEMENT_BYTES.get(dtype, 4),
     )  # fmt: skip
+
+
+def _products(
+    rates: Rates, curves: DeviceCurves, sizes: ProductSizes, dtype: str, at: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(n,) seconds of products at (n, 4) sizes, those of one matrix and those of batches by their own constants."""
+    element = ELEMENT_BYTES.get(dtype, 4)
+    several = at[:, 3] > 1
+    seconds = np.empty(len(at))
+    for chosen, variant in ((~several, ""), (several, "batched")):
+        if chosen.any():
+            m, n, k, batch = at[chosen].T
+            seconds[chosen] = gemm_seconds(
+                rates, gemm_curve(curves, dtype, "grouped" if sizes.grouped else variant), m, n, k, batch=batch,
+                element_bytes=element, output_bytes=sizes.output_bytes or max(element, 2), accumulate=sizes.accumulates,
+            )  # fmt: skip
+    return seconds
 
 
 def _memory_on_curves(
     device: Device,
     curves: DeviceCurves,
-    rates: Rates,
     sizes: RowSizes,
     dtype: str,
     nbytes: ArrayLike,
     kernels: ArrayLike,
+    share: ArrayLike,
 ) -> NDArray[np.float64]:
-    curve = memory_curve(curves, sizes.family)
+    rates, curve = rates_of(device, curves, dtype), memory_curve(curves, sizes.family)
     points = measured_kernels(device.profile, sizes.family, dtype)
     if not points:
-        return memory_seconds(rates, curve, nbytes, row=sizes.row, launches=kernels)
+        return memory_seconds(rates, curve, nbytes, row=sizes.row, launches=kernels, share=share)
     moved, row, launches = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (nbytes, sizes.row, kernels)))
 
     def model(at: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -212,7 +228,8 @@ def _seconds_per_flop(device: Device, dtype: str, kind: OperatorKind) -> float:
     if kind == "memory":
         return 1.0 / (VECTOR_FRACTION[device.kind] * matmul_flops_per_second(device, "float32"))
     efficiency = ATTENTION_EFFICIENCY[device.kind] if kind == "attention" else 1.0
-    return 1.0 / (efficiency * matmul_flops_per_second(device, dtype))
+    kept = 1.0 if device.curves is None else sustained_fraction(device.curves)
+    return 1.0 / (efficiency * kept * matmul_flops_per_second(device, dtype))
 
 
 def rates_of(device: Device, curves: DeviceCurves, dtype: str) -> Rates:

@@ -42,7 +42,7 @@ ROWS_IN_FLIGHT = 128
 COLUMNS_IN_FLIGHT = 2048
 """Columns of the second operand, of the whole device: 0, 512 and 2048 were tried on a P100 and a P4."""
 
-ELEMENT_BYTES = {"float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ELEMENT_BYTES = {"float4_e2m1fn_x2": 0.5, "float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 Floats = NDArray[np.float64]
 

@@ -39,14 +39,17 @@ def memory_seconds(
     row: ArrayLike = 0,
     element_bytes: float = 2,
     launches: ArrayLike = 1,
+    share: ArrayLike = 1,
 ) -> NDArray[np.float64]:
     """Seconds of kernels that move `nbytes` (reads plus writes) once, over all arrays.
 
     `row`: elements of `element_bytes` that one block of threads handles in turn (0: element-wise kernels);
-    `launches`: kernels that this call starts (0 for a member of another operator's kernel).
+    `launches`: kernels that this call starts (0 for a member of another operator's kernel); `share`: part of its
+    kernel's bytes that a member moves, since all of them compete for the cache.
     """
     sizes = np.asarray(nbytes, np.float64)
-    hit = 1 / (1 + (sizes / max(rates.l2_bytes, 1.0)) ** 2)
+    whole = sizes / np.asarray(share, np.float64)
+    hit = 1 / (1 + (whole / max(rates.l2_bytes, 1.0)) ** 2)
     full = rates.memory_bytes_per_second * curve.memory_fraction
     elements = np.asarray(row, np.float64)
     again = np.clip(elements * element_bytes / curve.reread_row_bytes - 1, 0, 1) * curve.reread

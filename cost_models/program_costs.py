@@ -4,15 +4,16 @@
     gelu#0      in mm's neighbour's kernel           compute     bytes of what the kernel reads and writes
     all_reduce  (4096, 2048) float16 over "tp"       tp          collective over the links that the axis crosses
 
-The same operator and collective costs price the planner's strategies (`planner/prices.py`), so a plan and the
-program made of it cannot disagree. Nodes that move nothing on a GPU (views, waits, padding that pads nothing) are left
-out; which nodes share a kernel says `kernel_groups`.
+`operator_seconds` and `collective_seconds` price the planner's strategies too (`planner/prices.py`), from the same
+sizes and the same count of bytes, so a plan and the program made of it agree; `tests/planner/test_one_price.py` says
+where they differ and why. Nodes that move nothing on a GPU (views, waits, padding that pads nothing) are left out;
+which nodes share a kernel says `kernel_groups`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,14 +21,14 @@ import torch
 from torch import fx
 
 from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.collectives import collective_seconds
+from autopar.cost_models.collectives import CollectiveKind, collective_seconds
 from autopar.cost_models.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_names import base_name, operator_kind
 from autopar.layout import Mesh
 
 COMPUTE = "compute"
-_COLLECTIVES = {
+_COLLECTIVES: Mapping[str, CollectiveKind] = {
     "all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
@@ -57,6 +58,8 @@ class ProgramAction:
     """Of a collective: it gathers a parameter or reduces a parameter's gradient."""
     operand_elements: float = 0.0
     """Of a product of an activation or of its gradient with a weight: elements of its left operand."""
+    position: int = 0
+    """Of the node in its graph: kernels stand at their first node."""
     weight_only: bool = False
     """Nothing but gradients of this segment's parameters depends on it: a split backward runs it in W."""
 
@@ -87,12 +90,12 @@ def program_actions(
     reduced = _reduced_gradients(graph) if phase == "backward" else frozenset()
     gradients = _gradients(graph) if phase == "backward" else frozenset()
     actions = []
-    for node in graph.nodes:
+    for position, node in enumerate(graph.nodes):
         collective = collective_of(node)
         if collective is not None:
             action = _collective(node, collective, phase, cluster, mesh)
             moves = action.name in parameters or node in reduced
-            actions.append(replace(action, moves_parameter=moves, weight_only=node in weight_only))
+            actions.append(replace(action, moves_parameter=moves, weight_only=node in weight_only, position=position))
         elif node in groups and groups[node] in members:
             kernel = members.pop(groups[node])
             heavy = next((one for one, _ in kernel if operator_kind(one.target) != "memory"), kernel[0][0])
@@ -104,6 +107,7 @@ def program_actions(
                     seconds=prices.seconds(kernel, adds_gradient=heavy in gradients),
                     kind=base_name(heavy.target),
                     operand_elements=_operand_elements(heavy),
+                    position=position,
                     weight_only=all(one in weight_only for one, _ in kernel),
                 )
             )
@@ -123,8 +127,12 @@ def _first_operand(node: fx.Node) -> torch.Tensor:
 
 
 def describe_values(graph: fx.Graph) -> None:
-    """Give every node of a lowered graph its `meta["val"]`: meta tensors of its local shapes."""
+    """Give every node of a lowered graph its `meta["val"]`: meta tensors of its local shapes. A total to which a
+    gradient is added has the shape of the gradient."""
     for node in graph.nodes:
+        if node.target is torch.ops.aten.add_.Tensor and "local_shape" not in node.meta:
+            for total in (node, node.args[0]):
+                total.meta["val"] = node.args[1].meta["val"]
         shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
         if "val" in node.meta or shapes is None or dtypes is None:
             continue
@@ -135,7 +143,7 @@ def describe_values(graph: fx.Graph) -> None:
             node.meta["val"] = tuple(None if s is None else torch.empty(s, dtype=d, device="meta") for s, d in pairs)
 
 
-def collective_of(node: fx.Node) -> str | None:
+def collective_of(node: fx.Node) -> CollectiveKind | None:
     """The kind of collective that a node starts ("all_gather"), None for any other node."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "_c10d_functional":
@@ -143,14 +151,14 @@ def collective_of(node: fx.Node) -> str | None:
     return _COLLECTIVES.get(base_name(target))
 
 
-def _collective(node: fx.Node, kind: str, phase: str, cluster: Cluster, mesh: Mesh) -> ProgramAction:
+def _collective(node: fx.Node, kind: CollectiveKind, phase: str, cluster: Cluster, mesh: Mesh) -> ProgramAction:
     names: tuple[str, ...] = node.meta["group_axes"]
     axes = tuple(mesh.axis_names.index(name) for name in names)
     topology = GroupTopology.of(cluster, mesh.shape, axes)
     element = node.meta["dtype"].itemsize
     largest = max(_elements(node), _elements(node.all_input_nodes[0]))  # the whole buffer of a gather or a scatter
     nbytes = float(largest * element)
-    seconds = float(collective_seconds(kind, nbytes, topology, cluster))  # type: ignore[arg-type]
+    seconds = float(collective_seconds(kind, nbytes, topology, cluster))
     return ProgramAction(
         name=str(node.meta["operator"]), phase=phase, stream="+".join(names), seconds=seconds, kind=kind,
         nbytes=nbytes, dtype_bytes=element,

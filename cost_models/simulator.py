@@ -109,6 +109,10 @@ class Timeline:
         computing = sum(_length(_union(self._intervals(rank, False))) for rank in self.ranks)
         return 1.0 - computing / total if total else 0.0
 
+    def occupied_seconds(self, rank: int) -> float:
+        """Time in which a rank computes or communicates."""
+        return _length(_union(self._intervals(rank, None)))
+
     def memory_over_time(self, rank: int = 0) -> list[MemoryEvent]:
         """(seconds, bytes from then on) whenever a rank's live bytes change; frees come before allocations."""
         deltas: list[tuple[float, float]] = []
@@ -143,7 +147,7 @@ class Timeline:
         ]
 
     def _exposed(self, rank: int) -> float:
-        return _length(_union(self._intervals(rank, None))) - _length(_union(self._intervals(rank, False)))
+        return self.occupied_seconds(rank) - _length(_union(self._intervals(rank, False)))
 
 
 def simulate(actions: Sequence[Action], interference: Interference = ALONE) -> Timeline:

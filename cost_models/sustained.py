@@ -42,11 +42,14 @@ instructions). flash1: the same figures say 0.50 and 0.31; the Triton version of
 fast, fitted on its A100 rows of 16,384 and 32,768 tokens."""
 
 
+def sustained_fraction(curves: DeviceCurves) -> float:
+    """Part of the best matmul rate that a busy device keeps. The ablation ("physics") knows no fitted constant."""
+    return 1.0 if curves.tier == "physics" else SUSTAINED_FRACTION.get(curves.name, 1.0)
+
+
 def sustained(rates: Rates, curves: DeviceCurves) -> Rates:
-    """The rates of a device that has been busy for seconds. The ablation ("physics") knows no fitted constant."""
-    if curves.tier == "physics":
-        return rates
-    return replace(rates, flops_per_second=rates.flops_per_second * SUSTAINED_FRACTION.get(curves.name, 1.0))
+    """The rates of a device that has been busy for seconds."""
+    return replace(rates, flops_per_second=rates.flops_per_second * sustained_fraction(curves))
 
 
 def attention_speed(kernel: AttentionKernel, curves: DeviceCurves) -> float:

@@ -1,4 +1,4 @@
-"""The free search: never worse than where it starts, within memory, equal to brute force, and no order is under its bound."""
+"""The free search: never worse than where it starts, within memory, equal to brute force, none below its bound."""
 
 from __future__ import annotations
 

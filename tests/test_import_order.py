@@ -33,7 +33,21 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cost_models", "passes"}),
     frozenset({"planner", "capture"}),
     frozenset({"runtime"}),
-    frozenset({"explain", "exporters", "report", "verification", "questions", "what_if", "api", "cli", "demo"}),
+    frozenset(
+        {
+            "explain",
+            "exporters",
+            "report",
+            "step_program",
+            "simulation",
+            "verification",
+            "questions",
+            "what_if",
+            "api",
+            "cli",
+            "demo",
+        }
+    ),
 )
 """From the bottom up. A module imports its own layer and the layers below it."""
 

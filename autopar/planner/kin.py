@@ -18,6 +18,7 @@ from autopar.planner.choices import choices_of, shard_choices
 from autopar.planner.factorisation import Factorisation, Value, batch_class, shape_of, value_of
 from autopar.planner.operators import (
     kernel_leaders,
+    kernel_shares,
     rule_key,
     tensor_dtype,
     tensor_key,
@@ -38,7 +39,8 @@ _NO_TRAFFIC = Traffic((), ())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorKin:
-    """What equal operators share. family: equal for operators with the same strategies; `node` is one of them."""
+    """What equal operators share. family: equal for operators with the same strategies; `node` is one of them;
+    kernel_share: part of its kernel's bytes that it moves."""
 
     node: fx.Node
     rule: Rule
@@ -46,6 +48,7 @@ class OperatorKin:
     heavy: bool
     traffic: Traffic
     leads_kernel: bool
+    kernel_share: float
     family: int
 
 
@@ -84,6 +87,7 @@ class Kinship:
         groups = kernel_groups(program.graph, kernel_backend)
         self._traffic = group_reads_writes(program.graph, groups)
         self._leaders = kernel_leaders(groups)
+        self._shares = kernel_shares(groups, self._traffic)
         total = sum(rule.flops for rule in self.rules.values())
         self.heavy = {node for node, rule in self.rules.items() if rule.flops > HEAVY_FLOPS_SHARE * total}
         self._matrices = weight_matrices(program, self.heavy, self.rules)
@@ -105,10 +109,10 @@ class Kinship:
         family, choices = self._family(node, rule, operands)
         traffic = self._traffic.get(node, _NO_TRAFFIC)
         reads = tuple([i for i, operand in enumerate(operands) if operand in traffic.reads])
-        leads, heavy = node in self._leaders, node in self.heavy
+        leads, heavy, share = node in self._leaders, node in self.heavy, self._shares.get(node, 1.0)
         return self._number(
-            ("operator", family, reads, traffic.writes, leads),
-            lambda: OperatorKin(node, rule, choices, heavy, traffic, leads, family),
+            ("operator", family, reads, traffic.writes, leads, share),
+            lambda: OperatorKin(node, rule, choices, heavy, traffic, leads, share, family),
         )
 
     def leaf(self, kind: str, node: fx.Node) -> int:

@@ -112,7 +112,9 @@ class Menus:
 
     def _operator(self, slot: Slot, kin: OperatorKin) -> Menu:
         strategies = self._strategies_of(slot, kin)
-        costs = self.prices.operator_costs(kin.node, kin.rule, strategies, kin.traffic, kin.leads_kernel)
+        costs = self.prices.operator_costs(
+            kin.node, kin.rule, strategies, kin.traffic, kin.leads_kernel, kin.kernel_share
+        )
         return Menu(strategies.outputs, strategies.inputs, costs, strategies=strategies)
 
     def _strategies_of(self, slot: Slot, kin: OperatorKin) -> Strategies:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping
+from functools import partial
 
 import torch
 from torch import fx
 
+from autopar.cost_models.kernel_groups import Traffic, bytes_moved
 from autopar.passes.place_casts import is_cast
 from autopar.passes.view_layouts import viewed
 from autopar.planner.factorisation import Value, shape_of, value_of
@@ -76,6 +79,24 @@ def kernel_leaders(groups: dict[fx.Node, int]) -> set[fx.Node]:
             seen.add(group)
             leaders.add(node)
     return leaders
+
+
+def kernel_shares(groups: Mapping[fx.Node, int], traffic: Mapping[fx.Node, Traffic]) -> dict[fx.Node, float]:
+    """Part of its kernel's bytes that each member of a fused kernel moves, of the whole tensors."""
+    members = Counter(groups.values())
+    fused = [node for node, group in groups.items() if members[group] > 1]
+    moved = {node: sum(bytes_moved(node, traffic[node], value_bytes, partial(value_bytes, node))) for node in fused}
+    total: Counter[int] = Counter()
+    for node, nbytes in moved.items():
+        total[groups[node]] += nbytes
+    return {node: nbytes / total[groups[node]] for node, nbytes in moved.items() if nbytes}
+
+
+def value_bytes(node: fx.Node, output: int = 0) -> int:
+    """Bytes of one output of a node; 0 where that is no tensor."""
+    value = node.meta["val"]
+    tensor = value[output] if isinstance(value, tuple | list) else value
+    return int(tensor.numel()) * int(tensor.dtype.itemsize) if isinstance(tensor, torch.Tensor) else 0
 
 
 def weight_matrices(program: Program, heavy: set[fx.Node], rules: Mapping[fx.Node, Rule]) -> set[fx.Node]:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.collectives import collective_seconds
-from autopar.cost_models.kernel_groups import Traffic
-from autopar.cost_models.operator_names import LOOKUPS, base_name, is_causal, operator_kind
+from autopar.cost_models.collectives import CollectiveKind, collective_seconds
+from autopar.cost_models.kernel_groups import Traffic, bytes_moved
+from autopar.cost_models.operator_names import base_name, is_causal, operator_kind
 from autopar.cost_models.operator_sizes import Parts, Sizes, has_sizes, sizes_of
 from autopar.cost_models.operators import copy_seconds, element_flops, operator_seconds
 from autopar.layout import Layout, Mesh
@@ -57,7 +57,7 @@ class Prices:
         self.mesh = mesh
         self.tie_breaks = tie_breaks(mesh)
         self._topology: dict[tuple[int, ...], GroupTopology] = {}
-        self._collective: dict[tuple[str, tuple[int, ...], float], float] = {}
+        self._collective: dict[tuple[CollectiveKind, tuple[int, ...], float], float] = {}
         self._routes = routes_of(mesh.shape)
         self._step_seconds: dict[float, list[float]] = {}
         self._route_seconds: dict[float, Floats] = {}
@@ -77,14 +77,14 @@ class Prices:
             seconds += float(copy_seconds(self.cluster.device, buffer, transposing=True))
         return seconds
 
-    def collective_seconds(self, kind: str, axes: tuple[int, ...], nbytes: float) -> float:
+    def collective_seconds(self, kind: CollectiveKind, axes: tuple[int, ...], nbytes: float) -> float:
         """One collective over `axes` with a full logical buffer of `nbytes`."""
         key = (kind, axes, nbytes)
         if key not in self._collective:
             topology = self._topology.get(axes)
             if topology is None:
                 topology = self._topology[axes] = GroupTopology.of(self.cluster, self.mesh.shape, axes)
-            self._collective[key] = float(collective_seconds(kind, nbytes, topology, self.cluster))  # type: ignore[arg-type]
+            self._collective[key] = float(collective_seconds(kind, nbytes, topology, self.cluster))
         return self._collective[key]
 
     def redistribution_seconds(self, shape: Sequence[int], nbytes: float, source: Layout, target: Layout) -> float:
@@ -123,9 +123,18 @@ class Prices:
         return np.array(known, np.float64)
 
     def operator_costs(
-        self, node: fx.Node, rule: Rule, strategies: Strategies, traffic: Traffic, leads_kernel: bool
+        self,
+        node: fx.Node,
+        rule: Rule,
+        strategies: Strategies,
+        traffic: Traffic,
+        leads_kernel: bool,
+        kernel_share: float = 1.0,
     ) -> Floats:
-        """(strategies,) seconds of one operator on the fullest rank, without redistributing its operands."""
+        """(strategies,) seconds of one operator on the fullest rank, without redistributing its operands.
+
+        kernel_share: part of its kernel's bytes that the operator moves.
+        """
         device = self.cluster.device
         kind = operator_kind(node.target)
         flops = rule.flops
@@ -142,6 +151,7 @@ class Prices:
             kernels=1 if leads_kernel else 0,
             operator=base_name(node.target),
             sizes=self._sizes(node, strategies),
+            share=kernel_share,
         )
         seconds = seconds + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
         is_replicated = np.array([[name is None for name in axes] for axes in strategies.axes])
@@ -165,19 +175,21 @@ class Prices:
         return sizes_of(name, shapes, shape_of(node), parts, is_causal(node))
 
     def _bytes_moved(self, node: fx.Node, strategies: Strategies, traffic: Traffic) -> Floats:
-        total = np.zeros(len(strategies))
         operands = tensor_operands(node)
-        lookup = base_name(node.target) in LOOKUPS
-        for read in dict.fromkeys(traffic.reads):
-            if read in operands:
-                index = operands.index(read)
-                nbytes = tensor_bytes(node) if lookup and index == 0 else tensor_bytes(read)
-                total += nbytes * self.fractions(strategies.inputs[index], shape_of(read))
-        for output in traffic.writes:
+
+        def read(operand: fx.Node) -> Floats:
+            if operand not in operands:
+                return np.zeros(len(strategies))
+            fractions = self.fractions(strategies.inputs[operands.index(operand)], shape_of(*value_of(operand)))
+            return tensor_bytes(operand) * fractions
+
+        def written(output: int) -> Floats:
             layouts = strategies.outputs[output] if output < len(strategies.outputs) else None
-            if layouts is not None:
-                total += tensor_bytes(node, output) * self.fractions(layouts, shape_of(node, output))
-        return total
+            if layouts is None:
+                return np.zeros(len(strategies))
+            return tensor_bytes(node, output) * self.fractions(layouts, shape_of(node, output))
+
+        return sum(bytes_moved(node, traffic, read, written), start=np.zeros(len(strategies)))
 
     def _synchronisation(self, rule: Rule, strategies: Strategies) -> Floats:
         if not rule.synchronised_bytes:

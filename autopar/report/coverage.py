@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from autopar.cluster import Cluster
+from autopar.cost_models.kernel_groups import Traffic, bytes_moved
 from autopar.cost_models.operator_names import operator_kind
 from autopar.cost_models.operators import operator_seconds
-from autopar.planner.operators import operators, tensor_dtype
+from autopar.planner.operators import operators, tensor_dtype, value_bytes
 from autopar.program import Program
 from autopar.rules.call import tensor_operands
 from autopar.rules.engine import rule_for
@@ -118,6 +120,6 @@ def _flops(node: fx.Node) -> float:
 
 def _bytes_moved(node: fx.Node) -> float:
     value = node.meta["val"]
-    results = value if isinstance(value, tuple | list) else (value,)
-    tensors = [*(operand.meta["val"] for operand in tensor_operands(node)), *results]
-    return float(sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor)))
+    results = len(value) if isinstance(value, tuple | list) else 1
+    alone = Traffic(tuple(dict.fromkeys(tensor_operands(node))), tuple(range(results)))
+    return float(sum(bytes_moved(node, alone, value_bytes, partial(value_bytes, node))))

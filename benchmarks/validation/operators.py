@@ -9,7 +9,6 @@ naive(rows, schema)               # vendor-style roofline: FLOPs / peak, bytes /
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from autopar.cost_models.operators import rates_of
 from autopar.cost_models.operators_attention import attention_curve, attention_seconds
 from autopar.cost_models.operators_gemm import gemm_curve, gemm_seconds
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
-from autopar.device_curves import DeviceCurves, GemmCurve, MemoryCurve, device_curves, physics_curves, shared_curves
+from autopar.device_curves import DeviceCurves, device_curves, physics_curves, shared_curves
 from autopar.errors import ConfigurationError
 from autopar.hardware import Device, preset_device
 from benchmarks.validation.operator_cases import Attention, Case, Gemm, Memory, Row, case_of
@@ -79,15 +78,13 @@ def measured_seconds(row: Row, case: Case, schema: Schema) -> float:
 def curves_of(case: Case, tier: Tier) -> DeviceCurves:
     """The constants that a tier may use for the machine of a case."""
     if tier == "physics":
-        return physics_curves(case.device)
+        return physics_curves(case.device, preset_device(case.device).launch_seconds)
     return shared_curves(case.device) if tier == "t0" else device_curves(case.device, case.machine)
 
 
 def case_seconds(case: Case, curves: DeviceCurves) -> float:
     """Seconds of all kernels of a case, and of the host where it was timed too."""
     device = preset_device(case.device)
-    if curves.tier == "physics":
-        curves = _with_launch(curves, device.launch_seconds)
     seconds = sum(count * _kernel_seconds(kernel, case.dtype, device, curves) for count, kernel in case.parts)
     if case.host == "floor":
         return max(seconds, HOST_FLOOR_SECONDS)
@@ -100,12 +97,6 @@ def host_added_seconds(case: Case) -> float:
     """What the host adds to a call that it waits for."""
     (_, kernel), *_ = case.parts
     return HOST_ADDED_SECONDS[kernel.family if isinstance(kernel, Memory) else "gemm"]
-
-
-def _with_launch(curves: DeviceCurves, seconds: float) -> DeviceCurves:
-    """Plain physics, and the launch that the device's preset says."""
-    gemm = dict.fromkeys(("float16", "float32", "float8_e4m3fn"), GemmCurve(launch_seconds=seconds))
-    return replace(curves, gemm=gemm, memory={"elementwise": MemoryCurve(launch_seconds=seconds)})
 
 
 def _kernel_seconds(kernel: Gemm | Memory | Attention, dtype: str, device: Device, curves: DeviceCurves) -> float:

@@ -22,7 +22,8 @@ from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.pipeline import play_pipeline, schedule_for
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
 from autopar.cost_models.stage_costs import StageCosts
-from autopar.device_curves import device_curves, has_curves, physics_curves, shared_curves
+from autopar.device_curves import DeviceCurves, device_curves, has_curves, physics_curves, shared_curves
+from autopar.hardware import Device
 from autopar.passes.segments import segment_of
 from benchmarks.validation.adapters import with_adapters
 from benchmarks.validation.attended import attention_seconds
@@ -212,16 +213,20 @@ def kernel_prices(run: TrainingRun, tier: Tier) -> KernelPrices:
     """What prices the kernels of a run: constants of the device as far as the tier allows, ceilings alone where its
     units are unknown."""
     device = run.cluster.device
-    curves = None
-    if has_curves(device.name):
-        curves = {"t0": shared_curves, "t1": device_curves, "physics": physics_curves}[tier](device.name)
     return KernelPrices(
-        device=device,
-        curves=curves,
+        device=replace(device, curves=_curves(device, tier), profile=None),
         product_dtype=_PRODUCT_DTYPES.get(run.stack.dtype),
         gradient_bytes=run.stack.gradient_bytes if run.stack.name.startswith("megatron") else 0,
         attention=run.stack.attention_kernel,
     )
+
+
+def _curves(device: Device, tier: Tier) -> DeviceCurves | None:
+    if not has_curves(device.name):
+        return None
+    if tier == "physics":
+        return physics_curves(device.name, device.launch_seconds)
+    return shared_curves(device.name) if tier == "t0" else device_curves(device.name)
 
 
 _PRODUCT_DTYPES = {"float8": "float8_e4m3fn", "float4": "float4_e2m1fn_x2"}

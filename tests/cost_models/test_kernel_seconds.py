@@ -1,21 +1,24 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost_models.kernel_groups import group_reads_writes, kernel_groups
-from autopar.cost_models.kernel_seconds import KernelPrices, product_flops, product_sizes, row_sizes
-from autopar.cost_models.operator_sizes import RowSizes
+from autopar.cost_models.kernel_seconds import KernelPrices, local_sizes
+from autopar.cost_models.operator_sizes import ProductSizes, RowSizes, flops_of
 from autopar.cost_models.program_costs import program_actions
 from autopar.device_curves import shared_curves
-from autopar.hardware import preset_device
+from autopar.hardware import Device, preset_device
 from autopar.layout import Mesh
+from autopar.ops.experts import block_expert_linear
 
 aten = torch.ops.aten
-A100 = preset_device("A100-80")
-PRICES = KernelPrices(device=A100, curves=shared_curves("A100-80"))
+A100: Device = replace(preset_device("A100-80"), curves=shared_curves("A100-80"))
+PRICES = KernelPrices(device=A100)
 
 
 def value(node: fx.Node, *shape: int) -> fx.Node:
@@ -66,8 +69,24 @@ def test_sizes_of_a_product_are_those_of_its_operands() -> None:
     graph = linear_gelu(256)
     actions(graph, "eager")  # describes the values
     product = next(node for node in graph.nodes if node.target is aten.mm.default)
-    assert product_sizes(product) == (256, 4096, 1024, 1)
-    assert product_flops(product) == 2 * 256 * 4096 * 1024
+    found = local_sizes(product)
+    assert isinstance(found, ProductSizes)
+    assert (found.m, found.n, found.k, found.batch) == (256, 4096, 1024, 1)
+    assert flops_of(found) == 2 * 256 * 4096 * 1024
+
+
+def test_a_block_of_the_experts_works_on_its_own_rows_only() -> None:
+    graph = fx.Graph()
+    rows, weights, ids = (
+        value(graph.placeholder(n), *s) for n, s in (("x", (1024, 512)), ("w", (2, 512, 256)), ("ids", (1024,)))
+    )
+    call = value(graph.call_function(block_expert_linear, (rows, weights, ids, False, 2)), 1024, 256)
+    call.meta["num_experts"] = 8
+    graph.output((call,))
+    actions(graph, "eager")
+    found = local_sizes(call)
+    assert isinstance(found, ProductSizes)
+    assert (found.m, found.batch) == (1024 / 8, 2)
 
 
 def test_a_lookup_is_priced_as_one_and_not_as_element_wise_traffic() -> None:
@@ -76,7 +95,7 @@ def test_a_lookup_is_priced_as_one_and_not_as_element_wise_traffic() -> None:
     found = value(graph.call_function(aten.embedding.default, (table, rows)), 8, 4096)
     graph.output((value(graph.call_function(aten.gelu.default, (found,)), 8, 4096),))
     (_, lookup), (_, gelu) = actions(graph, "eager")
-    assert row_sizes(found) == RowSizes(family="lookup", row=8 * 4096)
+    assert local_sizes(found) == RowSizes(family="lookup", row=8 * 4096)
     assert lookup > 2 * gelu  # both move as many bytes, but few rows are walked one after the other
 
 
@@ -85,5 +104,5 @@ def test_adding_to_a_wide_total_costs_its_traffic() -> None:
     actions(graph, "eager")
     product = next(node for node in graph.nodes if node.target is aten.mm.default)
     kernel = [(product, group_reads_writes(graph, kernel_groups(graph, "eager"))[product])]
-    wide = KernelPrices(device=A100, curves=shared_curves("A100-80"), gradient_bytes=4)
+    wide = KernelPrices(device=A100, gradient_bytes=4)
     assert wide.seconds(kernel, adds_gradient=True) > wide.seconds(kernel) == PRICES.seconds(kernel, adds_gradient=True)

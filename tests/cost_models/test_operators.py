@@ -16,10 +16,10 @@ H100 = Cluster.parse("8 H100").device
 CPU = Cluster.parse("4 cpu").device
 
 
-def test_a_large_matmul_runs_at_the_measured_ceiling() -> None:
+def test_a_large_matmul_runs_at_the_ceiling_that_a_busy_device_keeps() -> None:
     n = 8192
     seconds = operator_seconds(H100, flops=2 * n**3, bytes_moved=3 * 2 * n * n, dtype="bfloat16")
-    assert 2 * n**3 / seconds == pytest.approx(794.5e12, rel=0.01)
+    assert 2 * n**3 / seconds == pytest.approx(0.88 * 794.5e12, rel=0.01)
 
 
 def test_a_thin_matmul_is_bound_by_memory() -> None:

@@ -56,17 +56,17 @@ def test_every_case_runs_and_keeps_its_order() -> None:
 
 
 def test_a_measured_product_costs_what_was_measured(tmp_path: Path) -> None:
-    save_profile(_profile("NVIDIA H100 80GB HBM3"), tmp_path / "h100.json")
-    cluster = Cluster.parse("8 H100-SXM").with_operator_profile(load_profile(tmp_path / "h100.json"))
+    save_profile(_profile("NVIDIA A100-SXM4-80GB"), tmp_path / "a100.json")
+    cluster = Cluster.parse("8 A100-80").with_operator_profile(load_profile(tmp_path / "a100.json"))
     m, n, k, _ = SMALL[0].kernel.sizes
     same = [1e-3 * (i + 1) for i, case in enumerate(SMALL) if case.kernel.sizes == (m, n, k, 1)]
     seconds = operator_seconds(
         cluster.device, flops=2 * m * n * k, bytes_moved=0, dtype="float32", sizes=ProductSizes(m=m, n=n, k=k)
     )
     assert seconds == pytest.approx(statistics.geometric_mean(same))  # forms of one product are one size
-    assert "measured on NVIDIA H100 80GB HBM3" in cluster.profile
+    assert "measured on NVIDIA A100-SXM4-80GB" in cluster.profile
     with pytest.raises(ConfigurationError, match="was measured on"):
-        Cluster.parse("8 A100-80").with_operator_profile(load_profile(tmp_path / "h100.json"))
+        Cluster.parse("8 H100-SXM").with_operator_profile(load_profile(tmp_path / "a100.json"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -113,9 +113,7 @@ class DualAscent:
 
     def label_bounds(self, messages: Floats) -> LabelBounds:
         """Return the bound that these messages prove, and the slack of every label."""
-        totals = self.node_costs + np.bincount(
-            self._receivers, weights=messages, minlength=self.node_costs.size
-        )
+        totals = self.node_costs + np.bincount(self._receivers, weights=messages, minlength=self.node_costs.size)
         smallest = np.minimum.reduceat(totals, self.starts[:-1])
         bound = float(smallest.sum())
         edge_slack = np.empty_like(messages)
@@ -136,9 +134,7 @@ class DualAscent:
         for batch in self._batches:
             totals = self.node_costs[batch.labels]
             for slot in batch.slots:
-                totals = totals + (
-                    self.messages[slot.incoming] if slot.later else slot.costs.T[chosen[slot.others]]
-                )
+                totals = totals + (self.messages[slot.incoming] if slot.later else slot.costs.T[chosen[slot.others]])
             chosen[batch.nodes] = totals.argmin(axis=1)
         return chosen
 
@@ -279,9 +275,7 @@ def _min_plus(rows: Floats, costs: Floats) -> Floats:
     step = max(1, CHUNK_ENTRIES // costs.size)
     if len(rows) <= step:
         return np.asarray((rows[:, :, None] + costs).min(axis=1))
-    return np.concatenate(
-        [(rows[i : i + step, :, None] + costs).min(axis=1) for i in range(0, len(rows), step)]
-    )
+    return np.concatenate([(rows[i : i + step, :, None] + costs).min(axis=1) for i in range(0, len(rows), step)])
 
 
 def _chunks(first: Integers, second: Integers) -> list[tuple[Integers, Integers]]:

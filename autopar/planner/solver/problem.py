@@ -107,9 +107,7 @@ def _check_nodes(problem: Problem) -> None:
     finite: set[int] = set()
     for node, costs in enumerate(problem.node_costs):
         if costs.ndim != 1 or not costs.size:
-            raise ValueError(
-                f"{_name(problem, node)} has costs of shape {costs.shape}: expected (d,) with d >= 1"
-            )
+            raise ValueError(f"{_name(problem, node)} has costs of shape {costs.shape}: expected (d,) with d >= 1")
         _check_finite(costs, finite, _name(problem, node))
 
 
@@ -122,9 +120,7 @@ def _check_edges(problem: Problem) -> None:
         expected = (problem.node_costs[edge.source].size, problem.node_costs[edge.target].size)
         ends = f"edge {_name(problem, edge.source)} -> {_name(problem, edge.target)}"
         if edge.costs.shape != expected:
-            raise ValueError(
-                f"{ends} has costs of shape {edge.costs.shape}: its nodes have {expected} labels"
-            )
+            raise ValueError(f"{ends} has costs of shape {edge.costs.shape}: its nodes have {expected} labels")
         _check_finite(edge.costs, finite, ends)
 
 
@@ -168,7 +164,5 @@ def _check_ties(problem: Problem) -> None:
 def _check_finite(values: Floats, known: set[int], owner: str) -> None:
     # Shared arrays are checked once. The problem holds them all while `known` lives, so ids are unique.
     if id(values) not in known and not np.isfinite(values).all():
-        raise ValueError(
-            f"{owner} has costs that are not finite: use FORBIDDEN ({FORBIDDEN:g} s) for what must not be"
-        )
+        raise ValueError(f"{owner} has costs that are not finite: use FORBIDDEN ({FORBIDDEN:g} s) for what must not be")
     known.add(id(values))

@@ -27,7 +27,7 @@ from autopar.schedules.orders import check_both_ways
 COMPARED = tuple(name for name in FAMILIES if name not in OPT_IN_FAMILIES)
 """Families that are tried where none is asked for, each with the chunks of its policy."""
 SEARCHED = "searched"
-"""Asks for the best family's order to be improved by a free search (`searched_order.py`); the name of what that finds."""
+"""Asks for the best family's order to be improved by a free search (`searched_order.py`); names what that finds."""
 STALE_COPIES = 3
 """Of the parameters, that a rank of 2bw keeps beside: the weights of this step and of the one before, and the gradients
 of the step that has not been handed out."""
@@ -73,7 +73,7 @@ def check_family(family: str) -> None:
 
 
 def families_for(family: str | None) -> tuple[str, ...]:
-    """What is tried where a family, or none, is asked for. A free search starts from one with each stage on one rank."""
+    """What is tried where a family, or none, is asked for. A free search starts from one whose stages have one rank."""
     if family == SEARCHED:
         return tuple(name for name in COMPARED if not FAMILIES[name].both_ways)
     return COMPARED if family is None else (family,)

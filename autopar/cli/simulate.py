@@ -1,0 +1,111 @@
+"""`autopar simulate`: play the step of a plan file, and write it as a trace.
+
+autopar plan hf:config.json --cluster "2x8 H100-SXM" --dims pp=4,dp_shard=4 -o plan.json
+autopar simulate plan.json --trace step.json            # opens in chrome://tracing and ui.perfetto.dev
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from autopar.capture import Captures, normalize_example_inputs
+from autopar.capture.models import load_model
+from autopar.cli.options import OPTIMIZERS, read_cluster
+from autopar.cli.output import as_json_option, print_document
+from autopar.cluster import Cluster
+from autopar.errors import ConfigurationError, PlanMismatchError
+from autopar.parallel_plan import Plan
+from autopar.plan_text import format_bytes, format_seconds
+from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.micro_batches import in_parts
+from autopar.program import MicroProgram, Program
+from autopar.questions import Options, capture_at, capture_program
+from autopar.report.tables import table
+from autopar.simulation import Simulation, simulate_plan
+
+COLUMNS = ("", "simulated", "predicted by the planner")
+
+
+@click.command()
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Where a Chrome trace is written.")
+@click.option("--model", help="pkg.module:factory or hf:CONFIG.json. Default: as the plan says.")
+@click.option("--batch", type=click.IntRange(min=1), help="Global batch. Default: as the plan says.")
+@click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: as the plan says.")
+@click.option("--cluster", help='"2x8 H100-SXM", a cluster file, or "here". Default: as the plan says.')
+@as_json_option
+def simulate(path: Path, trace: Path | None, as_json: bool, **given: Any) -> None:
+    """Play one step of the plan file PATH: seconds, exposed communication, bubble, peak memory.
+
+    Example: autopar simulate plan.json --trace step.json
+    """
+    plan = Plan.load(path)
+    said = {**plan.question, **{name: value for name, value in given.items() if value is not None}}
+    cluster = read_cluster(str(given["cluster"] or said.get("cluster_text") or plan.cluster))
+    optimizer = said.get("optimizer")
+    found = simulate_plan(plan, program_of(plan, said, cluster), cluster, OPTIMIZERS.get(str(optimizer), optimizer))
+    if trace is not None:
+        found.timeline.write_chrome_trace(trace)
+    if as_json:
+        print_document(document(found))
+    else:
+        Console().print(table(str(path), COLUMNS, rows(found)))
+
+
+def program_of(plan: Plan, said: dict[str, Any], cluster: Cluster) -> Program | MicroProgram:
+    """The captured program that a plan speaks of. Raises ConfigurationError where nothing says the model."""
+    missing = [name for name in ("model", "batch", "seq") if said.get(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"the plan does not say its {' and '.join(missing)}: it was not made by `autopar plan`; give "
+            + " ".join(f"--{name}" for name in missing)
+        )
+    model, inputs = load_model(said["model"], said["batch"], said["seq"])
+    options = Options(cluster=cluster, precision=said.get("precision"))
+    args, kwargs = normalize_example_inputs(inputs)
+    captures = Captures()
+    program = capture_program(model, args, kwargs, model.training, options, captures)
+    if plan.micro_batches == 1 and plan.pipeline is None:
+        return program
+    try:
+        at_batch = functools.partial(capture_at, program, model, args, kwargs, options, captures)
+        return in_parts(program, plan.micro_batches, at_batch)
+    except NotSeparable as reason:
+        raise PlanMismatchError(f"this model does not run in {plan.micro_batches} micro-batches: {reason}") from reason
+
+
+def document(found: Simulation) -> dict[str, Any]:
+    """What `--json` prints; seconds and bytes."""
+    predicted = found.plan.predicted
+    return {
+        "step_seconds": found.step_seconds,
+        "compute_seconds": found.compute_seconds,
+        "exposed_communication_seconds": found.exposed_communication_seconds,
+        "bubble_rate": found.bubble_rate,
+        "peak_bytes": list(found.peak_bytes),
+        "predicted_step_seconds": predicted.step_seconds,
+        "predicted_peak_bytes": predicted.peak_bytes,
+    }
+
+
+def rows(found: Simulation) -> list[tuple[str, str, str]]:
+    """Cells of the table, under `COLUMNS`."""
+    predicted = found.plan.predicted
+    peaks = [format_bytes(peak) for peak in found.peak_bytes]
+    return [
+        ("step", format_seconds(found.step_seconds), format_seconds(predicted.step_seconds)),
+        ("compute", format_seconds(found.compute_seconds), format_seconds(predicted.compute_seconds)),
+        (
+            "exposed communication",
+            format_seconds(found.exposed_communication_seconds),
+            format_seconds(predicted.exposed_communication_seconds),
+        ),
+        ("bubble", f"{found.bubble_rate:.1%}", ""),
+        ("peak memory" + ("" if len(peaks) == 1 else " of rank groups"), ", ".join(peaks),
+         format_bytes(predicted.peak_bytes)),
+    ]  # fmt: skip
