@@ -61,6 +61,19 @@ def images_and_masks(classes: int) -> Callable[[int, int], Inputs]:
     return make
 
 
+class LossOnly(nn.Module):
+    """A language model without its logits: a step that returns them holds those of the whole batch, and every rank has
+    to get them. forward(input_ids, labels) -> loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(input_ids=input_ids, labels=labels).loss
+        return loss
+
+
 def gpt2(*, layers: int, width: int, heads: int, vocabulary: int, positions: int) -> nn.Module:
     """GPT-2 of `transformers` without dropout."""
     return transformers.GPT2LMHeadModel(

@@ -8,22 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from benchmarks.models import Inputs, gpt2, token_inputs
+from benchmarks.models import Inputs, LossOnly, gpt2, token_inputs
 
 SEED = 0
 LEARNING_RATE = 1e-2
-
-
-class LossOnly(nn.Module):
-    """A language model without its logits: every rank would have to get them. forward(input_ids, labels) -> loss."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = self.model(input_ids=input_ids, labels=labels).loss
-        return loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
