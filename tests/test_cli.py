@@ -46,6 +46,7 @@ def plan_file(tmp_path: Path) -> str:
 
 def test_dims_mesh_and_constraints_are_read() -> None:
     assert parse_dims("tp=4,dp_shard=-1") == {"tp": 4, "dp_shard": -1}
+    assert parse_dims("pp=1+3") == {"pp": [1, 3]}
     assert parse_mesh("2,4") == parse_mesh("2x4") == (2, 4)
     texts = ["no_replicated_compute", "a.*:tp=S(0)", "a.*:dp_shard=R", "head=R", "layers.0:recompute=full"]
     assert parse_constraints(texts) == {

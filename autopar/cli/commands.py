@@ -54,7 +54,7 @@ def model_options(command: Command) -> Command:
         ),
         click.option("--memory-limit", help="Per device: 72GiB, or 0.9 for a part of its memory."),
         click.option("--mesh", help="Sizes of the axes: 2,8. Default: all factorisations are tried."),
-        click.option("--dims", help="Named axes: tp=4,dp_shard=-1. Default: free."),
+        click.option("--dims", help="Named axes: tp=4,dp_shard=-1; pp=1+3. Default: free."),
         click.option(
             "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True,
             help="Whose state is planned.",

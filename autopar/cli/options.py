@@ -43,15 +43,17 @@ def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def parse_dims(text: str | None) -> dict[str, int] | None:
-    """ "tp=4,dp_shard=2" -> {"tp": 4, "dp_shard": 2}."""
+def parse_dims(text: str | None) -> dict[str, int | list[int]] | None:
+    """ "tp=4,dp_shard=2" -> {"tp": 4, "dp_shard": 2}; "pp=1+3" -> {"pp": [1, 3]}, the devices of every stage."""
     if not text:
         return None
     pairs = [part.partition("=") for part in text.split(",")]
     try:
-        return {name.strip(): int(size) for name, _, size in pairs}
+        return {
+            name.strip(): [int(n) for n in size.split("+")] if "+" in size else int(size) for name, _, size in pairs
+        }
     except ValueError:
-        raise click.BadParameter(f"{text!r}: write axis=size, for example tp=4,dp_shard=-1") from None
+        raise click.BadParameter(f"{text!r}: write axis=size, for example tp=4,dp_shard=-1 or pp=1+3") from None
 
 
 def parse_mesh(text: str | None) -> tuple[int, ...] | None:
