@@ -34,7 +34,7 @@ from autopar.planner.read import switching_costs
 from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver.deadline import Deadline, interruptible
-from autopar.planner.stages.free import with_pipelines
+from autopar.planner.stages.free import pipeline_instead, with_pipelines
 from autopar.planner.stages.plan import Dims, plan_pipeline, wish_of, without_stages
 from autopar.planner.targets import find_wishes, meshes_with_axes, recompute_of
 from autopar.program import Program
@@ -127,7 +127,13 @@ def make_plan(
             helper = choose_mesh(query, named, log) if named else Chosen(best=None, failures=())
             chosen = at_least_as_good(query, chosen, helper.best, log)
             if chosen.best is None:
-                raise _why_nothing_fits(query, chosen, helper.failures, log, at_batch, micro_batches)
+                spent = time.process_time() - began
+                tries = is_free and mode != "fast"
+                pipeline = pipeline_instead(query, micro_batches, at_batch, spent, log) if tries else None
+                if pipeline is None:
+                    raise _why_nothing_fits(query, chosen, helper.failures, log, at_batch, micro_batches)
+                note = f"without stages nothing fits: {chosen.failures[0]}"
+                return replace(pipeline, question=answer, notes=(*pipeline.notes, note))
         compared = None if with_baselines else shapes if chosen.best.plan.gap > OPEN_GAP else ()
         known = solved_known_plans(query, compared, log)
         chosen = at_least_as_good(query, chosen, cheapest(known, shapes), log)

@@ -4,13 +4,14 @@
     mode="max"                                 every number of groups that the devices allow
 
 On one node the links between stages are those inside of them, so pipelines are compared there only where memory binds:
-where the plan recomputes, or runs the batch in parts. What is compared is the predicted step; the bound of a pipeline
-is one of those that were compared. A batch that cannot be cut, or a model with too few blocks, is a reason in the
-notes.
+where the plan recomputes, or runs the batch in parts, and where nothing without stages fits (`pipeline_instead`). What
+is compared is the predicted step; the bound of a pipeline is one of those that were compared. A batch that cannot be
+cut, or a model with too few blocks, is a reason in the notes.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from autopar.errors import ConfigurationError, InfeasibleError
@@ -19,6 +20,7 @@ from autopar.plan_text import format_seconds
 from autopar.planner.least_memory import least_state_bytes
 from autopar.planner.micro_batches import AtBatch
 from autopar.planner.query import Progress, Query
+from autopar.planner.solver.deadline import Deadline
 from autopar.planner.stages.plan import PipelineWish, plan_pipeline
 from autopar.planner.stages.quick import compare_pipelines, what_was_compared, write_compared
 from autopar.planner.stages.submesh import sub_cluster
@@ -26,6 +28,8 @@ from autopar.planner.stages.submesh import sub_cluster
 MOST_GROUPS = 16
 QUICK_SHARE = 0.15
 """Of the CPU seconds that the search without stages took."""
+INSTEAD_SECONDS = 60.0
+"""By the clock, for pipelines whose layouts are chosen under the memory limit, where nothing else fits."""
 
 
 def with_pipelines(
@@ -50,6 +54,33 @@ def with_pipelines(
         return replace(plan, notes=(*plan.notes, *notes))
     best = better_by_prediction(plan, pipeline, "")
     return replace(best, notes=(*best.notes, *notes))
+
+
+def pipeline_instead(
+    query: Query, micro_batches: int | None, at_batch: AtBatch | None, spent_seconds: float, log: Progress
+) -> Plan | None:
+    """A pipeline where nothing without stages fits; None where none does. Arguments as of `with_pipelines`.
+
+    First those of the quick comparison, for as long as the search without stages took; their sub-meshes are solved
+    without a memory limit, so where none of them fits, every number of groups is planned under it.
+    """
+    if at_batch is None or _why_not(query, at_batch):
+        return None
+    if not query.search.compares_all_pipelines:
+        compared = compare_pipelines(query, micro_batches, at_batch, math.inf, spent_seconds, log)
+        try:
+            pipeline = write_compared(query, compared)
+        except (ConfigurationError, InfeasibleError) as error:
+            log(f"no pipeline: {error}")
+        else:
+            if pipeline is not None:
+                return replace(pipeline, notes=(*pipeline.notes, *what_was_compared(compared)))
+        until = Deadline.after(min(INSTEAD_SECONDS, query.deadline.left()), query.deadline.stop)
+        query = replace(query, deadline=until)
+    pipeline, reasons = best_free_pipeline(query, micro_batches, at_batch, log)
+    if pipeline is None:
+        log(f"no pipeline: {reasons}")
+    return pipeline
 
 
 def _why_not(query: Query, at_batch: AtBatch | None) -> str:

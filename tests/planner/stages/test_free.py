@@ -11,9 +11,15 @@ import torch
 import autopar
 from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
+from autopar.errors import InfeasibleError
+from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
+from autopar.planner import planning
+from autopar.planner.choose_mesh import Chosen
+from autopar.planner.shortage import DoesNotFit
+from autopar.planner.stages import free
 from autopar.planner.stages.free import better_by_prediction
-from autopar.planner.stages.quick import candidates
+from autopar.planner.stages.quick import Compared, candidates
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
 
@@ -59,6 +65,34 @@ def test_one_node_with_memory_to_spare_does_not() -> None:
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
     plan = autopar.plan(model, (TOKENS, TOKENS), cluster="1x4 H100-SXM")
     assert not any("pipeline" in note for note in plan.notes)
+
+
+def nothing_fits(*_: object, **__: object) -> Chosen:
+    return Chosen(best=None, failures=(DoesNotFit(Mesh(("a",), (2,)), 2.0, 1.0, {}),))
+
+
+@pytest.mark.parametrize("quick_fits", [True, False])
+def test_where_nothing_without_stages_fits_a_pipeline_is_tried(
+    monkeypatch: pytest.MonkeyPatch, quick_fits: bool
+) -> None:
+    model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
+    monkeypatch.setattr(planning, "choose_mesh", nothing_fits)
+    monkeypatch.setattr(planning, "choose_micro_batches", nothing_fits)
+    if not quick_fits:
+        monkeypatch.setattr(free, "compare_pipelines", lambda *_: Compared())
+    plan = autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu")
+    assert plan.pipeline is not None
+    assert plan.mesh.shape[0] == 2
+    assert plan.predicted.peak_bytes <= plan.question["memory_limit_bytes"]
+    assert plan.notes[-1].startswith("without stages nothing fits: no plan fits")
+
+
+def test_a_fast_search_tries_none_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
+    monkeypatch.setattr(planning, "choose_mesh", nothing_fits)
+    monkeypatch.setattr(planning, "choose_micro_batches", nothing_fits)
+    with pytest.raises(InfeasibleError, match="no plan fits"):
+        autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", mode="fast")
 
 
 def test_candidates_begin_with_one_group_per_node() -> None:
