@@ -45,8 +45,9 @@ _FILLS: Mapping[object, int] = {_aten.full.default: 1, _aten.scalar_tensor.defau
 """Operators that write a number, and where it stands among their arguments."""
 _BY_PLACE = (_aten.index.Tensor, _aten.index_put.default)
 _MEANS = (_aten.mean.dim, _aten.mean.default)
-_SHAPES = frozenset({"size", "shape", "sizes", "self_sizes", "input_sizes", "implicit", "bias_sizes"})
-"""Arguments that are shapes: they follow the batch, and the shapes of the results are compared anyway."""
+_SHAPES = frozenset({"size", "shape", "sizes", "self_sizes", "input_sizes", "implicit", "bias_sizes", "N"})
+"""Arguments that are shapes, and the samples N of a group norm: they follow the batch, and the shapes of the results
+are compared anyway."""
 
 
 class NotSeparable(Exception):

@@ -37,6 +37,21 @@ class Encoder(nn.Module):
         return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
 
 
+class GroupNormalised(nn.Module):
+    """A convolution over positions and a group norm, which is told the number of samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.mix, self.norm = nn.Conv1d(16, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        mixed = torch.relu(self.norm(self.mix(self.embedding(input_ids).transpose(1, 2))))
+        logits = self.head(mixed.transpose(1, 2))
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
 def _gpt2() -> nn.Module:
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": VOCABULARY, "n_positions": SEQUENCE}
     return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False))
@@ -48,7 +63,12 @@ def _llama() -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**heads, **sizes, use_cache=False))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": _gpt2, "llama": _llama, "encoder": Encoder}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "encoder": Encoder,
+    "group norm": GroupNormalised,
+}
 
 
 def unevenly_labelled(seed: int, batch: int = 8) -> dict[str, torch.Tensor]:

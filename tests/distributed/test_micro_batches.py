@@ -14,6 +14,7 @@ CASES = [
     ("llama", {"dp_replicate": 4}, 2),
     ("llama", {"tp": 2}, 4),
     ("encoder", {"dp_shard": 4}, 2),
+    ("group norm", {"dp_shard": 2}, 2),
 ]
 
 

@@ -64,6 +64,7 @@ SEPARABLE: dict[str, tuple[Loss, float]] = {
     "clamped count": (lambda m, h, o, y: (o.pow(2).sum(-1) * _kept(y)).sum() / _kept(y).sum().clamp(min=1), 1.0),
     "weight per token": (lambda m, h, o, y: (o.pow(2).sum(-1) * (_kept(y) / _kept(y).sum())).sum(), 0.5),
     "own row": (lambda m, h, o, y: (o + _kept(y)[torch.arange(len(y))].unsqueeze(-1)).pow(2).mean(), 0.5),
+    "group norm": (lambda m, h, o, y: F.group_norm(h.transpose(1, 2), 1, m.linear.weight.sum(0)).pow(3).mean(), 0.5),
     "dropout": (lambda m, h, o, y: F.dropout(o, 0.3).pow(2).mean(), 0.5),
 }
 REFUSED: dict[str, tuple[Loss, str]] = {
