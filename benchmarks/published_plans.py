@@ -1,24 +1,27 @@
-"""Found plans beside published ones: python -m benchmarks.published_plans [GPUS ...] [--write]
+"""Found plans beside published ones: python -m benchmarks.published_plans [MODEL ...] [--write]
 
-The GPT models of Alpa (OSDI 2022) on nodes of eight V100 of 16 GB behind 25 Gb/s, global batch 1024 of 1024 tokens. For
-each the simulated step of
+Alpa's settings (`published_settings.py`) on nodes of eight V100 of 16 GB behind 25 Gb/s: GPT and MoE in fp16, Wide-
+ResNet in fp32, AdamW, the loss alone returned. For each the simulated step of
 
     alpa       the plan that Alpa's repository ships: its stages, sub-meshes and number of micro-batches, under 1F1B
-    megatron   the best 3-D grid dp x tp x pp with equal stages, the same micro-batches, under 1F1B or interleaved
-    found      what the stage search finds over the same sub-meshes, twice and half as many micro-batches too
+    megatron   the best 3-D grid dp x tp x pp with equal stages, the same way of recomputation in all of them, under
+               1F1B or interleaved; as many micro-batches as Alpa's plan, or half
+    found      what the stage search finds over the same sub-meshes, from one stage on, with as many micro-batches as
+               Alpa's plan, or half
 
-All are priced by the same block tables: layouts inside of Alpa's sub-meshes are the best that our solver finds there,
-and each stage of every plan recomputes in the fastest way that fits, so the published plans are not made worse than
-they are. GShard MoE and Wide-ResNet are left out: their plans are not published in a readable form.
+All are priced by the same block tables. Inside of Alpa's sub-meshes stand the best layouts that our solver finds (any
+layouts, and dp x tp with whole replicas), gathered once per step or for every micro-batch, and each of Alpa's stages
+recomputes in the fastest way that fits: so the published plans are not made worse than they are.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,62 +31,29 @@ from autopar.cluster import Cluster
 from autopar.cost_models.pipeline import play_pipeline, schedule_for
 from autopar.errors import AutoparError
 from autopar.layout import Mesh
+from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.choose import try_tables
 from autopar.planner.stages.quick import QUICK
 from autopar.planner.stages.shapes import SubMesh, SubMeshes
 from autopar.planner.stages.unequal import best_unequal
-from benchmarks.models import LossOnly, gpt2, token_inputs
+from benchmarks.published_settings import SETTINGS, Setting
 from benchmarks.results import write_results
 from benchmarks.sub_meshes import sub_meshes
 
 RESULTS = Path(__file__).parent / "results" / "published_plans.json"
-BATCH, SEQUENCE, VOCABULARY, PER_NODE = 1024, 1024, 51200, 8
+PER_NODE = 8
 MEMORY = "14GiB"
 """Of 16 GB, less the context and what the allocator wastes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One model on one cluster, and the plan of alpa-projects/alpa benchmark/alpa/suite_auto_gpt.py: the layers and
-    devices of every stage."""
-
-    name: str
-    gpus: int
-    width: int
-    layers: int
-    heads: int
-    micro_batches: int
-    stages: tuple[tuple[int, int], ...]
-
-
-SETTINGS = (
-    Setting(name="GPT-350M", gpus=1, width=1024, layers=24, heads=16, micro_batches=512, stages=((24, 1),)),
-    Setting(name="GPT-760M", gpus=2, width=1536, layers=24, heads=16, micro_batches=128, stages=((12, 1),) * 2),
-    Setting(name="GPT-1.3B", gpus=4, width=2048, layers=24, heads=32, micro_batches=128, stages=((12, 2),) * 2),
-    Setting(
-        name="GPT-2.6B", gpus=8, width=2560, layers=32, heads=32, micro_batches=128, stages=((8, 2), (8, 2), (16, 4))
-    ),
-    Setting(name="GPT-6.7B", gpus=16, width=4096, layers=32, heads=32, micro_batches=64, stages=((16, 8),) * 2),
-    Setting(name="GPT-15B", gpus=32, width=5120, layers=48, heads=32, micro_batches=128, stages=((12, 8),) * 4),
-    Setting(name="GPT-39B", gpus=64, width=8192, layers=48, heads=64, micro_batches=1024, stages=((3, 4),) * 16),
-)
-
-
 def captured(setting: Setting) -> SubMeshes:
-    """The model in fp16 on its cluster."""
+    """The model on its cluster."""
     nodes = max(1, setting.gpus // PER_NODE)
     cluster = Cluster.parse(f"{nodes}x{min(setting.gpus, PER_NODE)} V100 @ 25Gb")
     with torch.device("meta"):
-        model = gpt2(
-            layers=setting.layers,
-            width=setting.width,
-            heads=setting.heads,
-            vocabulary=VOCABULARY,
-            positions=SEQUENCE,
-        )
-        inputs = token_inputs(VOCABULARY)(BATCH, SEQUENCE)
-    return sub_meshes(LossOnly(model).to(torch.float16).train(), inputs, cluster, MEMORY)
+        model, inputs = setting.build(), setting.inputs(setting.batch)
+    return sub_meshes(model.to(setting.dtype).train(), inputs, cluster, MEMORY)
 
 
 def published_seconds(setting: Setting, subs: Sequence[SubMesh]) -> float:
@@ -93,10 +63,15 @@ def published_seconds(setting: Setting, subs: Sequence[SubMesh]) -> float:
         left = len(setting.stages) - number
         end = first + layers + (number == 0) + (left == 1)
         found = [
-            (costs.compute_seconds, costs, sub.table.send_seconds[end - 1] if left > 1 else 0.0)
+            (
+                setting.micro_batches * costs.compute_seconds + costs.once_seconds,
+                costs,
+                table.send_seconds[end - 1] if left > 1 else 0.0,
+            )
             for sub in subs
             if sub.table.devices == devices
-            for costs in _fitting(sub.table, first, end, min(left, setting.micro_batches))
+            for table in sub.tables
+            for costs in _fitting(table, first, end, min(left, setting.micro_batches))
         ]
         if not found:
             return math.inf
@@ -125,7 +100,7 @@ def grid_meshes(setting: Setting) -> list[Mesh]:
         Mesh(("dp_replicate", "tp"), (size // tp, tp))
         for size in sizes
         for tp in (1, 2, 4, 8)
-        if size % tp == 0 and setting.heads % tp == 0 and (size <= PER_NODE or size % PER_NODE == 0)
+        if size % tp == 0 and tp <= setting.widest_tp and (size <= PER_NODE or size % PER_NODE == 0)
     ]
 
 
@@ -136,7 +111,7 @@ def grid_seconds(setting: Setting, subs: Sequence[SubMesh], count: int) -> tuple
         groups = setting.gpus // sub.table.devices
         chunks = (1, 2) if groups > 1 and setting.layers % (2 * groups) == 0 and count % groups == 0 else (1,)
         for each in chunks:
-            seconds = _equal_stages(setting, sub.table, groups, each, count)
+            seconds = min(_equal_stages(setting, table, groups, each, count) for table in sub.tables)
             dp, tp = sub.solved.mesh.shape
             best = min(best, (seconds, f"dp={dp} tp={tp} pp={groups} x {each}, {count} micro-batches"))
     return best
@@ -170,7 +145,8 @@ def found_seconds(setting: Setting, subs: Sequence[SubMesh], count: int) -> tupl
             best = min(
                 best, (pipeline.step_seconds, f"pp={groups} x {shape}, {pipeline.family}, {count} micro-batches")
             )
-    mixed = best_unequal(subs, setting.gpus, PER_NODE, count) if setting.gpus > 1 else None
+    single = [replace(sub, tables=(table,)) for sub in subs for table in sub.tables]
+    mixed = best_unequal(single, setting.gpus, PER_NODE, count) if setting.gpus > 1 else None
     if mixed is not None:
         sizes = "+".join(str(sub.table.devices) for sub in mixed.subs)
         best = min(
@@ -189,7 +165,7 @@ def run(setting: Setting) -> dict[str, Any]:
         free = [sub for size in sizes for sub in shapes.of(count, size)]
         grid = [sub for mesh in grid_meshes(setting) if (sub := shapes.on_mesh(count, mesh)) is not None]
         if count == setting.micro_batches:
-            steps["alpa"] = published_seconds(setting, free), f"{setting.stages}, {count} micro-batches"
+            steps["alpa"] = published_seconds(setting, [*free, *grid]), f"{setting.stages}, {count} micro-batches"
         steps["megatron"] = min(steps["megatron"], grid_seconds(setting, grid, count))
         steps["found"] = min(steps["found"], found_seconds(setting, [*free, *grid], count))
     row: dict[str, Any] = {"model": setting.name, "gpus": setting.gpus}
@@ -200,17 +176,23 @@ def run(setting: Setting) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = [int(word) for word in sys.argv[1:] if word.isdigit()]
-    rows = []
+    asked = [word for word in sys.argv[1:] if word != "--write"]
     for setting in SETTINGS:
-        if not asked or setting.gpus in asked:
+        if not asked or setting.name in asked:
             try:
-                rows.append(run(setting))
-            except AutoparError as error:
-                rows.append({"model": setting.name, "gpus": setting.gpus, "error": str(error)})
-            print(rows[-1], flush=True)
+                row = run(setting)
+            except (AutoparError, NotSeparable) as error:
+                row = {"model": setting.name, "gpus": setting.gpus, "error": str(error)}
+            print(row, flush=True)
             if "--write" in sys.argv:
-                write_results(RESULTS, {"rows": rows})
+                write_results(RESULTS, {"rows": _with_row(row)})
+
+
+def _with_row(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows on disk with this one: rows take minutes, and each may be run alone."""
+    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    known = {each["model"]: each for each in (*rows, row)}
+    return [known[setting.name] for setting in SETTINGS if setting.name in known]
 
 
 if __name__ == "__main__":
