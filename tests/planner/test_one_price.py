@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
-from torch import fx
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.capture import capture
@@ -77,7 +76,7 @@ def planner_kernels(program: Program, candidate: Candidate, backend: str) -> Ker
         members[group].append(node)
     rules = candidate.built.rules
     left_out = {node for node in rules if rules[node].synchronised_bytes or rules[node].exchanged_bytes}
-    left_out |= {node for node in program.returned if isinstance(node, fx.Node)}
+    left_out |= {node for out, node in zip(program.outputs, program.returned, strict=True) if out.role == "loss"}
     return {
         frozenset(str(node.meta["operator"]) for node in nodes): sum(seconds[node] for node in nodes)
         for nodes in members.values()
