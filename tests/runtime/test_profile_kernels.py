@@ -82,12 +82,12 @@ def test_a_gpu_is_profiled_within_its_bounds() -> None:
     assert all(kernel.seconds > 0 for kernel in profile.kernels)
 
 
-def test_the_census_names_each_operator_at_growing_work() -> None:
+def test_the_census_names_each_operator_at_several_amounts_of_work() -> None:
     found: dict[str, list[float]] = {}
     for sample in samples():
         found.setdefault(sample.name, []).append(sample.work)
     assert sum(map(len, found.values())) == NUM_SAMPLES
-    assert all(len(set(work)) == len(work) for work in found.values())
+    assert all(len(set(work)) >= 3 for work in found.values())
 
 
 def test_the_command_shows_an_example() -> None:

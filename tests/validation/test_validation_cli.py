@@ -16,7 +16,8 @@ dense_fp8,1,64,2112,7168,206,1688
 dense_fp8,1,4096,7168,2048,1127,1047
 dense_fp8,1,nonsense,7168,2048,1127,1047
 """
-PIPELINE = f"""{",".join(schema_named("pipe_zero_bubble_a100").inputs)}
+PIPELINE = """model,n_gpus,pp_stages,microbatches,micro_batch_seqs,seq_len,hidden,heads,layers_actual,\
+T_F_us,T_B_us,T_W_us,T_comm_us,schedule
 1.5B,8,8,24,6,1024,2304,24,22,18522,18086,9337,601,1F1B
 1.5B,8,8,24,6,1024,2304,24,22,18522,18086,9337,601,ZB-2p
 6.2B,8,8,32,3,1024,4096,32,30,29718,29444,19927,527,1F1B-I

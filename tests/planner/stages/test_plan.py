@@ -54,12 +54,12 @@ def test_families_that_follow_times_list_their_actions() -> None:
 
 def test_an_order_is_searched_where_it_is_asked_for() -> None:
     plan = _plan(dims={"pp": 2, "tp": 2}, schedule="searched", micro_batches=4)
-    best = _plan(dims={"pp": 2, "tp": 2}, micro_batches=4)
+    known = _plan(dims={"pp": 2, "tp": 2}, schedule="zb-h1", micro_batches=4)
     assert plan.pipeline is not None
     assert plan.pipeline.schedule == "searched"
     assert len(plan.pipeline.actions) == 2
     assert any("no order of these stages on these rank groups takes less than" in note for note in plan.notes)
-    assert plan.predicted.step_seconds <= best.predicted.step_seconds * (1 + 1e-9)
+    assert plan.predicted.step_seconds <= known.predicted.step_seconds * (1 + 1e-9)
 
 
 def test_stages_recompute_where_memory_is_short() -> None:
