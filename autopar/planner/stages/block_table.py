@@ -90,6 +90,11 @@ class BlockTable:
             return self
         return replace(self, state_bytes=self.state_bytes + count * self.parameter_bytes)
 
+    def with_shares(self, micro_batches: int) -> BlockTable:
+        """The same blocks, with each micro-batch's share of what is done once per step: for a search that counts
+        micro-batches only."""
+        return replace(self, weight_seconds=self.weight_seconds + self.once_seconds / micro_batches)
+
     def stage(self, first: int, end: int, mode: int, *, twins: bool = False) -> StageCosts:
         """Costs of the blocks first .. end - 1 as one stage, all recomputed in one way. twins: on two rank groups."""
         run = slice(first, end)

@@ -3,23 +3,28 @@
     3 devices, tables of 1 and 2         blocks 0 .. 3 on 1 device, 4 .. 11 on 2         ranks 2 | 0, 1
 
 The stage search chooses blocks, sub-mesh and recomputation of every stage at once, under the memory that 1F1B keeps in
-flight; every schedule with one stage per rank is then played on that cut, and the fastest that fits is kept. Larger
+flight; every schedule with one stage per rank is then played on that cut, and the fastest that fits is kept. So are the
+best cuts with groups of one size and a mesh for each stage: the search's formula knows neither the end of a step nor
+bubbles of unequal stages, so its optimum may play slower than one nearby. Larger
 groups take the lower ranks, so that each lies inside of nodes or fills them. A value that goes to a group of another
 size is priced as its sender's layout says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.pipeline import play_pipeline, schedule_for
 from autopar.planner.stages.choose import Pipeline
-from autopar.planner.stages.cut import CutQuestion, cut_into_stages
+from autopar.planner.stages.cut import Cut, CutQuestion, cut_into_stages
 from autopar.planner.stages.shapes import SubMesh
 
 FAMILIES = ("1f1b", "zb-h1", "zb-h2", "gpipe")
 MOST_STAGES = 32
+NEAR = 1.5
+"""Cuts with groups of one size are played if the search's formula gives them at most this much of the shortest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,18 +53,42 @@ def best_unequal(
     least = len(sizes) or 2
     if not subs or most < least:
         return None
-    found = cut_into_stages(
-        CutQuestion(
-            tables=tuple(replace(sub.table, devices=sub.table.devices // unit, group=0) for sub in subs),
-            devices=(num_devices // unit,),
-            micro_batches=micro_batches,
-            in_flight=tuple(min(left + 1, micro_batches) for left in range(most)),
-            least_stages=least,
-            sizes=tuple(size // unit for size in sizes),
-        )
+    free = CutQuestion(
+        tables=tuple(
+            replace(sub.table.with_shares(micro_batches), devices=sub.table.devices // unit, group=0) for sub in subs
+        ),
+        devices=(num_devices // unit,),
+        micro_batches=micro_batches,
+        in_flight=tuple(min(left + 1, micro_batches) for left in range(most)),
+        least_stages=least,
+        sizes=tuple(size // unit for size in sizes),
     )
-    if found is None:
-        return None
+    best: Unequal | None = None
+    shortest = math.inf
+    for question in (free, *_of_equal_groups(free)):
+        found = cut_into_stages(question)
+        if found is None or found.objective_seconds > NEAR * shortest:
+            continue
+        shortest = min(shortest, found.objective_seconds)
+        played = _played(found, subs, per_node, micro_batches, families)
+        if played is not None and (best is None or played.pipeline.step_seconds < best.pipeline.step_seconds):
+            best = played
+    return best
+
+
+def _of_equal_groups(free: CutQuestion) -> Iterator[CutQuestion]:
+    """The same with groups of one size, of which there are several meshes; nothing where sizes are given."""
+    sizes = [] if free.sizes else [table.devices for table in free.tables]
+    for size in sorted(set(sizes)):
+        stages, rest = divmod(free.devices[0], size)
+        if not rest and sizes.count(size) > 1 and free.least_stages <= stages <= len(free.in_flight):
+            yield replace(free, in_flight=free.in_flight[:stages], least_stages=stages, sizes=(size,) * stages)
+
+
+def _played(
+    found: Cut, subs: Sequence[SubMesh], per_node: int, micro_batches: int, families: Sequence[str]
+) -> Unequal | None:
+    """A cut under the fastest schedule that fits; None where none does, or groups do not lie side by side."""
     chosen = tuple(subs[stage.table] for stage in found.stages)
     first_ranks = place_groups([sub.table.devices for sub in chosen], per_node)
     if first_ranks is None:

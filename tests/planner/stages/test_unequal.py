@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,9 +20,11 @@ from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
 from autopar.passes.stage_plans import stage_plan
 from autopar.passes.stages import cut_stages
+from autopar.planner.stages import unequal
 from autopar.planner.stages.shapes import cluster_of
-from autopar.planner.stages.unequal import place_groups
+from autopar.planner.stages.unequal import best_unequal, place_groups
 from autopar.questions import Options, capture_program
+from tests.planner.stages.random_tables import random_table, scaled
 
 
 def _model() -> GPT:
@@ -86,6 +91,24 @@ def test_three_sizes_in_any_order() -> None:
 def test_sizes_that_cannot_be_meant_are_refused(sizes: list[int], options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         _plan(sizes, **options)
+
+
+def test_equal_groups_are_played_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two meshes per size: what the formula likes best plays slower than a stage on every device."""
+    rng = np.random.default_rng(8)
+    base = [random_table(rng, 8) for _ in range(2)]
+    slow_ends = [replace(table, once_seconds=20 * table.once_seconds) for table in base]
+    subs: list[Any] = [SimpleNamespace(table=scaled(table, size)) for size in (1, 2) for table in slow_ends]
+
+    def step(sizes: tuple[int, ...] = ()) -> float:
+        found = best_unequal(subs, 4, 4, 4, sizes)
+        assert found is not None
+        return found.pipeline.step_seconds
+
+    pinned = min(step((2, 2)), step((1, 1, 1, 1)))
+    assert step() <= pinned
+    monkeypatch.setattr(unequal, "_of_equal_groups", lambda _: ())
+    assert step() > pinned, "this shows something"
 
 
 def test_groups_lie_inside_nodes_or_fill_them() -> None:
