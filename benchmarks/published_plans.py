@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 from autopar.cluster import Cluster
-from autopar.cost_models.pipeline import play_pipeline, schedule_for
+from autopar.cost_models.pipeline import StepCosts, play_pipeline, schedule_for
+from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import AutoparError
 from autopar.layout import Mesh
 from autopar.planner.batch_flow import NotSeparable
@@ -46,6 +47,8 @@ PER_NODE = 8
 MEMORY = "14GiB"
 """Of 16 GB, less the context and what the allocator wastes."""
 
+MEMORY_SHARES = (1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+
 
 def captured(setting: Setting) -> SubMeshes:
     """The model on its cluster."""
@@ -57,11 +60,25 @@ def captured(setting: Setting) -> SubMeshes:
 
 
 def published_seconds(setting: Setting, subs: Sequence[SubMesh]) -> float:
-    """The simulated step of Alpa's plan, on the best mesh of every stage; infinity where it does not fit."""
+    """The simulated step of Alpa's plan, on the best mesh of every stage; infinity where it does not fit.
+
+    Stages are chosen by a count of their bytes; where the played peak is above the limit, with less memory."""
+    for share in MEMORY_SHARES:
+        played = _played(setting, subs, share)
+        if played is None:
+            break
+        if max(played.peak_bytes) <= subs[0].table.capacity_bytes:
+            return played.step_seconds
+    return math.inf
+
+
+def _played(setting: Setting, subs: Sequence[SubMesh], share: float) -> StepCosts | None:
+    """Alpa's plan with stages that count at most this share of a device's memory; None where some stage has more."""
     stages, sends, first = [], [], 0
+    in_front = blocks_in_front(setting, subs[0].table)
     for number, (layers, devices) in enumerate(setting.stages):
         left = len(setting.stages) - number
-        end = first + layers + (number == 0) + (left == 1)
+        end = first + layers + (in_front if number == 0 else 0) + (left == 1)
         found = [
             (
                 setting.micro_batches * costs.compute_seconds + costs.once_seconds,
@@ -71,23 +88,28 @@ def published_seconds(setting: Setting, subs: Sequence[SubMesh]) -> float:
             for sub in subs
             if sub.table.devices == devices
             for table in sub.tables
-            for costs in _fitting(table, first, end, min(left, setting.micro_batches))
+            for costs in _fitting(table, first, end, min(left, setting.micro_batches), share)
         ]
         if not found:
-            return math.inf
+            return None
         _, costs, send = min(found, key=lambda one: one[0])
         stages.append(costs)
         sends.append(float(send))
         first = end
     schedule = schedule_for("1f1b", stages, len(stages), setting.micro_batches)
-    return play_pipeline(stages, schedule, send_seconds=sends[:-1]).step_seconds
+    return play_pipeline(stages, schedule, send_seconds=sends[:-1])
 
 
-def _fitting(table: BlockTable, first: int, end: int, in_flight: int) -> Iterable[Any]:
+def blocks_in_front(setting: Setting, table: BlockTable) -> int:
+    """Embedding or stem: what is no layer, but for one head behind them."""
+    return table.num_blocks - setting.layers - 1
+
+
+def _fitting(table: BlockTable, first: int, end: int, in_flight: int, share: float) -> Iterable[StageCosts]:
     for mode in range(len(table.modes)):
         costs = table.stage(first, end, mode)
         held = costs.state_bytes + in_flight * costs.saved_bytes
-        if held + max(costs.forward_extra_bytes, costs.backward_extra_bytes) <= table.capacity_bytes:
+        if held + max(costs.forward_extra_bytes, costs.backward_extra_bytes) <= share * table.capacity_bytes:
             yield costs
 
 
@@ -119,7 +141,8 @@ def grid_seconds(setting: Setting, subs: Sequence[SubMesh], count: int) -> tuple
 
 def _equal_stages(setting: Setting, table: BlockTable, groups: int, chunks: int, count: int) -> float:
     layers, family = setting.layers // (groups * chunks), "1f1b" if chunks == 1 else "interleaved"
-    ends = [1 + layers * (stage + 1) for stage in range(groups * chunks)]
+    in_front = blocks_in_front(setting, table)
+    ends = [in_front + layers * (stage + 1) for stage in range(groups * chunks)]
     ends[-1] = table.num_blocks
     for mode in range(len(table.modes)):
         stages = [table.stage(first, end, mode) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
