@@ -22,7 +22,7 @@ import numpy as np
 from autopar.cluster import Cluster
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import CutQuestion, cut_into_stages
-from benchmarks.models import workload
+from benchmarks.models import LossOnly, workload
 from benchmarks.results import write_results
 from benchmarks.sub_meshes import sub_meshes
 
@@ -127,7 +127,7 @@ def real_question(case: Case) -> CutQuestion:
     """The same with the block tables of Llama-3.1-405B on H100s, batch 2048 x 8192."""
     ((gpus, _),) = case.groups
     model, inputs = workload("llama3.1-405b")
-    shapes = sub_meshes(model, inputs, Cluster.parse(f"{gpus // 8}x8 H100-SXM"))
+    shapes = sub_meshes(LossOnly(model), inputs, Cluster.parse(f"{gpus // 8}x8 H100-SXM"))
     sizes = [case.unit << step for step in range((gpus // case.unit).bit_length())]
     tables = [sub.table for size in sizes for sub in shapes.of(case.micro_batches, size)]
     return replace(question(case), tables=tuple(replace(one, devices=one.devices // case.unit) for one in tables))
