@@ -3,6 +3,7 @@
     Cluster.parse("2x8 H100-SXM")             # 2 nodes of 8 GPUs, priced by the shipped preset
     Cluster.parse("32x8 A100-80 @ 800Gb")     # network rate per node, per direction
     Cluster.parse("4 cpu")                    # 4 gloo processes on one machine
+    Cluster.parse("1x8 H100-SXM + 2x8 A100-80")   # a `MixedCluster`: ranks 0 .. 7 and 8 .. 23, for pipelines
     Cluster.detect()                          # this machine, by its measured profile where there is one
 
 Everything here is a value: no torch, no device, no process group (only `detect` looks at this machine). The
@@ -45,11 +46,13 @@ __all__ = [
     "Device",
     "GroupTopology",
     "Link",
+    "MixedCluster",
     "cut_at_nodes",
     "machine_name",
     "measured_cluster_path",
     "nodes_of_job",
     "process_memory_bytes",
+    "refuse_mixed",
 ]
 
 
@@ -81,14 +84,21 @@ class Cluster:
     def parse(cls, text: str) -> Cluster:
         """Read "[<nodes>x]<devices> <device or node type>[ @ <network rate of one node>]".
 
-        Without "<nodes>x" the devices fill nodes of the type's usual size. Raises ConfigurationError for
-        text of another form and for unknown names (with the nearest name and all presets).
+        Without "<nodes>x" the devices fill nodes of the type's usual size. Several of these, joined by "+", are a
+        `MixedCluster`. Raises ConfigurationError for text of another form and for unknown names (with the nearest
+        name and all presets).
         """
+        if "+" in text:
+            return MixedCluster.of([Cluster._parse_one(part) for part in text.split("+")])
+        return Cluster._parse_one(text)
+
+    @staticmethod
+    def _parse_one(text: str) -> Cluster:
         match = _CLUSTER_TEXT.fullmatch(text.strip())
         if match is None:
             raise ConfigurationError(
                 f'cannot read cluster {text!r}: expected "<nodes>x<devices> <type>[ @ <rate>Gb]", '
-                'for example "2x8 H100-SXM", "32x8 A100-80 @ 800Gb" or "4 cpu"'
+                'for example "2x8 H100-SXM", "32x8 A100-80 @ 800Gb" or "4 cpu"; several kinds are joined by "+"'
             )
         node = find_node(match["name"])
         num_nodes, devices_per_node = _split_devices(text, match["nodes"], int(match["devices"]), node)
@@ -99,9 +109,13 @@ class Cluster:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Cluster:
-        """Read a cluster that `save` wrote. Raises ConfigurationError where the content is not a cluster."""
+        """Read a cluster that `save` wrote, with "parts" where it has several kinds of devices. Raises
+        ConfigurationError where the content is not a cluster."""
         try:
-            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+            text = Path(path).read_bytes()
+            found = msgspec.json.decode(text)
+            is_mixed = isinstance(found, dict) and "parts" in found
+            return msgspec.json.decode(text, type=MixedCluster if is_mixed else Cluster)
         except (msgspec.DecodeError, OSError) as error:
             raise ConfigurationError(f"cannot read a cluster from {os.fspath(path)!r}: {error}") from error
 
@@ -143,6 +157,77 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedCluster(Cluster):
+    """Clusters of one kind of device each, side by side: the ranks of a part follow those of the part before it.
+
+    `inter_link` is the link between parts, per device: the slowest network among them. The other fields of one device
+    and one node are those of the first part, and `num_nodes` counts all nodes. What needs equal devices, such as a
+    collective over all ranks, is refused: a model runs here as a pipeline, each stage inside one part.
+    """
+
+    parts: tuple[Cluster, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.parts) < 2 or any(isinstance(part, MixedCluster) for part in self.parts):
+            raise ConfigurationError(f"cluster {self.name!r} needs two or more parts, of one kind of device each")
+        backends = sorted({part.collective_backend for part in self.parts})
+        if len(backends) > 1:
+            raise ConfigurationError(
+                f"cluster {self.name!r} mixes devices of {' and '.join(backends)}: one job has one backend, so plan "
+                "for GPUs or for CPUs"
+            )
+
+    @classmethod
+    def of(cls, parts: Sequence[Cluster]) -> MixedCluster:
+        """The cluster of these parts. Raises ConfigurationError for fewer than two and for backends that differ."""
+        first = parts[0]
+        return cls(
+            name=" + ".join(part.name for part in parts),
+            num_nodes=sum(part.num_nodes for part in parts),
+            devices_per_node=first.devices_per_node,
+            device=first.device,
+            intra_link=first.intra_link,
+            inter_link=min((part.inter_link for part in parts), key=lambda link: link.bytes_per_second),
+            collective_backend=first.collective_backend,
+            profile=" + ".join(part.profile for part in parts),
+            parts=tuple(parts),
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all parts."""
+        return sum(part.num_devices for part in self.parts)
+
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of every part."""
+        sizes = [part.num_devices for part in self.parts]
+        return tuple(sum(sizes[:index]) for index in range(len(sizes)))
+
+    def with_operator_profile(self, profile: OperatorProfile) -> Cluster:
+        """The cluster with kernels measured on a GPU of one of its parts.
+
+        Raises ConfigurationError where no part has such GPUs.
+        """
+        measured = find_node_of_gpu(profile.device).device
+        kinds = [part.device.name for part in self.parts]
+        if measured not in kinds:
+            raise ConfigurationError(
+                f"profile {profile.name!r} was measured on {profile.device!r} (a {measured}), "
+                f"the cluster {self.name!r} has {', '.join(kinds)}"
+            )
+        parts = [p.with_operator_profile(profile) if p.device.name == measured else p for p in self.parts]
+        return replace(MixedCluster.of(parts), inter_link=self.inter_link)
+
+
+def refuse_mixed(cluster: Cluster, what: str) -> None:
+    """Raise ConfigurationError where the devices of a cluster are of several kinds, in words of what needs one."""
+    if isinstance(cluster, MixedCluster):
+        kinds = ", ".join(part.device.name for part in cluster.parts)
+        raise ConfigurationError(f"{what} needs devices of one kind; {cluster.name!r} has {kinds}: ask for one part")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTopology:
     """How the groups of one set of mesh axes lie on the nodes (of unequal groups, the worst)."""
 
@@ -162,6 +247,7 @@ class GroupTopology:
         The last axis is innermost: mesh (2, 8) on 2 nodes of 8 keeps axis 1 inside the nodes.
         Raises ConfigurationError where the mesh has more devices than the cluster or lacks an axis.
         """
+        refuse_mixed(cluster, "a mesh")
         shape, chosen = tuple(mesh_shape), frozenset(axes)
         if math.prod(shape) > cluster.num_devices:
             raise ConfigurationError(

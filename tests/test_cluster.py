@@ -2,10 +2,11 @@ import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 
-from autopar.cluster import Cluster, GroupTopology, machine_name, measured_cluster_path
+from autopar.cluster import Cluster, GroupTopology, MixedCluster, machine_name, measured_cluster_path
 from autopar.errors import ConfigurationError
 from autopar.hardware import preset_names
 
@@ -51,9 +52,7 @@ def test_every_preset_parses_and_names_the_source_of_every_number(name: str) -> 
     assert all(cluster.device.sources.values())
     assert cluster.intra_link.source
     assert cluster.inter_link.source
-    assert all(
-        f"flops_per_second[{dtype}]" in cluster.device.sources for dtype in cluster.device.flops_per_second
-    )
+    assert all(f"flops_per_second[{dtype}]" in cluster.device.sources for dtype in cluster.device.flops_per_second)
     assert cluster.intra_link.bytes_per_second > cluster.inter_link.bytes_per_second > 0
     assert all(fit.source for fit in cluster.intra_link.fits)
 
@@ -140,3 +139,36 @@ def test_detect_prefers_the_measured_cluster_and_says_so(tmp_path, monkeypatch) 
     measured.save(measured_cluster_path(3))
     assert Cluster.detect(world_size=3) == measured
     assert Cluster.detect(world_size=2).profile.startswith("preset")
+
+
+def test_several_kinds_are_joined_by_plus(tmp_path: Path) -> None:
+    cluster = Cluster.parse("1x8 H100-SXM + 2x8 A100-80 @ 100Gb")
+    assert isinstance(cluster, MixedCluster)
+    assert cluster.parts == (Cluster.parse("1x8 H100-SXM"), Cluster.parse("2x8 A100-80 @ 100Gb"))
+    assert (cluster.num_devices, cluster.num_nodes, cluster.first_ranks) == (24, 3, (0, 8))
+    assert cluster.inter_link == cluster.parts[1].inter_link, "the slower network lies between them"
+    assert Cluster.parse(cluster.name) == cluster
+    cluster.save(tmp_path / "mixed.json")
+    again = Cluster.from_file(tmp_path / "mixed.json")
+    assert again == cluster
+    assert again.fingerprint == cluster.fingerprint != cluster.parts[0].fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8 H100-SXM +", 'expected "<nodes>x<devices> <type>'),
+        ("8 H100-SXM + 8 A100-90", "did you mean 'A100-80'"),
+        ("8 H100-SXM + 0 A100", "has no device"),
+        ("8 H100-SXM + 4 cpu", "mixes devices of gloo and nccl"),
+    ],
+)
+def test_parts_that_cannot_be_meant_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Cluster.parse(text)
+
+
+def test_what_needs_equal_devices_refuses_several_kinds() -> None:
+    cluster = Cluster.parse("8 H100-SXM + 8 A100-80")
+    with pytest.raises(ConfigurationError, match=r"a mesh needs devices of one kind.*H100-SXM, A100-80"):
+        GroupTopology.of(cluster, (2, 8), (1,))

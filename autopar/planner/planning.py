@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import InfeasibleError
 from autopar.parallel_plan import Baseline, ParameterPlan, Plan
 from autopar.planner.blocks import find_blocks
@@ -35,6 +35,7 @@ from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver.deadline import Deadline, interruptible
 from autopar.planner.stages.free import pipeline_instead, with_pipelines
+from autopar.planner.stages.mixed import mixed_wish, plan_mixed
 from autopar.planner.stages.plan import Dims, plan_pipeline, wish_of, without_stages
 from autopar.planner.targets import find_wishes, meshes_with_axes, recompute_of
 from autopar.program import Program
@@ -81,7 +82,9 @@ def make_plan(
     began = time.process_time()
     log = progress or (lambda message: None)
     parsed = parse_constraints(constraints, parameter_layouts)
-    wish = wish_of(dims, schedule, cluster.num_devices)
+    mixed = cluster if isinstance(cluster, MixedCluster) else None
+    wish = mixed_wish(mixed, mesh, dims, schedule) if mixed else wish_of(dims, schedule, cluster.num_devices)
+    plan_stages = partial(plan_mixed, memory_limit=memory_limit) if mixed else plan_pipeline
     meshes = resolve_meshes(cluster, mesh, without_stages(dims)) if wish is None else []
     kept = kept or Kept()
     factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
@@ -118,7 +121,7 @@ def make_plan(
     shapes = _shapes(mesh, parsed, dims is not None or micro_batches not in (None, 1))
     if wish is not None:
         with interruptible(query.deadline):
-            return replace(plan_pipeline(query, wish, micro_batches, at_batch, log), question=answer)
+            return replace(plan_stages(query, wish, micro_batches, at_batch, log), question=answer)
     with interruptible(query.deadline):
         choose = partial(choose_mesh, meshes=meshes, log=log)
         chosen = choose_micro_batches(query, micro_batches, at_batch, choose, log)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, refuse_mixed
 from autopar.cost_models.kernel_groups import Traffic, bytes_moved
 from autopar.cost_models.operator_names import operator_kind
 from autopar.cost_models.operators import operator_seconds
@@ -51,7 +51,8 @@ class Coverage:
 
 
 def coverage(program: Program, cluster: Cluster) -> Coverage:
-    """What the operators without a rule cost when `program` runs on `cluster`."""
+    """What the operators without a rule cost when `program` runs on `cluster`, of one kind of device."""
+    refuse_mixed(cluster, "the price of operators without a rule")
     nodes = operators(program)
     flops = {node: _flops(node) for node in nodes}
     moved = {node: _bytes_moved(node) for node in nodes}

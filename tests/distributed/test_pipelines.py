@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import autopar
 from tests.distributed.pipeline_models import CASES
 from tests.distributed.pipeline_plans import gathering_once, pipeline_plan, recomputing, unequal_plan
 from tests.distributed.pool import Pool, WorkerError
+from tests.planner.stages.test_mixed import cluster_of_speeds
 
 pytestmark = pytest.mark.distributed
 
@@ -110,6 +112,17 @@ def test_stages_on_unequal_rank_groups(pool: Pool, name: str, sizes: tuple[int, 
     case = CASES[name]
     plan = unequal_plan(case.model(), case.batch(0), case.halves, schedule, MICRO_BATCHES, sizes, axis)
     _check(pool.run(f"{JOBS}:train", world_size=sum(sizes), name=name, plans=[plan.to_json()], steps=2))
+
+
+def test_stages_on_devices_of_several_kinds(pool: Pool) -> None:
+    """As planned for a device and two faster ones; on which kind they run makes no difference to the numbers."""
+    case = CASES["gpt2"]
+    cluster = cluster_of_speeds((1, 1.0), (2, 1.5))
+    plan = autopar.plan(
+        case.model(), case.batch(0), cluster=cluster, dims={"pp": [1, 2]}, micro_batches=MICRO_BATCHES, mode="fast"
+    )
+    assert sorted((group.first_rank, group.size) for group in plan.rank_groups) == [(0, 1), (1, 2)]
+    _check(pool.run(f"{JOBS}:train", world_size=3, name="gpt2", plans=[plan.to_json()], steps=2))
 
 
 @pytest.mark.slow

@@ -30,7 +30,8 @@ class BlockTable:
 
     Arrays are (R, N), but for state_bytes and once_seconds (N,) and those of borders (N - 1,). send_seconds: of the
     activation over a border, one way. parameter_bytes and twin_seconds, (N,): a block's parameters, and adding up their
-    gradients over two rank groups that both hold it; None counts as 0. capacity_bytes: what one device holds. Raises
+    gradients over two rank groups that both hold it; None counts as 0. across_seconds, (N - 1,): as send_seconds, where
+    the next stage stands on another device group; None: the same. capacity_bytes: what one device holds. Raises
     ConfigurationError for other shapes and for costs that are negative or not finite.
     """
 
@@ -50,6 +51,7 @@ class BlockTable:
     send_seconds: Floats
     parameter_bytes: Floats | None = None
     twin_seconds: Floats | None = None
+    across_seconds: Floats | None = None
     group: int = 0
     gather_once: bool = False
     """Stages gather their parameters once per step."""
@@ -67,6 +69,7 @@ class BlockTable:
             **dict.fromkeys(_BY_MODE, shape),
             **dict.fromkeys(("state_bytes", "once_seconds"), shape[1:]),
             **dict.fromkeys(("send_bytes", "send_seconds"), (shape[1] - 1,)),
+            **({} if self.across_seconds is None else {"across_seconds": (shape[1] - 1,)}),
         }
         for name, expected in wanted.items():
             found: Floats = getattr(self, name)
@@ -83,6 +86,10 @@ class BlockTable:
     def seconds(self) -> Floats:
         """(R, N) forward and whole backward."""
         return np.asarray(self.forward_seconds + self.backward_seconds + self.weight_seconds)
+
+    def sends_to(self, group: int) -> Floats:
+        """(N - 1,) seconds over every border to a stage on a device group."""
+        return self.send_seconds if group == self.group or self.across_seconds is None else self.across_seconds
 
     def with_copies(self, count: int) -> BlockTable:
         """The same blocks with so many more copies of their parameters."""

@@ -63,12 +63,23 @@ def least_unequal_seconds(tables: Sequence[BlockTable], sizes: Sequence[int], mi
     return float(least[size])
 
 
-def least_over_all_groups(tables: Sequence[BlockTable], num_devices: int, micro_batches: int) -> float:
-    """The same for any groups that the tables have: no block takes fewer device seconds than on the thriftiest of them,
-    and the step is at least as long as the largest block on the fastest."""
+def least_over_all_groups(tables: Sequence[BlockTable], num_devices: Sequence[int], micro_batches: int) -> float:
+    """The same for any stages on the tables' sub-meshes, with so many devices in every device group: no block takes
+    fewer device seconds than on the thriftiest of them, and the step is at least as long as the largest block on the
+    fastest.
+
+    A step of T holds T D_g device seconds of group g, so sum_g w_g T D_g is at least the sum over blocks of the least
+    w_g times device seconds, for any weights; here w_g = 1 over those of all blocks on g, tight where the groups'
+    speeds differ by the same factor in all blocks.
+    """
     work = np.stack([micro_batches * table.seconds.min(axis=0) + table.once_seconds for table in tables])
-    devices = np.array([[table.devices] for table in tables])
-    return float(max((work * devices).min(axis=0).sum() / num_devices, work.min(axis=0).max()))
+    groups = sorted({table.group for table in tables})
+    device_seconds = work * np.array([[table.devices] for table in tables])
+    of_group = np.array([table.group for table in tables])
+    thriftiest = np.stack([device_seconds[of_group == group].min(axis=0) for group in groups])
+    weights = 1.0 / thriftiest.sum(axis=1)
+    held = float(weights @ np.array([num_devices[group] for group in groups]))
+    return float(max((thriftiest * weights[:, None]).min(axis=0).sum() / held, work.min(axis=0).max()))
 
 
 def _before(values: Floats) -> Floats:

@@ -9,7 +9,8 @@ micro-batches. For a limit T of all t_s a dynamic programme finds the smallest s
 
     best[s][i, d] = min over stages i .. j on a sub-mesh of u devices with t <= T of  t + c + best[s - 1][j, d - u]
 
-with s stages, the blocks from i on and d devices left (a vector: one number per group of devices). T runs over the
+with s stages, the blocks from i on and d devices left (a vector: one number per group of devices). As c depends on the
+group of the stage behind too, best is kept for every group of the first of its stages. T runs over the
 values of t themselves, no rounded ones: sums never grow with T, so between two limits all costs are bounded by the
 smaller limit and the sum of the larger one, and intervals whose bound is no better than the best cut are dropped.
 
@@ -21,6 +22,7 @@ by the simulated step of what it finds.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,17 +102,22 @@ def cut_into_stages(question: CutQuestion) -> Cut | None:
 class _Runs:
     """Seconds of every run of blocks on one sub-mesh, with the fastest recomputation that fits."""
 
-    def __init__(self, table: BlockTable) -> None:
+    def __init__(self, table: BlockTable, num_groups: int) -> None:
         self._seconds = np.stack([run_sums(row) for row in table.seconds])
         states = run_sums(table.state_bytes)
         transients = np.maximum(table.forward_extra_bytes, table.backward_extra_bytes)
         self._fixed = np.stack([states + run_maxima(row) for row in transients])
         self._saved = np.stack([run_sums(row) for row in table.saved_bytes])
         self._capacity = table.capacity_bytes
-        sends = np.append(2.0 * table.send_seconds, 0.0)
         size = table.num_blocks
         ends = np.add.outer(np.arange(size), np.arange(size))
-        self.sends: Floats = np.where(ends < size, sends[np.minimum(ends, size - 1)], np.inf)
+
+        def sends(seconds: Floats) -> Floats:
+            both_ways = np.append(2.0 * seconds, 0.0)
+            return np.where(ends < size, both_ways[np.minimum(ends, size - 1)], np.inf)
+
+        self.sends: list[Floats] = [sends(table.sends_to(group)) for group in range(num_groups)]
+        """To a stage on each group of devices."""
 
     def fastest(self, in_flight: float) -> tuple[Floats, Modes]:
         """(seconds [length - 1, first], row of the mode); infinity where nothing fits."""
@@ -134,7 +141,7 @@ class _Search:
 
     def __init__(self, question: CutQuestion) -> None:
         self.question = question
-        self.runs = [_Runs(table) for table in question.tables]
+        self.runs = [_Runs(table, len(question.devices)) for table in question.tables]
         self.fastest = {h: [runs.fastest(h) for runs in self.runs] for h in sorted(set(question.in_flight))}
         every = np.concatenate([seconds.ravel() for tables in self.fastest.values() for seconds, _ in tables])
         self.limits = np.unique(every[np.isfinite(every)])
@@ -198,19 +205,28 @@ class _Pass:
     ) -> None:
         self.question, self.fastest = question, fastest
         self.within = {
-            h: [np.where(t <= limit, t + r.sends, np.inf) for (t, _), r in zip(tables, runs, strict=True)]
+            h: [
+                [np.where(t <= limit, t + sends, np.inf) for sends in r.sends]
+                for (t, _), r in zip(tables, runs, strict=True)
+            ]
             for h, tables in fastest.items()
         }
-        start = np.full((question.num_blocks + 1, *(size + 1 for size in question.devices)), np.inf)
-        start[(question.num_blocks, *(0 for _ in question.devices))] = 0.0
+        self.groups = range(len(question.devices))
+        sizes = (size + 1 for size in question.devices)
+        start = np.full((len(self.groups), question.num_blocks + 1, *sizes), np.inf)
+        for group in self.groups:
+            start[(group, question.num_blocks, *(0 for _ in self.groups))] = 0.0
         self.best = [start]
+        """By number of stages: [group of the first of them, first block, devices left of every group]."""
 
     def run(self) -> _Found | None:
         question = self.question
-        everything = (0, *question.devices)
         for in_flight in question.in_flight:
             self.best.append(self._one_more(self.best[-1], in_flight))
-        sums = [float(best[everything]) for best in self.best[question.least_stages :]]
+        sums = [
+            min(self._entry(count, group, 0, question.devices) for group in self.groups)
+            for count in range(question.least_stages, len(self.best))
+        ]
         least = min(sums)
         if not np.isfinite(least):
             return None
@@ -221,25 +237,27 @@ class _Pass:
     def _one_more(self, behind: Floats, in_flight: float) -> Floats:
         """Sums with one stage more in front."""
         found = np.full_like(behind, np.inf)
-        reachable = np.flatnonzero(np.isfinite(behind.reshape(len(behind), -1)).any(axis=1))
+        reachable = np.flatnonzero(np.isfinite(behind).any(axis=(0, *range(2, behind.ndim))))
         if not len(reachable):
             return found
         lowest, highest, number = int(reachable[0]), int(reachable[-1]), len(self.best) - 1
         for table, costs in zip(self.question.tables, self.within[in_flight], strict=True):
             if not self.question.allows(table, number):
                 continue
-            for length in (np.flatnonzero(np.isfinite(costs).any(axis=1)) + 1).tolist():
+            for length in (np.flatnonzero(np.isfinite(costs[0]).any(axis=1)) + 1).tolist():
                 first, last = max(0, lowest - length), highest - length
                 if last < first:
                     break
                 target, source = self._slices(table, slice(first, last + 1), slice(first + length, last + length + 1))
-                column = costs[length - 1, first : last + 1].reshape(-1, *([1] * len(self.question.devices)))
-                np.minimum(found[target], column + behind[source], out=found[target])
+                best = found[table.group][target]
+                for group in self.groups:
+                    column = costs[group][length - 1, first : last + 1].reshape(-1, *([1] * len(self.groups)))
+                    np.minimum(best, column + behind[group][source], out=best)
         return found
 
     def _slices(self, table: BlockTable, here: slice, behind: slice) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Where a stage on the table's devices leads to, and what it stands in front of."""
-        used = [table.devices if group == table.group else 0 for group in range(len(self.question.devices))]
+        used = [table.devices if group == table.group else 0 for group in self.groups]
         target = (here, *(slice(u, None) for u in used))
         source = (behind, *(slice(0, size + 1 - u) for u, size in zip(used, self.question.devices, strict=True)))
         return target, source
@@ -248,33 +266,37 @@ class _Pass:
         """The stages whose costs add up to the sum of the programme: each step is one of its additions."""
         question = self.question
         first, left, stages = 0, list(question.devices), list[StageChoice]()
+        group = min(self.groups, key=lambda group: self._entry(count, group, first, left))
         for number in range(count, 0, -1):
             in_flight = question.in_flight[number - 1]
-            table, end = self._step(number, first, left)
+            table, end, group = self._step(number, first, left, group)
             mode = self.fastest[in_flight][table][1][end - first - 1, first]
             stages.append(StageChoice(first, end, table, int(mode)))
             first = end
             left[question.tables[table].group] -= question.tables[table].devices
         return tuple(stages)
 
-    def _step(self, number: int, first: int, left: list[int]) -> tuple[int, int]:
-        """(table, end) of the stage that made one entry."""
+    def _step(self, number: int, first: int, left: list[int], group: int) -> tuple[int, int, int]:
+        """(table, end, group of the stage behind) of the stage that made one entry."""
         question = self.question
-        wanted = self.best[number][(first, *left)]
+        wanted = self._entry(number, group, first, left)
         for index, (table, costs) in enumerate(
             zip(question.tables, self.within[question.in_flight[number - 1]], strict=True)
         ):
             rest = list(left)
             rest[table.group] -= table.devices
-            if rest[table.group] < 0 or not question.allows(question.tables[index], number - 1):
+            if table.group != group or rest[group] < 0 or not question.allows(table, number - 1):
                 continue
-            entries: tuple[int | slice, ...] = (slice(first + 1, None), *rest)
-            behind = self.best[number - 1][entries]
-            sums = costs[: len(behind), first] + behind
-            hits = np.flatnonzero(sums == wanted)
-            if len(hits):
-                return index, first + 1 + int(hits[0])
+            for next_group in self.groups:
+                entries: tuple[int | slice, ...] = (next_group, slice(first + 1, None), *rest)
+                behind = self.best[number - 1][entries]
+                hits = np.flatnonzero(costs[next_group][: len(behind), first] + behind == wanted)
+                if len(hits):
+                    return index, first + 1 + int(hits[0]), next_group
         raise AssertionError("an entry of the programme has no step that made it")
+
+    def _entry(self, number: int, group: int, first: int, left: Sequence[int]) -> float:
+        return float(self.best[number][(group, first, *left)])
 
     def _seconds(self, number: int, stage: StageChoice) -> float:
         seconds, _ = self.fastest[self.question.in_flight[number]][stage.table]

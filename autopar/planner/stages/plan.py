@@ -85,7 +85,7 @@ def wish_of(dims: Dims | None, schedule: str | None, num_devices: int) -> Pipeli
     groups = (dims or {}).get(PIPELINE_AXIS, 1)
     sizes = without_stages(dims) or {}
     if isinstance(groups, Sequence):
-        return _unequal_wish(groups, sizes, schedule, num_devices)
+        return unequal_wish(groups, sizes, schedule, num_devices)
     if not isinstance(groups, int) or isinstance(groups, bool) or groups == 0 or groups < -1:
         raise ConfigurationError(f"axis pp has size {groups!r}; write a positive number, or -1 to fill")
     if groups == -1:
@@ -100,10 +100,10 @@ def wish_of(dims: Dims | None, schedule: str | None, num_devices: int) -> Pipeli
     return PipelineWish(num_groups=groups, dims=sizes, family=schedule)
 
 
-def _unequal_wish(
+def unequal_wish(
     groups: Sequence[int], others: Mapping[str, int], schedule: str | None, num_devices: int
 ) -> PipelineWish:
-    """Of dims={"pp": [1, 2]}: the devices of every stage, in order."""
+    """Of dims={"pp": [1, 2]}: the devices of every stage, in order. Raises ConfigurationError."""
     if len(groups) < 2 or any(type(size) is not int or size < 1 for size in groups) or sum(groups) != num_devices:
         raise ConfigurationError(
             f"axis pp has groups of {list(groups)!r} devices; write two or more positive numbers that add up to "

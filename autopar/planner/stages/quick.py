@@ -89,7 +89,7 @@ def _compare_unequal(compared: Compared, subs: Sequence[SubMesh], query: Query, 
     cluster = query.cluster
     if len({sub.table.devices for sub in subs}) < 2:
         return
-    least = least_over_all_groups([sub.table for sub in subs], cluster.num_devices, count)
+    least = least_over_all_groups([sub.table for sub in subs], [cluster.num_devices], count)
     compared.least_seconds = min(compared.least_seconds, least)
     if least >= min(below, compared.step_seconds):
         return

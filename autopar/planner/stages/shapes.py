@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, GroupTopology, Link
+from autopar.cost_models.collectives import collective_seconds
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layout import Mesh
 from autopar.planner.batch_flow import NotSeparable
@@ -68,6 +69,24 @@ class SubMeshes:
         self._query, self._at_batch = query, at_batch
         self._parts: dict[int, _Part | NotSeparable] = {}
         self._found: dict[tuple[int, Mesh], SubMesh | None] = {}
+        self._group, self._across = 0, None
+
+    _across: Link | None
+
+    def in_part(self, query: Query, group: int, across: Link) -> SubMeshes:
+        """Of one part of a cluster of several kinds, whose whole the caller's query is not asked for; programs in
+        micro-batches are shared. query: on the part; group: its number; across: the link to other parts."""
+        made = SubMeshes(query, self._at_batch)
+        made._parts, made._group, made._across = self._parts, group, across
+        return made
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._query.cluster
+
+    @property
+    def budget_bytes(self) -> float:
+        return self._query.budget_bytes
 
     def of(self, count: int, devices: int) -> Iterator[SubMesh]:
         """The meshes of groups of so many devices, for a batch in `count` parts, one by one. Raises NotSeparable where
@@ -83,7 +102,8 @@ class SubMeshes:
         """One mesh of the caller's choice, None where the constraints leave nothing on it. Raises as `of` does."""
         if (count, mesh) not in self._found:
             part, cluster = self._part(count), cluster_of(self._query.cluster, mesh.size)
-            self._found[count, mesh] = self._solve(replace(part.query, cluster=cluster), part, mesh)
+            query = replace(part.query, cluster=cluster, budget_bytes=self._query.budget_bytes)
+            self._found[count, mesh] = self._solve(query, part, mesh)
         return self._found[count, mesh]
 
     def known(self, count: int) -> list[SubMesh]:
@@ -131,7 +151,18 @@ class SubMeshes:
             MODES if self._query.recompute is None else (self._query.recompute,)
         )
         tables = tables_of(self._query, query, solved, part.runs, whole.num_devices // mesh.size, modes)
+        if self._across is not None:
+            tables = [self._with_other_parts(table, whole, self._across) for table in tables]
         return SubMesh(query=query, solved=solved, solution=solution, runs=part.runs, tables=tables)
+
+    def _with_other_parts(self, table: BlockTable, cluster: Cluster, across: Link) -> BlockTable:
+        """The table with its place among the parts; every device sends to its peer in another one at the same time."""
+        topology = GroupTopology(
+            ranks=2, nodes=2, ranks_per_node=1, groups_per_node=min(table.devices, cluster.devices_per_node)
+        )
+        linked = replace(cluster, inter_link=across)
+        seconds = collective_seconds("neighbours", table.send_bytes, topology, linked)
+        return replace(table, group=self._group, across_seconds=seconds)
 
 
 def cluster_of(cluster: Cluster, devices: int) -> Cluster:

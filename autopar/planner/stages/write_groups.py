@@ -10,7 +10,7 @@ the group of that stage says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -191,22 +191,37 @@ def _homes(placed: PlacedProgram) -> dict[str, int]:
 def _notes(found: Unequal) -> list[str]:
     """What every stage is, where it stands, and what it costs."""
     pipeline, costs = found.pipeline, found.pipeline.costs
+    kinds = [sub.query.cluster.device.name for sub in found.subs]
     lines = [
         f"pipeline: {len(found.subs)} stages on groups of {', '.join(str(s.table.devices) for s in found.subs)} "
         f"devices, {pipeline.family}, {pipeline.micro_batches} micro-batches, bubble {costs.bubble_rate:.1%}"
     ]
     for number, (sub, choice, stage) in enumerate(zip(found.subs, pipeline.cut.stages, costs.stages, strict=True)):
         mode, first = sub.table.modes[choice.mode], found.first_ranks[number]
+        kind = f" ({kinds[number]})" if len(set(kinds)) > 1 else ""
         lines.append(
-            f"stage {number} on ranks {first} .. {first + sub.table.devices - 1} as {sub.table.name} "
+            f"stage {number} on ranks {first} .. {first + sub.table.devices - 1}{kind} as {sub.table.name} "
             f"({stage_name(sub.runs, choice.first, choice.end)}): forward {format_seconds(stage.forward_seconds)}, "
             f"backward {format_seconds(stage.backward_seconds)} + weights {format_seconds(stage.weight_seconds)}, "
             f"keeps {format_bytes(stage.saved_bytes)} per micro-batch"
             + ("" if mode == "none" else f", recomputes: {mode}")
             + f", peak {format_bytes(costs.peak_bytes[number])}"
         )
+    if len(set(kinds)) > 1:
+        lines.append(_shares(found, kinds))
     lines.append(
         "stages on unequal groups: the cut is the best of sum t + (m - 1) max t over all contiguous ones on the "
         "sub-meshes that were solved; values that go to a group of another shape are priced in their sender's layout"
     )
     return lines
+
+
+def _shares(found: Unequal, kinds: Sequence[str]) -> str:
+    """Which kind of device runs which stages, and how much of the model."""
+    words = []
+    for kind in dict.fromkeys(kinds):
+        own = [number for number, other in enumerate(kinds) if other == kind]
+        blocks = sum(found.pipeline.cut.stages[n].end - found.pipeline.cut.stages[n].first for n in own)
+        stages = f"stage{'s' if len(own) > 1 else ''} {', '.join(map(str, own))}"
+        words.append(f"{kind} {stages} ({blocks} of {found.subs[0].table.num_blocks} pieces of the model)")
+    return f"kinds of devices: {'; '.join(words)}"

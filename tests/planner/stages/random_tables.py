@@ -90,5 +90,6 @@ def _objective(question: CutQuestion, stages: list[tuple[int, int, BlockTable]],
         if not ways:
             return float(np.inf)
         seconds.append(min(ways))
-        sends += 2.0 * float(table.send_seconds[end - 1]) if end < question.num_blocks else 0.0
+        if end < question.num_blocks:
+            sends += 2.0 * float(table.sends_to(stages[ahead + 1][2].group)[end - 1])
     return sum(seconds) + sends + (question.micro_batches - 1) * max(seconds)

@@ -10,8 +10,8 @@ import pytest
 
 from autopar.cost_models.pipeline import play_pipeline, schedule_for
 from autopar.planner.stages.block_table import BlockTable
-from autopar.planner.stages.bound import least_step_seconds
-from tests.planner.stages.random_tables import random_table
+from autopar.planner.stages.bound import least_over_all_groups, least_step_seconds
+from tests.planner.stages.random_tables import random_table, scaled
 
 FAMILIES = ("gpipe", "1f1b", "zb-h1", "zb-h2", "interleaved", "zb-v")
 
@@ -37,6 +37,24 @@ def test_no_played_pipeline_is_under_the_bound(seed: int) -> None:
         if chunks == 1:
             alone = least_step_seconds(table, 2, 5, one_stage_each=True)
             assert least_step_seconds(table, 2, 5) * (1 - 1e-12) <= alone <= step * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_kinds_of_devices_share_the_work(seed: int) -> None:
+    """No played pipeline is under the bound; where one kind is three times as fast, the bound is that of four devices,
+    and work counted as if all were fast, or 30 % more, is not it."""
+    slow = random_table(np.random.default_rng(seed), 8)
+    fast = scaled(slow, 1, group=1, speed=3.0)
+    least = least_over_all_groups([slow, fast], [1, 1], 16)
+    slow_alone, fast_alone = (least_step_seconds(table, 1, 16) for table in (slow, replace(fast, group=0)))
+    assert max(least, fast_alone / 2) == least
+    assert least == pytest.approx(1.0 / (1.0 / slow_alone + 1.0 / fast_alone), rel=2e-2)
+    steps = []
+    for end in range(1, 8):
+        for pair in ((slow, fast), (fast, slow)):
+            stages = [pair[0].stage(0, end, 0), pair[1].stage(end, 8, 0)]
+            steps.append(play_pipeline(stages, schedule_for("zb-h2", stages, 2, 16)).step_seconds)
+    assert least <= min(steps) < 1.3 * least
 
 
 def test_a_bound_that_counts_too_much_is_caught() -> None:

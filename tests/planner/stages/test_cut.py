@@ -49,6 +49,30 @@ def test_the_search_equals_the_search_over_all_cuts(seed: int) -> None:
     assert 3 <= infeasible <= 25
 
 
+def _with_slow_borders(question: CutQuestion, seed: int) -> CutQuestion:
+    """Sends to the other group of devices take up to 3 s."""
+    rng = np.random.default_rng(seed)
+    slow = rng.uniform(0.0, 3.0, question.num_blocks - 1)
+    return replace(question, tables=tuple(replace(table, across_seconds=slow) for table in question.tables))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_borders_between_groups_of_devices_have_their_own_price(seed: int) -> None:
+    """Against the search over all cuts; with one price for all borders, the mutation, other optima are found."""
+    differs = 0
+    for case in range(20):
+        plain = _question(2000 + 20 * seed + case)
+        question = _with_slow_borders(plain, case)
+        found, best = cut_into_stages(question), least_of_all_cuts(question)
+        assert (np.inf if found is None else found.objective_seconds) == pytest.approx(best, rel=1e-12)
+        if found is not None:
+            _check(question, found)
+            forgetful = cut_into_stages(plain)
+            assert forgetful is not None
+            differs += forgetful.objective_seconds < found.objective_seconds * (1 - 1e-9)
+    assert differs > 1
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_given_sizes_are_kept_in_order(seed: int) -> None:
     """Against the search over all cuts; the same devices in another order cost more, or less."""

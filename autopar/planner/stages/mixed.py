@@ -1,0 +1,182 @@
+"""Pipelines on devices of several kinds: every stage inside one part of a `MixedCluster`, priced as that part is.
+
+    "1x8 H100-SXM + 2x8 A100-80", 32 blocks      stage 0: 16 blocks on ranks 0 .. 7 (H100-SXM)
+                                                 stages 1, 2: 8 blocks each on a node of A100-80
+
+Groups of a few sizes of every part are planned as those of unequal stages are (`shapes.py`), with the part's own prices
+and memory; the stage search then chooses blocks, part, size and recomputation of all stages at once (`cut.py` knows
+the parts as groups of devices), and knows which borders cross the link between parts. All devices are used. Which part
+runs the front of the model is open, so that it may stand in the middle.
+
+Restricted: a stage never spans kinds, so without micro-batches there is no plan; one stage per rank group.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autopar.cluster import Cluster, MixedCluster
+from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.parallel_plan import PIPELINE_AXIS, Plan
+from autopar.plan_text import format_bytes, format_seconds
+from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.micro_batches import AtBatch, batch_size
+from autopar.planner.query import Progress, Query, budget
+from autopar.planner.stages.bound import least_over_all_groups
+from autopar.planner.stages.mixed_cut import best_mixed
+from autopar.planner.stages.plan import Dims, PipelineWish, micro_batch_counts, unequal_wish, without_stages
+from autopar.planner.stages.shapes import SubMesh, SubMeshes, cluster_of
+from autopar.planner.stages.unequal import FAMILIES, Unequal
+from autopar.planner.stages.write_groups import unequal_plan
+from autopar.planner.stages.write_plan import check_cut
+
+MOST_SIZES = 3
+"""Sizes of rank groups that are tried per part, where none are given."""
+MOST_GROUPS = 8
+"""Rank groups that numbers of micro-batches are chosen for, where none are given."""
+
+
+def mixed_wish(
+    cluster: MixedCluster, mesh: Sequence[int] | None, dims: Dims | None, schedule: str | None
+) -> PipelineWish:
+    """What is asked of a pipeline on several kinds; num_groups is -1 where it is open. Raises ConfigurationError."""
+    others = without_stages(dims)
+    if mesh is not None or others:
+        raise ConfigurationError(
+            f"{cluster.name!r} has devices of several kinds, on which a model runs as a pipeline whose stages choose "
+            "their own meshes: leave out mesh= and all axes but pp, or plan for one part"
+        )
+    groups = (dims or {}).get(PIPELINE_AXIS, -1)
+    if isinstance(groups, Sequence):
+        return unequal_wish(groups, {}, schedule, cluster.num_devices)
+    if type(groups) is not int or (groups != -1 and groups < len(cluster.parts)):
+        raise ConfigurationError(
+            f"axis pp has size {groups!r}; {cluster.name!r} needs a stage on each of its {len(cluster.parts)} parts: "
+            "write as many or more, the devices of every stage, or -1"
+        )
+    if schedule not in (None, *FAMILIES):
+        raise ConfigurationError(
+            f"schedule={schedule!r} on devices of several kinds: write one of {', '.join(FAMILIES)}"
+        )
+    return PipelineWish(num_groups=groups, dims={}, family=schedule)
+
+
+def plan_mixed(
+    query: Query,
+    wish: PipelineWish,
+    micro_batches: int | None,
+    at_batch: AtBatch | None,
+    log: Progress,
+    memory_limit: float | str | None = None,
+) -> Plan:
+    """The best pipeline over all parts. query: of the whole batch, on a `MixedCluster`; memory_limit: as `make_plan`
+    takes it; no device gives more than it has.
+
+    Raises ConfigurationError where the batch cannot be cut, and InfeasibleError where nothing fits.
+    """
+    cluster = query.cluster
+    assert isinstance(cluster, MixedCluster)
+    if at_batch is None:
+        raise ConfigurationError("stages take the batch in parts: pass at_batch")
+    whole = SubMeshes(query, at_batch)
+    shapes = [
+        whole.in_part(
+            replace(query, cluster=part, budget_bytes=min(budget(memory_limit, part), budget(None, part))),
+            number,
+            cluster.inter_link,
+        )
+        for number, part in enumerate(cluster.parts)
+    ]
+    families = FAMILIES if wish.family is None else (wish.family,)
+    stages = None if wish.num_groups == -1 or wish.sizes else wish.num_groups
+    best: Unequal | None = None
+    least, worse = math.inf, 0
+    compared: list[str] = []
+    for count, subs in _by_count(query, cluster, shapes, wish, micro_batches):
+        tables = [sub.table for sub in subs]
+        if len({table.group for table in tables}) == len(cluster.parts):
+            least = min(least, least_over_all_groups(tables, [p.num_devices for p in cluster.parts], count))
+        found = best_mixed(subs, cluster, count, wish.sizes, families, stages)
+        if found is None:
+            compared.append(f"{count} micro-batches do not fit")
+            continue
+        compared.append(f"{count} micro-batches {found.pipeline.family} {format_seconds(found.pipeline.step_seconds)}")
+        log(compared[-1])
+        if best is None or found.pipeline.step_seconds < best.pipeline.step_seconds:
+            best, worse = found, 0
+        else:
+            worse += 1
+        if worse == 2:
+            break
+    if best is None:
+        raise _nothing_fits(cluster, shapes, wish, compared)
+    check_cut(best.subs[0].query, best.subs[0].runs, best.pipeline)
+    plan = unequal_plan(best, least, cluster.name)
+    notes = (*plan.notes, f"compared: {'; '.join(compared)}; with groups of {_sizes_in_words(shapes, wish)} devices")
+    return replace(plan, profile=cluster.profile, notes=notes)
+
+
+def _by_count(
+    query: Query,
+    cluster: MixedCluster,
+    shapes: Sequence[SubMeshes],
+    wish: PipelineWish,
+    micro_batches: int | None,
+) -> Iterator[tuple[int, list[SubMesh]]]:
+    """(micro-batches, sub-meshes of all parts), as long as the search has time; at least one."""
+    batch = batch_size(query.program) or 1
+    groups = wish.num_groups if wish.num_groups > 0 else max(len(cluster.parts), min(MOST_GROUPS, cluster.num_nodes))
+    counts = [micro_batches] if micro_batches is not None else micro_batch_counts(batch, groups)
+    reason: object = f"a batch of {batch} has no micro-batches to keep the stages busy: pass a larger one"
+    began, yielded = time.process_time(), False
+    for count in counts:
+        try:
+            subs = [sub for part in shapes for size in group_sizes(part.cluster, wish) for sub in part.of(count, size)]
+        except NotSeparable as error:
+            reason = f"the batch cannot be cut: {error}"
+            continue
+        yielded = True
+        yield count, subs
+        if time.process_time() - began > query.search.meshes_seconds or query.deadline.left() <= 0.0:
+            break
+    if not yielded:
+        raise ConfigurationError(
+            f"{cluster.name!r} has devices of several kinds, on which a model runs as a pipeline, and its stages take "
+            f"the batch in parts: {reason}; or plan for one part, {cluster.parts[0].name!r}"
+        )
+
+
+def group_sizes(part: Cluster, wish: PipelineWish) -> list[int]:
+    """Devices of the rank groups that are tried on one part: a node, all nodes, half a node."""
+    node, nodes = part.devices_per_node, part.num_nodes
+    halves = [size for size in range(node // 2, 0, -1) if node % size == 0]
+    more = [count * node for count in range(2, nodes) if nodes % count == 0]
+    tried = wish.sizes or tuple(dict.fromkeys([node, node * nodes, *halves[:1], *more]))[:MOST_SIZES]
+    return [size for size in dict.fromkeys(tried) if _lies_in(part, size)]
+
+
+def _lies_in(part: Cluster, size: int) -> bool:
+    try:
+        cluster_of(part, size)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _sizes_in_words(shapes: Sequence[SubMeshes], wish: PipelineWish) -> str:
+    parts = [part.cluster for part in shapes]
+    return "; ".join(f"{', '.join(map(str, group_sizes(part, wish)))} {part.device.name}" for part in parts)
+
+
+def _nothing_fits(
+    cluster: MixedCluster, shapes: Sequence[SubMeshes], wish: PipelineWish, compared: Sequence[str]
+) -> InfeasibleError:
+    limits = ", ".join(f"{format_bytes(part.budget_bytes)} of {part.cluster.device.name}" for part in shapes)
+    return InfeasibleError(
+        f"no pipeline over {cluster.name!r} fits {limits} ({'; '.join(compared)}; with groups of "
+        f"{_sizes_in_words(shapes, wish)} devices): more micro-batches, more devices, other sizes in "
+        'dims={"pp": [...]} or a higher memory_limit may fit'
+    )
