@@ -55,13 +55,18 @@ def _total_norm(
             dist.all_reduce(norm, dist.ReduceOp.MAX)
         return norm
     powers = [
-        torch.linalg.vector_norm(block, norm_type, dtype=torch.float32) ** norm_type / (holders(gradient) * count)
+        _norm(block, norm_type) ** norm_type / (holders(gradient) * count)
         for block, gradient, count in zip(blocks, gradients, copies, strict=True)
     ]
     total = torch.stack(powers).sum() if powers else torch.zeros((), device=device)
     if distributed:
         dist.all_reduce(total)
     return total ** (1.0 / norm_type)
+
+
+def _norm(block: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """In float32 on every rank, summed in the block's own type where that is wider."""
+    return torch.linalg.vector_norm(block, norm_type, dtype=torch.promote_types(block.dtype, torch.float32)).float()
 
 
 def holders(gradient: torch.Tensor) -> int:
