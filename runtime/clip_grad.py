@@ -66,7 +66,9 @@ def _total_norm(
 
 def _norm(block: torch.Tensor, norm_type: float) -> torch.Tensor:
     """In float32 on every rank, summed in the block's own type where that is wider."""
-    norm: torch.Tensor = torch.linalg.vector_norm(block, norm_type, dtype=torch.promote_types(block.dtype, torch.float32))
+    norm: torch.Tensor = torch.linalg.vector_norm(
+        block, norm_type, dtype=torch.promote_types(block.dtype, torch.float32)
+    )
     return norm.float()
 
 
