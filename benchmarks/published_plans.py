@@ -169,7 +169,7 @@ def found_seconds(setting: Setting, subs: Sequence[SubMesh], count: int) -> tupl
                 best, (pipeline.step_seconds, f"pp={groups} x {shape}, {pipeline.family}, {count} micro-batches")
             )
     single = [replace(sub, tables=(table,)) for sub in subs for table in sub.tables]
-    mixed = best_unequal(single, setting.gpus, PER_NODE, count) if setting.gpus > 1 else None
+    mixed = best_unequal(single, [(setting.gpus, PER_NODE)], count) if setting.gpus > 1 else None
     if mixed is not None:
         sizes = "+".join(str(sub.table.devices) for sub in mixed.subs)
         best = min(

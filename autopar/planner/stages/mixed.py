@@ -26,10 +26,9 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.micro_batches import AtBatch, batch_size
 from autopar.planner.query import Progress, Query, budget
 from autopar.planner.stages.bound import least_over_all_groups
-from autopar.planner.stages.mixed_cut import best_mixed
 from autopar.planner.stages.plan import Dims, PipelineWish, micro_batch_counts, unequal_wish, without_stages
 from autopar.planner.stages.shapes import SubMesh, SubMeshes, cluster_of
-from autopar.planner.stages.unequal import FAMILIES, Unequal
+from autopar.planner.stages.unequal import FAMILIES, Unequal, best_unequal
 from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut
 
@@ -90,6 +89,7 @@ def plan_mixed(
         )
         for number, part in enumerate(cluster.parts)
     ]
+    parts = [(part.num_devices, part.devices_per_node) for part in cluster.parts]
     families = FAMILIES if wish.family is None else (wish.family,)
     stages = None if wish.num_groups == -1 or wish.sizes else wish.num_groups
     best: Unequal | None = None
@@ -99,7 +99,7 @@ def plan_mixed(
         tables = [sub.table for sub in subs]
         if len({table.group for table in tables}) == len(cluster.parts):
             least = min(least, least_over_all_groups(tables, [p.num_devices for p in cluster.parts], count))
-        found = best_mixed(subs, cluster, count, wish.sizes, families, stages)
+        found = best_unequal(subs, parts, count, wish.sizes, families, stages)
         if found is None:
             compared.append(f"{count} micro-batches do not fit")
             continue

@@ -190,7 +190,7 @@ def _plan_unequal(
             continue
         families = (wish.family,) if wish.family else UNEQUAL_FAMILIES
         per_node = query.cluster.devices_per_node
-        found = best_unequal(subs, query.cluster.num_devices, per_node, count, wish.sizes, families)
+        found = best_unequal(subs, [(query.cluster.num_devices, per_node)], count, wish.sizes, families)
         reason = f"nothing fits {format_bytes(query.budget_bytes)} per device, or groups lie across nodes"
         if found is None:
             continue

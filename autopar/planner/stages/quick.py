@@ -93,7 +93,7 @@ def _compare_unequal(compared: Compared, subs: Sequence[SubMesh], query: Query, 
     compared.least_seconds = min(compared.least_seconds, least)
     if least >= min(below, compared.step_seconds):
         return
-    found = best_unequal(subs, cluster.num_devices, cluster.devices_per_node, count)
+    found = best_unequal(subs, [(cluster.num_devices, cluster.devices_per_node)], count)
     if found is None or len(found.subs) < 2 or found.pipeline.step_seconds >= min(below, compared.step_seconds):
         return
     sizes = ", ".join(str(sub.table.devices) for sub in found.subs)

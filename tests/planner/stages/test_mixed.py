@@ -10,23 +10,18 @@ import pytest
 import torch
 
 import autopar
-from autopar.capture import Captures
 from autopar.cluster import Cluster, MixedCluster
 from autopar.cost_models.pipeline import play_pipeline, schedule_for
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError, InfeasibleError
-from autopar.layout import is_legal
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import lower
-from autopar.passes.stage_plans import stage_plan
-from autopar.passes.stages import cut_stages
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import CutQuestion
 from autopar.planner.stages.mixed import group_sizes, mixed_wish
-from autopar.planner.stages.mixed_cut import best_mixed
 from autopar.planner.stages.plan import PipelineWish
 from autopar.planner.stages.shapes import SubMesh
-from autopar.questions import Options, capture_program
+from autopar.planner.stages.unequal import best_unequal
+from tests.planner.stages.lowered import lower_every_stage
 from tests.planner.stages.random_tables import least_of_all_cuts, random_table
 
 LAYERS = 6
@@ -105,19 +100,7 @@ def test_the_plan_says_which_kind_runs_which_stages(plan: Plan) -> None:
 
 
 def test_every_stage_is_lowered_for_every_rank(plan: Plan) -> None:
-    tokens = torch.zeros(2, 16, dtype=torch.long)
-    given = Options(cluster=Cluster.parse("3 cpu"))
-    program = capture_program(_model(), (tokens, tokens), {}, True, given, Captures())
-    assert plan.pipeline is not None
-    ends = [stage.last_operator for stage in plan.pipeline.stages if stage.last_operator is not None]
-    stages, schedule = cut_stages(program, ends), plan.pipeline.built(plan.micro_batches)
-    for stage, part in enumerate(stages.programs):
-        own = stage_plan(plan, stages, schedule, plan.pipeline.stages[stage].rank_group)
-        for rank in range(own.mesh.size):
-            lower(part, own, rank)
-        for entry in part.inputs:
-            if entry.role == "parameter":
-                assert is_legal(entry.shape, own.parameters[entry.name].stored, own.mesh)
+    lower_every_stage(_model(), torch.zeros(2, 16, dtype=torch.long), plan)
 
 
 def test_two_parts_of_one_kind_are_planned_as_one_cluster_of_two_nodes() -> None:
@@ -141,9 +124,10 @@ def test_the_pipeline_is_the_best_of_all_cuts_and_pays_the_link_between_parts(se
         replace(random_table(rng, 5, devices, group, 30.0), across_seconds=slow)
         for group, devices in ((0, 1), (1, 1), (1, 2))
     ]
-    found = best_mixed([_sub(table) for table in tables], cluster_of_speeds((1, 1.0), (2, 1.0)), 4, families=["1f1b"])
+    found = best_unequal([_sub(table) for table in tables], [(1, 1), (2, 2)], 4, families=["1f1b"])
     assert found is not None
-    question = CutQuestion(tables=tuple(tables), devices=(1, 2), micro_batches=4, in_flight=(1, 2, 3), least_stages=2)
+    shared = tuple(table.with_shares(4) for table in tables)
+    question = CutQuestion(tables=shared, devices=(1, 2), micro_batches=4, in_flight=(1, 2, 3), least_stages=2)
     cut = found.pipeline.cut
     assert cut.objective_seconds == pytest.approx(least_of_all_cuts(question), rel=1e-12)
     chosen = [tables[stage.table] for stage in cut.stages]

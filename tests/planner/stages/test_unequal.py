@@ -11,19 +11,14 @@ import pytest
 import torch
 
 import autopar
-from autopar.capture import Captures
 from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError
-from autopar.layout import is_legal
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import lower
-from autopar.passes.stage_plans import stage_plan
-from autopar.passes.stages import cut_stages
 from autopar.planner.stages import unequal
 from autopar.planner.stages.shapes import cluster_of
 from autopar.planner.stages.unequal import best_unequal, place_groups
-from autopar.questions import Options, capture_program
+from tests.planner.stages.lowered import lower_every_stage
 from tests.planner.stages.random_tables import random_table, scaled
 
 
@@ -59,19 +54,7 @@ def test_the_bound_is_below_the_step(plan: Plan) -> None:
 
 
 def test_every_stage_is_lowered_with_the_layouts_of_its_group(plan: Plan) -> None:
-    tokens = torch.zeros(3, 16, dtype=torch.long)
-    given = Options(cluster=Cluster.parse("4 cpu"))
-    program = capture_program(_model(), (tokens, tokens), {}, True, given, Captures())
-    assert plan.pipeline is not None
-    ends = [stage.last_operator for stage in plan.pipeline.stages if stage.last_operator is not None]
-    stages, schedule = cut_stages(program, ends), plan.pipeline.built(plan.micro_batches)
-    for stage, part in enumerate(stages.programs):
-        own = stage_plan(plan, stages, schedule, plan.pipeline.stages[stage].rank_group)
-        for rank in range(own.mesh.size):
-            lower(part, own, rank)
-        for entry in part.inputs:
-            if entry.role == "parameter":
-                assert is_legal(entry.shape, own.parameters[entry.name].stored, own.mesh)
+    lower_every_stage(_model(), torch.zeros(3, 16, dtype=torch.long), plan)
 
 
 def test_three_sizes_in_any_order() -> None:
@@ -101,7 +84,7 @@ def test_equal_groups_are_played_as_well(monkeypatch: pytest.MonkeyPatch) -> Non
     subs: list[Any] = [SimpleNamespace(table=scaled(table, size)) for size in (1, 2) for table in slow_ends]
 
     def step(sizes: tuple[int, ...] = ()) -> float:
-        found = best_unequal(subs, 4, 4, 4, sizes)
+        found = best_unequal(subs, [(4, 4)], 4, sizes)
         assert found is not None
         return found.pipeline.step_seconds
 
