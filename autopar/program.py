@@ -85,8 +85,15 @@ class Program:
     @property
     def returned(self) -> list[torch.fx.Node]:
         """The returned nodes, one per entry of `outputs`."""
-        output = next(node for node in reversed(self.graph.nodes) if node.op == "output")
-        return list(output.args[0])
+        nodes: list[torch.fx.Node] = returned_values(self.graph)
+        return nodes
+
+
+def returned_values(graph: torch.fx.Graph) -> list[Any]:
+    """What a graph returns, in order: nodes, and constants such as None."""
+    result = graph.output_node().args[0]
+    assert isinstance(result, tuple | list)
+    return list(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

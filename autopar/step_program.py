@@ -38,7 +38,7 @@ from autopar.passes.weight_gradients import split_backward
 from autopar.planner.leaves import StateBytes
 from autopar.planner.operators import base_of
 from autopar.planner.optimizers import state_bytes
-from autopar.program import MicroProgram, Program
+from autopar.program import MicroProgram, Program, returned_values
 from autopar.schedules.actions import Kind
 
 
@@ -190,7 +190,7 @@ class StepProgram:
         if "B" in kinds:
             passes["B"] = pass_program(self._actions(halves.whole.graph, "backward"), left)
         if "I" in kinds:
-            kept = set(list(halves.inputs.graph.output_node().args[0])[sent:])  # type: ignore[arg-type]
+            kept = set(returned_values(halves.inputs.graph)[sent:])
             kept_bytes = float(sum(node_bytes(node) for node in kept if node.name not in partition.parameters))
             inputs, weights = (self._actions(half.graph, "backward") for half in (halves.inputs, halves.weights))
             passes |= halves_of_backward(inputs, weights, left, kept_bytes)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.program import returned_values
+
 _ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
 _REDUCE_SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
 
@@ -35,7 +37,7 @@ def cut_late_sums(graph_module: fx.GraphModule, first: int = 0, *, growing: bool
 
     growing: also where gradients are larger before the sum (reduce_scatter).
     """
-    gradients = list(graph_module.graph.output_node().args[0])  # type: ignore[arg-type]
+    gradients = returned_values(graph_module.graph)
     chains = {
         position: chain
         for position, node in enumerate(gradients)

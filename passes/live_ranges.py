@@ -18,6 +18,7 @@ from autopar.passes.emitter import node_bytes
 from autopar.passes.local_values import is_getitem
 from autopar.passes.partition import Partition
 from autopar.passes.saved_values import VIEWS
+from autopar.program import returned_values
 
 aten = torch.ops.aten
 _ALIASES = VIEWS | {torch.ops._c10d_functional.wait_tensor.default, padded, aten.contiguous.default}
@@ -29,7 +30,7 @@ def memory_events(partition: Partition) -> list[LiveRange]:
     timeline = _Timeline()
     forward = timeline.add(partition.forward.graph, {}, partition.parameters)
     if partition.backward is not None:
-        returned = _returned(partition.forward.graph)[-len(partition.saved) :] if partition.saved else []
+        returned = returned_values(partition.forward.graph)[-len(partition.saved) :] if partition.saved else []
         placeholders = [node for node in partition.backward.graph.nodes if node.op == "placeholder"]
         saved = {p: forward[node] for p, node in zip(placeholders, returned, strict=False)}
         timeline.add(partition.backward.graph, saved, frozenset())
@@ -66,8 +67,9 @@ class _Timeline:
 
     def ranges(self, partition: Partition) -> list[LiveRange]:
         count = len(partition.saved)
-        outputs = _returned(partition.forward.graph)
-        kept = outputs[: len(outputs) - count] + (_returned(partition.backward.graph) if partition.backward else [])
+        outputs = returned_values(partition.forward.graph)
+        left = returned_values(partition.backward.graph) if partition.backward else []
+        kept = outputs[: len(outputs) - count] + left
         for node in kept:
             if isinstance(node, fx.Node):
                 self._last[self._buffer[node]] = self._index
@@ -102,9 +104,3 @@ def _is_view(node: fx.Node) -> bool:
 def _is_one_of_several(node: fx.Node) -> bool:
     """Whether a node takes an output with memory of its own from an operator with several."""
     return is_getitem(node) and not _is_view(node.all_input_nodes[0])
-
-
-def _returned(graph: fx.Graph) -> list[Any]:
-    result = graph.output_node().args[0]
-    assert isinstance(result, tuple | list)
-    return list(result)

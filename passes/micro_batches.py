@@ -26,7 +26,7 @@ from autopar.ops.dropout import dropout_by_index
 from autopar.ops.random import exponential_by_index, integers_by_index, normal_by_index, uniform_by_index
 from autopar.passes.emitter import node_bytes
 from autopar.passes.partition import Partition
-from autopar.program import MicroProgram, Program
+from autopar.program import MicroProgram, Program, returned_values
 
 _aten = torch.ops.aten
 DRAWING_FUNCTIONS = frozenset(
@@ -63,7 +63,7 @@ def for_micro_batches(program: Program, partition: Partition) -> MicroPartition:
     positions = [index for index, output in enumerate(forward_outputs) if output.role == "statistic"]
     forward, statistics = partition.forward, None
     if positions:
-        returned = _returned(forward.graph)
+        returned = returned_values(forward.graph)
         statistics = _returning(forward, [returned[index] for index in positions])
         forward = _returning(forward, [value for index, value in enumerate(returned) if index not in positions])
     backward, totals = partition.backward, tuple[int, ...]()
@@ -122,10 +122,6 @@ def joined_bytes(micro: MicroProgram, lowered: Program) -> float:
     )
 
 
-def _returned(graph: fx.Graph) -> list[Any]:
-    return list(graph.output_node().args[0])  # type: ignore[arg-type]
-
-
 def _returning(graph_module: fx.GraphModule, results: Sequence[Any]) -> fx.GraphModule:
     """A copy that returns `results` only; all placeholders stay."""
     graph = fx.Graph()
@@ -143,7 +139,7 @@ def _accumulating(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[i
     graph.graph_copy(graph_module.graph, copies)
     gradients = [
         (index, copies[value])
-        for index, value in enumerate(_returned(graph_module.graph))
+        for index, value in enumerate(returned_values(graph_module.graph))
         if isinstance(value, fx.Node)
     ]
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]

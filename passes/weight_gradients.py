@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from autopar.passes.split_convolutions import split_convolutions
+from autopar.program import returned_values
 
 _aten = torch.ops.aten
 
@@ -40,24 +41,20 @@ class BackwardGraphs:
 def split_backward(backward: fx.GraphModule, sent: int) -> BackwardGraphs:
     """Split the lowered backward graph of a stage; its first `sent` gradients go to other stages."""
     whole, backward = backward, split_convolutions(backward)
-    returned = _returned(backward)
+    returned = returned_values(backward.graph)
     late = _leading_to_one_weight(backward.graph, returned, sent)
     weights = [index for index in range(sent, len(returned)) if isinstance(returned[index], fx.Node)]
     first = tuple(index for index in weights if returned[index] not in late)
     second = tuple(index for index in weights if returned[index] in late)
     kept = [node for node in backward.graph.nodes if node not in late and any(user in late for user in node.users)]
     return BackwardGraphs(
-        whole=_copy(whole, None, _returned(whole), sent, tuple(weights), []),
+        whole=_copy(whole, None, returned_values(whole.graph), sent, tuple(weights), []),
         totals=tuple(weights),
         inputs=_copy(backward, late, returned, sent, first, kept),
         input_totals=first,
         weights=_weights(backward, late, returned, second, kept),
         weight_totals=second,
     )
-
-
-def _returned(graph_module: fx.GraphModule) -> list[Any]:
-    return list(graph_module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
 def _leading_to_one_weight(graph: fx.Graph, returned: Sequence[Any], sent: int) -> set[fx.Node]:

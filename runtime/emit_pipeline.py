@@ -23,7 +23,7 @@ from autopar.passes.partition import Partition, split_forward_backward
 from autopar.passes.stage_plans import crossing_layouts, stage_plan
 from autopar.passes.stages import StagePrograms, cut_stages
 from autopar.passes.weight_gradients import BackwardGraphs, split_backward
-from autopar.program import Input, MicroProgram, Output, Program
+from autopar.program import Input, MicroProgram, Output, Program, returned_values
 from autopar.runtime.consensus import attempt_on_all, gather_from_all
 from autopar.runtime.emit import bind_groups, group_symbols
 from autopar.runtime.kernels import GraphCall, kernels
@@ -124,7 +124,7 @@ def _prepared(lowered: Program, partition: Partition, parameters: set[str], gath
         late = cut_late_sums(backward, sent, growing=gather_once)
         backward = late.unreduced if late is not None else backward
         halves = split_backward(backward, sent)
-        returned: Sequence[Any] = backward.graph.output_node().args[0]  # type: ignore[assignment]
+        returned = returned_values(backward.graph)
         totals = {i: Form(tuple(returned[i].meta["local_shape"]), returned[i].meta["dtype"]) for i in halves.totals}
     return _LoweredStage(lowered=lowered, forward=forward, backward=halves, prepared=prepared, late=late, totals=totals)
 

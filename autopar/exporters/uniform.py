@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.layout import Shard
@@ -118,7 +118,7 @@ def axis_roles(plan: Plan) -> tuple[Role, ...]:
 
 def _role(plan: Plan, axis: int, name: str) -> Role:
     if name in get_args(Role):
-        return name  # type: ignore[return-value]
+        return cast(Role, name)
     votes = Counter(
         vote for operator, chosen in _products(plan) for vote in (_vote(operator, chosen.axes[axis]),) if vote
     )

@@ -169,8 +169,9 @@ class _Search:
                 if action.kind != "F":
                     continue
                 late = memory.until_weight[action.stage]
-                for kind, size in (("I", memory.saved[action.stage] - late), ("W", late)):
-                    last = PipeAction(action.stage, kind, action.micro_batch)  # type: ignore[arg-type]
+                sizes: dict[Kind, float] = {"I": memory.saved[action.stage] - late, "W": late}
+                for kind, size in sizes.items():
+                    last = PipeAction(action.stage, kind, action.micro_batch)
                     length = self.model.new_int_var(0, 2 * UNITS, f"{action} to {kind}")
                     end = self.start[last] + self.lengths[last]
                     intervals.append(self.model.new_interval_var(self.start[action], length, end, f"{action} {kind}"))
