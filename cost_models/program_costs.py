@@ -30,6 +30,7 @@ from autopar.layout import Mesh
 COMPUTE = "compute"
 _COLLECTIVES: Mapping[str, CollectiveKind] = {
     "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
     "all_gather_into_tensor": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",

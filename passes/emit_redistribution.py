@@ -190,7 +190,8 @@ def _all_gather(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.N
     whole = _grown(result, cuts)
     sent = _divided(whole, cuts)
     x = emit.call(padded, (value, sent), sent, dtype)
-    y = emit.collective(c10d.all_gather_into_tensor.default, x, (ranks,), step.axes, _stacked(sent, ranks))
+    full = emit.largest_block(shape, step.after)
+    y = emit.collective(c10d.all_gather_into_tensor.default, x, (ranks,), step.axes, _stacked(sent, ranks), full)
     return emit.call(pieces_joined, (y, cuts, whole, result), result, dtype)
 
 
@@ -205,7 +206,8 @@ def _reduce_scatter(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> 
     kept = _divided(whole, cuts)
     x = emit.call(pieces_first, (value, cuts, whole), _stacked(kept, ranks), dtype)
     operation = _reduction(step)
-    y = emit.collective(c10d.reduce_scatter_tensor.default, x, (operation, ranks), step.axes, kept)
+    full = emit.largest_block(shape, step.before)
+    y = emit.collective(c10d.reduce_scatter_tensor.default, x, (operation, ranks), step.axes, kept, full)
     return y if kept == result else emit.call(trimmed, (y, result), result, dtype)
 
 
@@ -214,7 +216,8 @@ def _all_reduce(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.N
         return value
     result = emit.local_shape(shape, step.after)
     x = emit.call(torch.ops.aten.contiguous.default, (value,), result, value.meta["dtype"])
-    return emit.collective(c10d.all_reduce.default, x, (_reduction(step),), step.axes, result)
+    full = emit.largest_block(shape, step.after)
+    return emit.collective(c10d.all_reduce.default, x, (_reduction(step),), step.axes, result, full)
 
 
 def _all_to_all(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.Node:

@@ -84,10 +84,17 @@ class Emitter:
         return node
 
     def collective(
-        self, target: Callable[..., Any], x: fx.Node, args: tuple[Any, ...], axes: tuple[int, ...], shape: Shape
+        self,
+        target: Callable[..., Any],
+        x: fx.Node,
+        args: tuple[Any, ...],
+        axes: tuple[int, ...],
+        shape: Shape,
+        full_elements: int = 0,
     ) -> fx.Node:
         """`target(x, *args, group)` over the mesh axes, followed by its wait; the result has local `shape`.
 
+        full_elements: of the full buffer on the first rank, the same number on every rank; 0: never part of a bucket.
         No backend has collectives of complex numbers: they travel as pairs of real ones.
         """
         dtype = x.meta["dtype"]
@@ -99,6 +106,7 @@ class Emitter:
         names = tuple(self.mesh.axis_names[axis] for axis in axes)
         started = self.call(target, (x, *args, "+".join(names)), shape, dtype)
         started.meta["group_axes"] = names
+        started.meta["full_bytes"] = full_elements * dtype.itemsize
         return self.call(torch.ops._c10d_functional.wait_tensor.default, (started,), shape, dtype)
 
     def group_size(self, axes: tuple[int, ...]) -> int:

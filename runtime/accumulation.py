@@ -7,7 +7,7 @@ that are not cut are reduced every time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from autopar.passes.late_sums import cut_late_sums
+from autopar.passes.overlap import overlapped_graph
 from autopar.runtime.kernels import GraphCall
 
 
@@ -69,9 +70,17 @@ class HeldGradients:
         return late
 
 
-def cut_backward(graph_module: fx.GraphModule, compiled: Callable[[fx.GraphModule], GraphCall]) -> CutBackward | None:
+def cut_backward(
+    graph_module: fx.GraphModule,
+    bucket_bytes: Mapping[str, float],
+    compiled: Callable[[fx.GraphModule], GraphCall],
+) -> CutBackward | None:
     """Cut a bound backward graph before the last sums of each gradient; None where no gradient has one."""
     cut = cut_late_sums(graph_module)
     if cut is None:
         return None
-    return CutBackward(unreduced=compiled(cut.unreduced), reduce=compiled(cut.reduce), positions=cut.positions)
+    return CutBackward(
+        unreduced=compiled(overlapped_graph(cut.unreduced, bucket_bytes)),
+        reduce=compiled(overlapped_graph(cut.reduce, bucket_bytes)),
+        positions=cut.positions,
+    )

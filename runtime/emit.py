@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from autopar._compat import release_saved_tensors
 from autopar.layout import Layout, replicated
 from autopar.parallel_plan import Plan
+from autopar.passes.overlap import overlapped
 from autopar.passes.partition import Partition
 from autopar.program import Input, Output, Program
 from autopar.runtime.accumulation import CutBackward, HeldGradients, cut_backward
@@ -213,10 +214,12 @@ def output_layout(plan: Plan, name: str) -> Layout:
 
 def emit(program: Program, lowered: Program, partition: Partition, plan: Plan, groups: ProcessGroups) -> WholeStep:
     """Bind the graphs of `partition` (of the `lowered` program) to processes and kernels."""
-    parts = [partition.forward] if partition.backward is None else [partition.forward, partition.backward]
+    issued = overlapped(partition, plan.bucket_bytes)
+    parts = [issued.forward] if issued.backward is None else [issued.forward, issued.backward]
     groups.create(group_symbols(*parts))
     compiled = functools.partial(kernels, backend=plan.kernel_backend)
     bound = [bind_groups(part, groups) for part in parts]
+    plain = None if partition.backward is None else bind_groups(partition.backward, groups)
     return WholeStep(
         program=program,
         lowered=lowered,
@@ -224,5 +227,5 @@ def emit(program: Program, lowered: Program, partition: Partition, plan: Plan, g
         groups=groups,
         forward=compiled(bound[0]),
         backward=compiled(bound[1]) if len(bound) > 1 else None,
-        cut=cut_backward(bound[1], compiled) if len(bound) > 1 else None,
+        cut=None if plain is None else cut_backward(plain, plan.bucket_bytes, compiled),
     )

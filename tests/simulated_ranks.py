@@ -174,6 +174,7 @@ def _each(meetings: list[Meeting], collective: Any) -> list[list[Tensor]]:
 
 _COLLECTIVES = {
     _c10d.all_reduce.default: _all_reduce,
+    _c10d.all_reduce_.default: _all_reduce,
     _c10d.all_gather_into_tensor.default: _all_gather,
     _c10d.reduce_scatter_tensor.default: _reduce_scatter,
     _c10d.all_to_all_single.default: _all_to_all,

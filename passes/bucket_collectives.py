@@ -1,0 +1,135 @@
+"""Buckets: reductions of gradients, and gathers of parameters, joined into fewer and larger collectives.
+
+    a = wait_tensor(all_reduce(x))               f = packed([x, y])
+    b = wait_tensor(all_reduce(y))      -->      w = wait_tensor(all_reduce_(f))
+    return a, b                                  a, b = views of w
+                                                 return a, b
+
+A collective costs a start beside its bytes; a bucket pays one start, and the copies that pack it, and begins when the
+last of its tensors is there (a gather: when the first is needed). How large buckets are is the plan's choice
+(`Plan.bucket_bytes`), measured on the full buffer of the first rank, so that all ranks fill the same ones. A bucket
+holds one kind of collective over one group in one dtype. Reduced gradients are views of their bucket.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx import GraphModule
+
+from autopar.ops.buckets import packed, packed_rows, rows_part
+from autopar.passes.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_REDUCE_IN_PLACE,
+    REDUCE_SCATTER,
+    WAIT,
+    Collectives,
+    describe,
+)
+from autopar.passes.early_starts import LateOrder, in_order
+
+_aten = torch.ops.aten
+KINDS: Mapping[Any, str] = {ALL_GATHER: "all_gather", ALL_REDUCE: "all_reduce", REDUCE_SCATTER: "reduce_scatter"}
+
+
+def bucket_collectives(graph_module: GraphModule, bucket_bytes: Mapping[str, float]) -> GraphModule:
+    """A copy in which collectives are joined up to `bucket_bytes[kind]`; a kind that is not named stays as it is."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    nodes, output = list(graph.nodes), graph.output_node()
+    joined: dict[fx.Node, list[fx.Node]] = {}
+    for members in _buckets(describe(nodes), bucket_bytes):
+        # a gather is needed when its first tensor is, a reduction can begin when its last one is there
+        at = members[0] if members[0].target is ALL_GATHER else members[-1]
+        written = _Bucket(graph, members, at).write()
+        joined.update((node, []) for member in members for node in (member, *member.users))
+        joined[at] = written
+    order = [new for node in nodes for new in joined.get(node, (node,))]
+    return GraphModule(graph_module, in_order(LateOrder(order).run(), output))
+
+
+def _buckets(found: Collectives, bucket_bytes: Mapping[str, float]) -> Iterator[list[fx.Node]]:
+    """The starts that each bucket joins, two or more, in program order."""
+    return (members for members in _filled(found, bucket_bytes) if len(members) > 1)
+
+
+def _filled(found: Collectives, bucket_bytes: Mapping[str, float]) -> Iterator[list[fx.Node]]:
+    open_buckets: dict[Hashable, list[fx.Node]] = {}
+    for start in found.starts:
+        limit = bucket_bytes.get(KINDS.get(start.target, ""), 0.0)
+        size = start.meta.get("full_bytes", 0)
+        if not limit or not size or not (found.is_early_gather(start) or found.is_last_reduction(start)):
+            continue
+        key = (start.target, start.args[1:], start.meta["dtype"], found.level[start])
+        filled = sum(member.meta["full_bytes"] for member in open_buckets.get(key, ()))
+        if filled and filled + size > limit:
+            yield open_buckets.pop(key)
+        open_buckets.setdefault(key, []).append(start)
+    yield from open_buckets.values()
+
+
+class _Bucket:
+    """Writes the nodes of one bucket, and gives the readers of its members their parts."""
+
+    def __init__(self, graph: fx.Graph, members: list[fx.Node], at: fx.Node) -> None:
+        self._graph = graph
+        self._members = members
+        self._kind = members[0].target
+        self._rest = members[0].args[1:]
+        self._meta = {name: at.meta[name] for name in ("phase", "operator", "dtype")}
+        self._written: list[fx.Node] = []
+
+    def write(self) -> list[fx.Node]:
+        """The new nodes, operands first."""
+        operands = [member.all_input_nodes[0] for member in self._members]
+        sent = sum(_elements(operand) for operand in operands)
+        received = sum(_elements(member) for member in self._members)
+        if self._kind is REDUCE_SCATTER:
+            flat = self._call(packed_rows, (operands, self._rest[1]), (sent,))
+        else:
+            flat = self._call(packed, (operands,), (sent,))
+        target = ALL_REDUCE_IN_PLACE if self._kind is ALL_REDUCE else self._kind
+        started = self._call(target, (flat, *self._rest), (received,))
+        started.meta["group_axes"] = self._members[0].meta["group_axes"]
+        started.meta["full_bytes"] = sum(member.meta["full_bytes"] for member in self._members)
+        whole = self._call(WAIT, (started,), (received,))
+        parts = self._rows(whole) if self._kind is ALL_GATHER else self._views(whole)
+        for member, part in zip(self._members, parts, strict=True):
+            for wait in list(member.users):
+                wait.replace_all_uses_with(part)
+        return self._written
+
+    def _views(self, whole: fx.Node) -> Iterator[fx.Node]:
+        """Members one behind the other."""
+        sizes = [_elements(member) for member in self._members]
+        split = self._call(_aten.split_with_sizes.default, (whole, sizes), tuple((size,) for size in sizes))
+        split.meta["dtype"] = (self._meta["dtype"],) * len(sizes)
+        for index, member in enumerate(self._members):
+            own = self._call(operator.getitem, (split, index), (sizes[index],))
+            shape = tuple(member.meta["local_shape"])
+            yield self._call(_aten.view.default, (own, list(shape)), shape)
+
+    def _rows(self, whole: fx.Node) -> Iterator[fx.Node]:
+        """Members cut into one piece per rank, and the pieces of a rank one behind the other."""
+        ranks = self._rest[0]
+        lengths = [_elements(member) // ranks for member in self._members]
+        for member, start in zip(self._members, itertools.accumulate(lengths, initial=0), strict=False):
+            shape = tuple(member.meta["local_shape"])
+            yield self._call(rows_part, (whole, ranks, start, shape), shape)
+
+    def _call(self, target: Any, args: tuple[Any, ...], shape: tuple[Any, ...]) -> fx.Node:
+        node = self._graph.create_node("call_function", target, args)
+        node.meta = {**self._meta, "local_shape": shape}
+        self._written.append(node)
+        return node
+
+
+def _elements(node: fx.Node) -> int:
+    return math.prod(node.meta["local_shape"])

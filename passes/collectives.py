@@ -1,0 +1,157 @@
+"""Collectives in a lowered graph: which nodes start them, which wait for them, and what only lays data out around them.
+
+    x = contiguous(g)      light          the way into a collective: `prepared from` g
+    y = all_reduce(x)      start
+    z = wait_tensor(y)     wait, late     nothing but a wait, and light nodes behind it: may stand as late as its reader
+    w = trimmed(z)         light, late
+
+`describe` reads this from one graph. What it says is the same on every rank: the nodes that some ranks have and others
+do not (padding, regions of uneven blocks) are light.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from autopar.ops.blocks import padded, piece, pieces_first, pieces_joined, region, trimmed
+from autopar.ops.buckets import packed, packed_rows, rows_part
+
+_aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
+ALL_GATHER = _c10d.all_gather_into_tensor.default
+ALL_REDUCE = _c10d.all_reduce.default
+ALL_REDUCE_IN_PLACE = _c10d.all_reduce_.default
+REDUCE_SCATTER = _c10d.reduce_scatter_tensor.default
+WAIT = _c10d.wait_tensor.default
+REDUCTIONS = frozenset({ALL_REDUCE, ALL_REDUCE_IN_PLACE, REDUCE_SCATTER})
+
+_LIGHT = frozenset(
+    {
+        padded,
+        piece,
+        pieces_first,
+        pieces_joined,
+        region,
+        trimmed,
+        packed,
+        packed_rows,
+        rows_part,
+        operator.getitem,
+        _aten.contiguous.default,
+        _aten.reshape.default,
+        _aten.view.default,
+        _aten.permute.default,
+        _aten.split_with_sizes.default,
+        _aten.resolve_conj.default,
+        _aten.view_as_real.default,
+        _aten.view_as_complex.default,
+        _aten._to_copy.default,
+    }
+)
+"""Calls that lay data out or cast it."""
+_ADD_TO_TOTAL = _aten.add_.Tensor
+
+
+def is_start(node: fx.Node) -> bool:
+    """Whether a node starts a collective."""
+    return getattr(node.target, "namespace", None) == "_c10d_functional" and node.target is not WAIT
+
+
+def waits_of(start: fx.Node) -> list[fx.Node]:
+    """The waits for the collective that `start` starts."""
+    return [user for user in start.users if user.target is WAIT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """All collectives of one graph. starts: in the order of the given nodes.
+
+    late: waits, and light nodes behind them. waits_into: the waits on the light way into a start; makers: what computes
+    on that way. level: how many collectives stand one behind the other on it. returned: starts whose results are
+    returned, with nothing but light nodes and further collectives behind them.
+    """
+
+    starts: tuple[fx.Node, ...]
+    late: frozenset[fx.Node]
+    waits_into: dict[fx.Node, tuple[fx.Node, ...]]
+    makers: dict[fx.Node, tuple[fx.Node, ...]]
+    level: dict[fx.Node, int]
+    returned: frozenset[fx.Node]
+
+    def is_early_gather(self, start: fx.Node) -> bool:
+        """Whether a start gathers what is there from the beginning: a parameter, or what forward saved."""
+        return start.target is ALL_GATHER and not self.waits_into[start] and not self.makers[start]
+
+    def is_last_reduction(self, start: fx.Node) -> bool:
+        """Whether a start reduces what is then returned: a gradient."""
+        return start.target in REDUCTIONS and start in self.returned
+
+
+def describe(nodes: Sequence[fx.Node]) -> Collectives:
+    """Read the collectives of a graph's nodes, which may be in any order."""
+    operands_first = list(sorted_nodes(nodes))
+    late: set[fx.Node] = set()
+    level: dict[fx.Node, int] = {}
+    for node in operands_first:
+        deepest = max((level.get(operand, 0) for operand in node.all_input_nodes), default=0)
+        if is_start(node):
+            level[node] = deepest
+        elif node.target is WAIT:
+            level[node] = deepest + 1
+            late.add(node)
+        elif node.target in _LIGHT or node.target is _ADD_TO_TOTAL:
+            level[node] = deepest
+            if any(operand in late for operand in node.all_input_nodes):
+                late.add(node)
+    starts = tuple(node for node in nodes if is_start(node))
+    ways = {start: list(_way_into(start)) for start in starts}
+    return Collectives(
+        starts=starts,
+        late=frozenset(late),
+        waits_into={start: tuple(node for node in way if node.target is WAIT) for start, way in ways.items()},
+        makers={start: tuple(node for node in way if node.target is not WAIT) for start, way in ways.items()},
+        level={start: level[start] for start in starts},
+        returned=_only_returned(operands_first, late),
+    )
+
+
+def sorted_nodes(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """The nodes with operands first, else in their order."""
+    done: set[fx.Node] = set()
+    for node in nodes:
+        stack = [node]
+        while stack:
+            current = stack[-1]
+            missing = [operand for operand in current.all_input_nodes if operand not in done]
+            stack.extend(reversed(missing))
+            if not missing and stack.pop() not in done:
+                done.add(current)
+                yield current
+
+
+def _way_into(start: fx.Node) -> Iterator[fx.Node]:
+    """The waits and the computing nodes from which a start takes its operand, by way of light nodes."""
+    seen: set[fx.Node] = set()
+    stack = list(start.all_input_nodes)
+    while stack:
+        node = stack.pop()
+        if node in seen or node.op == "placeholder":
+            continue
+        seen.add(node)
+        if node.target in _LIGHT:
+            stack.extend(node.all_input_nodes)
+        else:
+            yield node
+
+
+def _only_returned(operands_first: Sequence[fx.Node], late: set[fx.Node]) -> frozenset[fx.Node]:
+    """Starts and late nodes that nothing but the output reads, by way of further starts and late nodes."""
+    found: set[fx.Node] = set()
+    for node in reversed(operands_first):
+        if (node in late or is_start(node)) and all(user.op == "output" or user in found for user in node.users):
+            found.add(node)
+    return frozenset(node for node in found if is_start(node))
