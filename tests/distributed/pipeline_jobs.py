@@ -17,6 +17,7 @@ from autopar.runtime.parameters import full_tensor
 from autopar.runtime.pipeline_run import PipelineRun
 from autopar.runtime.stage_graphs import StageGraphs
 from autopar.schedules.actions import PipeAction
+from tests.distributed.captured_once import compile_once
 from tests.distributed.pipeline_models import CASES
 
 
@@ -63,7 +64,7 @@ def train(name: str, plans: list[bytes], steps: int = 1) -> list[dict[str, float
 def _trained(name: str, plan: bytes, steps: int) -> dict[str, float]:
     case = CASES[name]
     reference = case.model()
-    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan))
     output, plain = module(**case.batch(0)), reference(**case.batch(0))
     errors = {
         "loss": abs(float(output["loss"].detach()) - float(plain["loss"].detach())),
@@ -118,7 +119,7 @@ def train_with_fault(name: str, plan: bytes, fault: str) -> dict[str, float]:
 def saved_and_loaded(name: str, plan: bytes, folder: str) -> float:
     """Largest difference of the weights of a plain module on one device from those that two stages saved."""
     case = CASES[name]
-    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan))
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     module(**case.batch(0))["loss"].backward()
     optimizer.step()
@@ -128,7 +129,7 @@ def saved_and_loaded(name: str, plan: bytes, folder: str) -> float:
     optimizer.step()
     autopar.load(f"{folder}/step", module, optimizer)
     again = gathered(module, gradients=False)
-    other = autopar.compile(case.model(), case.batch(0), dims={"tp": 2})
+    other = compile_once(name, case.model(), case.batch(0), dims={"tp": 2})
     autopar.load(f"{folder}/step", other)
     whole = gathered(other, gradients=False)
     return max(float((found[n] - trained[n]).abs().max()) for found in (again, whole) for n in trained)
@@ -137,7 +138,7 @@ def saved_and_loaded(name: str, plan: bytes, folder: str) -> float:
 def refused(name: str, plan: bytes) -> str:
     """What the error of a batch that does not split says."""
     case = CASES[name]
-    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan))
     with pytest.raises(autopar.AutoparError) as caught:
         module(**_first(case.batch(0), 3))
     return str(caught.value)
@@ -146,7 +147,7 @@ def refused(name: str, plan: bytes) -> str:
 def end_in_a_step(name: str, plan: bytes) -> None:
     """The last rank ends in the middle of its third pass."""
     case = CASES[name]
-    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan))
     act, passes = PipelineRun.act, list[PipeAction]()
 
     def ending(self: PipelineRun, action: PipeAction, received: dict[str, torch.Tensor]) -> None:
@@ -163,7 +164,7 @@ def end_in_a_step(name: str, plan: bytes) -> None:
 def verified(name: str, plan: bytes) -> tuple[int, str]:
     """How many gradients `verify` compares, and what it says of a module without gradients of weights in W."""
     case = CASES[name]
-    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan))
     found = autopar.verify(module, case.batch(1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StageGraphs, "run_weights", lambda *_: None)
@@ -177,7 +178,7 @@ def train_on_own_parts(name: str, plan: bytes, forget: bool = False) -> float:
     case = CASES[name]
     reference = case.model()
     reference(**case.batch(0))["loss"].backward()
-    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan), batch="local")
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan), batch="local")
     index, count = module.data_shard()
     part = {n: tensor.chunk(count)[0 if forget else index] for n, tensor in case.batch(0).items()}
     module(**part)["loss"].backward()
@@ -191,7 +192,7 @@ def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[floa
     reference = case.model()
     reference(**case.batch(0))["loss"].backward()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
-    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan), scaler=scaler)
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan), scaler=scaler)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     together, found = pipeline._overflow_together, list[tuple[float, bool, float]]()
 
@@ -224,7 +225,7 @@ def delayed_steps(name: str, plan: bytes, late: bool = True) -> float:
     """
     case = CASES[name]
     reference = case.model()
-    module = autopar.compile(case.model(), case.batch(0), plan=Plan.from_json(plan))
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan))
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.3) for m in (module, reference)]
     before: list[torch.Tensor] = [torch.zeros_like(p) for p in reference.parameters()]
     for step in range(4):

@@ -6,10 +6,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import nn
 
 from autopar.capture import Captures, fingerprint
 from autopar.cluster import Cluster
@@ -21,16 +17,17 @@ from autopar.planner.planning import make_plan
 from autopar.program import MicroProgram
 from autopar.questions import Options, capture_at, capture_program
 from autopar.verification import one_device_plan
+from tests.distributed.pipeline_models import CASES
 
 
-def micro_program(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], micro_batches: int, **options: Any
-) -> MicroProgram:
-    """The step of a model in micro-batches."""
-    given = Options(cluster=Cluster.parse("1x1 H100-SXM"), **options)
+@functools.lru_cache
+def micro_program(name: str, micro_batches: int) -> MicroProgram:
+    """The step of a case in micro-batches."""
+    model, batch = CASES[name].model(), CASES[name].batch(0)
+    given = Options(cluster=Cluster.parse("1x1 H100-SXM"), **CASES[name].options)
     captures = Captures()
-    whole = capture_program(model, (), dict(batch), model.training, given, captures)
-    return in_parts(whole, micro_batches, functools.partial(capture_at, whole, model, (), dict(batch), given, captures))
+    whole = capture_program(model, (), batch, model.training, given, captures)
+    return in_parts(whole, micro_batches, functools.partial(capture_at, whole, model, (), batch, given, captures))
 
 
 def block_ends(micro: MicroProgram, blocks: Sequence[str]) -> list[str]:
@@ -45,36 +42,37 @@ def block_ends(micro: MicroProgram, blocks: Sequence[str]) -> list[str]:
     return [found[block] for block in blocks]
 
 
-def plan_of_stages(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], micro_batches: int, dims: Mapping[str, int], **options: Any
-) -> tuple[MicroProgram, Plan]:
+def plan_of_stages(name: str, micro_batches: int, dims: Mapping[str, int]) -> tuple[MicroProgram, Plan]:
     """The step in micro-batches, and the plan of one of them on the mesh `dims` of a stage."""
-    micro = micro_program(model, batch, micro_batches, **options)
+    return micro_program(name, micro_batches), _planned(name, micro_batches, tuple(dims.items()))
+
+
+@functools.lru_cache
+def _planned(name: str, micro_batches: int, sizes: tuple[tuple[str, int], ...]) -> Plan:
+    dims = dict(sizes)
     alone = math.prod(dims.values()) == 1
     dims = {"tp": 2} if alone else dims
     plan = make_plan(
-        micro.program,
+        micro_program(name, micro_batches).program,
         Cluster.parse(f"1x{math.prod(dims.values())} H100-SXM"),
-        dims=dict(dims),
-        question={"precision": options.get("precision")},
+        dims=dims,
+        question={"precision": CASES[name].options.get("precision")},
         with_baselines=False,
         mode="fast",
     ).with_(kernel_backend="eager")
-    return micro, one_device_plan(plan) if alone else plan
+    return one_device_plan(plan) if alone else plan
 
 
 def pipeline_plan(
-    model: nn.Module,
-    batch: Mapping[str, torch.Tensor],
+    name: str,
     blocks: Sequence[str],
     schedule: str,
     micro_batches: int,
     dims: Mapping[str, int],
     chunks: int = 1,
-    **options: Any,
 ) -> Plan:
-    """A plan whose stages end behind `blocks`, each on a mesh of `dims`."""
-    micro, plan = plan_of_stages(model, batch, micro_batches, dims, **options)
+    """A plan of a case whose stages end behind `blocks`, each on a mesh of `dims`."""
+    micro, plan = plan_of_stages(name, micro_batches, dims)
     return with_stages(micro, plan, blocks, schedule, chunks)
 
 
@@ -86,16 +84,10 @@ def with_stages(micro: MicroProgram, plan: Plan, blocks: Sequence[str], schedule
 
 
 def unequal_plan(
-    model: nn.Module,
-    batch: Mapping[str, torch.Tensor],
-    blocks: Sequence[str],
-    schedule: str,
-    micro_batches: int,
-    sizes: Sequence[int],
-    axis: str,
+    name: str, blocks: Sequence[str], schedule: str, micro_batches: int, sizes: Sequence[int], axis: str
 ) -> Plan:
     """Stage i on a rank group of `sizes[i]` ranks, each group with a plan of its own; the last stage has rank 0."""
-    parts = [plan_of_stages(model, batch, micro_batches, {axis: size}) for size in sizes]
+    parts = [plan_of_stages(name, micro_batches, {axis: size}) for size in sizes]
     micro, plans = parts[0][0], [plan for _, plan in parts]
     groups = tuple(
         RankGroup(

@@ -18,12 +18,8 @@ ALONE = {"tp": 1}
 
 
 def _plan(name: str, schedule: str, dims: dict[str, int], *, quarters: bool, chunks: int = 1) -> bytes:
-    case = CASES[name]
-    blocks = case.quarters if quarters else case.halves
-    plan = pipeline_plan(
-        case.model(), case.batch(0), blocks, schedule, MICRO_BATCHES, dims, chunks, **dict(case.options)
-    )
-    return plan.to_json()
+    blocks = CASES[name].quarters if quarters else CASES[name].halves
+    return pipeline_plan(name, blocks, schedule, MICRO_BATCHES, dims, chunks).to_json()
 
 
 def _check(results: list[list[dict[str, float]]], limit: float = 1e-5) -> None:
@@ -92,8 +88,7 @@ def test_stages_of_several_ranks(pool: Pool, name: str, dims: dict[str, int], sc
 def test_stages_that_recompute_or_gather_once(
     pool: Pool, name: str, dims: dict[str, int], once: bool, schedule: str
 ) -> None:
-    case = CASES[name]
-    plan = pipeline_plan(case.model(), case.batch(0), case.halves, schedule, MICRO_BATCHES, dims)
+    plan = pipeline_plan(name, CASES[name].halves, schedule, MICRO_BATCHES, dims)
     plan = gathering_once(plan) if once else recomputing(plan, without="embed")
     _check(pool.run(f"{JOBS}:train", name=name, plans=[plan.to_json()]))
 
@@ -109,8 +104,7 @@ def test_stages_that_recompute_or_gather_once(
     ids=str,
 )
 def test_stages_on_unequal_rank_groups(pool: Pool, name: str, sizes: tuple[int, ...], axis: str, schedule: str) -> None:
-    case = CASES[name]
-    plan = unequal_plan(case.model(), case.batch(0), case.halves, schedule, MICRO_BATCHES, sizes, axis)
+    plan = unequal_plan(name, CASES[name].halves, schedule, MICRO_BATCHES, sizes, axis)
     _check(pool.run(f"{JOBS}:train", world_size=sum(sizes), name=name, plans=[plan.to_json()], steps=2))
 
 

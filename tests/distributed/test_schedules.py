@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+from dataclasses import replace
 
 import pytest
 
-from autopar.parallel_plan import Plan
-from autopar.program import MicroProgram
-from autopar.schedules.list_scheduler import FAMILIES
+from autopar.schedules.list_scheduler import FAMILIES, TIMED_FAMILIES, StageTimes, list_schedule
 from tests.distributed.pipeline_models import CASES
 from tests.distributed.pipeline_plans import plan_of_stages, with_stages
 from tests.distributed.pool import Pool
@@ -19,24 +17,26 @@ JOBS = "tests.distributed.pipeline_jobs"
 RANKS, MICRO_BATCHES = 4, 4
 SLOW = frozenset({"gpipe", "interleaved", "zb-h2", "v-half"})
 """Families that differ from a tested one in their numbers only."""
-ONE_DEVICE = [name for name, policy in FAMILIES.items() if policy.order != "delayed" and policy.fill == "greedy"]
-
-
-@functools.lru_cache
-def _one_stage() -> tuple[MicroProgram, Plan]:
-    case = CASES["deep"]
-    return plan_of_stages(case.model(), case.batch(0), MICRO_BATCHES, {"tp": 1})
+DRAINING = [name for name, policy in FAMILIES.items() if policy.order != "delayed"]
+TIMES = StageTimes(forward=(1.0, 1.2, 0.9, 1.4), backward=(1.1,) * 4, weight=(0.7,) * 4, send=(0.1, 0.3, 0.1))
+"""Unequal ones, for the families whose order follows from times."""
 
 
 def _plan(family: str) -> bytes:
     case, chunks = CASES["deep"], FAMILIES[family].chunks[0]
-    plan = with_stages(*_one_stage(), case.eighths if chunks == 2 else case.quarters, family, chunks)
+    blocks = case.eighths if chunks == 2 else case.quarters
+    timed = family in TIMED_FAMILIES
+    plan = with_stages(*plan_of_stages("deep", MICRO_BATCHES, {"tp": 1}), blocks, "1f1b" if timed else family, chunks)
     assert plan.mesh.shape == (RANKS, 1)
+    if timed:
+        assert plan.pipeline is not None
+        built = list_schedule(FAMILIES[family], RANKS, MICRO_BATCHES, chunks, TIMES)
+        plan = replace(plan, pipeline=replace(plan.pipeline, schedule=family, actions=tuple(str(built).splitlines())))
     return plan.to_json()
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ONE_DEVICE]
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in DRAINING]
 )
 def test_a_family_gives_the_loss_and_the_gradients_of_one_device(pool: Pool, family: str) -> None:
     for (errors,) in pool.run(f"{JOBS}:train", name="deep", plans=[_plan(family)]):
