@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 from typing import Any
 
 import torch
@@ -92,15 +93,12 @@ def timed_steps(plan: bytes, groups: Sequence[str]) -> tuple[list[list[Pass]], f
         act(self, action, received)
         steps[-1].append((action, start, time.perf_counter()))
 
-    PipelineRun.act = timed  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(PipelineRun, "act", timed):
         for _ in range(1 + STEPS):
             dist.barrier()
             steps.append([])
             module(**batch())["loss"].backward()
             module.zero_grad()
-    finally:
-        PipelineRun.act = act  # type: ignore[method-assign]
     return steps[1:], _transfer_seconds()
 
 
