@@ -16,8 +16,8 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
