@@ -58,7 +58,7 @@ class PatchFront(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn((size // patch) ** 2, width))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.patches(images).flatten(2).transpose(1, 2)
+        hidden: torch.Tensor = self.patches(images).flatten(2).transpose(1, 2).contiguous()
         return hidden + self.positions
 
 

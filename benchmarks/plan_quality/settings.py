@@ -159,12 +159,12 @@ SETTINGS: Mapping[str, Setting] = {
     "recommender-200mbit": Setting(
         preset="flat-200mbit",
         build=lambda: recommender(rows=10_000, width=32, fields=8, hidden=512, layers=4),
-        inputs=clicks(512, 10_000, 8),
+        inputs=clicks(1024, 10_000, 8),
     ),
     "recommender-1gbit": Setting(
         preset="flat-1gbit",
         build=lambda: recommender(rows=20_000, width=32, fields=8, hidden=512, layers=4),
-        inputs=clicks(1024, 20_000, 8),
+        inputs=clicks(4096, 20_000, 8),
     ),
 }
 QUICK = ("gpt-200mbit", "recommender-1gbit")

@@ -60,9 +60,9 @@ def _pipelined(model: nn.Module, inputs: Inputs, shape: tuple[int, int]) -> Trai
 
     def step() -> torch.Tensor | None:
         losses: list[torch.Tensor] = []
-        first = (mine["x"],) if index == 0 else ()
-        last = {"target": mine["labels"], "losses": losses} if index == stages - 1 else {}
-        schedule.step(*first, **last)
+        x = (mine["x"],) if index == 0 else ()
+        target = mine["labels"] if index == stages - 1 else None
+        schedule.step(*x, target=target, losses=losses)
         optimizer.step()
         optimizer.zero_grad()
         return torch.stack(losses).mean().detach() if losses else None

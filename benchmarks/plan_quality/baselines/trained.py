@@ -34,11 +34,12 @@ def trained(module: nn.Module, inputs: Mapping[str, torch.Tensor], optimizer: to
     """Forward, backward and optimizer of a module whose call returns the loss."""
 
     def step() -> torch.Tensor:
-        loss: torch.Tensor = module(**inputs)
+        loss = module(**inputs)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        detached: torch.Tensor = loss.detach()
+        return detached
 
     return Trained(step=step, tensors=lambda: [*module.parameters(), *module.buffers()])
 
