@@ -25,6 +25,8 @@ ROUNDING = 1e-9
 """A relative gap below this is rounding of the sums: the plan is optimal at its prices."""
 LARGEST_GROUPS = 40
 """A summary lists at most this many groups of parameters; the file has them all."""
+OTHERS = 4
+"""Pipelines that an explanation lists beside the chosen one."""
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -192,9 +194,37 @@ def _explain_one(plan: Plan, name: str) -> list[str]:
     choices = plan.explanations.get(name, ())
     for description, delta in choices:
         lines.append(f"  instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step")
-    if not choices:
+    if not choices and plan.pipeline is not None and plan.alternatives:
+        lines += _other_pipelines(plan)
+    elif not choices:
         lines.append("  no runner-up: other choices ask their neighbours to change too, or a hand wrote the plan")
     return lines
+
+
+def _other_pipelines(plan: Plan) -> list[str]:
+    """What else the search compared: with stages, layouts are compared a sub-mesh at a time."""
+    lines = [f"  the layout of the best plan on its stage's sub-mesh; as a whole {_step(plan.objective_seconds)}"]
+    for other in plan.alternatives[:OTHERS]:
+        if other.objective_seconds is not None:
+            lines.append(f"  instead {other.name}: {_step(other.objective_seconds)}")
+        elif other.bound_seconds is not None:
+            lines.append(f"  instead {other.name}: at least {_step(other.bound_seconds)}")
+        else:
+            lines.append(f"  instead {other.name}: {other.error}")
+    more = len(plan.alternatives) - OTHERS
+    return [*lines, f"  and {more} more in plan.alternatives"] if more > 0 else lines
+
+
+def _step(seconds: float) -> str:
+    return f"{format_seconds(seconds)} per step"
+
+
+def runners_up(plan: Plan, name: str) -> list[str]:
+    """What else a parameter or operator could be, each with what it adds to the step: "instead R: +1.2 ms per step"."""
+    return [
+        f"instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step"
+        for description, delta in plan.explanations.get(name, ())
+    ]
 
 
 def _explain_parameter(parameter: ParameterPlan, mesh: Mesh) -> list[str]:
@@ -214,13 +244,18 @@ def _explain_parameter(parameter: ParameterPlan, mesh: Mesh) -> list[str]:
     return lines
 
 
-def _explain_operator(operator: OperatorPlan, mesh: Mesh) -> list[str]:
+def axes_at_work(operator: OperatorPlan, mesh: Mesh) -> str:
+    """What every axis of the mesh splits of an operator: "tp splits n; dp_shard splits batch"."""
     splits = [
         f"{axis} splits {name}" if name != "partial" else f"{axis} passes partial sums on"
         for axis, name in zip(mesh.axis_names, operator.axes, strict=True)
         if name is not None
     ]
-    lines = ["  " + ("; ".join(splits) or "runs replicated on every device")]
+    return "; ".join(splits) or "runs replicated on every device"
+
+
+def _explain_operator(operator: OperatorPlan, mesh: Mesh) -> list[str]:
+    lines = [f"  {axes_at_work(operator, mesh)}"]
     lines += [f"  operand {i}  {format_placements(layout, mesh)}" for i, layout in enumerate(operator.inputs)]
     for index, layout in enumerate(operator.outputs):
         lines.append(f"  output {index}   {format_placements(layout, mesh)}")

@@ -75,6 +75,14 @@ class Timeline:
         return list(zip(self.start_seconds, self.end_seconds, strict=True))
 
     @property
+    def spans(self) -> list[Span]:
+        """The actions with their times."""
+        return [
+            Span(rank=action.rank, stream=action.stream, name=action.name, start_seconds=start, end_seconds=end)
+            for action, (start, end) in zip(self.actions, self.intervals, strict=True)
+        ]
+
+    @property
     def makespan_seconds(self) -> float:
         """When the last action ends."""
         return max(self.end_seconds, default=0.0)
@@ -133,11 +141,7 @@ class Timeline:
 
     def write_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write for chrome://tracing or Perfetto: a process per rank, a track per stream, live bytes as a counter."""
-        spans = [
-            Span(rank=action.rank, stream=action.stream, name=action.name, start_seconds=start, end_seconds=end)
-            for action, (start, end) in zip(self.actions, self.intervals, strict=True)
-        ]
-        write_trace(path, spans, {rank: self.memory_over_time(rank) for rank in self.ranks})
+        write_trace(path, self.spans, {rank: self.memory_over_time(rank) for rank in self.ranks})
 
     def _intervals(self, rank: int, communication: bool | None) -> list[Interval]:
         return [

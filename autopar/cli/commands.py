@@ -25,6 +25,7 @@ from autopar.cli.options import (
 )
 from autopar.cli.output import as_json_option, print_document
 from autopar.cli.profile import profile
+from autopar.cli.report import report
 from autopar.cli.rules import rules
 from autopar.cli.simulate import simulate
 from autopar.cli.verification import verify_model
@@ -181,6 +182,7 @@ def verify(model: str, processes: int, plan_path: Path | None, as_json: bool, **
 
 commands.add_command(export)
 commands.add_command(profile)
+commands.add_command(report)
 commands.add_command(rules)
 commands.add_command(simulate)
 

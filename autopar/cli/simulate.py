@@ -7,6 +7,7 @@ autopar simulate plan.json --trace step.json            # opens in chrome://trac
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,21 @@ def simulate(path: Path, trace: Path | None, as_json: bool, **given: Any) -> Non
 
     Example: autopar simulate plan.json --trace step.json
     """
-    plan = Plan.load(path)
-    said = {**plan.question, **{name: value for name, value in given.items() if value is not None}}
-    cluster = read_cluster(str(given["cluster"] or said.get("cluster_text") or plan.cluster))
-    optimizer = said.get("optimizer")
-    found = simulate_plan(plan, program_of(plan, said, cluster), cluster, OPTIMIZERS.get(str(optimizer), optimizer))
+    found = simulated(Plan.load(path), given)
     if trace is not None:
         found.timeline.write_chrome_trace(trace)
     if as_json:
         print_document(document(found))
     else:
         Console().print(table(str(path), COLUMNS, rows(found)))
+
+
+def simulated(plan: Plan, given: Mapping[str, Any]) -> Simulation:
+    """The step of a plan file. given: "model", "batch", "seq" and "cluster" in place of what the plan says of them."""
+    said = {**plan.question, **{name: value for name, value in given.items() if value is not None}}
+    cluster = read_cluster(str(given.get("cluster") or said.get("cluster_text") or plan.cluster))
+    optimizer = said.get("optimizer")
+    return simulate_plan(plan, program_of(plan, said, cluster), cluster, OPTIMIZERS.get(str(optimizer), optimizer))
 
 
 def program_of(plan: Plan, said: dict[str, Any], cluster: Cluster) -> Program | MicroProgram:

@@ -1,0 +1,62 @@
+"""Bars of a report: the steps of the plan and its baselines side by side, and what fills the memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.parallel_plan import Plan, Prediction
+from autopar.plan_text import format_mesh
+
+COLOURS = 8
+"""Colours of parts in the style sheet: part-0 to part-7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One plan; widths in percent of the longest step."""
+
+    name: str
+    mesh: str
+    seconds: float
+    peak_bytes: float
+    compute_width: float
+    exposed_width: float
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A kind of memory at the peak; share in percent. colour: number of a part in the style sheet."""
+
+    name: str
+    num_bytes: float
+    share: float
+    colour: int
+
+
+def plan_bars(plan: Plan) -> list[Bar]:
+    """The chosen plan first, then the baselines that have a price."""
+    rows: list[tuple[str, str, Prediction]] = [
+        ("chosen", format_mesh(dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))), plan.predicted)
+    ]
+    rows += [(b.name, format_mesh(b.dims), b.predicted) for b in plan.baselines if b.predicted is not None]
+    longest = max(predicted.step_seconds for _, _, predicted in rows) or 1.0
+    return [
+        Bar(
+            name=name,
+            mesh=mesh,
+            seconds=predicted.step_seconds,
+            peak_bytes=predicted.peak_bytes,
+            compute_width=100.0 * (predicted.step_seconds - predicted.exposed_communication_seconds) / longest,
+            exposed_width=100.0 * predicted.exposed_communication_seconds / longest,
+            chosen=index == 0,
+        )
+        for index, (name, mesh, predicted) in enumerate(rows)
+    ]
+
+
+def memory_parts(plan: Plan) -> list[Part]:
+    """Kinds of memory at the peak, largest first."""
+    kinds = sorted(plan.predicted.bytes_by_kind.items(), key=lambda item: -item[1])
+    total = sum(size for _, size in kinds) or 1.0
+    return [Part(name, size, 100.0 * size / total, index % COLOURS) for index, (name, size) in enumerate(kinds)]

@@ -1,0 +1,70 @@
+"""A plan as one self-contained HTML page, for people who will not open a terminal.
+
+    write_report(Plan.load("plan.json"), "plan.html", timeline=read_timeline("step.json"))
+
+Template, style and script lie in `templates/`; the page loads nothing, so that it opens from disk and can be mailed.
+What repeats in it (layouts, explanations) is written once and numbered: the page of 126 layers stays below 3 MB. The
+plan alone is enough; a timeline (`autopar simulate --trace`) adds the step, memory over time and communication by axis.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+from autopar.files import write_atomically
+from autopar.parallel_plan import Plan
+from autopar.plan_text import format_bytes, format_mesh, format_seconds
+from autopar.report.html.bars import memory_parts, plan_bars
+from autopar.report.html.headline import headline, mesh_axes, why_not
+from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks
+from autopar.report.html.tree import module_tree
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_report(plan: Plan, path: str | os.PathLike[str], *, timeline: RecordedStep | None = None) -> None:
+    """Write the page of `plan`, atomically. timeline: the simulated step, where there is one."""
+    write_atomically(path, report_page(plan, timeline=timeline).encode())
+
+
+def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
+    """The page as text."""
+    tree = module_tree(plan)
+    data: dict[str, Any] = {"tree": tree, "timeline": None if timeline is None else drawn_tracks(timeline)}
+    template = _environment().get_template("report.html.j2")
+    return template.render(
+        title=str(plan.question.get("model") or "plan"),
+        plan=plan,
+        headline=headline(plan, timeline),
+        axes=mesh_axes(plan),
+        bars=plan_bars(plan),
+        memory=memory_parts(plan),
+        curves=() if timeline is None else drawn_memory(timeline),
+        communication=() if timeline is None else communication(timeline),
+        refused=why_not(plan),
+        data=_for_script(data),
+    )
+
+
+def _for_script(data: Any) -> str:
+    """JSON that may stand in a script element: no text in it closes the element."""
+    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=jinja2.select_autoescape(enabled_extensions=("j2",)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "mesh": format_mesh}
+    return environment

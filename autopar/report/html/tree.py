@@ -1,0 +1,110 @@
+"""The model of a report: modules as a tree, with the layouts of parameters and operators in numbers.
+
+    {"texts": ["R", "tp: S(0)"], "root": {"children": [["layers", {"children": [["0", ...]]}]], "rows": [...]}}
+
+A row is [name, kind, text of its layout, text of what it is used as, colour, number of its explanation]. Texts and
+explanations that occur in several rows are written once. The page makes elements of a module when it is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from autopar.layout import Layout, Mesh
+from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
+from autopar.plan_text import axes_at_work, format_placements, runners_up
+
+REPLICATED, PARTIAL, COLOURS = 0, 9, 8
+"""Colours of the style sheet: layout-0 is whole on every device, layout-1 to layout-8 are splits, in the order in which
+they appear, and layout-9 is a sum that is not complete."""
+
+OUTSIDE = "(outside of modules)"
+
+
+class _Numbered:
+    """Texts, each written once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def of(self, text: str) -> int:
+        if text not in self._numbers:
+            self._numbers[text] = len(self.texts)
+            self.texts.append(text)
+        return self._numbers[text]
+
+
+class _Colours:
+    """A colour per layout."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._splits: dict[str, int] = {}
+
+    def of(self, layout: Layout) -> int:
+        text = format_placements(layout, self._mesh)
+        if text == "R":
+            return REPLICATED
+        if "P(" in text:
+            return PARTIAL
+        return 1 + self._splits.setdefault(text, len(self._splits) % COLOURS)
+
+    @property
+    def legend(self) -> list[tuple[str, int]]:
+        """(layout, colour) of the splits with a colour of their own."""
+        return [(text, 1 + colour) for text, colour in list(self._splits.items())[:COLOURS]]
+
+
+def module_tree(plan: Plan) -> dict[str, Any]:
+    """The tree of all parameters and operators of a plan, see the module docstring."""
+    mesh, texts, notes = plan.layout_mesh, _Numbered(), _Numbered()
+    colours, root = _Colours(plan.layout_mesh), _module()
+    for name, parameter in plan.parameters.items():
+        note = notes.of(_parameter_note(plan, name, parameter))
+        stored, used = (texts.of(format_placements(layout, mesh)) for layout in (parameter.stored, parameter.used))
+        *path, last = name.split(".")
+        _inside(root, path)["rows"].append([last, "parameter", stored, used, colours.of(parameter.stored), note])
+    for name, operator in plan.operators.items():
+        module, _, last = name.partition("/")
+        layout = operator.outputs[0] if operator.outputs else None
+        whole = texts.of("R" if layout is None else format_placements(layout, mesh))
+        note = notes.of(_operator_note(plan, name, operator))
+        colour = REPLICATED if layout is None else colours.of(layout)
+        path = module.split(".") if module else [OUTSIDE]
+        _inside(root, path)["rows"].append([last, "operator", whole, whole, colour, note])
+    return {"texts": texts.texts, "notes": notes.texts, "legend": colours.legend, "root": _listed(root)}
+
+
+def _module() -> dict[str, Any]:
+    return {"children": {}, "rows": []}
+
+
+def _inside(root: dict[str, Any], path: Iterable[str]) -> dict[str, Any]:
+    found = root
+    for part in path:
+        found = found["children"].setdefault(part, _module())
+    return found
+
+
+def _listed(module: dict[str, Any]) -> dict[str, Any]:
+    children = [[name, _listed(child)] for name, child in module["children"].items()]
+    return {"children": children, "rows": module["rows"]}
+
+
+def _parameter_note(plan: Plan, name: str, parameter: ParameterPlan) -> str:
+    mesh = plan.layout_mesh
+    lines = [f"gradient {format_placements(parameter.gradient, mesh)}"]
+    if parameter.stored != parameter.used:
+        lines.append("the gathered weight is " + ("kept" if parameter.keep_gathered else "gathered again in backward"))
+    return "\n".join([*lines, *runners_up(plan, name)])
+
+
+def _operator_note(plan: Plan, name: str, operator: OperatorPlan) -> str:
+    mesh = plan.layout_mesh
+    lines = [axes_at_work(operator, mesh)]
+    lines += [f"operand {i} {format_placements(layout, mesh)}" for i, layout in enumerate(operator.inputs)]
+    if operator.recompute:
+        lines.append("computed again in backward")
+    return "\n".join([*lines, *runners_up(plan, name)])

@@ -1,0 +1,172 @@
+"""The HTML report: what stands in it, that it loads nothing, and that it opens, searches, zooms and answers clicks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import autopar
+from autopar.cli.report import report
+from autopar.cost_models.simulator import Action, simulate
+from autopar.cost_models.trace import Span
+from autopar.parallel_plan import Plan
+from autopar.plan_text import format_seconds
+from autopar.report.html.page import report_page, write_report
+from autopar.report.html.timeline import (
+    MOST_SPANS,
+    RecordedStep,
+    communication,
+    drawn_memory,
+    drawn_tracks,
+    read_timeline,
+)
+from autopar.report.html.tree import module_tree
+from tests.report.chromium import clicked, needs_chromium
+
+FEATURES = 64
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.pow(2).mean()
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return autopar.plan(Model(), torch.randn(16, FEATURES), cluster="2x4 H100-SXM", mesh=(2, 4))
+
+
+@pytest.fixture(scope="module")
+def step() -> RecordedStep:
+    actions = [
+        Action("layers.0/mm#0", "compute", 2.0, allocates=4e9),
+        Action("layers.0/mm#0: all_reduce", "inner", 3.0, (0,), communication=True),
+        Action("layers.1/mm#0", "compute", 2.0, frees=4e9),
+        Action("layers.1/mm#0", "compute", 1.0, rank=1),
+    ]
+    return RecordedStep.of(simulate(actions))
+
+
+def test_the_page_holds_the_figures_and_loads_nothing(plan: Plan, step: RecordedStep) -> None:
+    page = report_page(plan, timeline=step)
+    assert format_seconds(plan.predicted.step_seconds) in page
+    assert all(baseline.name in page for baseline in plan.baselines)
+    assert "groups over 2 nodes, 4 groups share a node" in page.replace("&#39;", "'")
+    assert "all_reduce" in page
+    assert not re.search(
+        r"""(src|href)\s*=|@import|url\(|fetch\(|http""", page.replace("http://www.w3.org/2000/svg", "")
+    )
+
+
+def test_names_cannot_leave_their_place_in_the_page(plan: Plan) -> None:
+    evil = "</script><script>alert(1)</script>"
+    page = report_page(plan.with_(parameters={evil: next(iter(plan.parameters.values()))}, question={"model": evil}))
+    assert evil not in page
+    assert "\\u003c/script>" in page
+
+
+def test_the_tree_holds_every_name_once(plan: Plan) -> None:
+    tree, names = module_tree(plan), list[str]()
+
+    def visit(module: dict[str, list[list[object]]], path: str) -> None:
+        for name, kind, *_ in module["rows"]:
+            names.append(f"{path}{'/' if kind == 'operator' else '.'}{name}")
+        for name, child in module["children"]:
+            visit(child, f"{path}.{name}")  # type: ignore[arg-type]
+
+    visit(tree["root"], "")
+    known = [*plan.parameters, *plan.operators]
+    assert sorted(name.removeprefix(".").replace("(outside of modules)/", "/") for name in names) == sorted(known)
+
+
+def test_a_long_step_is_thinned_without_losing_time() -> None:
+    many = 10 * MOST_SPANS
+    spans = tuple(
+        Span(rank=0, stream="compute", name=f"k{i}", start_seconds=i * 1e-5, end_seconds=(i + 1) * 1e-5)
+        for i in range(many)
+    )
+    drawn = drawn_tracks(RecordedStep(spans=spans, memory={}))["tracks"][0]
+    assert len(drawn["spans"]) <= MOST_SPANS
+    assert sum(length for _, _, length in drawn["spans"]) == pytest.approx(many * 10.0, rel=1e-6)
+    assert drawn["busy"] == pytest.approx(1.0)
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path, step: RecordedStep) -> None:
+    timeline = simulate([Action("0F0", "compute", 0.5, allocates=8.0, frees=8.0), Action("x: send", "p2p", 0.25, (0,))])
+    timeline.write_chrome_trace(tmp_path / "step.json")
+    read = read_timeline(tmp_path / "step.json")
+    assert read.seconds == pytest.approx(0.75)
+    assert [(s.rank, s.stream, s.name) for s in read.spans] == [(0, "compute", "0F0"), (0, "p2p", "x: send")]
+    assert [(row.kind, row.count, row.seconds) for row in communication(read)] == [("send", 1, pytest.approx(0.25))]
+    assert drawn_memory(read)[0].peak_bytes == 8.0
+
+
+@pytest.mark.parametrize("content", ["{}", "[{}]", "no json", '{"traceEvents": [{"ph": "X"}]}'])
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "t.json").write_text(content)
+    with pytest.raises(autopar.ConfigurationError, match="is no Chrome trace"):
+        read_timeline(tmp_path / "t.json")
+    with pytest.raises(autopar.ConfigurationError, match="No such file"):
+        read_timeline(tmp_path / "missing.json")
+
+
+def test_the_command_writes_beside_the_plan(tmp_path: Path, plan: Plan) -> None:
+    plan.save(tmp_path / "plan.json")
+    done = CliRunner().invoke(report, [str(tmp_path / "plan.json"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "plan.html").stat().st_size > 10_000
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_browser_opens_searches_zooms_and_clicks(tmp_path: Path, plan: Plan, step: RecordedStep) -> None:
+    write_report(plan, tmp_path / "plan.html", timeline=step)
+    seen = clicked(
+        tmp_path / "plan.html",
+        """
+        const one = (selector) => document.querySelector(selector);
+        seen.modules = [...document.querySelectorAll("#tree > details > details > summary")].length;
+        one("#tree > details > details > summary").click();
+        await rest();
+        seen.layers = document.querySelectorAll("#tree > details > details > details").length;
+        const search = one("#search");
+        search.value = "layers.1"; search.dispatchEvent(new Event("input"));
+        seen.matches = document.querySelectorAll("#matches .row").length;
+        seen.treeHidden = one("#tree").hidden;
+        one("#matches .row").click();
+        seen.note = one("#matches .note").textContent;
+        search.value = ""; search.dispatchEvent(new Event("input"));
+        seen.treeBack = !one("#tree").hidden;
+        seen.tracks = document.querySelectorAll(".track").length;
+        seen.window = one("#window").textContent;
+        const width = () => Number(one(".track rect").getAttribute("width"));
+        seen.before = width(); one("#zoom-in").click(); seen.after = width();
+        one("#zoom-all").click(); seen.again = width();
+        one(".track rect").dispatchEvent(new MouseEvent("click"));
+        seen.span = one("#span-text").textContent;
+        seen.bars = document.querySelectorAll(".bar").length;
+        """,
+    )
+    assert seen["errors"] == []
+    assert seen["modules"] == 2  # layers, and what is outside of modules
+    assert seen["layers"] == 2
+    inside = [name for name in (*plan.parameters, *plan.operators) if "layers.1" in name]
+    assert seen["matches"] == len(inside) > 0
+    assert (seen["treeHidden"], seen["treeBack"]) == (True, True)
+    assert "gradient" in seen["note"]
+    assert seen["tracks"] == 3
+    assert seen["window"].endswith("5.000 s")
+    assert seen["after"] > seen["before"] == seen["again"]
+    assert seen["span"].startswith("layers.0/mm#0: 2.000 s")
+    assert seen["bars"] == 1 + sum(baseline.predicted is not None for baseline in plan.baselines)
