@@ -18,6 +18,7 @@ from autopar.cost_models.program_memory import SegmentMemory, measure_segments
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.passes.segments import block_path, segment_of
 from autopar.schedules.list_scheduler import build_schedule
+from benchmarks.validation.bert_memory import layer_mask_bytes, untold_bytes
 from benchmarks.validation.galvatron_memory import (
     galvatron_kept_bytes,
     gathers_by_piece,
@@ -26,6 +27,7 @@ from benchmarks.validation.galvatron_memory import (
     with_gathered,
 )
 from benchmarks.validation.lowered import LoweredRun, lowered
+from benchmarks.validation.offloaded_memory import beside_neighbour, unclaimed_bytes, waits_in_host_memory
 from benchmarks.validation.prediction_memory import further_prediction
 from benchmarks.validation.recomputation import computed_again
 from benchmarks.validation.runs import TrainingRun
@@ -41,6 +43,7 @@ from benchmarks.validation.stack_memory import (
     encoded_bytes,
     facts_of,
     gathered_bytes,
+    gathered_input_bytes,
     gathered_sequence_bytes,
     gathered_tokens_bytes,
     kept_projections,
@@ -48,10 +51,10 @@ from benchmarks.validation.stack_memory import (
     leftover_bytes,
     library_bytes,
     mask_bytes,
+    router_bytes,
     unsplit_queries_bytes,
-    waits_in_host_memory,
 )
-from benchmarks.validation.state_memory import blocks_beyond_states, stage_states, widened_bytes
+from benchmarks.validation.state_memory import blocks_beyond_states, stage_states, transposed_bytes, widened_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,12 @@ class _Measured:
         if self._facts.offloads:
             here = _measured(_ById(low), again, replace(self._facts, offloads=False))
             routed = _routed_bytes(run, tier)
-            segments = {name: _beside_neighbour(piece, here[name], routed) for name, piece in segments.items()}
+            segments = {
+                name: beside_neighbour(piece, here[name], run, routed if _has_experts(piece) else 0)
+                if _is_block(piece)
+                else piece
+                for name, piece in segments.items()
+            }
         self._segments = with_facts(segments, run, self._facts, tier)
         if gathers_by_piece(run):
             self._segments = {name: with_gathered(piece, run) for name, piece in self._segments.items()}
@@ -139,11 +147,11 @@ class _Measured:
             waiting = deferred_bytes(run) if rank == pp - 1 else handed_on_bytes(run)
             border = max((piece.border_bytes for piece in held), default=0)
             yield RankMemory(
-                states=stage_states(held, run),
+                states=stage_states(held, run) + transposed_bytes(held, run),
                 workspaces=_workspaces(run),
-                leftovers=leftover_bytes(run, border) + blocks_beyond_states(held, run),
+                leftovers=leftover_bytes(run, border) + blocks_beyond_states(held, run) + unclaimed_bytes(held, run),
                 gathered=self._gathered(held),
-                activations=activations + waiting + mask_bytes(run),
+                activations=activations + waiting + mask_bytes(run) + untold_bytes(run),
                 widened=widened_bytes(held, run),
                 saved=sum(piece.saved_bytes for piece in held) + (handed_on_bytes(run) if rank < pp - 1 else 0),
                 block_states=stage_states([piece for piece in held if _is_block(piece)], run),
@@ -213,10 +221,11 @@ def with_facts(
 ) -> Mapping[str, SegmentMemory]:
     """Segments with what the stack saves beside the graph."""
     more = kept_projections(run) + galvatron_kept_bytes(run)
+    more += layer_mask_bytes(run) if run.parallel.recompute != "full" else 0
     if run.parallel.recompute != "full" and not facts.offloads:
         more += attention_output_bytes(run) if facts.copies_attention_output else 0
         more -= unsplit_queries_bytes(run)
-    routed = 0 if facts.offloads else _routed_bytes(run, tier)
+    routed = router_bytes(run) + (0 if facts.offloads else _routed_bytes(run, tier))
     encoded = encoded_bytes(run) if run.parallel.recompute != "full" else 0
     found = {}
     for name, segment in segments.items():
@@ -224,7 +233,8 @@ def with_facts(
         if _is_block(segment):
             kept += more + (routed if _has_experts(segment) else 0) - (encoded if _is_decoder(segment) else 0)
         elif name == "head":  # what all layers of a decoder read is there once
-            kept, extra = kept + encoded - narrower_norm_bytes(run), extra + facts.benchmark_bytes
+            kept += encoded - narrower_norm_bytes(run) + gathered_input_bytes(run)
+            extra += facts.benchmark_bytes
         found[name] = replace(segment, saved_bytes=kept, forward_extra_bytes=extra)
     return found
 
@@ -235,19 +245,6 @@ def _routed_bytes(run: TrainingRun, tier: Tier) -> int:
         return 0
     imbalance = EXPERT_IMBALANCE if tier != "physics" else 1.0
     return round(dispatched_bytes(run, run.model.experts, imbalance))
-
-
-def _beside_neighbour(piece: SegmentMemory, here: SegmentMemory, routed: int) -> SegmentMemory:
-    """A layer whose saved values are offloaded runs while those of its neighbour still leave, or are back already;
-    here: the layer without offloading."""
-    if not _is_block(piece):
-        return piece
-    moved = here.saved_bytes - piece.saved_bytes + (routed if _has_experts(piece) else 0)
-    return replace(
-        piece,
-        forward_extra_bytes=piece.forward_extra_bytes + moved,
-        backward_extra_bytes=piece.backward_extra_bytes + moved,
-    )
 
 
 def _is_decoder(piece: SegmentMemory) -> bool:

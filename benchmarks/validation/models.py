@@ -308,7 +308,7 @@ class Latent(nn.Module):
         self.kv_norm = nn.RMSNorm(latent.key_value_rank)
         self.kv_up = nn.Linear(latent.key_value_rank, shape.heads * (latent.nope_head + latent.value_head), bias=False)
         self.rotation = Rotation(shape.seq_len, latent.rope_head)
-        self.core = Core(0.0, flash=flash)
+        self.core = Core(DROPOUT if shape.dropout else 0.0, flash=flash)
         self.out = nn.Linear(shape.heads * latent.value_head, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -229,6 +229,7 @@ def _golden_experts(row: Row, ffn: int, case: str) -> Experts | None:
         hidden=_EXPERT_WIDTH if proxy or "gpt3_moe_mcore" in case else ffn,
         shared_hidden=_EXPERT_WIDTH if proxy else 512 if "ep2_etp2_pp2" in case and "gpt3_moe_mcore" in case else 0,
         dense_layers=3 if proxy else 0,
+        wide_router=proxy,  # --moe-router-dtype fp32
     )
 
 
@@ -273,6 +274,9 @@ def _golden_stack(row: Row) -> Stack:
         cuda_graph="layers" if text(row, "cuda_graph") else "none",
         deterministic=flag(row, "deterministic"),
         offload_activations="offloading" in text(row, "case"),
+        overlap_exchanges="offloading" in text(row, "case") and "no_a2a_ovlp" not in text(row, "case"),
+        layer_masks=_keeps_layer_masks(row),
+        keeps_transposes="H100" in text(row, "gpu"),
         compiled_loss="cross_entropy_loss_fusion" in text(row, "case"),
         expandable_segments="deepseek_proxy" in text(row, "case"),
         deferred_head_gradients=_DEFERRAL_LIMIT if "defer_embedding_wgrad" in text(row, "case") else 0,
@@ -285,6 +289,11 @@ def _golden_stack(row: Row) -> Stack:
 def _has_own_layers(row: Row) -> bool:
     """--transformer-impl local; tests of BERT say it by their name."""
     return text(row, "transformer_impl") == "local" or "local_spec" in text(row, "case")
+
+
+def _keeps_layer_masks(row: Row) -> bool:
+    """BERT through Transformer Engine, but for the older engine of the long-term container (hw_tag "lts_...")."""
+    return text(row, "family") == "bert" and not _has_own_layers(row) and not text(row, "hw_tag").startswith("lts")
 
 
 def _fixes_workspaces(row: Row) -> bool:

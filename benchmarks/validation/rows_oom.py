@@ -95,8 +95,8 @@ def bridge_memory(row: Row) -> TrainingRun:
 
 
 def _bridge_widths(config: str) -> Stack:
-    """Moonlight's recipe keeps gradients and both moments in bfloat16 (main_grads_dtype, exp_avg_dtype in
-    src/megatron/bridge/recipes/moonlight)."""
+    """Moonlight's recipe keeps gradients and both moments in bfloat16 (use_precision_aware_optimizer, main_grads_dtype,
+    exp_avg_dtype in src/megatron/bridge/recipes/moonlight), and 16 bits of each master weight."""
     if "Moonlight" not in config:
         return stacks.MEGATRON
-    return replace(stacks.MEGATRON, gradient_bytes=2, reduce_bytes=2, optimizer_bytes=8.0)
+    return replace(stacks.MEGATRON, gradient_bytes=2, reduce_bytes=2, optimizer_bytes=6.0, precision_aware=True)

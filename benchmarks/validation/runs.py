@@ -27,6 +27,8 @@ class Experts:
     """First layers that have a dense MLP instead."""
     every: int = 1
     """Every n-th layer has experts."""
+    wide_router: bool = False
+    """The router computes on a float32 copy of its input, which is saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,8 @@ class Stack:
     """Collectives of tensor parallelism run in pieces beside the matrix product (async TP)."""
     loads_masks: bool = False
     """The data loader makes a mask of attention for every sequence."""
+    layer_masks: bool = False
+    """Each layer of BERT keeps a mask of its own, which attention makes of the padded positions."""
     user_buffers: bool = False
     """Transformer Engine overlaps products of tensor parallelism with their collectives (--tp-comm-overlap)."""
     fused_loss: bool = False
@@ -169,6 +173,10 @@ class Stack:
     """Further bytes per logit while an older torch measures variants of its kernels."""
     offload_activations: bool = False
     """Saved activations wait in host memory."""
+    precision_aware: bool = False
+    """Transformer Engine's Adam keeps 16-bit moments, and of the master weights what 16-bit weights lack."""
+    keeps_transposes: bool = False
+    """float8 weights stand on the device transposed too, where products read one order of operands alone (Hopper)."""
     expandable_segments: bool = False
     """The allocator grows segments in place: next to no fragmentation."""
     whole_vocabulary: bool = False

@@ -9,7 +9,6 @@ A fact is data of the stack; none depends on a row's result. `FITTED` names thos
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,14 +41,12 @@ ranks 1.24, without those with one expert a rank 1.20."""
 BENCHMARK_BYTES = 256 * MIB
 """What triton writes between two measurements of a kernel to empty the cache (triton/testing.py: do_bench)."""
 GATHERED_LAYERS = 2
-RESERVED_FRACTION = 0.15
-"""Of allocated bytes, what torch's allocator holds beyond them in fragments under FSDP without expandable segments.
-Fitted: median of torchtitan's 8B and 405B runs with full recomputation on H100; without the 405B runs 0.147, without
-the 8B runs 0.164."""
+RESERVED_FRACTION = 0.18
+"""Of allocated bytes, what torch's allocator holds beyond them in fragments under FSDP without expandable segments. An
+upper estimate: torchtitan's runs with full recomputation on H100 hold 0.147 and 0.148 (8B), 0.15 and 0.178 (405B),
+0.16 and 0.24 (70B), those without 0.05 to 0.11; nothing that a row says tells which."""
 DEEPSPEED_BUCKET_ELEMENTS = 500_000_000
 """Default of reduce_bucket_size (deepspeed/runtime/zero/config.py)."""
-
-_OFFLOADED = re.compile(r"layers\.\d+(/|\.norm|\.attention|\.mlp/)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +206,26 @@ def dispatched_bytes(run: TrainingRun, experts: Experts, imbalance: float) -> fl
     return 2.0 * (imbalance * kept - graph)
 
 
+def router_bytes(run: TrainingRun) -> int:
+    """The float32 copy of its input that the router of a layer keeps (megatron/core/transformer/moe/moe_utils.py:
+    `router_gating_linear` before it kept 16 bits)."""
+    parallel, shape = run.parallel, run.model
+    again = parallel.recompute_modules if parallel.recompute == "selective" else ()
+    if shape.experts is None or not shape.experts.wide_router or parallel.recompute == "full" or "moe" in again:
+        return 0
+    tokens = parallel.micro_batch * (shape.seq_len // parallel.cp) // (parallel.tp if parallel.sequence_parallel else 1)
+    return 4 * tokens * shape.hidden
+
+
+def gathered_input_bytes(run: TrainingRun) -> int:
+    """The whole sequences that DTensor's product with a vocabulary cut over tensor parallelism keeps for backward;
+    Megatron gathers them again."""
+    parallel, shape = run.parallel, run.model
+    if run.stack.name != "fsdp2" or not parallel.sequence_parallel:
+        return 0
+    return 2 * parallel.micro_batch * (shape.seq_len // parallel.cp) * shape.hidden
+
+
 def kept_projections(run: TrainingRun) -> int:
     """Bytes that torchtitan's selective recomputation keeps per layer beyond ours, negative where it keeps less.
 
@@ -254,12 +271,6 @@ def encoded_bytes(run: TrainingRun) -> int:
     width = 4 if run.stack.dtype == "float32" else 2
     tokens = parallel.micro_batch * shape.seq_len // (parallel.tp if parallel.sequence_parallel else 1)
     return width * tokens * shape.hidden
-
-
-def waits_in_host_memory(operator: str) -> bool:
-    """Whether what an operator's backward reads is offloaded: inputs of norms, attention and routed experts (Megatron's
-    --offload-modules attn_norm, mlp_norm, qkv_linear, core_attn, attn_proj, expert_fc1, moe_act)."""
-    return _OFFLOADED.match(operator) is not None
 
 
 def unsplit_queries_bytes(run: TrainingRun) -> int:

@@ -39,14 +39,32 @@ def stage_states(held: Sequence[SegmentMemory], run: TrainingRun) -> float:
 
 
 def widened_bytes(held: Sequence[SegmentMemory], run: TrainingRun) -> float:
-    """float32 copies of 16-bit gradients that Megatron's optimizer makes for its step and drops before the next forward
-    (megatron/core/optimizer/optimizer.py: `_copy_model_grads_to_main_grads`)."""
+    """float32 copies that an optimizer makes for its step.
+
+    Of 16-bit gradients: Megatron's, dropped before the next forward (megatron/core/optimizer/optimizer.py:
+    `_copy_model_grads_to_main_grads`). Of both moments, where Transformer Engine's Adam keeps them in 16 bits: for all
+    parameters of a group at once (transformer_engine/pytorch/optimizers/fused_adam.py: `get_unscaled_state` in
+    `step`); experts have an optimizer of their own, so the larger group counts.
+    """
     if run.stack.kernels != "megatron" or run.stack.gradient_bytes >= FLOAT32_BYTES:
         return 0.0
     plain, routed = parameters(held, run)
     is_cut = run.parallel.zero_stage >= 1
     whole = plain / (data_degree(run) if is_cut else 1)
-    return FLOAT32_BYTES * (whole + _experts_here(routed, run) / (_expert_degree(run) if is_cut else 1))
+    experts = _experts_here(routed, run) / (_expert_degree(run) if is_cut else 1)
+    if run.stack.precision_aware:
+        return 2 * FLOAT32_BYTES * max(whole, experts)
+    return FLOAT32_BYTES * (whole + experts)
+
+
+def transposed_bytes(held: Sequence[SegmentMemory], run: TrainingRun) -> float:
+    """float8 copies of the weights of layers in the other order, which Hopper's products of gradients read
+    (transformer_engine/pytorch/tensor/float8_tensor.py: `_transpose`; layers but not the head compute in float8). Those
+    of experts are not there between the steps of Megatron's tests."""
+    if not run.stack.keeps_transposes or run.stack.dtype != "float8":
+        return 0.0
+    plain, _ = parameters([piece for piece in held if block_path(f"{piece.name}/") is not None], run)
+    return float(plain)
 
 
 def blocks_beyond_states(held: Sequence[SegmentMemory], run: TrainingRun) -> float:

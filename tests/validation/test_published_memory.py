@@ -8,6 +8,7 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
+from benchmarks.validation.bert_memory import untold_bytes
 from benchmarks.validation.memory import RankMemory, peak_bytes, ranks
 from benchmarks.validation.recomputation import computed_again
 from benchmarks.validation.runs import Experts, ModelShape, ParallelShape, Stack, TrainingRun
@@ -208,3 +209,40 @@ def test_an_encoder_decoder_has_both_sides_and_one_table_of_words() -> None:
     assert fullest(run).states == 18 * parameters
     with pytest.raises(ConfigurationError, match="encoder and decoder"):
         ranks(with_parallel(run, pp=2), "t0")
+
+
+def test_an_offloaded_layer_beside_exchanges_runs_with_two_neighbours() -> None:
+    plain = fullest(replace(GPT_22B, stack=Stack(name="megatron")))
+    away = replace(GPT_22B, stack=Stack(name="megatron", offload_activations=True))
+    beside = replace(away, stack=replace(away.stack, overlap_exchanges=True))
+    moved = (plain.block_saved - fullest(away).block_saved) / 48
+    assert fullest(beside).activations - fullest(away).activations == pytest.approx(moved, rel=0.1)
+    unclaimed = fullest(away).between_steps - plain.between_steps
+    assert unclaimed == 48 * 2 * 4 * 2048 * 6144  # one activation a layer of the one micro-batch
+
+
+def test_a_router_in_float32_keeps_a_copy_of_its_input() -> None:
+    assert EIGHT_EXPERTS.model.experts is not None
+    wide = replace(EIGHT_EXPERTS.model, experts=replace(EIGHT_EXPERTS.model.experts, wide_router=True))
+    more = fullest(replace(EIGHT_EXPERTS, model=wide)).saved - fullest(EIGHT_EXPERTS).saved
+    assert more == 2 * 4 * 4 * 1024 * 512 // 4  # 2 layers, float32, sequences cut over 4 ranks
+
+
+def test_dtensor_keeps_the_gathered_input_of_the_head() -> None:
+    cut = with_parallel(GPT_22B, sequence_parallel=True)
+    fsdp = replace(cut, stack=Stack(name="fsdp2", kernels="eager"))
+    other = replace(fsdp, stack=replace(fsdp.stack, name="fsdp3"))
+    gathered = 2 * 4 * 2048 * 6144
+    assert fullest(fsdp).saved - fullest(other).saved == gathered
+
+
+def test_bert_keeps_a_mask_a_layer_and_an_allowance_under_tensor_parallelism() -> None:
+    bert = replace(
+        GPT_22B,
+        model=replace(GPT_22B.model, family="bert", layers=4, seq_len=256, hidden=512, ffn=1024, heads=8, kv_heads=8),
+        parallel=ParallelShape(tp=2, micro_batch=4),
+    )
+    masked = replace(bert, stack=replace(bert.stack, layer_masks=True))
+    assert fullest(masked).activations - fullest(bert).activations == 4 * 4 * 256 * 256
+    assert untold_bytes(bert) == 7 * 2 * 4 * 256 * 512
+    assert untold_bytes(with_parallel(bert, tp=1)) == untold_bytes(GPT_22B) == 0

@@ -8,8 +8,8 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.cost_models.program_memory import SegmentMemory
-from benchmarks.validation.runs import ModelShape, ParallelShape, Stack, TrainingRun
-from benchmarks.validation.state_memory import blocks_beyond_states, stage_states
+from benchmarks.validation.runs import Experts, ModelShape, ParallelShape, Stack, TrainingRun
+from benchmarks.validation.state_memory import blocks_beyond_states, stage_states, transposed_bytes, widened_bytes
 
 MIB = 1 << 20
 RUN = TrainingRun(
@@ -63,3 +63,19 @@ def test_blocks_of_lasting_tensors_count_what_cannot_be_split_off(
     assert found == pytest.approx(beyond + made, abs=5 * 512)
     cut = replace(RUN, parallel=replace(RUN.parallel, zero_stage=1))
     assert blocks_beyond_states(held, cut) == 0
+
+
+def test_adam_with_16_bit_moments_widens_both_for_the_larger_group() -> None:
+    stack = Stack(name="megatron", gradient_bytes=2, optimizer_bytes=6.0, precision_aware=True)
+    experts = Experts(count=4, per_token=1, hidden=8)
+    run = replace(RUN, stack=stack, model=replace(RUN.model, family="moe", experts=experts))
+    routed = SegmentMemory(name="layers.1", parameter_elements=500, parameters={"layers.1.mlp.down": 500})
+    assert widened_bytes([*HELD, routed], run) == 8 * 500
+    assert widened_bytes(HELD, run) == 8 * 140
+    assert widened_bytes(HELD, replace(run, stack=replace(stack, precision_aware=False))) == 4 * 140
+
+
+def test_hopper_keeps_float8_weights_of_layers_transposed_too() -> None:
+    narrow = replace(RUN, stack=Stack(name="megatron", dtype="float8", keeps_transposes=True))
+    assert transposed_bytes(HELD, narrow) == 40  # of the layer alone
+    assert transposed_bytes(HELD, RUN) == 0
