@@ -39,7 +39,7 @@ def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
     data: dict[str, Any] = {"tree": tree, "timeline": None if timeline is None else drawn_tracks(timeline)}
     template = _environment().get_template("report.html.j2")
     return template.render(
-        title=str(plan.question.get("model") or "plan"),
+        title=str(plan.question.get("model") or "plan").rpartition("/")[2],
         plan=plan,
         headline=headline(plan, timeline),
         axes=mesh_axes(plan),

@@ -78,7 +78,7 @@ function search(text) {
 const SVG = "http://www.w3.org/2000/svg", WIDTH = 1000, FINEST = 0.5;
 const view = {start: 0, length: 1, whole: 1};
 const asTime = (microseconds) => microseconds >= 1e6 ? `${(microseconds / 1e6).toPrecision(4)} s`
-  : microseconds >= 1e3 ? `${(microseconds / 1e3).toPrecision(4)} ms` : `${microseconds.toPrecision(4)} us`;
+  : microseconds >= 1e3 ? `${(microseconds / 1e3).toPrecision(4)} ms` : `${Number(microseconds.toPrecision(4))} us`;
 
 function spanClass(track, name) {
   if (track.stream !== "compute") return "span communication";
