@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ from autopar.verification import Verification, compare
 log = logging.getLogger(__name__)
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
+PLAN_VARIABLE = "AUTOPAR_PLAN"
+"""The plan file that `compile` takes where it is given none; `autopar run --plan` sets it."""
 
 
 def compile(
@@ -83,7 +86,7 @@ def compile(
         the model into stages: on a number of equal groups, or on groups of the devices that a list gives.
     schedule: the family of the pipeline ("1f1b", "zb-h1", ...); default: the best simulated.
     precision: "bf16" computes in bf16 from fp32 parameters; gradients, their reductions and the loss stay fp32.
-    plan: a Plan or its file, instead of planning; its precision holds where none is given.
+    plan: a Plan or its file, instead of planning; its precision holds where none is given. Default: $AUTOPAR_PLAN.
     batch: "global" (each rank passes all of it) or "local" (its part, see `ParallelModule.data_shard`).
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
     mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
@@ -100,7 +103,8 @@ def compile(
     """
     check_options(model, precision, batch, mode)
     model = take_off_wrappers(model)
-    given, running = attempt_on_all(lambda: (_load(plan), _running_cluster(cluster)))
+    chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
+    given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)))
     if precision is None and given is not None:
         precision = given.question.get("precision")
     options = Options(

@@ -16,6 +16,9 @@ from rich.console import Console
 
 from autopar.api import plan as make_plan
 from autopar.capture.models import load_model
+from autopar.cli.cache import cache
+from autopar.cli.diff import diff
+from autopar.cli.doctor import doctor
 from autopar.cli.export import export
 from autopar.cli.options import (
     OPTIMIZERS,
@@ -27,6 +30,7 @@ from autopar.cli.output import as_json_option, print_document
 from autopar.cli.profile import profile
 from autopar.cli.report import report
 from autopar.cli.rules import rules
+from autopar.cli.run import run
 from autopar.cli.simulate import simulate
 from autopar.cli.verification import verify_model
 from autopar.demo.journey import run_demo
@@ -180,10 +184,14 @@ def verify(model: str, processes: int, plan_path: Path | None, as_json: bool, **
         click.echo(f"{model}: {processes} processes compute the loss and the gradients of one")
 
 
+commands.add_command(cache)
+commands.add_command(diff)
+commands.add_command(doctor)
 commands.add_command(export)
 commands.add_command(profile)
 commands.add_command(report)
 commands.add_command(rules)
+commands.add_command(run)
 commands.add_command(simulate)
 
 

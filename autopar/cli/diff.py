@@ -1,0 +1,33 @@
+"""`autopar diff`: where two plan files part, and what each predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from autopar.cli.output import as_json_option, print_document
+from autopar.parallel_plan import Plan
+from autopar.plan_text import PLAN_COLUMNS, plan_rows
+from autopar.report.tables import table
+
+
+@click.command()
+@click.argument("this", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("other", type=click.Path(dir_okay=False, path_type=Path))
+@as_json_option
+def diff(this: Path, other: Path, as_json: bool) -> None:
+    """Compare the plan files THIS and OTHER: figures side by side, then the choices that differ.
+
+    Example: autopar diff plan.json tp4.json
+    """
+    plans = {path: Plan.load(path) for path in (this, other)}
+    lines = plans[this].diff(plans[other]).splitlines()
+    if as_json:
+        steps = {str(path): plan.predicted.step_seconds for path, plan in plans.items()}
+        print_document({"step_seconds": steps, "equal": not lines, "lines": lines})
+        return
+    rows = [(str(path), *plan_rows(plan)[0][1:]) for path, plan in plans.items()]
+    Console().print(table("plans", PLAN_COLUMNS, rows))
+    click.echo("\n".join(lines) or "the same choices")
