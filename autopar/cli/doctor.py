@@ -1,6 +1,6 @@
 """`autopar doctor`: what this machine can do, and how to mend what it cannot.
 
-Each check gives a status (ok, missing, broken), what was found, and what to do; only a broken one makes the command fail.
+Each check gives a status (ok, missing, broken), what was found, and what to do; only a broken one makes it fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import click
