@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from rich.table import Table
 
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
-from benchmarks.netlab.lab import Lab, network_cache
+from benchmarks.netlab.lab import network_cache
 from benchmarks.netlab.machine import why_unavailable
-from benchmarks.netlab.presets import Network
 from benchmarks.netlab.processes import ended_by_signals
 from benchmarks.plan_quality.baselines import BASELINES
-from benchmarks.plan_quality.job import RESULTS as MEASURED
-from benchmarks.plan_quality.job import RUNS, WARM_UP_STEPS
+from benchmarks.plan_quality.job import WARM_UP_STEPS
+from benchmarks.plan_quality.measure import profiled, train
 from benchmarks.plan_quality.plans import describe, make_plans, predicted
 from benchmarks.plan_quality.rows import measured_runs, setting_row
 from benchmarks.plan_quality.settings import QUICK, SETTINGS, Setting
@@ -34,7 +32,6 @@ from benchmarks.results import write_results
 
 RESULTS = Path(__file__).parents[1] / "results" / "plan_quality.json"
 STEPS, AGAIN = 5, 8
-SETTING_SECONDS = 900.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,18 +48,24 @@ def main(as_json: bool, quick: bool, resume: bool, names: Sequence[str], again: 
     console = Console(stderr=True)
     asked = names or (QUICK if quick else tuple(SETTINGS))
     rows = known_rows(output) if resume else {}
-    try:
-        with ended_by_signals():
-            clusters = profiled([SETTINGS[name].network for name in asked if name not in rows], again, console)
-            for name in asked:
+    if again:
+        for name in asked:
+            shutil.rmtree(network_cache(SETTINGS[name].network) / "clusters", ignore_errors=True)
+    failed = []
+    with ended_by_signals():
+        for name in asked:
+            try:
                 if name not in rows:
-                    rows[name] = run(name, clusters[SETTINGS[name].network.name], console)
+                    rows[name] = run(name, profiled(SETTINGS[name].network, console), console)
                     write_results(output, content(rows))
                 console.print(row_table(rows[name]))
-    except AutoparError as error:
-        raise click.ClickException(str(error)) from error
+            except AutoparError as error:  # the others are worth running; --resume comes back to this one
+                failed.append(name)
+                console.print(f"{name}: {error}", style="red")
     if as_json:
         print(json.dumps(content(rows)))
+    if failed:
+        raise click.ClickException(f"no results of {', '.join(failed)}")
 
 
 def known_rows(output: Path) -> dict[str, dict[str, Any]]:
@@ -76,35 +79,15 @@ def content(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"summary": summary(ordered), "settings": ordered}
 
 
-def profiled(networks: Sequence[Network], again: bool, console: Console) -> dict[str, Cluster]:
-    """The clusters as `autopar profile` measures them, by the network's name; measured once, then kept."""
-    clusters = {}
-    for network in {network.name: network for network in networks}.values():
-        folder = network_cache(network) / "clusters"
-        if again or not folder.exists():
-            console.print(f"profiling {network.name}")
-            with Lab(network) as lab:
-                lab.run([sys.executable, "-m", "autopar", "profile", "--force"], quiet=True)
-        clusters[network.name] = Cluster.from_file(next(folder.glob("*.json")))
-    return clusters
-
-
 def run(name: str, cluster: Cluster, console: Console) -> dict[str, Any]:
     """Plan a setting, train all plans, and compare."""
     setting = SETTINGS[name]
     console.print(f"{name}: planning")
+    plans, left_out = make_plans(setting, cluster, console.print)
+    usable, reasons = usable_baselines(setting)
     folder = network_cache(setting.network) / "plan_quality" / name
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    plans, left_out = make_plans(setting, cluster, console.print)
-    for kind, plan in plans.items():
-        plan.save(folder / f"{kind}.plan")
-    usable, reasons = usable_baselines(setting)
-    (folder / RUNS).write_text(json.dumps([*plans, *usable]))
-    command = [sys.executable, "-m", "benchmarks.plan_quality.job", name, str(folder), str(STEPS), str(AGAIN)]
-    with Lab(setting.network) as lab:
-        lab.run(command, seconds=SETTING_SECONDS)
-    found = json.loads((folder / MEASURED).read_text())
+    found = train(name, setting.network, folder, plans, usable, STEPS, AGAIN)
     words = {kind: describe(plan) for kind, plan in plans.items()} | {kind: BASELINES[kind].plan for kind in usable}
     said = {kind: predicted(setting, plan) for kind, plan in plans.items()}
     runs = measured_runs(found["rows"], WARM_UP_STEPS, words, said, found["peak_bytes"])

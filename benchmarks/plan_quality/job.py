@@ -26,7 +26,7 @@ from benchmarks.netlab.counters import read_counters
 from benchmarks.plan_quality.baselines import BASELINES
 from benchmarks.plan_quality.baselines.trained import Trained, sgd, trained
 from benchmarks.plan_quality.plans import CHOSEN
-from benchmarks.plan_quality.settings import SETTINGS, Setting
+from benchmarks.plan_quality.settings import SETTINGS, SMALL, Setting
 from benchmarks.storages import StorageTracker
 
 RUNS, RESULTS = "runs.json", "results.json"
@@ -38,7 +38,7 @@ def main(name: str, folder: Path, steps: int, again: int) -> None:
     """All runs of a setting on this rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    runs, errors = build_all(SETTINGS[name], folder)
+    runs, errors = build_all({**SETTINGS, **SMALL}[name], folder)
     gc.freeze()  # what was built stays; looking through it would be counted as somebody's step
     rows: dict[str, list[dict[str, Any]]] = {run: [] for run in runs}
     for _ in range(WARM_UP_STEPS + steps):

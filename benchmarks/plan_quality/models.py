@@ -266,3 +266,14 @@ def recommender(*, rows: int, width: int, fields: int, hidden: int, layers: int)
         [Dense(whole, hidden, whole) for _ in range(layers)],
         Head(nn.Identity(), whole, 2),
     )
+
+
+class Pair(nn.Module):
+    """Two products: small enough that all its plans can be measured. forward(x (B, width), y (B, width)) -> loss."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(self.down(torch.relu(self.up(x))), y)

@@ -75,7 +75,17 @@ def make_plans(
 
 def same_choices(one: Plan, other: Plan) -> bool:
     """Whether two plans run the same."""
-    fields = ("mesh", "parameters", "operators", "inputs", "buffers", "outputs", "micro_batches", "pipeline")
+    fields = (
+        "mesh",
+        "parameters",
+        "operators",
+        "inputs",
+        "buffers",
+        "outputs",
+        "bucket_bytes",
+        "micro_batches",
+        "pipeline",
+    )
     return all(getattr(one, field) == getattr(other, field) for field in fields)
 
 

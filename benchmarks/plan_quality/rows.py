@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autopar.errors import AutoparError
 from benchmarks.plan_quality.bootstrap import slowdown
 from benchmarks.plan_quality.plans import CHOSEN, FORCED
 from benchmarks.validation.metrics import kendall_tau_b
@@ -59,6 +60,11 @@ def setting_row(name: str, network: str, runs: Sequence[dict[str, Any]], left_ou
     wrong = {run["name"]: loss_difference(run["losses"], reference) for run in runs}
     wrong = {run: difference for run, difference in wrong.items() if not difference <= LOSS_TOLERANCE}
     right = {run["name"]: run for run in runs if run["name"] not in wrong}
+    if CHOSEN not in right:
+        reason = (
+            f"its losses differ by {wrong[CHOSEN]:.1e}" if CHOSEN in wrong else left_out.get(CHOSEN, "it did not run")
+        )
+        raise AutoparError(f"{name}: the plan that autopar chose is not among the runs: {reason}")
     chosen, best = right[CHOSEN], min(right.values(), key=lambda run: float(run["seconds"]))
     baseline = min(
         (right[run] for runs in CLASSIC.values() for run in runs if run in right), key=lambda run: float(run["seconds"])

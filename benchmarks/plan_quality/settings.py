@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks.netlab.presets import PRESETS, Network
-from benchmarks.plan_quality.models import gpt, llama, mixture, recommender, vit
+from benchmarks.plan_quality.models import Pair, gpt, llama, mixture, recommender, vit
 from benchmarks.vision import UNet
 
 SEED = 0
@@ -169,3 +169,15 @@ SETTINGS: Mapping[str, Setting] = {
 }
 QUICK = ("gpt-200mbit", "recommender-1gbit")
 """What `--quick` runs."""
+
+
+def vectors(batch: int, width: int) -> Callable[[], Inputs]:
+    """Random inputs and targets (batch, width)."""
+    return lambda: {"x": torch.randn(batch, width), "y": torch.randn(batch, width)}
+
+
+SMALL: Mapping[str, Setting] = {
+    "wide-pair-200mbit": Setting(preset="flat-200mbit", build=lambda: Pair(512, 2048), inputs=vectors(256, 512)),
+    "long-pair-1gbit": Setting(preset="flat-1gbit", build=lambda: Pair(256, 256), inputs=vectors(8192, 256)),
+}
+"""Graphs whose plans are all measured (`exhaustive.py`): parameters dear, and activations dear."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from autopar.errors import AutoparError
 from benchmarks.plan_quality.baselines import BASELINES
 from benchmarks.plan_quality.baselines.pipelining import micro_batches, stage_of
 from benchmarks.plan_quality.bootstrap import slowdown
@@ -76,6 +77,12 @@ def test_a_run_with_other_losses_wins_nothing_and_is_named() -> None:
     row = row_of(rows, autopar=1.0)
     assert row["best_measured"] == "autopar"
     assert row["wrong_losses"] == {"1f1b": pytest.approx(2e-5, rel=1e-3)}
+
+
+def test_a_choice_with_other_losses_is_no_result() -> None:
+    rows = {name: steps(9.0, 2.0) for name in ("ddp", "alone")} | {"autopar": steps(9.0, 1.0, loss=1.1)}
+    with pytest.raises(AutoparError, match=r"losses differ by 1.0e-01"):
+        row_of(rows, autopar=1.0)
 
 
 def test_the_runtime_is_compared_with_the_faster_variant_of_a_baseline() -> None:
