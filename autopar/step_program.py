@@ -21,7 +21,13 @@ from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.cost_models.pipeline_program import PassProgram, pipeline_program
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
-from autopar.cost_models.program_timeline import bytes_of_passes, halves_of_backward, pass_program
+from autopar.cost_models.program_timeline import (
+    PassBytes,
+    bytes_of_passes,
+    halves_of_backward,
+    pass_program,
+    wait_positions,
+)
 from autopar.cost_models.simulator import Action
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh, local_shape
@@ -31,13 +37,14 @@ from autopar.passes.late_sums import cut_late_sums
 from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches, joined_bytes
 from autopar.passes.once_per_step import prepare_parameters
+from autopar.passes.overlap import overlapped
 from autopar.passes.partition import Partition, split_forward_backward
 from autopar.passes.stage_plans import stage_plan
 from autopar.passes.stages import StagePrograms, cut_stages
 from autopar.passes.weight_gradients import split_backward
 from autopar.planner.leaves import StateBytes
-from autopar.planner.operators import base_of
 from autopar.planner.optimizers import state_bytes
+from autopar.planner.predict import dispatch_seconds
 from autopar.program import MicroProgram, Program, returned_values
 from autopar.schedules.actions import Kind
 
@@ -79,6 +86,7 @@ class StepProgram:
         if self.micro is not None:
             partition = for_micro_batches(lowered, partition).partition
             joined = joined_bytes(self.micro, lowered)
+        partition = overlapped(partition, self.plan.bucket_bytes)
         states = self._states([lowered], self.plan.micro_batches > 1)
         actions = [Action("states", COMPUTE, 0.0, allocates=states.bytes + joined)]
         passes = self._passes(partition)
@@ -89,18 +97,19 @@ class StepProgram:
 
     def _passes(self, partition: Partition) -> list[PassProgram]:
         held = bytes_of_passes(partition)
-        found = [pass_program(self._actions(partition.forward.graph, "forward"), held[0])]
+        found = [self._pass(partition.forward.graph, "forward", held[0])]
         if partition.backward is not None:
             late = held[1] if self.plan.micro_batches == 1 else replace(held[1], after=0.0)
-            found.append(pass_program(self._actions(partition.backward.graph, "backward"), late))
+            found.append(self._pass(partition.backward.graph, "backward", late))
         return found
+
+    def _pass(self, graph: fx.Graph, phase: str, held: PassBytes) -> PassProgram:
+        return pass_program(self._actions(graph, phase), held, wait_positions(graph))
 
     def _actions(self, graph: fx.Graph, phase: str) -> list[ProgramAction]:
         """Kernels and collectives; on CPUs the dispatch of views, which costs what any small operator costs."""
         found = self.price(graph, phase)
-        views = sum(node.op == "call_function" and bool(base_of(node)[1]) for node in graph.nodes)
-        if self.cluster.device.kind == "cpu" and views:
-            seconds = views * self.cluster.device.launch_seconds
+        if seconds := dispatch_seconds(graph, self.cluster.device):
             found.append(ProgramAction(name=phase, phase=phase, stream=COMPUTE, seconds=seconds, kind="views",
                                        position=len(graph.nodes) - 2))  # fmt: skip
         return found
@@ -179,20 +188,23 @@ class StepProgram:
             partition = replace(partition, forward=prepared.forward, backward=prepared.backward)
         before = () if prepared is None else tuple(self._actions(prepared.prepare.graph, "forward"))
         if partition.backward is None:
-            forward = pass_program(self._actions(partition.forward.graph, "forward"), bytes_of_passes(partition)[0])
+            forward = self._pass(partition.forward.graph, "forward", bytes_of_passes(partition)[0])
             return _Stage(lowered=lowered, passes={"F": forward}, before=before)
         sent = len([o for o in lowered.outputs if o.role == "gradient" and o.name not in stages.holders])
         late = cut_late_sums(partition.backward, sent, growing=once)
         halves = split_backward(partition.backward if late is None else late.unreduced, sent)
         held, left = bytes_of_passes(replace(partition, backward=halves.whole))
         left = replace(left, after=0.0)
-        passes: dict[Kind, PassProgram] = {"F": pass_program(self._actions(partition.forward.graph, "forward"), held)}
+        passes: dict[Kind, PassProgram] = {"F": self._pass(partition.forward.graph, "forward", held)}
         if "B" in kinds:
-            passes["B"] = pass_program(self._actions(halves.whole.graph, "backward"), left)
+            passes["B"] = self._pass(halves.whole.graph, "backward", left)
         if "I" in kinds:
             kept = set(returned_values(halves.inputs.graph)[sent:])
             kept_bytes = float(sum(node_bytes(node) for node in kept if node.name not in partition.parameters))
-            inputs, weights = (self._actions(half.graph, "backward") for half in (halves.inputs, halves.weights))
+            inputs, weights = (
+                (self._actions(half.graph, "backward"), wait_positions(half.graph))
+                for half in (halves.inputs, halves.weights)
+            )
             passes |= halves_of_backward(inputs, weights, left, kept_bytes)
         behind = () if late is None else tuple(self._actions(late.reduce.graph, "backward"))
         return _Stage(lowered=lowered, passes=passes, before=before, behind=behind)

@@ -94,7 +94,7 @@ def program_actions(
     for position, node in enumerate(graph.nodes):
         collective = collective_of(node)
         if collective is not None:
-            action = _collective(node, collective, phase, cluster, mesh)
+            action = collective_action(node, collective, phase, cluster, mesh)
             moves = action.name in parameters or node in reduced
             actions.append(replace(action, moves_parameter=moves, weight_only=node in weight_only, position=position))
         elif node in groups and groups[node] in members:
@@ -152,7 +152,8 @@ def collective_of(node: fx.Node) -> CollectiveKind | None:
     return _COLLECTIVES.get(base_name(target))
 
 
-def _collective(node: fx.Node, kind: CollectiveKind, phase: str, cluster: Cluster, mesh: Mesh) -> ProgramAction:
+def collective_action(node: fx.Node, kind: CollectiveKind, phase: str, cluster: Cluster, mesh: Mesh) -> ProgramAction:
+    """A collective by the node that starts it, at position 0."""
     names: tuple[str, ...] = node.meta["group_axes"]
     axes = tuple(mesh.axis_names.index(name) for name in names)
     topology = GroupTopology.of(cluster, mesh.shape, axes)

@@ -1,27 +1,30 @@
 """Passes of a lowered program for the simulator: every kernel and collective of a rank, with the bytes it brings.
 
-The runtime starts a collective in front of its first reader and waits for it at once, so the actions of a pass follow
-each other, kernels on the stream "compute" and collectives on the streams of their axes:
+Kernels follow each other on the stream "compute", collectives on the stream of their axes. A collective is started
+behind the kernels in front of it, and what stands behind its wait begins when it has ended:
 
-    forward    mm 190 us | all_reduce 80 us (tp) | gelu 20 us          live bytes of each node: 8, 12, 12, 10 MB
-    actions    mm takes 8 MB | all_reduce takes 4 MB | gelu frees 2 MB, and 10 MB stay for backward
+    graph      mm | start all_reduce | mm_1 | wait | gelu              live bytes of each node: 8, 12, 20, 20, 10 MB
+    compute    mm 190 us | mm_1 190 us | gelu 20 us                    takes 12 MB | takes 8 MB | frees 10 MB, ...
+    tp                   | all_reduce 80 us                            beside mm_1
 
-An action takes what lives at the fullest of its nodes beyond what was left before, and frees all but what lives on
-behind it. So the simulated peak is that of the live ranges (`passes/live_ranges.py`), and what forward leaves is what
-backward finds.
+A kernel takes what lives at the fullest node up to the next kernel beyond what was left before, and frees all but what
+lives on behind it. So the simulated peak is that of the live ranges (`passes/live_ranges.py`), and what forward leaves
+is what backward finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import fx
 
 from autopar.cost_models.memory import bytes_over_time
 from autopar.cost_models.pipeline_program import PassProgram
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.cost_models.simulator import Action
+from autopar.passes.collectives import is_start, waits_of
 from autopar.passes.live_ranges import memory_events
 from autopar.passes.partition import Partition
 from autopar.schedules.actions import Kind
@@ -49,41 +52,69 @@ def bytes_of_passes(partition: Partition) -> tuple[PassBytes, PassBytes]:
     return PassBytes(live=forward, before=0.0, after=saved), PassBytes(live=backward, before=saved, after=end)
 
 
-def pass_program(actions: Sequence[ProgramAction], held: PassBytes) -> PassProgram:
-    """The actions of one pass, in program order, each behind the one before it."""
-    if not actions:
-        return PassProgram((Action("nothing", COMPUTE, 0.0, allocates=held.after - held.before),))
-    ends = [action.position for action in actions[1:]] + [len(held.live)]
+def wait_positions(graph: fx.Graph) -> dict[int, int]:
+    """Of every collective of a graph: position of its start -> position of its first wait."""
+    place = {node: position for position, node in enumerate(graph.nodes)}
+    return {
+        position: min((place[wait] for wait in waits_of(node)), default=position)
+        for node, position in place.items()
+        if is_start(node)
+    }
+
+
+def issued(actions: Sequence[ProgramAction], waits: Mapping[int, int]) -> list[Action]:
+    """The actions of one pass, in program order, each behind what it has to wait for; an action without length at the
+    end waits for the rest. waits: of `wait_positions`; a collective that it does not name is awaited at once."""
     found: list[Action] = []
+    flying: list[tuple[int, int]] = []
+    last: tuple[int, ...] = ()
+    landed: list[int] = []
+    for action in actions:
+        landed += [index for wait, index in flying if wait < action.position]
+        flying = [(wait, index) for wait, index in flying if wait >= action.position]
+        depends_on = (*last, *landed)
+        is_kernel = action.stream == COMPUTE
+        if is_kernel:
+            last, landed = (len(found),), []
+        else:
+            flying.append((waits.get(action.position, action.position), len(found)))
+        name = f"{action.name}: {action.kind}"
+        found.append(Action(name, action.stream, action.seconds, depends_on, communication=not is_kernel))
+    left = (*landed, *(index for _, index in flying))
+    if left:
+        found.append(Action("waits", COMPUTE, 0.0, (*last, *left)))
+    return found
+
+
+def pass_program(actions: Sequence[ProgramAction], held: PassBytes, waits: Mapping[int, int]) -> PassProgram:
+    """The actions of one pass with their bytes; waits: of `wait_positions`."""
+    found = issued(actions, waits) or [Action("nothing", COMPUTE, 0.0)]
+    kernels = [index for index, action in enumerate(found) if action.stream == COMPUTE]
+    positions = [action.position for action in actions if action.stream == COMPUTE]
+    ends = [*positions[1:], *[len(held.live)] * len(kernels)][: len(kernels)]
     left, start = held.before, 0
-    for action, end in zip(actions, ends, strict=True):
+    for index, end in zip(kernels, ends, strict=True):
         inside, after = held.live[start:end], held.live[end : end + 1]
         full = max(inside, default=left)
         rest = min(inside[-1:] + after, default=full) if after else held.after
         full = max(full, left, rest)
-        found.append(
-            Action(
-                f"{action.name}: {action.kind}",
-                action.stream,
-                action.seconds,
-                depends_on=(len(found) - 1,) if found else (),
-                communication=action.stream != COMPUTE,
-                allocates=full - left,
-                frees=full - rest,
-            )
-        )
+        found[index] = replace(found[index], allocates=full - left, frees=full - rest)
         left, start = rest, end
     return PassProgram(tuple(found))
 
 
 def halves_of_backward(
-    inputs: Sequence[ProgramAction], weights: Sequence[ProgramAction], whole: PassBytes, kept_bytes: float
+    inputs: tuple[Sequence[ProgramAction], Mapping[int, int]],
+    weights: tuple[Sequence[ProgramAction], Mapping[int, int]],
+    whole: PassBytes,
+    kept_bytes: float,
 ) -> dict[Kind, PassProgram]:
-    """I and W of a backward whose bytes are those of the `whole`: the transients are I's, `kept_bytes` stay for W."""
+    """I and W (actions and waits) of a backward whose bytes are those of the `whole`: the transients are I's,
+    `kept_bytes` stay for W."""
     peak = float(np.max(whole.live, initial=whole.before))
     kept = min(kept_bytes, peak - whole.after)
-    early = PassBytes(live=(peak,) * (1 + max((a.position for a in inputs), default=0)), before=whole.before,
+    early = PassBytes(live=(peak,) * (1 + max((a.position for a in inputs[0]), default=0)), before=whole.before,
                       after=whole.after + kept)  # fmt: skip
-    late = PassBytes(live=(early.after,) * (1 + max((a.position for a in weights), default=0)), before=early.after,
+    late = PassBytes(live=(early.after,) * (1 + max((a.position for a in weights[0]), default=0)), before=early.after,
                      after=whole.after)  # fmt: skip
-    return {"I": pass_program(inputs, early), "W": pass_program(weights, late)}
+    return {"I": pass_program(inputs[0], early, inputs[1]), "W": pass_program(weights[0], late, weights[1])}

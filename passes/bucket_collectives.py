@@ -41,21 +41,26 @@ KINDS: Mapping[Any, str] = {ALL_GATHER: "all_gather", ALL_REDUCE: "all_reduce", 
 
 def bucket_collectives(graph_module: GraphModule, bucket_bytes: Mapping[str, float]) -> GraphModule:
     """A copy in which collectives are joined up to `bucket_bytes[kind]`; a kind that is not named stays as it is."""
+    return GraphModule(graph_module, bucketed(graph_module.graph, bucket_bytes))
+
+
+def bucketed(source: fx.Graph, bucket_bytes: Mapping[str, float]) -> fx.Graph:
+    """As `bucket_collectives`, of a graph alone."""
     graph = fx.Graph()
-    graph.output(graph.graph_copy(graph_module.graph, {}))
+    graph.output(graph.graph_copy(source, {}))
     nodes, output = list(graph.nodes), graph.output_node()
     joined: dict[fx.Node, list[fx.Node]] = {}
-    for members in _buckets(describe(nodes), bucket_bytes):
+    for members in buckets(describe(nodes), bucket_bytes):
         # a gather is needed when its first tensor is, a reduction can begin when its last one is there
         at = members[0] if members[0].target is ALL_GATHER else members[-1]
         written = _Bucket(graph, members, at).write()
         joined.update((node, []) for member in members for node in (member, *member.users))
         joined[at] = written
     order = [new for node in nodes for new in joined.get(node, (node,))]
-    return GraphModule(graph_module, in_order(LateOrder(order).run(), output))
+    return in_order(LateOrder(order).run(), output)
 
 
-def _buckets(found: Collectives, bucket_bytes: Mapping[str, float]) -> Iterator[list[fx.Node]]:
+def buckets(found: Collectives, bucket_bytes: Mapping[str, float]) -> Iterator[list[fx.Node]]:
     """The starts that each bucket joins, two or more, in program order."""
     return (members for members in _filled(found, bucket_bytes) if len(members) > 1)
 
@@ -83,7 +88,9 @@ class _Bucket:
         self._members = members
         self._kind = members[0].target
         self._rest = members[0].args[1:]
-        self._meta = {name: at.meta[name] for name in ("phase", "operator", "dtype")}
+        self._meta = {
+            name: at.meta[name] for name in ("phase", "operator", "dtype", "redistributes") if name in at.meta
+        }
         self._written: list[fx.Node] = []
 
     def write(self) -> list[fx.Node]:
@@ -119,6 +126,7 @@ class _Bucket:
     def _rows(self, whole: fx.Node) -> Iterator[fx.Node]:
         """Members cut into one piece per rank, and the pieces of a rank one behind the other."""
         ranks = self._rest[0]
+        assert isinstance(ranks, int)
         lengths = [_elements(member) // ranks for member in self._members]
         for member, start in zip(self._members, itertools.accumulate(lengths, initial=0), strict=False):
             shape = tuple(member.meta["local_shape"])

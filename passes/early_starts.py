@@ -33,8 +33,12 @@ IN_FLIGHT = 2
 
 def early_starts(graph_module: GraphModule, ctx: object) -> GraphModule:
     """A copy of the graph with starts as early and waits as late as its data allow."""
-    graph = graph_module.graph
-    return GraphModule(graph_module, in_order(_EarlyOrder(list(graph.nodes)).run(), graph.output_node()))
+    return GraphModule(graph_module, started_early(graph_module.graph))
+
+
+def started_early(graph: fx.Graph) -> fx.Graph:
+    """As `early_starts`, of a graph alone."""
+    return in_order(_EarlyOrder(list(graph.nodes)).run(), graph.output_node())
 
 
 def in_order(order: list[fx.Node], output: fx.Node) -> fx.Graph:

@@ -2,7 +2,8 @@
 
     x (8 B) made by node 0, read last by node 2;  y = view(x)      ->      [LiveRange("x", 8, 0, 2)]
 
-What only looks at a value has no memory of its own; a collective's wait is the buffer of the collective.
+What only looks at a value has no memory of its own; a collective's wait is the buffer of the collective, and what a
+collective moves lives until its wait.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import fx
 
 from autopar.cost_models.memory import LiveRange
 from autopar.ops.blocks import keeps_order, padded, pieces_first, pieces_joined
+from autopar.passes.collectives import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
 from autopar.passes.emitter import node_bytes
 from autopar.passes.local_values import is_getitem
 from autopar.passes.partition import Partition
@@ -21,7 +23,7 @@ from autopar.passes.saved_values import VIEWS
 from autopar.program import returned_values
 
 aten = torch.ops.aten
-_ALIASES = VIEWS | {torch.ops._c10d_functional.wait_tensor.default, padded, aten.contiguous.default}
+_ALIASES = VIEWS | {WAIT, ALL_REDUCE_IN_PLACE, padded, aten.contiguous.default}
 
 
 def memory_events(partition: Partition) -> list[LiveRange]:
@@ -59,7 +61,7 @@ class _Timeline:
             buffers[node] = known.get(node) or (reads[0] if reads and _is_alias(node) else node)
             if buffers[node] is node and not (node.op == "placeholder" and node.name in excluded):
                 self._first[node] = begins
-            for buffer in (*reads, buffers[node]):
+            for buffer in (*reads, *_in_flight(node, buffers), buffers[node]):
                 self._last[buffer] = self._index
             self._index += 1
         self._buffer.update(buffers)
@@ -78,6 +80,13 @@ class _Timeline:
             for node, first in self._first.items()
             if node_bytes(node)
         ]
+
+
+def _in_flight(node: fx.Node, buffers: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    """What a collective reads up to its wait; an all_reduce works on a copy of its own."""
+    if node.target is not WAIT or node.all_input_nodes[0].target is ALL_REDUCE:
+        return []
+    return [buffers[operand] for operand in node.all_input_nodes[0].all_input_nodes]
 
 
 def _is_alias(node: fx.Node) -> bool:

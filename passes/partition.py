@@ -40,6 +40,11 @@ class Partition:
     parameters: frozenset[str]
 
     @property
+    def graphs(self) -> tuple[fx.GraphModule, ...]:
+        """Forward, and backward where there is one."""
+        return (self.forward,) if self.backward is None else (self.forward, self.backward)
+
+    @property
     def saved_bytes(self) -> int:
         """Bytes of what is saved, without inputs."""
         return sum(value.bytes for value in self.saved if not value.is_input)

@@ -18,6 +18,7 @@ from torch import fx
 
 from autopar.parallel_plan import Plan
 from autopar.passes.micro_batches import MicroPartition, drawing_for
+from autopar.passes.overlap import overlapped
 from autopar.program import MicroProgram, Output, Program
 from autopar.runtime.accumulation import HeldGradients
 from autopar.runtime.batch_parts import BatchParts, scaled
@@ -208,7 +209,8 @@ def emit_micro(
     micro: MicroProgram, lowered: Program, parts: MicroPartition, plan: Plan, groups: ProcessGroups
 ) -> MicroStep:
     """Bind the graphs of `parts` (of the `lowered` program of one part) to processes and kernels."""
-    graphs = [parts.statistics, parts.partition.forward, parts.partition.backward]
+    issued = overlapped(parts.partition, plan.bucket_bytes)
+    graphs = [parts.statistics, issued.forward, issued.backward]
     groups.create(group_symbols(*(graph for graph in graphs if graph is not None)))
     statistics, forward, backward = (None if graph is None else bind_groups(graph, groups) for graph in graphs)
     assert forward is not None

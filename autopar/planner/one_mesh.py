@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.capture import fingerprint
+from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.optimizer_step import step_buffer_bytes
-from autopar.cost_models.simulator import Timeline
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Plan, Prediction
@@ -33,7 +33,7 @@ from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.micro_costs import in_micro_batches
 from autopar.planner.moments import measured_bytes
 from autopar.planner.notes import expert_notes, uneven_notes
-from autopar.planner.predict import predict_timeline
+from autopar.planner.predict import choose_issue, dispatch_seconds
 from autopar.planner.prices import Floats, Prices
 from autopar.planner.query import Progress, Query
 from autopar.planner.read import (
@@ -49,6 +49,7 @@ from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver import Solution, Status, certified, evaluate, is_forbidden, solve
 from autopar.planner.warm_start import labels_like
 from autopar.planner.within_memory import WithinMemory
+from autopar.program import Program
 
 Labels: TypeAlias = NDArray[np.int64]
 EXACT_GAP = 1e-9
@@ -215,8 +216,6 @@ def _given_labels(query: Query, built: Built, mesh: Mesh) -> list[Labels]:
 
 def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Attempt:
     """The plan of a solution, lowered for one rank and measured."""
-    with phase("predict"):
-        timeline = predict_timeline(query.program, built, solution.assignment, Prices(query.cluster, mesh))
     inputs, buffers, outputs = read_data(query.program, built, solution.assignment, mesh)
     problem = built.problem
     plan = Plan(
@@ -226,7 +225,7 @@ def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifeti
         inputs=inputs,
         buffers=buffers,
         outputs=outputs,
-        predicted=Prediction(step_seconds=timeline.makespan_seconds, peak_bytes=0.0),
+        predicted=Prediction(step_seconds=0.0, peak_bytes=0.0),
         objective_seconds=solution.objective,
         bound_seconds=solution.lower_bound,
         gap=solution.gap,
@@ -256,9 +255,10 @@ def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifeti
             **recomputation_statistics(built, solution.assignment, lifetimes),
         },
     )
-    predicted, measured = _predicted(query, plan, timeline, lifetimes)
+    plan, measured = _predicted(query, plan, lifetimes)
+    predicted = plan.predicted
     return Attempt(
-        candidate=Candidate(mesh=mesh, plan=replace(plan, predicted=predicted), built=built, solution=solution),
+        candidate=Candidate(mesh=mesh, plan=plan, built=built, solution=solution),
         measured=measured,
         excess=predicted.peak_bytes - query.budget_bytes,
     )
@@ -269,8 +269,9 @@ def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
     return float(built.variables[index].costs[solution.assignment[index]])
 
 
-def _predicted(query: Query, plan: Plan, timeline: Timeline, lifetimes: Lifetimes) -> tuple[Prediction, Floats]:
-    """Seconds and bytes of rank 0, the bytes from the lowered program: their peak and what every moment holds."""
+def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Floats]:
+    """The plan with its bucket sizes and its prediction, of rank 0, read from the lowered program; and the bytes that
+    every moment holds."""
     with phase("lower"):
         lowered = lower(query.program, plan, rank=0)
         recomputed = [name for name, operator in plan.operators.items() if operator.recompute]
@@ -279,25 +280,56 @@ def _predicted(query: Query, plan: Plan, timeline: Timeline, lifetimes: Lifetime
     if query.micro is not None:
         partition = for_micro_batches(lowered, partition).partition
         joined = joined_bytes(query.micro, lowered)
-    parameters = optimizer = 0.0
+    states = _states(query, lowered)
+    constant = states.parameters + states.optimizer + joined
+    with phase("predict"):
+        issue, measured = choose_issue(
+            partition,
+            plan,
+            query.cluster,
+            lambda issued: measured_bytes(issued, lifetimes, constant, states.step_buffers),
+            query.budget_bytes,
+        )
+    peak = float(np.nanmax(measured))
+    views = sum(dispatch_seconds(part.graph, query.cluster.device) for part in partition.graphs)
+    compute = plan.micro_batches * (issue.compute_seconds + views) + states.step_seconds
+    prediction = Prediction(
+        step_seconds=plan.micro_batches * (issue.seconds + views) + states.step_seconds,
+        peak_bytes=peak,
+        compute_seconds=compute,
+        exposed_communication_seconds=plan.micro_batches * issue.exposed_communication_seconds,
+        bytes_by_kind={
+            "parameters": states.parameters,
+            "optimizer state": states.optimizer,
+            "activations, gradients and buffers at the peak": peak - states.parameters - states.optimizer,
+        },
+    )
+    return replace(plan, bucket_bytes=issue.bucket_bytes, predicted=prediction), measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _States:
+    """Of the parameters of one rank: bytes, those of the optimizer's state and of its step, and the step's seconds."""
+
+    parameters: float
+    optimizer: float
+    step_buffers: float
+    step_seconds: float
+
+
+def _states(query: Query, lowered: Program) -> _States:
+    parameters = optimizer = seconds = 0.0
     updated = []
     for entry in lowered.inputs:
         if entry.role == "parameter":
             elements, state = math.prod(entry.shape), query.state_bytes[entry.name]
             parameters += elements * entry.dtype.itemsize
             optimizer += elements * state.optimizer
+            seconds += float(optimizer_seconds(query.cluster.device, elements * state.step_traffic))
             updated.append((float(elements * entry.dtype.itemsize), state.step_buffers))
-    buffers = step_buffer_bytes(updated, query.cluster.device.kind)
-    measured = measured_bytes(partition, lifetimes, parameters + optimizer + joined, buffers)
-    peak = float(np.nanmax(measured))
-    return Prediction(
-        step_seconds=timeline.makespan_seconds,
-        peak_bytes=peak,
-        compute_seconds=timeline.compute_seconds,
-        exposed_communication_seconds=timeline.exposed_communication_seconds,
-        bytes_by_kind={
-            "parameters": parameters,
-            "optimizer state": optimizer,
-            "activations, gradients and buffers at the peak": peak - parameters - optimizer,
-        },
-    ), measured
+    return _States(
+        parameters=parameters,
+        optimizer=optimizer,
+        step_buffers=step_buffer_bytes(updated, query.cluster.device.kind),
+        step_seconds=seconds if query.program.training else 0.0,
+    )

@@ -1,19 +1,29 @@
 """Predict: play the chosen plan through the simulator; separate from the certified objective.
 
 The objective pays every edge; the program pays a redistribution once per (tensor, phase, target), and readers of one
-shared copy may ask for the same layout. The lowering starts a collective in front of its first reader and waits for
-it at once, on NCCL as on gloo, so nothing runs beside it: all actions are on one stream.
+shared copy may ask for the same layout. `predict_timeline` plays the tables, with everything on one stream;
+`predict_issue` plays the lowered program, whose collectives run beside what does not need them
+(`passes/early_starts.py`), with the bucket sizes that make it shortest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
+from torch import fx
 
+from autopar.cluster import Cluster
+from autopar.cost_models.bucket_sizes import Issue, issues
 from autopar.cost_models.simulator import COMPUTE_STREAM, Action, Timeline, simulate
+from autopar.hardware import Device
+from autopar.parallel_plan import Plan
+from autopar.passes.overlap import overlapped
+from autopar.passes.partition import Partition
 from autopar.planner.build import Built
 from autopar.planner.operators import base_of
-from autopar.planner.prices import Prices
+from autopar.planner.prices import Floats, Prices
 from autopar.program import Program
 
 STILL_SECONDS = 1e-7
@@ -37,10 +47,30 @@ def predict_timeline(program: Program, built: Built, assignment: NDArray[np.int6
             name = f"{built.variables[source].name} -> {built.variables[index].name}"
             actions.append(Action(name, COMPUTE_STREAM, seconds, communication=True))
         actions.append(Action(built.variables[index].name, COMPUTE_STREAM, _seconds(built, index, assignment)))
-    views = sum(1 for node in program.graph.nodes if node.op == "call_function" and base_of(node)[1])
-    if prices.cluster.device.kind == "cpu":  # eager dispatch of views costs what any small operator costs
-        actions.append(Action("views", COMPUTE_STREAM, views * prices.cluster.device.launch_seconds))
+    if seconds_of_views := dispatch_seconds(program.graph, prices.cluster.device):
+        actions.append(Action("views", COMPUTE_STREAM, seconds_of_views))
     return simulate(actions)
+
+
+def dispatch_seconds(graph: fx.Graph, device: Device) -> float:
+    """Seconds of the views of a graph: on CPUs, eager dispatch of one costs what any small operator costs."""
+    if device.kind != "cpu":
+        return 0.0
+    return device.launch_seconds * sum(node.op == "call_function" and bool(base_of(node)[1]) for node in graph.nodes)
+
+
+def choose_issue(
+    partition: Partition, plan: Plan, cluster: Cluster, measure: Callable[[Partition], Floats], budget_bytes: float
+) -> tuple[Issue, Floats]:
+    """How the collectives of a lowered micro-batch are issued, and what `measure` says of that: the fastest bucket
+    sizes whose bytes stay within the budget; without buckets where none do."""
+    found = issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend)
+    plain = next(issue for issue in found if not issue.bucket_bytes)
+    for issue in found[: found.index(plain)]:
+        measured = measure(overlapped(partition, issue.bucket_bytes))
+        if float(np.nanmax(measured)) <= budget_bytes:
+            return issue, measured
+    return plain, measure(overlapped(partition, plain.bucket_bytes))
 
 
 def _seconds(built: Built, index: int, assignment: NDArray[np.int64]) -> float:

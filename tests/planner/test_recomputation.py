@@ -11,6 +11,7 @@ from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
 from autopar.ops.dropout import dropout_by_index
 from autopar.passes.lower import lower
+from autopar.passes.overlap import overlapped
 from autopar.passes.partition import split_forward_backward
 from autopar.planner.planning import make_plan
 from tests.passes.hand_plans import run_plan, tensors_of
@@ -72,7 +73,7 @@ def captured(request):
 
 def partition_of(captured, plan):
     lowered = lower(captured.program, plan, 0)
-    return split_forward_backward(lowered, recomputed(plan)), lowered
+    return overlapped(split_forward_backward(lowered, recomputed(plan)), plan.bucket_bytes), lowered
 
 
 @pytest.mark.slow

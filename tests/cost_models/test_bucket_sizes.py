@@ -1,0 +1,105 @@
+"""Sizes of buckets: what saves starts without losing overlap; what is played is what the simulator plays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autopar.cluster import Cluster
+from autopar.cost_models.bucket_sizes import Issue, issues
+from autopar.cost_models.kernel_seconds import KernelPrices
+from autopar.cost_models.program_costs import COMPUTE, program_actions
+from autopar.cost_models.program_timeline import issued, wait_positions
+from autopar.cost_models.simulator import simulate
+from autopar.hardware import CollectiveFit
+from autopar.layout import Mesh
+from autopar.passes.lower import lower
+from autopar.passes.overlap import overlapped
+from autopar.passes.partition import Partition, split_forward_backward
+from tests.passes.test_lower import Case, all_replicated, data_parallel, zero3
+
+MESH = Mesh(("dp",), (4,))
+
+
+class Deep(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = ((self.layers(x) - y) ** 2).mean()
+        return loss
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    torch.manual_seed(0)
+    return Case(Deep(), {"x": torch.randn(8, 64), "y": torch.randn(8, 64)})
+
+
+def partition(case: Case, parameter: object) -> Partition:
+    return split_forward_backward(lower(case.program, data_parallel(case, MESH, parameter), 0))
+
+
+def network(latency_seconds: float, bytes_per_second: float) -> Cluster:
+    cluster = Cluster.parse("4x1 cpu")
+    link = replace(cluster.inter_link, latency_seconds=latency_seconds, bytes_per_second=bytes_per_second, fits=())
+    return replace(cluster, inter_link=link)
+
+
+def found(case: Case, parameter: object, cluster: Cluster) -> list[Issue]:
+    return issues(partition(case, parameter), cluster=cluster, mesh=MESH, backend="eager")
+
+
+def test_latency_asks_for_large_buckets(case: Case) -> None:
+    best, *others = found(case, all_replicated, network(1e-2, 1e9))
+    assert best.bucket_bytes
+    assert all(best.seconds <= other.seconds for other in others)
+    alone = next(issue for issue in others if not issue.bucket_bytes)
+    assert best.seconds < alone.seconds / 4  # 12 gradients and the loss, one after the other
+
+
+def test_a_network_without_latency_asks_for_none(case: Case) -> None:
+    cluster = network(0.0, 1e6)
+    cluster = replace(cluster, inter_link=replace(cluster.inter_link, fits=free_starts()))
+    assert not found(case, all_replicated, cluster)[0].bucket_bytes
+
+
+def free_starts() -> tuple[CollectiveFit, ...]:
+    return tuple(
+        CollectiveFit(kind=kind, ranks=4, latency_seconds=1e-9, bytes_per_second=1e6, source="test")
+        for kind in ("all_reduce", "all_gather", "reduce_scatter")
+    )
+
+
+@pytest.mark.parametrize("parameter", [all_replicated, zero3])
+def test_what_is_played_is_the_program_that_runs(case: Case, parameter: object) -> None:
+    cluster = network(1e-3, 1e7)
+    for issue in found(case, parameter, cluster):
+        program = overlapped(partition(case, parameter), issue.bucket_bytes)
+        total = 0.0
+        for phase, part in zip(("forward", "backward"), program.graphs, strict=True):
+            actions = program_actions(
+                part.graph, phase, cluster=cluster, mesh=MESH, backend="eager",
+                prices=KernelPrices(device=cluster.device), segment_of=str,
+            )  # fmt: skip
+            assert any(action.stream == COMPUTE for action in actions)
+            total += simulate(issued(actions, wait_positions(part.graph))).makespan_seconds
+        assert issue.seconds == pytest.approx(total, rel=1e-9)
+
+
+def test_joining_moves_no_byte_more(case: Case) -> None:
+    plain = partition(case, zero3)
+    sums = []
+    for sizes in ({}, dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 1e9)):
+        moved = 0.0
+        for phase, part in zip(("forward", "backward"), overlapped(plain, sizes).graphs, strict=True):
+            actions = program_actions(
+                part.graph, phase, cluster=Cluster.parse("4x1 cpu"), mesh=MESH, backend="eager",
+                prices=KernelPrices(device=Cluster.parse("4x1 cpu").device), segment_of=str,
+            )  # fmt: skip
+            moved += sum(action.nbytes for action in actions if action.stream != COMPUTE)
+        sums.append(moved)
+    assert sums[0] == sums[1] > 0
