@@ -11,10 +11,12 @@ import re
 import sys
 import warnings
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C._distributed_c10d import Store, _resolve_process_group
 from torch._decomp import get_decompositions
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
@@ -37,6 +39,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.utils._mode_utils import no_dispatch
@@ -119,6 +122,27 @@ def lone_device_mesh(device_type: str, axis_names: tuple[str, ...]) -> DeviceMes
     return DeviceMesh(device_type, ranks, mesh_dim_names=axis_names, _init_backend=False, _rank=0)
 
 
+def resolve_group(name: str) -> ProcessGroup:
+    """The process group that collectives in graphs name so."""
+    named: Any = name  # torch 2.13 gives these names a type of their own
+    group: ProcessGroup = _resolve_process_group(named)
+    return group
+
+
+def default_timeout() -> timedelta:
+    """How long a collective of CPU tensors may take, as it was given to `init_process_group`; groups made later on
+    have forgotten it."""
+    world = distributed_c10d._get_default_group()
+    timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
+    return timeout
+
+
+def default_store() -> Store:
+    """The key-value store through which the running processes found each other."""
+    store: Store = distributed_c10d._get_default_store()
+    return store
+
+
 warn_about_untested_torch()
 
 __all__ = [
@@ -139,10 +163,13 @@ __all__ = [
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
+    "Store",
     "StridedShard",
     "TangentAOTInput",
     "TreeSpec",
     "aot_export_joint_with_descriptors",
+    "default_store",
+    "default_timeout",
     "forget_device_meshes",
     "get_decompositions",
     "grouped_mm",
@@ -154,6 +181,7 @@ __all__ = [
     "no_dispatch",
     "register_dataclass",
     "release_saved_tensors",
+    "resolve_group",
     "torch_version",
     "tree_flatten",
     "tree_flatten_with_path",

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.gloo import ALGORITHMS as RINGS
+from autopar.cost_models.gloo import ALGORITHMS as DIRECT
 from autopar.cost_models.gloo import Algorithm, measured_line
 from autopar.cost_models.nccl_tuner import TREE_FRACTION, Choice, Fabric, Group, TunedKind, tuner_lines
 from autopar.hardware import Link
@@ -60,10 +60,13 @@ NETWORK_PAIR_SECONDS = 8.4e-6 + 14e-6
 BELIEVED_LL = 0.5
 """tuning.cc: part of the rate that a ring reaches with LL."""
 
+_RING = Algorithm(lambda n: n - 1.0, DIRECT["all_gather"].wire)
 ALGORITHMS = {
-    **RINGS,
-    "reduce_scatter": RINGS["all_gather"],
-    "broadcast": Algorithm(RINGS["all_gather"].rounds, RINGS["neighbours"].wire),
+    **DIRECT,
+    "all_reduce": Algorithm(lambda n: 2.0 * (n - 1.0), DIRECT["all_reduce"].wire),
+    "all_gather": _RING,
+    "reduce_scatter": _RING,
+    "broadcast": Algorithm(_RING.rounds, DIRECT["neighbours"].wire),
 }
 
 

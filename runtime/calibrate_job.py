@@ -39,6 +39,7 @@ from autopar.runtime.calibrate_worker import (
     operator_points,
 )
 from autopar.runtime.host_allocator import keep_freed_memory
+from autopar.runtime.host_graphs import wait
 from autopar.runtime.operator_census import NUM_SAMPLES
 
 SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
@@ -146,7 +147,7 @@ def _crowd() -> float:
 def _collective(kind: str, group: dist.ProcessGroup, size: int) -> None:
     """Start one and wait for it."""
     buffer = torch.zeros(size // 4)
-    torch.ops._c10d_functional.wait_tensor(COLLECTIVES[kind](buffer, group.size(), group.group_name))
+    wait(COLLECTIVES[kind](buffer, group.size(), group.group_name))
 
 
 def _shift(group: dist.ProcessGroup, size: int) -> None:

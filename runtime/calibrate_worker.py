@@ -24,7 +24,9 @@ import torch.distributed as dist
 
 from autopar.cost_models.calibration import CENSUS, Measurement
 from autopar.files import write_atomically
+from autopar.runtime import host_graphs
 from autopar.runtime.host_allocator import keep_freed_memory
+from autopar.runtime.host_graphs import MaybeStarted
 from autopar.runtime.operator_census import NUM_SAMPLES, chiller, samples
 
 WORLD_SIZES = (1, 2, 4)
@@ -53,23 +55,24 @@ MIN_CENSUS_CALLS, MAX_CENSUS_CALLS = 3, 7
 OVERHEAD_CALLS = 100
 """Calls of the tiny operator between two looks at the clock."""
 
-_functional = torch.ops._c10d_functional
 
-
-def _all_to_all(buffer: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+def _all_to_all(buffer: torch.Tensor, ranks: int, group: str) -> MaybeStarted:
     splits = [buffer.numel() // ranks] * ranks
-    return _functional.all_to_all_single(buffer, splits, splits, group)  # type: ignore[no-any-return]
+    return host_graphs.all_to_all(buffer, splits, splits, group, "calibration")
 
 
-COLLECTIVES: dict[str, Callable[[torch.Tensor, int, str], torch.Tensor]] = {
-    "all_reduce": lambda buffer, ranks, group: _functional.all_reduce(buffer, "sum", group),
+COLLECTIVES: dict[str, Callable[[torch.Tensor, int, str], MaybeStarted]] = {
+    "all_reduce": lambda buffer, ranks, group: host_graphs.all_reduce(buffer, "sum", group, "calibration"),
     # the full buffer of an all-gather is its output
-    "all_gather": lambda buffer, ranks, group: _functional.all_gather_into_tensor(
-        buffer[: buffer.numel() // ranks], ranks, group
+    "all_gather": lambda buffer, ranks, group: host_graphs.all_gather(
+        buffer[: buffer.numel() // ranks], ranks, group, "calibration"
     ),
-    "reduce_scatter": lambda buffer, ranks, group: _functional.reduce_scatter_tensor(buffer, "sum", ranks, group),
+    "reduce_scatter": lambda buffer, ranks, group: host_graphs.reduce_scatter(
+        buffer, "sum", ranks, group, "calibration"
+    ),
     "all_to_all": _all_to_all,
 }
+"""What compiled programs run."""
 
 
 def operator_points(world_size: int, barrier: Callable[[], object]) -> Iterator[Measurement]:
@@ -133,7 +136,7 @@ def collective_points(world_size: int, group: dist.ProcessGroup) -> Iterator[Mea
     for kind, collective in COLLECTIVES.items():
         for size in COLLECTIVE_BYTES:
             call = partial(collective, torch.zeros(size // 4), ranks, group.group_name)
-            _functional.wait_tensor(call())
+            host_graphs.wait(call())
             added = _seconds_of_loop(partial(_work_and_wait, work, call), COLLECTIVE_CALLS, group) - alone
             yield Measurement(
                 name=kind, world_size=world_size, ranks=ranks, size=size, seconds=max(added, MIN_COLLECTIVE_SECONDS)
@@ -153,9 +156,9 @@ def layer_of_work() -> Callable[[], None]:
     return work
 
 
-def _work_and_wait(work: Callable[[], None], collective: Callable[[], torch.Tensor]) -> None:
+def _work_and_wait(work: Callable[[], None], collective: Callable[[], MaybeStarted]) -> None:
     work()
-    _functional.wait_tensor(collective())
+    host_graphs.wait(collective())
 
 
 def _seconds_per_call(call: Callable[[], object], window_seconds: float) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from autopar.errors import ConfigurationError
+from autopar.runtime.host_graphs import with_host_collectives
 
 GraphCall: TypeAlias = Callable[[list[Any]], Any]
 
@@ -23,7 +24,7 @@ def kernels(graph_module: fx.GraphModule, backend: str) -> GraphCall:
     Raises ConfigurationError for a backend that does not exist.
     """
     if backend == "eager":
-        return boxed(graph_module)
+        return boxed(with_host_collectives(graph_module))
     if backend == "inductor":
         compiled = torch.compile(graph_module, backend="inductor", dynamic=False)
         return lambda arguments: compiled(*arguments)

@@ -9,6 +9,7 @@ from autopar.cost_models.collectives import (
     CollectiveKind,
     collective_seconds,
 )
+from autopar.cost_models.gloo import sent_bytes
 from autopar.cost_models.nccl import ring_rate
 from autopar.hardware import CollectiveFit, preset_names
 
@@ -56,11 +57,32 @@ def test_sibling_groups_share_the_network_of_a_node() -> None:
     assert siblings / alone == pytest.approx(8 * (1 / 2) / (15 / 16), rel=0.02)
 
 
-def test_gloo_reduce_scatter_costs_an_all_reduce() -> None:
+def test_an_all_reduce_of_cpu_tensors_is_a_reduce_scatter_and_an_all_gather() -> None:
     cluster = Cluster.parse("4 cpu")
-    scatter, reduce = (_seconds(kind, 1e6, cluster, (4,), (0,)) for kind in ("reduce_scatter", "all_reduce"))
-    assert scatter == reduce
-    assert _seconds("all_to_all", 1e6, cluster, (4,), (0,)) < scatter
+    kinds = ("reduce_scatter", "all_gather", "all_reduce", "all_to_all")
+    scatter, gather, reduce, exchange = (_seconds(kind, 1e6, cluster, (4,), (0,)) for kind in kinds)
+    assert reduce == pytest.approx(scatter + gather)
+    assert exchange == scatter
+    small = [_seconds(kind, 4.0, cluster, (4,), (0,)) for kind in ("reduce_scatter", "all_reduce")]
+    assert small[1] == pytest.approx(small[0], rel=1e-3)  # all copies in one round
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_ranks_of_a_node_add_up_first_and_send_less_to_other_nodes(kind: str) -> None:
+    cluster = Cluster.parse("2x4 cpu")
+    levels, flat = _seconds(kind, 1e8, cluster, (8,), (0,)), _seconds("all_to_all", 1e8, cluster, (8,), (0,))
+    passes = 2 if kind == "all_reduce" else 1
+    assert levels < passes * flat
+    inside, across = sent_bytes(kind, 1e8, 2, 4)
+    assert (inside, across) == (passes * 0.75e8, passes * 0.125e8)
+
+
+def test_every_byte_that_is_needed_elsewhere_is_sent_once() -> None:
+    for kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        assert sent_bytes(kind, 1000.0, 4, 1) == (0.0, 750.0)
+        assert sum(sent_bytes(kind, 1000.0, 2, 2)) == pytest.approx(750.0)
+    assert sent_bytes("all_reduce", 1e6, 4, 1) == (0.0, 1.5e6)
+    assert sent_bytes("all_reduce", 4.0, 4, 1) == (0.0, 12.0)  # all copies
 
 
 # microseconds: meta-pytorch/autoparallel's fit to nccl-tests on 8x H100; AWS's own nccl-tests sweep of p4de

@@ -1,6 +1,6 @@
 """Bytes that a plan is predicted to put on every node's link in a step: what each rank sends.
 
-Of a plan without stages: the collectives of its lowered program, by what gloo sends (`cost_models.gloo.ALGORITHMS`).
+Of a plan without stages: the collectives of its lowered program, by what they send (`cost_models.gloo.sent_bytes`).
 Of a pipeline: every border's activation and its gradient, once per micro-batch, and the gradients of parameters that
 several stages hold.
 """
@@ -12,6 +12,7 @@ import math
 from torch import fx
 
 from autopar.cost_models.gloo import ALGORITHMS
+from autopar.cost_models.gloo import sent_bytes as bytes_of
 from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh
@@ -43,7 +44,7 @@ def collective_bytes(graph: fx.Graph, mesh: Mesh) -> float:
         if kind is not None:
             ranks = math.prod(mesh.shape[mesh.axis_names.index(name)] for name in node.meta["group_axes"])
             elements = max(math.prod(one.meta["local_shape"]) for one in (node, node.all_input_nodes[0]))
-            total += ALGORITHMS[kind].wire(ranks) * elements * node.meta["dtype"].itemsize
+            total += sum(bytes_of(kind, elements * node.meta["dtype"].itemsize, ranks, 1))
     return total
 
 

@@ -1,0 +1,117 @@
+"""Communicator: one process group as the collectives of `host_collectives.py` see it.
+
+    communicator = communicator_of("7")              # the group of this name: one communicator for all graphs
+    communicator.inside, communicator.across         # group of 2 nodes x 2 ranks, on rank 0: (0, 1), (0, 2)
+
+A collective takes tags of its own from it when it starts, which every rank of the group does in one order. What has to
+go on when its first exchange is through runs in the communicator's thread, one collective after the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from autopar._compat import default_timeout, resolve_group
+from autopar.cluster import nodes_of_job
+from autopar.runtime.exchange import Exchange
+
+Calls: TypeAlias = "queue.SimpleQueue[tuple[Callable[[], torch.Tensor], Future[torch.Tensor]] | None]"
+"""None ends the thread that works them off."""
+
+FIRST_TAG, NUM_TAGS, TAGS_OF_A_COLLECTIVE = 1 << 20, 1 << 20, 4
+"""Messages of users and of pipelines have small tags."""
+
+
+class Communicator:
+    """The ranks of one group, how they lie on nodes, and the order of their collectives."""
+
+    def __init__(self, group: dist.ProcessGroup, ranks_per_node: int) -> None:
+        """ranks_per_node: of the job, whose rank r is on node r // ranks_per_node."""
+        self._group = weakref.ref(group)
+        self.size, self.place = group.size(), group.rank()
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.timeout: timedelta = default_timeout()
+        self.speaks_gloo = "cpu:gloo" in dist.get_backend_config(group)
+        self._collectives = itertools.count()
+        nodes = [rank // ranks_per_node for rank in self.ranks]
+        mine = nodes[self.place]
+        self.inside = tuple(place for place, node in enumerate(nodes) if node == mine)
+        turn = self.inside.index(self.place)
+        places = [[place for place, other in enumerate(nodes) if other == node] for node in dict.fromkeys(nodes)]
+        self.is_regular = len({len(own) for own in places}) == 1 and nodes == sorted(nodes)
+        self.across = tuple(own[turn] for own in places) if self.is_regular else ()
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """All places of the group."""
+        return tuple(range(self.size))
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the group, if all have equally many of its ranks; else 1: it is taken for flat."""
+        return len(self.across) if self.is_regular else 1
+
+    def first_tag(self) -> int:
+        """The first of the tags of a collective that starts now."""
+        return FIRST_TAG + next(self._collectives) * TAGS_OF_A_COLLECTIVE % NUM_TAGS
+
+    def exchange(self, tag: int, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> Exchange:
+        """Post blocks to and from other places, the next one first, so that not all ranks send to one."""
+        group = self._group()
+        assert group is not None, "the process group of a collective is gone"
+        ahead = [(self.place + step) % self.size for step in range(1, self.size)]
+        return Exchange(
+            group,
+            tag,
+            sent={place: sent[place] for place in ahead if place in sent},
+            received={place: received[place] for place in reversed(ahead) if place in received},
+        )
+
+    def later(self, call: Callable[[], torch.Tensor]) -> Future[torch.Tensor]:
+        """Run `call` in this communicator's thread, behind what it was given before."""
+        future: Future[torch.Tensor] = Future()
+        self._queue.put((call, future))
+        return future
+
+    @cached_property
+    def _queue(self) -> Calls:
+        """What the thread has to do; the thread starts with the first of it, and ends with this communicator."""
+        made: Calls = queue.SimpleQueue()
+        threading.Thread(target=_work_off, args=(made,), name="autopar-collectives", daemon=True).start()
+        weakref.finalize(self, made.put, None)
+        return made
+
+
+def _work_off(calls: Calls) -> None:
+    while (given := calls.get()) is not None:
+        call, future = given
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+        del call, future, given  # not held until the next one comes
+
+
+_communicators: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicator] = weakref.WeakKeyDictionary()
+"""Beside torch's own table of groups: all graphs that use a group must take tags from one counter."""
+
+
+def communicator_of(group_name: str) -> Communicator:
+    """The communicator of the process group of this name."""
+    group = resolve_group(group_name)
+    found = _communicators.get(group)
+    if found is None:
+        world = dist.get_world_size()
+        found = _communicators[group] = Communicator(group, world // nodes_of_job(world))
+    return found
