@@ -19,7 +19,7 @@ from autopar.report.tables import table
 def cache(clear: bool, as_json: bool) -> None:
     """List measured profiles of this machine, or delete them.
 
-    Example: autopar cache --clear
+    Example: autopar cache
     """
     folder = cache_directory()
     files = sorted(path for path in folder.rglob("*.json") if path.is_file())

@@ -84,7 +84,10 @@ def commands() -> None:
 @commands.command()
 @as_json_option
 def demo(as_json: bool) -> None:
-    """Plan a GPT for 2x8 H100 on this machine, then train one on four local processes."""
+    """Plan a GPT for 2x8 H100 on this machine, then train one on four local processes.
+
+    Example: autopar demo
+    """
     results = run_demo(Console(stderr=as_json))
     if as_json:
         print_document(results)
@@ -121,7 +124,10 @@ def plan(
     warm_start: Path | None,
     **options: Any,
 ) -> None:
-    """Plan MODEL (pkg.module:factory or hf:CONFIG.json) and print the plan beside its baselines."""
+    """Plan MODEL (pkg.module:factory or hf:CONFIG.json) and print the plan beside its baselines.
+
+    Example: autopar plan hf:config.json --cluster "2x8 H100-SXM" --batch 64 --seq 128 -o plan.json
+    """
     question = {"model": model, "cluster_text": cluster, **options, "constraints": list(options["constraints"])}
     print_question(question)
     module, inputs = load_model(model, options["batch"], options["seq"])
@@ -145,7 +151,10 @@ def plan(
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 @as_json_option
 def show(path: Path, as_json: bool) -> None:
-    """Print the plan file PATH."""
+    """Print the plan file PATH.
+
+    Example: autopar show plan.json
+    """
     print_plan(Plan.load(path), as_json)
 
 
@@ -154,7 +163,10 @@ def show(path: Path, as_json: bool) -> None:
 @click.argument("name")
 @as_json_option
 def explain(path: Path, name: str, as_json: bool) -> None:
-    """Say why NAME (a parameter, operator or module) lies as it does in the plan file PATH."""
+    """Say why NAME (a parameter, operator or module) lies as it does in the plan file PATH.
+
+    Example: autopar explain plan.json lm_head
+    """
     found = Plan.load(path)
     if not as_json:
         click.echo(found.explain(name))
@@ -175,7 +187,10 @@ def explain(path: Path, name: str, as_json: bool) -> None:
 )
 @as_json_option
 def verify(model: str, processes: int, plan_path: Path | None, as_json: bool, **options: Any) -> None:
-    """Compile MODEL on local processes and compare loss and gradients with the plain model."""
+    """Compile MODEL on local processes and compare loss and gradients with the plain model.
+
+    Example: autopar verify hf:config.json --processes 2 --batch 8 --seq 32
+    """
     print_question({"model": model, "processes": processes, **options})
     verify_model(model, processes, None if plan_path is None else Plan.load(plan_path), options)
     if as_json:

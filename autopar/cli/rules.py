@@ -42,7 +42,10 @@ def rules() -> None:
 @import_option
 @as_json_option
 def show(operator: str, modules: Sequence[str], as_json: bool) -> None:
-    """Print the rule of OPERATOR (aten::mm, mylib::op.overload)."""
+    """Print the rule of OPERATOR (aten::mm, mylib::op.overload).
+
+    Example: autopar rules show aten::mm
+    """
     _import(modules)
     text = described_rule(find_operator(operator))
     if as_json:
@@ -58,7 +61,10 @@ def show(operator: str, modules: Sequence[str], as_json: bool) -> None:
 @click.option("--fresh", is_flag=True, help="Try again instead of taking the cached answer.")
 @as_json_option
 def discover_command(operator: str, example: str | None, modules: Sequence[str], fresh: bool, as_json: bool) -> None:
-    """Propose a rule for OPERATOR by trying how it may be split, in a child process."""
+    """Propose a rule for OPERATOR by trying how it may be split, in a child process.
+
+    Example: autopar rules discover aten::triu --example "randn(6, 12)"
+    """
     _import(modules)
     arguments = None if example is None else _example(example)
     found = discover(operator, arguments, use_cache=not fresh)
@@ -82,7 +88,10 @@ def discover_command(operator: str, example: str | None, modules: Sequence[str],
 @import_option
 @as_json_option
 def coverage_command(model: str, cluster: str, batch: int, seq: int, modules: Sequence[str], as_json: bool) -> None:
-    """List every operator of MODEL (pkg.module:factory or hf:CONFIG.json) without a rule, and what that costs."""
+    """List every operator of MODEL (pkg.module:factory or hf:CONFIG.json) without a rule, and what that costs.
+
+    Example: autopar rules coverage hf:config.json --batch 8 --seq 32
+    """
     _import(modules)
     module, inputs = load_model(model, batch, seq)
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
