@@ -8,7 +8,7 @@ import pytest
 
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh, Partial, Replicate, Shard
-from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, Plan, Prediction
+from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, PipelinePlan, Plan, Prediction
 from autopar.plan_text import format_bytes, format_seconds, matching_names, parameter_rows, plan_rows
 
 R, S0, P = Replicate(), Shard(0), Partial("sum")
@@ -99,3 +99,21 @@ def test_explain_takes_a_module_and_lists_what_it_holds() -> None:
 def test_unknown_name_is_an_error_with_the_nearest_names() -> None:
     with pytest.raises(ConfigurationError, match="nearest: head"):
         small_plan().explain("heads")
+
+
+def test_a_pipeline_is_explained_by_what_was_compared() -> None:
+    stages = PipelinePlan(schedule="1f1b", chunks=1, stages=())
+    others = (
+        Baseline(name="without stages", dims={}, objective_seconds=0.02),
+        Baseline(name="pipeline pp=4 x 2", dims={}, bound_seconds=0.03),
+        Baseline(name="schedule zb-h2", dims={}, error="does not fit"),
+    )
+    plan = replace(small_plan(), pipeline=stages, explanations={}, mesh=Mesh(("pp", "dp_shard", "tp"), (2, 2, 4)))
+    text = replace(plan, alternatives=others).explain("head")
+    assert "as a whole 12 ms per step" in text
+    assert "instead without stages: 20 ms per step" in text
+    assert "instead pipeline pp=4 x 2: at least 30 ms per step" in text
+    assert "instead schedule zb-h2: does not fit" in text
+    assert "no runner-up" not in text
+    assert "no runner-up" in plan.explain("head")
+    assert "and 1 more in plan.alternatives" in replace(plan, alternatives=(*others, *others[:2])).explain("head")

@@ -17,7 +17,7 @@ import networkx as nx
 from torch import fx
 
 from autopar.passes.segments import block_path
-from autopar.planner.factorisation import shape_of, value_of
+from autopar.planner.factorisation import Factorisation, shape_of, value_of
 from autopar.planner.operators import base_of, operators
 from autopar.program import Program
 from autopar.rules.engine import tensor_operands
@@ -36,6 +36,15 @@ class Blocks:
     @property
     def num_blocks(self) -> int:
         return sum(len(paths) for paths in self.kinds)
+
+
+def blocks_of(program: Program, factorisation: Factorisation) -> Blocks:
+    """`find_blocks`, worked out once and kept with the program's factorisation."""
+    found = factorisation.derived.get("blocks")
+    if not isinstance(found, Blocks):
+        found = find_blocks(program)
+        factorisation.derived["blocks"] = found
+    return found
 
 
 def find_blocks(program: Program) -> Blocks:

@@ -30,7 +30,7 @@ from autopar.planner.mesh_search import Entry, Outcome, best_first
 from autopar.planner.one_mesh import Candidate, price
 from autopar.planner.query import Progress, Query
 from autopar.planner.restrict import ImpossiblePlacement
-from autopar.planner.solved_meshes import SolvedMeshes
+from autopar.planner.solved_meshes import Rival, SolvedMeshes
 from autopar.planner.solver.deadline import Deadline
 
 SHOWN_MESHES = 4
@@ -56,18 +56,19 @@ def choose_mesh(
     log: Progress,
     floors: Mapping[Mesh, float] | None = None,
     below: float = math.inf,
+    rival: Rival | None = None,
 ) -> Chosen:
     """Search the meshes within `query.search`. Expected failures of single meshes are collected, not raised.
 
     floors: bounds in seconds that are known of meshes, and then only these are tried; below: only plans with a smaller
-    objective count.
+    objective count. rival: see `SolvedMeshes`.
     """
     hopeless = why_nothing_fits(query, meshes)
     if hopeless is not None:
         return Chosen(best=None, failures=(hopeless,))
     if len(meshes) > 1:
         log(f"{len(meshes)} mesh shapes, {meshes[0].shape} to {meshes[-1].shape}")
-    solved = SolvedMeshes(query, meshes, log)
+    solved = SolvedMeshes(query, meshes, log, rival)
     outcome: Outcome[Mesh, Plan] = best_first(
         {mesh: solved.stages(mesh) for mesh in meshes},
         seconds=query.search.meshes_seconds,
@@ -110,9 +111,13 @@ def _clock(deadline: Deadline) -> float:
 
 def perfect_seconds(query: Query) -> float:
     """A bound for every mesh: no operator takes less than a device alone divided by all devices, nothing is sent."""
-    alone = replace(query, constraints=Constraints(), wishes=())
-    problem = price(alone, Mesh(("one",), (1,))).problem
-    return float(sum(costs.min() for costs in problem.node_costs)) / query.cluster.num_devices
+    key, known = ("alone", query.cluster.fingerprint, query.kernel_backend), query.factorisation.derived
+    seconds = known.get(key)
+    if not isinstance(seconds, float):
+        alone = replace(query, constraints=Constraints(), wishes=())
+        problem = price(alone, Mesh(("one",), (1,))).problem
+        seconds = known[key] = float(sum(costs.min() for costs in problem.node_costs))
+    return seconds / query.cluster.num_devices
 
 
 def _alternatives(outcome: Outcome[Mesh, Plan]) -> tuple[Baseline, ...]:

@@ -13,12 +13,13 @@ plan so far, until there is none, and while nothing fits, no further than the ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh
+from autopar.parallel_plan import Plan
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.factorisation import Factorisation
@@ -30,6 +31,8 @@ from autopar.planner.shortage import DoesNotFit
 from autopar.planner.targets import find_wishes
 from autopar.program import MicroProgram
 
+PROMISE = 1.5
+"""More parts are tried only where some mesh without a memory limit is so much faster than another answer."""
 LEAST_GAIN = 0.02
 """More parts are tried only while they need at least this share less memory than the number before."""
 
@@ -42,20 +45,30 @@ class Choose(Protocol):
 
 
 def choose_micro_batches(
-    query: Query, count: int | None, at_batch: AtBatch | None, choose: Choose, log: Progress
+    query: Query,
+    count: int | None,
+    at_batch: AtBatch | None,
+    choose: Choose,
+    log: Progress,
+    rival: Callable[[Plan | None], float] | None = None,
 ) -> Chosen:
     """What `choose` finds for the best number of micro-batches, or for `count` of them.
 
-    at_batch: captures the program at another size of the batch; None: one part only. Raises ConfigurationError where
-    the program cannot run in `count` parts.
+    at_batch: captures the program at another size of the batch; None: one part only. rival: seconds of another answer
+    than more parts, given the plan of one part, if there is one; asked for where more parts would be tried, which must
+    then be faster.
+    Raises ConfigurationError where the program cannot run in `count` parts.
     """
     if count is not None and count != 1:
         return choose(_pinned(query, count, at_batch))
     chosen = choose(query)
     if count == 1 or at_batch is None or not _hopeful(chosen, _objective(chosen)):
         return chosen
+    below = math.inf if rival is None else rival(None if chosen.best is None else chosen.best.plan)
+    if not _hopeful(chosen, min(below / PROMISE, _objective(chosen))):
+        return chosen
     try:
-        return _search(micro_batch_queries(query, at_batch), chosen, choose, log)
+        return _search(micro_batch_queries(query, at_batch), chosen, choose, below, log)
     except NotSeparable as reason:
         log(f"one micro-batch only: {reason}")
         return replace(chosen, notes=(*chosen.notes, f"memory is short, and the batch stays whole: {reason}"))
@@ -109,11 +122,11 @@ def _pinned(query: Query, count: int, at_batch: AtBatch | None) -> Query:
         raise ConfigurationError(f"micro_batches={count}: {reason}; pass micro_batches=1") from reason
 
 
-def _search(queries: Iterator[Query], chosen: Chosen, choose: Choose, log: Progress) -> Chosen:
+def _search(queries: Iterator[Query], chosen: Chosen, choose: Choose, below: float, log: Progress) -> Chosen:
     needed, floors = _needed_bytes(chosen), chosen.free_bounds
     for query in queries:
         assert query.micro is not None
-        objective = _objective(chosen)
+        objective = min(_objective(chosen), below)
         log(f"memory binds: trying {query.micro.count} micro-batches")
         found = choose(query, floors=floors, below=objective)
         if found.best is not None:
@@ -124,7 +137,9 @@ def _search(queries: Iterator[Query], chosen: Chosen, choose: Choose, log: Progr
                 break
             needed = now
         floors = {mesh: max(floor, found.free_bounds.get(mesh, 0.0)) for mesh, floor in floors.items()}
-        if query.deadline.left() <= 0 or not _hopeful(replace(chosen, free_bounds=floors), _objective(chosen)):
+        if query.deadline.left() <= 0 or not _hopeful(
+            replace(chosen, free_bounds=floors), min(_objective(chosen), below)
+        ):
             break
     return chosen
 

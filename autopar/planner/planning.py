@@ -17,7 +17,7 @@ from typing import Any
 from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import InfeasibleError
 from autopar.parallel_plan import Baseline, ParameterPlan, Plan
-from autopar.planner.blocks import find_blocks
+from autopar.planner.blocks import blocks_of
 from autopar.planner.choose_mesh import Chosen, choose_mesh
 from autopar.planner.choose_micro_batches import choose_micro_batches
 from autopar.planner.constraints import Constraints, Recompute, check_recompute, parse_constraints
@@ -33,10 +33,12 @@ from autopar.planner.query import Progress, Query, budget, kernel_backend
 from autopar.planner.read import switching_costs
 from autopar.planner.search import Mode, search_of
 from autopar.planner.shortage import DoesNotFit
+from autopar.planner.solved_meshes import Slower
 from autopar.planner.solver.deadline import Deadline, interruptible
-from autopar.planner.stages.free import pipeline_instead, with_pipelines
+from autopar.planner.stages.free import FreePipelines, pipeline_instead
 from autopar.planner.stages.mixed import mixed_wish, plan_mixed
-from autopar.planner.stages.plan import Dims, plan_pipeline, wish_of, without_stages
+from autopar.planner.stages.plan import plan_pipeline
+from autopar.planner.stages.wish import Dims, wish_of, without_stages
 from autopar.planner.targets import find_wishes, meshes_with_axes, recompute_of
 from autopar.program import Program
 
@@ -123,16 +125,26 @@ def make_plan(
         with interruptible(query.deadline):
             return replace(plan_stages(query, wish, micro_batches, at_batch, log), question=answer)
     with interruptible(query.deadline):
+        tries_pipelines = is_free and mode != "fast"
+        beside = FreePipelines(query, micro_batches, at_batch, began, log) if tries_pipelines else None
         choose = partial(choose_mesh, meshes=meshes, log=log)
-        chosen = choose_micro_batches(query, micro_batches, at_batch, choose, log)
+        first = choose if beside is None else partial(choose, rival=beside.before_fitting)
+        rival = None if beside is None else beside.before_more_parts
+        chosen = choose_micro_batches(query, micro_batches, at_batch, first, log, rival)
+        if beside is not None and any(isinstance(failure, Slower) for failure in chosen.failures):
+            pipeline = beside.instead(chosen) if chosen.best is None else None
+            if pipeline is not None:
+                known = baselines(query, solved_known_plans(query, None, log)) if with_baselines else ()
+                return replace(pipeline, question=answer, baselines=known)
+            if chosen.best is None:
+                chosen = choose_micro_batches(query, micro_batches, at_batch, choose, log)
         if chosen.best is None:
             named = list(known_meshes(cluster, shapes).values()) if query.search.tries_mends else []
             helper = choose_mesh(query, named, log) if named else Chosen(best=None, failures=())
             chosen = at_least_as_good(query, chosen, helper.best, log)
             if chosen.best is None:
                 spent = time.process_time() - began
-                tries = is_free and mode != "fast"
-                pipeline = pipeline_instead(query, micro_batches, at_batch, spent, log) if tries else None
+                pipeline = pipeline_instead(query, micro_batches, at_batch, spent, log) if tries_pipelines else None
                 if pipeline is None:
                     raise _why_nothing_fits(query, chosen, helper.failures, log, at_batch, micro_batches)
                 note = f"without stages nothing fits: {chosen.failures[0]}"
@@ -141,9 +153,8 @@ def make_plan(
         known = solved_known_plans(query, compared, log)
         chosen = at_least_as_good(query, chosen, cheapest(known, shapes), log)
         plan = _finished(query, chosen, answer, baselines(query, known) if with_baselines else ())
-        if is_free and mode != "fast":
-            spent = time.process_time() - began
-            plan = replace(with_pipelines(query, plan, micro_batches, at_batch, spent, log), question=answer)
+        if beside is not None:
+            plan = replace(beside.better_of(plan), question=answer)
     return plan
 
 
@@ -175,7 +186,7 @@ def _finished(query: Query, chosen: Chosen, answer: Mapping[str, Any], known: tu
     """The plan of the best candidate, with what is known beside it."""
     best = chosen.best
     assert best is not None
-    blocks = find_blocks(query.program)
+    blocks = blocks_of(query.program, query.factorisation)
     structure = {"blocks": blocks.num_blocks, "kinds_of_blocks": len(blocks.kinds), "cuts": len(blocks.cuts)}
     notes = [*best.plan.notes, *chosen.notes]
     if query.deadline.left() <= 0.0:

@@ -13,12 +13,13 @@ is fitted first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
@@ -40,17 +41,35 @@ ALWAYS_TRIED = 2
 EXACT_AXES = 3
 """Up to this many axes a mesh has every plan of its coarser ones (`strategies.MOST_CHANGES`)."""
 
+LESS = 0.25
+"""Of the time for searches under the memory limit, that is left where another answer is close."""
+CLOSE = 1.5
+"""Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
 MOST_STARTS = 3
 """From so many coarser meshes a plan is taken: blocks may nest in another order there, and cost more here."""
 
 Made = Sequence[Decision]
 
 
-class SolvedMeshes:
-    """The state of one search over meshes. best: of those that were fitted; free_bounds: of those that were solved."""
+Rival = Callable[[float], float]
+"""Seconds of the best other answer than a plan without stages, given what such a plan takes without a memory limit."""
 
-    def __init__(self, query: Query, meshes: Sequence[Mesh], log: Progress) -> None:
-        self._query, self._log = query, log
+
+class Slower(InfeasibleError):
+    """A mesh was not fitted into memory, as its bound is above the seconds of another answer."""
+
+
+class SolvedMeshes:
+    """The state of one search over meshes. best: of those that were fitted; free_bounds: of those that were solved.
+
+    rival: asked once, where the best optimum is known and does not fit, as fitting it is most of the work. Meshes that
+    are slower without a memory limit are then not fitted; where the rival is `CLOSE` to that optimum, and so probably
+    faster than what fits, the search under the limit gets `LESS` of its time."""
+
+    def __init__(self, query: Query, meshes: Sequence[Mesh], log: Progress, rival: Rival | None = None) -> None:
+        self._query, self._log, self._rival = query, log, rival
+        self._rival_seconds = math.inf
+        self._fit_query = query
         self._per_node = query.cluster.devices_per_node
         self._always = max(ALWAYS_TRIED, min(len(mesh.shape) for mesh in meshes))
         by_links = {link_key(mesh, self._per_node): mesh for mesh in meshes}
@@ -76,6 +95,7 @@ class SolvedMeshes:
         if is_forbidden(np.asarray(free.objective)):
             free = self._solved(mesh, math.inf)
             yield Stage(bound=free.lower_bound)
+        self._ask_rival(mesh, free)
         helper = self._helper(mesh, free)
         if helper is not None:
             yield Stage(bound=free.lower_bound, after=helper)
@@ -134,8 +154,31 @@ class SolvedMeshes:
         best = min(known, key=self.free_bounds.__getitem__, default=None)
         return best if self._binds else None
 
-    def _fit(self, mesh: Mesh, free: Solution) -> Plan:
+    def _ask_rival(self, mesh: Mesh, free: Solution) -> None:
+        """Raises Slower."""
+        if self._rival is not None and self.best is None and self._is_short(mesh, free):
+            self._rival_seconds = self._rival(free.objective)
+            self._rival = None
+            if self._rival_seconds < CLOSE * free.objective:
+                search = self._query.search
+                less = replace(search, memory_seconds=LESS * search.memory_seconds)
+                self._fit_query = replace(self._query, search=less)
+        if free.lower_bound >= self._rival_seconds:
+            raise Slower(
+                f"mesh {mesh.shape} takes at least {format_seconds(free.lower_bound)} without a memory limit, and "
+                f"another answer {format_seconds(self._rival_seconds)}"
+            )
+
+    def _is_short(self, mesh: Mesh, free: Solution) -> bool:
+        """Whether the best optimum so far needs more memory than there is."""
         query = self._query
+        if self._held is None or self._held[0] != mesh:
+            return False
+        model = MemoryModel(self._held[1], mesh, query.state_bytes, Lifetimes(query.program))
+        return bool(model.over_time(free.assignment).max() > query.budget_bytes)
+
+    def _fit(self, mesh: Mesh, free: Solution) -> Plan:
+        query = self._fit_query
         held, self._held = self._held, None
         built = held[1] if held is not None and held[0] == mesh else price(query, mesh)
         del held

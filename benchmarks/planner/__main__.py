@@ -41,9 +41,9 @@ def run_here(kind: str, name: str, seconds: float) -> dict[str, Any]:
 def run_apart(kind: str, name: str, seconds: float) -> dict[str, Any]:
     """One row in a fresh interpreter; a row that fails says so and does not stop the others."""
     command = [sys.executable, "-m", "benchmarks.planner", f"--{kind}", name, "--seconds", str(seconds), "--here"]
-    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, check=False)
     if done.returncode:
-        return {"case": name, "failed": done.stderr.strip().splitlines()[-1:]}
+        return {"case": name, "failed": f"exit status {done.returncode}"}
     row: dict[str, Any] = json.loads(done.stdout)
     return row
 

@@ -52,6 +52,7 @@ CASES: tuple[Case, ...] = (
         must_seconds=45,
         raw=True,
     ),
+    Case(workload="gpt2", devices=16),
     Case(workload="llama3-8b", devices=8, batch=16),
     Case(workload="llama3-8b", devices=64, batch=64),
     Case(workload="llama3-8b", devices=256, batch=256, goal_seconds=60, must_seconds=120),

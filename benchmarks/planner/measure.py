@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import resource
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,12 +13,14 @@ STARTED = (time.perf_counter(), time.process_time())
 
 import torch  # noqa: E402 - what importing costs is a phase of its own
 
-from autopar.capture import capture, normalize_example_inputs  # noqa: E402
+from autopar.capture import Captures  # noqa: E402
 from autopar.cluster import Cluster  # noqa: E402
 from autopar.parallel_plan import Baseline, Plan  # noqa: E402
 from autopar.phases import PhaseTime, PhaseTimes, cpu_seconds  # noqa: E402
+from autopar.planner.micro_batches import AtBatch  # noqa: E402
 from autopar.planner.planning import make_plan  # noqa: E402
 from autopar.program import Program  # noqa: E402
+from autopar.questions import Options, capture_at, capture_program  # noqa: E402
 from benchmarks.models import WORKLOADS, workload  # noqa: E402
 from benchmarks.planner.cases import Case  # noqa: E402
 
@@ -30,17 +34,22 @@ def measure(case: Case) -> dict[str, Any]:
     """Plan one case; one row of the report. CPU seconds count this process and its children."""
     batch = case.batch or WORKLOADS[case.workload].batch
     (model, inputs), building = timed(lambda: workload(case.workload, batch=batch))
+    options, captures = Options(cluster=cluster_of(case.devices)), Captures()
     with PhaseTimes() as times:
-        program, capturing = timed(lambda: capture(model, *normalize_example_inputs(inputs)))
-        plan, planning = timed(lambda: plan_case(program, case))
-    spent = {name: times.phases.get(name, PhaseTime(0.0, 0.0)) for name in ("tidy", *INSIDE)}
+        program, capturing = timed(lambda: capture_program(model, (), dict(inputs), True, options, captures))
+        tidy = times.phases.get("tidy", PhaseTime(0.0, 0.0))
+        at_batch = functools.partial(capture_at, program, model, (), dict(inputs), options, captures)
+        plan, planning = timed(lambda: plan_case(program, case, at_batch))
+    spent = {name: times.phases.get(name, PhaseTime(0.0, 0.0)) for name in ("capture", *INSIDE)}
+    again = less(spent["capture"], capturing)
     phases = {
         "imports": IMPORTS,
         "build model": building,
-        "capture": less(capturing, spent["tidy"]),
-        "tidy": spent["tidy"],
+        "capture": less(capturing, tidy),
+        "tidy": tidy,
         **{label: spent[name] for name, label in INSIDE.items()},
-        "other planning": less(planning, *(spent[name] for name in INSIDE)),
+        "captures at other batches": again,
+        "other planning": less(planning, again, *(spent[name] for name in INSIDE)),
     }
     return {
         "case": case.name,
@@ -66,6 +75,7 @@ def of_plan(plan: Plan) -> dict[str, Any]:
     return {
         "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
         "micro_batches": plan.micro_batches,
+        "pipeline": None if plan.pipeline is None else plan.pipeline.schedule,
         "statistics": dict(plan.statistics),
         "objective_seconds": plan.objective_seconds,
         "bound_seconds": plan.bound_seconds,
@@ -82,8 +92,9 @@ def of_baseline(other: Baseline) -> dict[str, Any]:
     return {"name": other.name, "objective_seconds": other.objective_seconds, "error": other.error}
 
 
-def plan_case(program: Program, case: Case) -> Plan:
-    """The plan with AdamW, without the known plans beside it."""
+def plan_case(program: Program, case: Case, at_batch: AtBatch) -> Plan:
+    """The plan with AdamW, without the known plans beside it; where the mesh is free, micro-batches and pipelines are
+    compared as `autopar.plan` does. at_batch: captures the model at another batch."""
     return make_plan(
         program,
         cluster_of(case.devices),
@@ -91,7 +102,14 @@ def plan_case(program: Program, case: Case) -> Plan:
         optimizer=torch.optim.AdamW,
         memory_limit=case.memory_limit,
         with_baselines=False,
+        at_batch=at_batch,
+        progress=say,
     )
+
+
+def say(message: str) -> None:
+    """Progress with CPU seconds since the start, for people who wait."""
+    print(f"{cpu_seconds():8.1f} {message}", file=sys.stderr, flush=True)
 
 
 def cluster_of(devices: int) -> Cluster:

@@ -20,7 +20,7 @@ between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,13 +75,34 @@ class Solved:
         return None if is_forbidden(np.array(cost)) else (built, labels)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A solved problem with recomputation in one way, and what its step holds."""
+
+    built: Built
+    labels: Labels
+    holdings: Sequence[Holding]
+
+
+def ways_of(solved: Solved, modes: Iterable[str] = MODES) -> dict[str, Way]:
+    """The ways of recomputation that no value rules out; all tables of a sub-mesh share them."""
+    ways = {}
+    for mode in modes:
+        expanded = solved.expanded(mode)
+        if expanded is not None:
+            built, labels = expanded
+            holdings = find_holdings(built, solved.mesh, solved.state_bytes, solved.lifetimes)
+            ways[mode] = Way(built=built, labels=labels, holdings=holdings)
+    return ways
+
+
 def block_table(
     solved: Solved,
+    ways: Mapping[str, Way],
     runs: Runs,
     capacity_bytes: float,
     send_seconds: Callable[[float], float],
     micro_batches: int,
-    modes: Iterable[str] = MODES,
     *,
     gather_once: bool = False,
 ) -> BlockTable:
@@ -89,9 +110,8 @@ def block_table(
 
     Outputs of the model live for the whole batch. gather_once: every stage gathers its parameters once per step.
     """
-    ways = {mode: found for mode in modes if (found := solved.expanded(mode)) is not None}
-    seconds = {mode: _Seconds(solved, *way, gather_once) for mode, way in ways.items()}
-    bytes_ = {mode: _Bytes(solved, *way, micro_batches, gather_once) for mode, way in ways.items()}
+    seconds = {mode: _Seconds(solved, way.built, way.labels, gather_once) for mode, way in ways.items()}
+    bytes_ = {mode: _Bytes(solved, way, micro_batches, gather_once) for mode, way in ways.items()}
     base = next(iter(ways))
 
     def added(values: Iterable[Floats]) -> Floats:
@@ -253,8 +273,8 @@ class _Seconds:
 class _Bytes:
     """(segments,) bytes of one way of recomputation."""
 
-    def __init__(self, solved: Solved, built: Built, labels: Labels, micro_batches: int, gather_once: bool) -> None:
-        self.lifetimes, self.built, self.labels = solved.lifetimes, built, labels
+    def __init__(self, solved: Solved, way: Way, micro_batches: int, gather_once: bool) -> None:
+        self.lifetimes, self.built, self.labels = solved.lifetimes, way.built, way.labels
         self._mesh, self._weights = solved.mesh, solved.weights
         size = len(self.lifetimes.segments.names)
         self.states: Floats = np.zeros(size)
@@ -265,7 +285,7 @@ class _Bytes:
         self._freed: dict[int, list[tuple[int, float]]] = {}
         """Segment -> (last position, bytes) of what it keeps and backward drops before W."""
         self._turn = sum(node.meta["phase"] != "backward" for node in self.lifetimes.in_order)
-        for holding in find_holdings(built, solved.mesh, solved.state_bytes, self.lifetimes):
+        for holding in way.holdings:
             self._read(holding, micro_batches)
         if gather_once:
             self._hold_gathered(solved)

@@ -21,13 +21,12 @@ from autopar.errors import ConfigurationError
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import Cut, CutQuestion, cut_into_stages
 from autopar.planner.stages.in_flight import in_flight
+from autopar.planner.stages.wish import SEARCHED
 from autopar.schedules.list_scheduler import FAMILIES, OPT_IN_FAMILIES, build_schedule
 from autopar.schedules.orders import check_both_ways
 
 COMPARED = tuple(name for name in FAMILIES if name not in OPT_IN_FAMILIES)
 """Families that are tried where none is asked for, each with the chunks of its policy."""
-SEARCHED = "searched"
-"""Asks for the best family's order to be improved by a free search (`searched_order.py`); names what that finds."""
 STALE_COPIES = 3
 """Of the parameters, that a rank of 2bw keeps beside: the weights of this step and of the one before, and the gradients
 of the step that has not been handed out."""
@@ -64,12 +63,6 @@ class Tried:
     chunks: int
     pipeline: Pipeline | None
     least_peak_bytes: float | None = None
-
-
-def check_family(family: str) -> None:
-    """Raise ConfigurationError for a family that does not exist."""
-    if family not in FAMILIES and family != SEARCHED:
-        raise ConfigurationError(f"schedule={family!r}: write one of {', '.join(FAMILIES)}, {SEARCHED}")
 
 
 def families_for(family: str | None) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Pipelines that nobody asked for: compared with the plan without stages where the question leaves both open.
 
-    several nodes, neither mesh= nor dims=     a few, for `QUICK_SHARE` of the time so far (`quick.py`)
+    several nodes, neither mesh= nor dims=     a few, for a share of the time so far (`quick.py`)
     mode="max"                                 every number of groups that the devices allow
 
 On one node the links between stages are those inside of them, so pipelines are compared there only where memory binds:
@@ -12,54 +12,140 @@ cut, or a model with too few blocks, is a reason in the notes.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 from autopar.errors import ConfigurationError, InfeasibleError
-from autopar.parallel_plan import Plan
+from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import format_seconds
+from autopar.planner.choose_mesh import Chosen
 from autopar.planner.least_memory import least_state_bytes
 from autopar.planner.micro_batches import AtBatch
 from autopar.planner.query import Progress, Query
 from autopar.planner.solver.deadline import Deadline
-from autopar.planner.stages.plan import PipelineWish, plan_pipeline
-from autopar.planner.stages.quick import compare_pipelines, what_was_compared, write_compared
-from autopar.planner.stages.submesh import sub_cluster
+from autopar.planner.stages.groups import sub_cluster
+from autopar.planner.stages.plan import plan_pipeline
+from autopar.planner.stages.quick import (
+    Compared,
+    compare_pipelines,
+    others_compared,
+    what_was_compared,
+    write_compared,
+)
+from autopar.planner.stages.wish import PipelineWish
 
 MOST_GROUPS = 16
-QUICK_SHARE = 0.15
-"""Of the CPU seconds that the search without stages took."""
 INSTEAD_SECONDS = 60.0
 """By the clock, for pipelines whose layouts are chosen under the memory limit, where nothing else fits."""
 
 
-def with_pipelines(
-    query: Query, plan: Plan, micro_batches: int | None, at_batch: AtBatch | None, spent_seconds: float, log: Progress
-) -> Plan:
-    """The plan, or a pipeline that is predicted to be faster, with notes on the other. query: of the whole batch;
-    spent_seconds: CPU seconds of the search so far, of which pipelines take a share (but for mode="max")."""
-    reason = _why_not(query, at_batch)
-    if query.search.compares_all_pipelines:
-        pipeline, reason = (None, reason) if reason else best_free_pipeline(query, micro_batches, at_batch, log)
-        return better_by_prediction(plan, pipeline, reason)
-    if reason or at_batch is None or not _is_worth_a_look(query, plan):
-        return plan
-    step = plan.predicted.step_seconds
-    compared = compare_pipelines(query, micro_batches, at_batch, step, QUICK_SHARE * spent_seconds, log)
-    notes = what_was_compared(compared)
-    try:
-        pipeline = write_compared(query, compared)
-    except (ConfigurationError, InfeasibleError) as error:
-        pipeline, notes = None, [*notes, f"no pipeline: {error}"]
-    if pipeline is None:
-        return replace(plan, notes=(*plan.notes, *notes))
-    best = better_by_prediction(plan, pipeline, "")
-    return replace(best, notes=(*best.notes, *notes))
+class FreePipelines:
+    """The pipelines beside one search without stages. query: of the whole batch; began: CPU seconds of the process when
+    the search began, of which pipelines take a share (but for mode="max")."""
+
+    def __init__(
+        self, query: Query, micro_batches: int | None, at_batch: AtBatch | None, began: float, log: Progress
+    ) -> None:
+        self._query, self._count, self._at_batch, self._log = query, micro_batches, at_batch, log
+        self._began = began
+        self._compared: Compared | None = None
+
+    def before_fitting(self, free_seconds: float) -> float:
+        """`SolvedMeshes`' rival: the predicted step of the best pipeline, infinity where none is found. free_seconds:
+        of a step without stages and without a memory limit. Pipelines are compared once, by whoever asks first."""
+        return self._step_seconds(free_seconds, None)
+
+    def before_more_parts(self, plan: Plan | None) -> float:
+        """The same before more micro-batches are tried without stages. plan: of one part, if something fits."""
+        if plan is not None:
+            return self._step_seconds(plan.predicted.step_seconds, _work_seconds(plan))
+        return math.inf if self._compared is None else self._compared.step_seconds
+
+    def _step_seconds(self, plain_seconds: float, work_seconds: float | None) -> float:
+        query, at_batch = self._query, self._at_batch
+        if query.search.compares_all_pipelines or at_batch is None or _why_not(query, at_batch):
+            return math.inf
+        if self._compared is None:
+            spent = time.process_time() - self._began
+            self._compared = compare_pipelines(
+                query, self._count, at_batch, plain_seconds, work_seconds, spent, self._log
+            )
+        return self._compared.step_seconds
+
+    def better_of(self, plan: Plan) -> Plan:
+        """The plan, or a pipeline that is predicted to be faster, with notes on the other."""
+        query, at_batch = self._query, self._at_batch
+        reason = _why_not(query, at_batch)
+        if query.search.compares_all_pipelines:
+            pipeline, reason = (None, reason) if reason else best_free_pipeline(query, self._count, at_batch, self._log)
+            return better_by_prediction(plan, pipeline, reason)
+        if reason or (self._compared is None and not _is_worth_a_look(query, plan)):
+            return plan
+        step = self._step_seconds(plan.predicted.step_seconds, _work_seconds(plan))
+        notes, pipeline = self._notes(), None
+        if step < plan.predicted.step_seconds:
+            pipeline = self._written(notes)
+        if pipeline is None:
+            return replace(plan, notes=(*plan.notes, *notes))
+        best = better_by_prediction(plan, pipeline, "")
+        return replace(best, notes=(*best.notes, *notes))
+
+    def instead(self, chosen: Chosen) -> Plan | None:
+        """The pipeline for which no mesh was fitted into memory; None where none was compared, or none can be run."""
+        notes = self._notes()
+        pipeline = self._written(notes)
+        if pipeline is None or not chosen.free_bounds:
+            return None
+        least = min(chosen.free_bounds.values())
+        bound = min(least, pipeline.bound_seconds)
+        meshes = sorted(chosen.free_bounds.items(), key=lambda item: (item[1], item[0].shape))
+        others = tuple(
+            Baseline(
+                name=f"without stages, mesh {'x'.join(map(str, mesh.shape))}",
+                dims=dict(zip(mesh.axis_names, mesh.shape, strict=True)),
+                bound_seconds=seconds,
+            )
+            for mesh, seconds in meshes
+        )
+        note = (
+            f"without stages no plan was searched: of the {len(meshes)} meshes that were solved, each takes at least "
+            f"{format_seconds(least)}, and the best one does not fit"
+        )
+        return replace(
+            pipeline,
+            bound_seconds=bound,
+            gap=1.0 - bound / pipeline.objective_seconds,
+            alternatives=(*others[:1], *pipeline.alternatives, *others[1:]),
+            notes=(*pipeline.notes, note, *notes),
+        )
+
+    def _notes(self) -> list[str]:
+        return [] if self._compared is None else what_was_compared(self._compared)
+
+    def _written(self, notes: list[str]) -> Plan | None:
+        """The plan of the best pipeline; None where there is none, or a reason added to the notes."""
+        compared = self._compared
+        if compared is None:
+            return None
+        try:
+            pipeline = write_compared(self._query, compared)
+        except (ConfigurationError, InfeasibleError) as error:
+            notes.append(f"no pipeline: {error}")
+            return None
+        return None if pipeline is None else replace(pipeline, alternatives=others_compared(compared))
+
+
+def _work_seconds(plan: Plan) -> float | None:
+    """What devices compute, if nothing is computed twice; None: unknown."""
+    again = any(operator.recompute for operator in plan.operators.values())
+    return None if again else plan.predicted.compute_seconds
 
 
 def pipeline_instead(
     query: Query, micro_batches: int | None, at_batch: AtBatch | None, spent_seconds: float, log: Progress
 ) -> Plan | None:
-    """A pipeline where nothing without stages fits; None where none does. Arguments as of `with_pipelines`.
+    """A pipeline where nothing without stages fits; None where none does. query: of the whole batch; spent_seconds: CPU
+    seconds of the search without stages.
 
     First those of the quick comparison, for as long as the search without stages took; their sub-meshes are solved
     without a memory limit, so where none of them fits, every number of groups is planned under it.
@@ -67,14 +153,15 @@ def pipeline_instead(
     if at_batch is None or _why_not(query, at_batch):
         return None
     if not query.search.compares_all_pipelines:
-        compared = compare_pipelines(query, micro_batches, at_batch, math.inf, spent_seconds, log)
+        compared = compare_pipelines(query, micro_batches, at_batch, math.inf, None, spent_seconds, log)
         try:
             pipeline = write_compared(query, compared)
         except (ConfigurationError, InfeasibleError) as error:
             log(f"no pipeline: {error}")
         else:
             if pipeline is not None:
-                return replace(pipeline, notes=(*pipeline.notes, *what_was_compared(compared)))
+                notes = (*pipeline.notes, *what_was_compared(compared))
+                return replace(pipeline, notes=notes, alternatives=others_compared(compared))
         until = Deadline.after(min(INSTEAD_SECONDS, query.deadline.left()), query.deadline.stop)
         query = replace(query, deadline=until)
     pipeline, reasons = best_free_pipeline(query, micro_batches, at_batch, log)
@@ -133,11 +220,21 @@ def better_by_prediction(plan: Plan, pipeline: Plan | None, reason: str) -> Plan
             bound_seconds=bound,
             gap=1.0 - bound / pipeline.objective_seconds,
             baselines=plan.baselines,
-            alternatives=plan.alternatives,
+            alternatives=(_without_stages(plan), *pipeline.alternatives, *plan.alternatives),
             notes=(*pipeline.notes, other),
         )
     return replace(
         plan, notes=(*plan.notes, f"the best pipeline (pp={pipeline.mesh.shape[0]}) is predicted at {steps[1]}")
+    )
+
+
+def _without_stages(plan: Plan) -> Baseline:
+    return Baseline(
+        name="without stages",
+        dims=dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+        objective_seconds=plan.objective_seconds,
+        bound_seconds=plan.bound_seconds,
+        predicted=plan.predicted,
     )
 
 

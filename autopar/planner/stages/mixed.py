@@ -26,9 +26,11 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.micro_batches import AtBatch, batch_size
 from autopar.planner.query import Progress, Query, budget
 from autopar.planner.stages.bound import least_over_all_groups
-from autopar.planner.stages.plan import Dims, PipelineWish, micro_batch_counts, unequal_wish, without_stages
-from autopar.planner.stages.shapes import SubMesh, SubMeshes, cluster_of
-from autopar.planner.stages.unequal import FAMILIES, Unequal, best_unequal
+from autopar.planner.stages.groups import cluster_of
+from autopar.planner.stages.plan import micro_batch_counts
+from autopar.planner.stages.shapes import SubMesh, SubMeshes
+from autopar.planner.stages.unequal import Unequal, best_unequal
+from autopar.planner.stages.wish import UNEQUAL_FAMILIES, Dims, PipelineWish, unequal_wish, without_stages
 from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut
 
@@ -56,9 +58,9 @@ def mixed_wish(
             f"axis pp has size {groups!r}; {cluster.name!r} needs a stage on each of its {len(cluster.parts)} parts: "
             "write as many or more, the devices of every stage, or -1"
         )
-    if schedule not in (None, *FAMILIES):
+    if schedule not in (None, *UNEQUAL_FAMILIES):
         raise ConfigurationError(
-            f"schedule={schedule!r} on devices of several kinds: write one of {', '.join(FAMILIES)}"
+            f"schedule={schedule!r} on devices of several kinds: write one of {', '.join(UNEQUAL_FAMILIES)}"
         )
     return PipelineWish(num_groups=groups, dims={}, family=schedule)
 
@@ -90,7 +92,7 @@ def plan_mixed(
         for number, part in enumerate(cluster.parts)
     ]
     parts = [(part.num_devices, part.devices_per_node) for part in cluster.parts]
-    families = FAMILIES if wish.family is None else (wish.family,)
+    families = UNEQUAL_FAMILIES if wish.family is None else (wish.family,)
     stages = None if wish.num_groups == -1 or wish.sizes else wish.num_groups
     best: Unequal | None = None
     least, worse = math.inf, 0

@@ -10,13 +10,12 @@ are the divisors of the batch up to `MOST_PER_RANK` per rank group, fewest first
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layout import Mesh
-from autopar.parallel_plan import PIPELINE_AXIS, Plan
+from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_mesh import Chosen, choose_mesh
@@ -30,13 +29,14 @@ from autopar.planner.shortage import DoesNotFit
 from autopar.planner.stages.block_costs import Solved
 from autopar.planner.stages.block_table import MODES, BlockTable
 from autopar.planner.stages.bound import least_step_seconds, least_unequal_seconds
-from autopar.planner.stages.choose import SEARCHED, Pipeline, Tried, check_family, families_for, try_tables
+from autopar.planner.stages.choose import Pipeline, Tried, families_for, try_tables
+from autopar.planner.stages.groups import sub_cluster
 from autopar.planner.stages.runs import Runs, find_runs
 from autopar.planner.stages.searched_order import search_order
 from autopar.planner.stages.shapes import SubMeshes
-from autopar.planner.stages.submesh import solved_on, sub_cluster, tables_of
-from autopar.planner.stages.unequal import FAMILIES as UNEQUAL_FAMILIES
+from autopar.planner.stages.submesh import solved_on, tables_of
 from autopar.planner.stages.unequal import Unequal, best_unequal
+from autopar.planner.stages.wish import SEARCHED, UNEQUAL_FAMILIES, PipelineWish
 from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut, pipeline_plan
 from autopar.planner.targets import meshes_with_axes
@@ -50,21 +50,6 @@ SHOWN = 4
 """The note on other schedules lists at most this many."""
 
 
-Dims: TypeAlias = Mapping[str, int | Sequence[int]]
-"""Axis -> size; of "pp" also the devices of every stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineWish:
-    """num_groups: size of the axis "pp". dims: of the other axes. family: of schedules, None for the best. sizes:
-    devices of every stage, where groups are unequal."""
-
-    num_groups: int
-    dims: Mapping[str, int]
-    family: str | None = None
-    sizes: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
     """A pipeline and what its plan is written from. least_seconds: no pipeline of its block tables takes less."""
@@ -76,58 +61,6 @@ class _Found:
     pipeline: Pipeline
     tried: Sequence[Tried]
     least_seconds: float
-
-
-def wish_of(dims: Dims | None, schedule: str | None, num_devices: int) -> PipelineWish | None:
-    """What `dims` and `schedule` ask of a pipeline; None without "pp". Raises ConfigurationError."""
-    if schedule is not None:
-        check_family(schedule)
-    groups = (dims or {}).get(PIPELINE_AXIS, 1)
-    sizes = without_stages(dims) or {}
-    if isinstance(groups, Sequence):
-        return unequal_wish(groups, sizes, schedule, num_devices)
-    if not isinstance(groups, int) or isinstance(groups, bool) or groups == 0 or groups < -1:
-        raise ConfigurationError(f"axis pp has size {groups!r}; write a positive number, or -1 to fill")
-    if groups == -1:
-        others = math.prod(size for size in sizes.values())
-        if others < 1 or num_devices % others:
-            raise ConfigurationError(f"dims {dict(dims or {})} do not divide {num_devices} devices")
-        groups = num_devices // others
-    if groups == 1:
-        if schedule is not None:
-            raise ConfigurationError(f'schedule={schedule!r} needs stages: pin them, for example dims={{"pp": 2}}')
-        return None
-    return PipelineWish(num_groups=groups, dims=sizes, family=schedule)
-
-
-def unequal_wish(
-    groups: Sequence[int], others: Mapping[str, int], schedule: str | None, num_devices: int
-) -> PipelineWish:
-    """Of dims={"pp": [1, 2]}: the devices of every stage, in order. Raises ConfigurationError."""
-    if len(groups) < 2 or any(type(size) is not int or size < 1 for size in groups) or sum(groups) != num_devices:
-        raise ConfigurationError(
-            f"axis pp has groups of {list(groups)!r} devices; write two or more positive numbers that add up to "
-            f"{num_devices}"
-        )
-    if others or schedule not in (None, *UNEQUAL_FAMILIES):
-        raise ConfigurationError(
-            f"stages on groups of {list(groups)} devices: their axes are chosen, so name no other axes than pp, and "
-            f"schedules are {', '.join(UNEQUAL_FAMILIES)}"
-        )
-    return PipelineWish(num_groups=len(groups), dims={}, family=schedule, sizes=tuple(groups))
-
-
-def without_stages(dims: Dims | None) -> dict[str, int] | None:
-    """`dims` without the axis "pp". Raises ConfigurationError for a size that is no number."""
-    if dims is None:
-        return None
-    sizes = {}
-    for name, size in dims.items():
-        if name != PIPELINE_AXIS:
-            if not isinstance(size, int):
-                raise ConfigurationError(f"axis {name} has size {size!r}; write a positive number, or -1 to fill")
-            sizes[name] = size
-    return sizes
 
 
 def plan_pipeline(
@@ -168,7 +101,9 @@ def plan_pipeline(
         pipeline, note = search_order(best.pipeline)
         best, notes = replace(best, pipeline=pipeline), [note, *notes]
     plan = pipeline_plan(best.query, best.candidate.solution, best.solved, best.runs, best.pipeline, least)
-    return replace(plan, cluster=query.cluster.name, notes=(*plan.notes, *notes))
+    return replace(
+        plan, cluster=query.cluster.name, notes=(*plan.notes, *notes), alternatives=_alternatives(best.tried)
+    )
 
 
 def _plan_unequal(
@@ -306,8 +241,25 @@ def _too_full(query: Query, wish: PipelineWish, count: int, least_bytes: float |
 
 def _others(tried: Sequence[Tried]) -> list[str]:
     """What other schedules would have taken with as many micro-batches."""
-    shown = []
-    for one in tried[1 : SHOWN + 1]:
-        name = one.family if one.chunks == 1 else f"{one.family} with {one.chunks} chunks"
-        shown.append(f"{name} {format_seconds(one.pipeline.step_seconds)}" if one.pipeline else f"{name} does not fit")
+    shown = [
+        f"{_name(one)} {format_seconds(one.pipeline.step_seconds)}" if one.pipeline else f"{_name(one)} does not fit"
+        for one in tried[1 : SHOWN + 1]
+    ]
     return [f"other schedules: {', '.join(shown)}"] if shown else []
+
+
+def _alternatives(tried: Sequence[Tried]) -> tuple[Baseline, ...]:
+    """The same as alternatives of the plan."""
+    return tuple(
+        Baseline(
+            name=f"schedule {_name(one)}",
+            dims={},
+            objective_seconds=one.pipeline.step_seconds if one.pipeline else None,
+            error=None if one.pipeline else "does not fit",
+        )
+        for one in tried[1:]
+    )
+
+
+def _name(one: Tried) -> str:
+    return one.family if one.chunks == 1 else f"{one.family} with {one.chunks} chunks"

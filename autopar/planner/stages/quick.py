@@ -1,9 +1,10 @@
 """Pipelines beside the free search: a few of them, within a share of its time.
 
-    2 nodes of 8     2 groups of 8, 4 of 4, 8 of 2; two micro-batches per group, then one, then four; two meshes each;
-                     then stages on groups of different sizes
+    2 nodes of 8     2 groups of 8 or (4, 2), 4 of 4 or (2, 2), 8 of 2, 16 of 1, each in some numbers of micro-batches,
+                     the best guess first; then stages on groups of different sizes
 
-The most promising number of groups comes first: one per node, up to eight. What was solved for a size serves every
+`promise.py` orders them, over data x tensor meshes and numbers of micro-batches together; those with as many
+micro-batches share their program. What was solved for a size serves every
 pipeline of that size. A pipeline whose bound (`bound.py`) is above the best step so far is not played. `QUICK` are the
 schedules that are compared, for less than the time of one solve.
 
@@ -19,26 +20,48 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.errors import ConfigurationError
-from autopar.parallel_plan import Plan
+from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import format_seconds
 from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.micro_batches import AtBatch, batch_size
+from autopar.planner.micro_batches import AtBatch
 from autopar.planner.query import Progress, Query
 from autopar.planner.stages.bound import least_over_all_groups, least_step_seconds
 from autopar.planner.stages.choose import Pipeline, try_tables
-from autopar.planner.stages.shapes import SubMesh, SubMeshes, cluster_of
+from autopar.planner.stages.promise import Guess, Traffic, guesses
+from autopar.planner.stages.shapes import SubMesh, SubMeshes
 from autopar.planner.stages.unequal import Unequal, best_unequal
 from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut, pipeline_plan
 
 QUICK = ("1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved")
-MOST_GROUPS = 64
-GROUPS = 8
-"""The number of rank groups that is tried first, where there are as many nodes."""
-PER_GROUP = (2, 1, 4)
-"""Micro-batches per rank group, in the order in which they are tried."""
+SHARE = 0.15
+"""Of the CPU seconds of the search so far that are spent where pipelines do not look faster (`promise.py`)."""
+PROMISING_SHARE = 0.5
+"""The same where the guess is below `PROMISING` of the plan without stages."""
+PROMISING = 0.8
+MOST_SLOWER = 2.0
+"""Pipelines up to so much above are played: what is known without stages may not fit into memory, and then become
+slower."""
+TOGETHER = 1.15
+"""Guesses up to this much above the first one are looked at with it if they have as many micro-batches, whose program
+is the larger part of the work."""
+MOST_TOGETHER = 3
 SHOWN = 6
 """Pipelines that the note lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A pipeline that was looked at: what came out, and the step or the bound of it in seconds, where known."""
+
+    name: str
+    outcome: str
+    step_seconds: float | None = None
+    bound_seconds: float | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}: {self.outcome}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +71,7 @@ class Compared:
 
     best: tuple[Pipeline, SubMesh] | Unequal | None = None
     least_seconds: float = math.inf
-    tried: list[str] = field(default_factory=list)
+    tried: list[Comparison] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     @property
@@ -60,28 +83,59 @@ class Compared:
 
 
 def compare_pipelines(
-    query: Query, counts: int | None, at_batch: AtBatch, below: float, cpu_seconds: float, log: Progress
+    query: Query,
+    counts: int | None,
+    at_batch: AtBatch,
+    plain_seconds: float,
+    work_seconds: float | None,
+    spent_seconds: float,
+    log: Progress,
 ) -> Compared:
-    """The best of a few pipelines whose step is below so many seconds. counts: the micro-batches that are asked for.
+    """The best of a few pipelines. counts: the micro-batches that are asked for; plain_seconds: of a step without
+    stages, infinity where nothing fits; work_seconds: what devices compute in it, None: perfect work.
 
-    cpu_seconds: after which no other sub-mesh is solved."""
+    spent_seconds: CPU seconds of the search so far, of which a share may pass before no other sub-mesh is solved; where
+    nothing else is known, as many again."""
     began, compared, shapes = time.process_time(), Compared(), SubMeshes(query, at_batch)
-    for groups, count in candidates(query, counts):
-        name = f"pp={groups} with {count} micro-batches"
-        if time.process_time() - began > cpu_seconds or query.deadline.left() <= 0.0:
-            compared.left_out.append(name)
+    below = plain_seconds * MOST_SLOWER
+    left = guesses(query, Traffic.of(query, work_seconds), counts)
+    share = PROMISING_SHARE if left and left[0].seconds < PROMISING * plain_seconds else SHARE
+    until = began + spent_seconds * (1.0 if math.isinf(plain_seconds) else share)
+    log(f"{len(left)} pipelines, {until - began:.0f} CPU s for them; guessed first: {_guessed(left)}")
+    broken: dict[int, str] = {}
+    for guess in in_order(left):
+        if time.process_time() > until or query.deadline.left() <= 0.0 or guess.count in broken:
+            why = f" ({broken[guess.count]})" if guess.count in broken else ""
+            compared.left_out.append(f"{guess.name}{why}")
             continue
         try:
-            for sub in shapes.of(count, query.cluster.num_devices // groups):
-                _compare(compared, sub, groups, count, min(below, compared.step_seconds))
-                log(f"{name}, {sub.solved.mesh.shape}: {compared.tried[-1]}")
-                if time.process_time() - began > cpu_seconds:
-                    break
-        except (NotSeparable, ConfigurationError) as reason:
-            compared.left_out.append(f"{name} ({reason})")
-    for count in sorted({count for _, count in candidates(query, counts)}):
+            sub = shapes.on_mesh(guess.count, guess.mesh)
+        except NotSeparable as reason:
+            broken[guess.count] = str(reason)
+            compared.left_out.append(f"{guess.name} ({reason})")
+            continue
+        if sub is None:
+            compared.left_out.append(f"{guess.name} (the constraints leave nothing there)")
+            continue
+        _compare(compared, sub, guess, min(below, compared.step_seconds))
+        log(compared.tried[-1].text)
+    for count in sorted({guess.count for guess in left}):
         _compare_unequal(compared, shapes.known(count), query, count, below)
     return compared
+
+
+def in_order(left: Sequence[Guess]) -> Iterator[Guess]:
+    """The guesses, best first; behind each the next ones with as many micro-batches, if they are about as good."""
+    rest = list(left)
+    while rest:
+        first = rest[0]
+        near = [g for g in rest if g.count == first.count and g.seconds <= TOGETHER * first.seconds][:MOST_TOGETHER]
+        yield from near
+        rest = [guess for guess in rest if guess not in near]
+
+
+def _guessed(left: Sequence[Guess]) -> str:
+    return ", ".join(f"{guess.name} {format_seconds(guess.seconds)}" for guess in left[:SHOWN])
 
 
 def _compare_unequal(compared: Compared, subs: Sequence[SubMesh], query: Query, count: int, below: float) -> None:
@@ -98,59 +152,32 @@ def _compare_unequal(compared: Compared, subs: Sequence[SubMesh], query: Query, 
         return
     sizes = ", ".join(str(sub.table.devices) for sub in found.subs)
     step = format_seconds(found.pipeline.step_seconds)
-    compared.tried.insert(0, f"groups of {sizes}, {count} micro-batches: {found.pipeline.family} {step}")
+    name = f"groups of {sizes}, {count} micro-batches"
+    compared.tried.insert(0, Comparison(name, f"{found.pipeline.family} {step}", found.pipeline.step_seconds))
     compared.best = found
 
 
-def _compare(compared: Compared, sub: SubMesh, groups: int, count: int, below: float) -> None:
+def _compare(compared: Compared, sub: SubMesh, guess: Guess, below: float) -> None:
     """One sub-mesh: its bound, and the best of its schedules where that may be below."""
+    groups, count = guess.groups, guess.count
     least = min(least_step_seconds(table, groups, count) for table in sub.tables)
     compared.least_seconds = min(compared.least_seconds, least)
-    where = f"pp={groups} x {'x'.join(map(str, sub.solved.mesh.shape))}, {count} micro-batches"
     if least >= below:
-        compared.tried.append(f"{where}: at least {format_seconds(least)}")
+        compared.tried.append(Comparison(guess.name, f"at least {format_seconds(least)}", bound_seconds=least))
         return
     families = [name for name in QUICK if name not in ("zb-v", "interleaved") or 2 * groups <= sub.table.num_blocks]
-    found = try_tables(sub.tables, groups, count, families)[0].pipeline
-    if found is None:
-        compared.tried.append(f"{where}: does not fit")
-        return
-    compared.tried.append(f"{where}: {found.family} {format_seconds(found.step_seconds)}")
-    if found.step_seconds < below:
-        compared.best = found, sub
-
-
-def candidates(query: Query, count: int | None = None) -> Iterator[tuple[int, int]]:
-    """(rank groups, micro-batches), the most promising first."""
-    size, cluster = batch_size(query.program) or 1, query.cluster
-    wanted = min(GROUPS, max(2, cluster.num_nodes))
-    possible = [groups for groups in range(2, min(cluster.num_devices, MOST_GROUPS) + 1) if _divides(query, groups)]
-    possible.sort(key=lambda groups: (abs(math.log(groups / wanted)), groups))
-    divisors = [number for number in range(2, size + 1) if size % number == 0]
-    later = []
-    for groups in possible:
-        counts = [count] if count is not None else _counts(divisors, groups)
-        if counts:
-            yield groups, counts[0]
-        later += [(groups, number) for number in counts[1:]]
-    yield from later
-
-
-def _counts(divisors: Sequence[int], groups: int) -> list[int]:
-    """The divisors of the batch nearest to some micro-batches per group."""
-    wanted = [factor * groups for factor in PER_GROUP] if divisors else []
-    return list(dict.fromkeys(min(divisors, key=lambda number: abs(math.log(number / want))) for want in wanted))
-
-
-def _divides(query: Query, groups: int) -> bool:
-    devices, rest = divmod(query.cluster.num_devices, groups)
-    if rest:
-        return False
     try:
-        cluster_of(query.cluster, devices)
-    except ConfigurationError:
-        return False
-    return True
+        found = try_tables(sub.tables, groups, count, families)[0].pipeline
+    except ConfigurationError as reason:
+        compared.tried.append(Comparison(guess.name, str(reason)))
+        return
+    if found is None:
+        compared.tried.append(Comparison(guess.name, "does not fit", bound_seconds=least))
+        return
+    step = found.step_seconds
+    compared.tried.append(Comparison(guess.name, f"{found.family} {format_seconds(step)}", step, least))
+    if step < below:
+        compared.best = found, sub
 
 
 def write_compared(query: Query, compared: Compared) -> Plan | None:
@@ -173,11 +200,38 @@ def what_was_compared(compared: Compared) -> list[str]:
     notes = []
     if compared.tried:
         more = len(compared.tried) - SHOWN
-        shown = "; ".join(compared.tried[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        tried = sorted(compared.tried, key=_by_step)
+        shown = "; ".join(one.text for one in tried[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
         notes.append(
             f"pipelines compared ({', '.join(QUICK)}; layouts of the plan of a sub-mesh): {shown}. None of them takes "
             f"less than {format_seconds(compared.least_seconds)}, with any cut and schedule"
         )
     if compared.left_out:
-        notes.append(f"pipelines not compared: {', '.join(compared.left_out[:SHOWN])}")
+        more = len(compared.left_out) - SHOWN
+        shown = ", ".join(compared.left_out[:SHOWN]) + (f", and {more} more" if more > 0 else "")
+        notes.append(f"pipelines not compared: {shown}")
     return notes
+
+
+def others_compared(compared: Compared) -> tuple[Baseline, ...]:
+    """The pipelines beside the best one, fastest first, as alternatives of its plan."""
+    tried = sorted(compared.tried, key=_by_step)
+    return tuple(
+        Baseline(
+            name=f"pipeline {one.name}",
+            dims={},
+            objective_seconds=one.step_seconds,
+            bound_seconds=one.bound_seconds,
+            error=one.outcome if one.step_seconds is None and one.bound_seconds is None else None,
+        )
+        for one in tried
+        if one.step_seconds is None or one.step_seconds > compared.step_seconds
+    )
+
+
+def _by_step(one: Comparison) -> tuple[float, float]:
+    infinity = math.inf
+    return (
+        infinity if one.step_seconds is None else one.step_seconds,
+        infinity if one.bound_seconds is None else one.bound_seconds,
+    )

@@ -16,7 +16,7 @@ import numpy as np
 
 from autopar.cluster import Cluster, GroupTopology, Link
 from autopar.cost_models.collectives import collective_seconds
-from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of
@@ -31,6 +31,7 @@ from autopar.planner.restrict import ImpossiblePlacement
 from autopar.planner.solver import Solution, is_forbidden
 from autopar.planner.stages.block_costs import Solved, weight_operators
 from autopar.planner.stages.block_table import MODES, BlockTable
+from autopar.planner.stages.groups import cluster_of
 from autopar.planner.stages.runs import Runs, find_runs
 from autopar.planner.stages.submesh import tables_of
 
@@ -163,22 +164,6 @@ class SubMeshes:
         linked = replace(cluster, inter_link=across)
         seconds = collective_seconds("neighbours", table.send_bytes, topology, linked)
         return replace(table, group=self._group, across_seconds=seconds)
-
-
-def cluster_of(cluster: Cluster, devices: int) -> Cluster:
-    """The devices of one rank group, as a cluster. Raises ConfigurationError where they neither fill nodes nor lie
-    inside one, side by side with others of their size."""
-    per_node = cluster.devices_per_node
-    one_node = cluster.num_nodes == 1
-    if not 1 <= devices <= cluster.num_devices or (
-        not one_node and (devices % per_node if devices > per_node else per_node % devices)
-    ):
-        raise ConfigurationError(
-            f"a rank group of {devices} of {cluster.num_devices} devices in nodes of {per_node}: groups must fill "
-            "nodes, or divide one"
-        )
-    nodes = max(1, devices // per_node)
-    return replace(cluster, num_nodes=nodes, devices_per_node=devices // nodes)
 
 
 def few_meshes(cluster: Cluster) -> list[Mesh]:

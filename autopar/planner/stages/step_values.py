@@ -68,9 +68,18 @@ class StepValues:
         of its gradient of `itemsize` bytes per element."""
         node, stored = self._built.variables[parameter].node, self._stored_fraction(parameter)
         held = self._gathered_bytes((node, 0), stored * tensor_bytes(node))
-        sources = {edge.source for edge in self._built.problem.edges if edge.target == parameter}
+        sources = self._sources.get(parameter, ())
         whole = max((self._gradient_fraction(source, parameter) for source in sources), default=stored)
         return held + max(0.0, whole - stored) * int(np.prod(shape_of(node))) * itemsize
+
+    @cached_property
+    def _sources(self) -> dict[int, set[int]]:
+        """Parameter -> the variables that make its gradient."""
+        found: dict[int, set[int]] = {}
+        for edge in self._built.problem.edges:
+            if self._built.variables[edge.target].kind == "parameter":
+                found.setdefault(edge.target, set()).add(edge.source)
+        return found
 
     def _gathered_bytes(self, value: Value, own: float) -> float:
         """Of all that follows from one value: casts, and gathered copies of either. own: of the value itself."""

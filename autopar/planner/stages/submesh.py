@@ -10,37 +10,22 @@ split further.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from autopar.cluster import Cluster
-from autopar.errors import ConfigurationError
 from autopar.layout import Mesh
 from autopar.parallel_plan import PIPELINE_AXIS
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.one_mesh import Candidate, price
 from autopar.planner.prices import Prices
 from autopar.planner.query import Query
-from autopar.planner.stages.block_costs import Solved, block_table, weight_operators
+from autopar.planner.stages.block_costs import Solved, Way, block_table, ways_of, weight_operators
 from autopar.planner.stages.block_table import MODES, BlockTable
 from autopar.planner.stages.runs import Runs
-
-
-def sub_cluster(cluster: Cluster, num_groups: int) -> Cluster:
-    """The devices of one of `num_groups` equal runs of neighbouring devices. Raises ConfigurationError where they do
-    not fill nodes or divide one."""
-    size, rest = divmod(cluster.num_devices, num_groups)
-    per_node = cluster.devices_per_node
-    if rest or not size or (size % per_node and per_node % size):
-        raise ConfigurationError(
-            f"pp={num_groups} cuts {cluster.num_devices} devices in nodes of {per_node} into groups of "
-            f"{cluster.num_devices / num_groups:g}: groups must fill nodes, or divide one"
-        )
-    nodes = max(1, size // per_node)
-    return replace(cluster, num_nodes=nodes, devices_per_node=size // nodes)
 
 
 def whole_mesh(num_groups: int, mesh: Mesh) -> Mesh:
@@ -65,11 +50,11 @@ def solved_on(query: Query, candidate: Candidate, lifetimes: Lifetimes) -> Solve
 
 def table_of(
     solved: Solved,
+    ways: Mapping[str, Way],
     runs: Runs,
     cluster: Cluster,
     num_groups: int,
     query: Query,
-    modes: Sequence[str] = MODES,
     *,
     gather_once: bool = False,
 ) -> BlockTable:
@@ -78,11 +63,11 @@ def table_of(
     prices = Prices(cluster, across)
     return block_table(
         solved,
+        ways,
         runs,
         query.budget_bytes,
         partial(prices.collective_seconds, "neighbours", (0,)),
         1 if query.micro is None else query.micro.count,
-        modes,
         gather_once=gather_once,
     )
 
@@ -91,7 +76,8 @@ def tables_of(
     query: Query, part: Query, solved: Solved, runs: Runs, num_groups: int, modes: Sequence[str] = MODES
 ) -> list[BlockTable]:
     """The block tables of a sub-mesh: where parameters are gathered once per step, if any are, and for every part."""
+    ways = ways_of(solved, modes)
     each, once = (
-        table_of(solved, runs, query.cluster, num_groups, part, modes, gather_once=once) for once in (False, True)
+        table_of(solved, ways, runs, query.cluster, num_groups, part, gather_once=once) for once in (False, True)
     )
     return [each] if np.allclose(each.seconds, once.seconds) else [once, each]

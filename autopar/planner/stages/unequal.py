@@ -25,10 +25,10 @@ from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.choose import Pipeline
 from autopar.planner.stages.cut import Cut, CutQuestion, cut_into_stages
 from autopar.planner.stages.shapes import SubMesh
+from autopar.planner.stages.wish import UNEQUAL_FAMILIES
 
 Part: TypeAlias = tuple[int, int]
 """Devices of one kind, and how many of them a node has."""
-FAMILIES = ("1f1b", "zb-h1", "zb-h2", "gpipe")
 MOST_STAGES = 32
 NEAR = 1.5
 """Cuts with groups of one size are played if the search's formula gives them at most this much of the shortest."""
@@ -48,7 +48,7 @@ def best_unequal(
     parts: Sequence[Part],
     micro_batches: int,
     sizes: Sequence[int] = (),
-    families: Sequence[str] = FAMILIES,
+    families: Sequence[str] = UNEQUAL_FAMILIES,
     num_stages: int | None = None,
 ) -> Unequal | None:
     """The fastest pipeline over the sub-meshes, all devices in use; None where nothing fits, or groups do not lie side

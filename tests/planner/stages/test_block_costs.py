@@ -22,7 +22,7 @@ from autopar.planner.predict import predict_timeline
 from autopar.planner.prices import Prices
 from autopar.planner.query import Query, budget, kernel_backend
 from autopar.planner.search import SEARCH
-from autopar.planner.stages.block_costs import Solved, block_table, weight_operators, weight_share
+from autopar.planner.stages.block_costs import Solved, block_table, ways_of, weight_operators, weight_share
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.runs import Runs, find_runs
 from autopar.program import Program
@@ -73,7 +73,8 @@ def solved_program(program: Program, cluster: Cluster, micro_batches: int) -> Ma
         weights=weight_operators(program, lifetimes),
     )
     runs = find_runs(lifetimes)
-    return Made(program, query, solved, runs, block_table(solved, runs, 1e9, lambda size: size * 1e-9, micro_batches))
+    table = block_table(solved, ways_of(solved), runs, 1e9, lambda size: size * 1e-9, micro_batches)
+    return Made(program, query, solved, runs, table)
 
 
 def test_all_blocks_together_cost_the_simulated_step(made: Made) -> None:
@@ -136,14 +137,14 @@ def test_weight_gradients_are_a_third_of_a_block(made: Made) -> None:
 
 
 def test_outputs_and_micro_batches_leave_seconds_alone(made: Made) -> None:
-    other = block_table(made.solved, made.runs, 1e9, lambda size: 0.0, 1, modes=("none",))
+    other = block_table(made.solved, ways_of(made.solved, ["none"]), made.runs, 1e9, lambda size: 0.0, 1)
     np.testing.assert_array_equal(other.forward_seconds[0], made.table.forward_seconds[0])
     assert not other.send_seconds.any()
 
 
 def test_what_is_done_once_is_no_part_of_a_pass(made: Made) -> None:
     solved, each = made.solved, made.table
-    once = block_table(solved, made.runs, 1e9, lambda size: size * 1e-9, 4, gather_once=True)
+    once = block_table(solved, ways_of(solved), made.runs, 1e9, lambda size: size * 1e-9, 4, gather_once=True)
     assert once.seconds[0].sum() + once.once_seconds.sum() <= each.seconds[0].sum() + each.once_seconds.sum() + 1e-12
     assert (once.seconds <= each.seconds + 1e-12).all()
     assert (once.state_bytes >= each.state_bytes).all()

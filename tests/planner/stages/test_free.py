@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import autopar
-from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
@@ -19,7 +17,7 @@ from autopar.planner.choose_mesh import Chosen
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.stages import free
 from autopar.planner.stages.free import better_by_prediction
-from autopar.planner.stages.quick import Compared, candidates
+from autopar.planner.stages.quick import Compared
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
 
@@ -55,7 +53,7 @@ def test_several_nodes_make_the_default_search_compare_pipelines() -> None:
     options = {"cluster": "2x2 H100-SXM", "micro_batches": None}
     plan = autopar.plan(model, (TOKENS, TOKENS), **options)
     (compared,) = [note for note in plan.notes if note.startswith("pipelines compared")]
-    assert "pp=2 x 2, 4 micro-batches: " in compared
+    assert "pp=4 x 1, 4 micro-batches: " in compared
     assert "None of them takes less than" in compared
     fast = autopar.plan(model, (TOKENS, TOKENS), mode="fast", **options)
     assert not any("pipeline" in note for note in fast.notes)
@@ -93,14 +91,3 @@ def test_a_fast_search_tries_none_where_nothing_fits(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(planning, "choose_micro_batches", nothing_fits)
     with pytest.raises(InfeasibleError, match="no plan fits"):
         autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", mode="fast")
-
-
-def test_candidates_begin_with_one_group_per_node() -> None:
-    query = SimpleNamespace(
-        cluster=Cluster.parse("4x8 H100-SXM"),
-        program=SimpleNamespace(inputs=[SimpleNamespace(role="input", batch_dim=0, shape=(64, 8))]),
-    )
-    found = list(candidates(query))  # type: ignore[arg-type]
-    assert found[0] == (4, 8)
-    assert {groups for groups, _ in found} == {2, 4, 8, 16, 32}
-    assert found.index((4, 4)) > found.index((32, 64))

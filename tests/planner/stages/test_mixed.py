@@ -18,9 +18,9 @@ from autopar.parallel_plan import Plan
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import CutQuestion
 from autopar.planner.stages.mixed import group_sizes, mixed_wish
-from autopar.planner.stages.plan import PipelineWish
 from autopar.planner.stages.shapes import SubMesh
 from autopar.planner.stages.unequal import best_unequal
+from autopar.planner.stages.wish import PipelineWish
 from tests.planner.stages.lowered import lower_every_stage
 from tests.planner.stages.random_tables import least_of_all_cuts, random_table
 

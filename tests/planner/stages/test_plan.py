@@ -12,7 +12,7 @@ import autopar
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.parallel_plan import Plan
-from autopar.planner.stages.plan import micro_batch_counts, wish_of
+from autopar.planner.stages.plan import micro_batch_counts
 
 
 def _plan(batch: int = 8, **options: Any) -> Plan:
@@ -108,21 +108,6 @@ def test_a_batch_that_cannot_be_cut_says_why() -> None:
 def test_too_few_blocks_say_so() -> None:
     with pytest.raises(ConfigurationError, match="6 pieces of the model do not fill 8 stages"):
         _plan(dims={"pp": 4}, schedule="interleaved")
-
-
-def test_wishes() -> None:
-    assert wish_of({"tp": 2}, None, 4) is None
-    assert wish_of({"pp": 1, "tp": 2}, None, 4) is None
-    wish = wish_of({"pp": -1, "tp": 2}, "zb-h1", 8)
-    assert wish is not None
-    assert (wish.num_groups, wish.dims, wish.family) == (4, {"tp": 2}, "zb-h1")
-    for dims, schedule, words in (
-        ({"pp": -3}, None, "size -3"),
-        (None, "1f1b", "needs stages"),
-        ({"pp": 2}, "x", "one of"),
-    ):
-        with pytest.raises(ConfigurationError, match=words):
-            wish_of(dims, schedule, 4)
 
 
 def test_counts_of_micro_batches_divide_the_batch() -> None:

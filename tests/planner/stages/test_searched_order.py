@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import ConfigurationError
-from autopar.planner.stages.choose import SEARCHED, check_family, families_for, try_families
+from autopar.planner.stages.choose import families_for, try_families
 from autopar.planner.stages.searched_order import search_order
+from autopar.planner.stages.wish import SEARCHED, check_family
 from autopar.schedules.check import check_schedule
 from tests.planner.stages.test_choose import _even
 

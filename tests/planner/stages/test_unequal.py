@@ -16,7 +16,7 @@ from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
 from autopar.planner.stages import unequal
-from autopar.planner.stages.shapes import cluster_of
+from autopar.planner.stages.groups import cluster_of
 from autopar.planner.stages.unequal import best_unequal, place_groups
 from tests.planner.stages.lowered import lower_every_stage
 from tests.planner.stages.random_tables import random_table, scaled

@@ -1,0 +1,166 @@
+"""Promise: which pipelines to look at first, from a closed formula before any sub-mesh is solved.
+
+    405 B parameters on 2,048 nodes of 8    16 groups of (128, 8), 16 micro-batches: about 7 s
+                                            8 groups of (256, 8), 16 micro-batches: 2 data ranks share a sample
+
+A pipeline of p groups of d x t devices (data x tensor) and m micro-batches is guessed to take
+
+    (work + tensor) (1 + (p - 1) / 3m) + gradients
+
+work: what a device computes without stages. tensor: an all_reduce of every cut of the model over t in forward and in
+backward, as in tensor parallelism. (p - 1) / 3m: the bubble of ZB-H1. gradients: a gather of the parameters and the sum
+of their gradients over d, once. Data ranks that share a sample cost `SHARED` more per halving. The guess orders the
+search and says how much of its time pipelines deserve; it is no bound and no price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from autopar.cluster import Cluster, GroupTopology
+from autopar.cost_models.collectives import collective_seconds
+from autopar.errors import ConfigurationError
+from autopar.layout import Mesh
+from autopar.planner.blocks import blocks_of
+from autopar.planner.choose_mesh import perfect_seconds
+from autopar.planner.mesh_shapes import resolve_meshes
+from autopar.planner.micro_batches import batch_size
+from autopar.planner.operators import operators
+from autopar.planner.prices import tensor_bytes
+from autopar.planner.query import Query
+from autopar.planner.stages.groups import cluster_of
+
+MOST_GROUPS = 64
+ENDS = 2
+"""Pieces of a model beside its blocks: what lies in front of them and behind."""
+MOST_TENSOR = 8
+"""Devices of a node over which weights are split."""
+PER_GROUP = (1, 2, 4)
+"""Micro-batches per rank group, beside the number that gives every data rank one sample."""
+SHARED = 0.1
+"""Part of the step by which it grows where data ranks share a sample, per halving of the samples."""
+FINER = 0.01
+"""By which a mesh of three axes stands behind that of two: it takes longer to solve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """A pipeline of equal groups. seconds: of a step, by the formula."""
+
+    groups: int
+    count: int
+    mesh: Mesh
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"pp={self.groups} x {'x'.join(map(str, self.mesh.shape))}, {self.count} micro-batches"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What the formula knows of a model. Bytes of the whole batch: of one cut, of parameters, of these with states."""
+
+    samples: int
+    work_seconds: float
+    num_blocks: int
+    num_cuts: int
+    cut_bytes: float
+    parameter_bytes: float
+    state_bytes: float
+
+    @staticmethod
+    def of(query: Query, work_seconds: float | None = None) -> Traffic:
+        """Of the whole batch on the whole cluster. work_seconds: what devices compute in a known plan; None: perfect
+        work."""
+        blocks = blocks_of(query.program, query.factorisation)
+        cuts = set(blocks.cuts)
+        sizes = [tensor_bytes(node) for node in operators(query.program) if node.meta["operator"] in cuts]
+        parameters = [
+            (float(tensor_bytes(node)), math.prod(entry.shape) * query.state_bytes[entry.name].optimizer)
+            for node, entry in zip(query.program.placeholders, query.program.inputs, strict=True)
+            if entry.role == "parameter"
+        ]
+        return Traffic(
+            samples=batch_size(query.program) or 1,
+            work_seconds=perfect_seconds(query) if work_seconds is None else work_seconds,
+            num_blocks=blocks.num_blocks,
+            num_cuts=len(sizes),
+            cut_bytes=float(median(sizes)) if sizes else 0.0,
+            parameter_bytes=sum(held for held, _ in parameters),
+            state_bytes=sum(held + states for held, states in parameters),
+        )
+
+
+def guesses(query: Query, traffic: Traffic, count: int | None = None) -> list[Guess]:
+    """Every pipeline of equal groups that is looked at, the most promising first. count: of micro-batches, if asked."""
+    found: dict[tuple[int, Mesh], Guess] = {}
+    divisors = [number for number in range(2, traffic.samples + 1) if traffic.samples % number == 0]
+    for groups in _group_counts(query.cluster, traffic.num_blocks + ENDS):
+        size = query.cluster.num_devices // groups
+        for data, tensor in _splits(cluster_of(query.cluster, size)):
+            counts = [count] if count is not None else _counts(divisors, traffic.samples, groups, data)
+            for number in counts:
+                seconds = guessed_seconds(traffic, query.cluster, groups, data, tensor, number)
+                for shape, more in _shapes(query, traffic, groups, data, tensor):
+                    mesh = resolve_meshes(cluster_of(query.cluster, size), shape, None)[0]
+                    guess = Guess(groups=groups, count=number, mesh=mesh, seconds=seconds * (1.0 + more))
+                    if guess.seconds < found.get((number, mesh), guess).seconds or (number, mesh) not in found:
+                        found[number, mesh] = guess
+    return sorted(found.values(), key=lambda guess: (guess.seconds, guess.groups, guess.count, guess.mesh.shape))
+
+
+def guessed_seconds(traffic: Traffic, cluster: Cluster, groups: int, data: int, tensor: int, count: int) -> float:
+    """The formula of the module."""
+    shape = (groups, data, tensor)
+    summed = collective_seconds(
+        "all_reduce", traffic.cut_bytes / (count * data), GroupTopology.of(cluster, shape, (2,)), cluster
+    )
+    tensor_seconds = 2.0 * traffic.num_cuts / groups * count * float(summed)
+    across = GroupTopology.of(cluster, shape, (1,))
+    share = traffic.parameter_bytes / (groups * tensor)
+    gradients = sum(float(collective_seconds(kind, share, across, cluster)) for kind in ("all_gather", "all_reduce"))
+    sharing = max(0.0, math.log2(data * count / traffic.samples))
+    busy = (traffic.work_seconds + tensor_seconds) * (1.0 + SHARED * sharing)
+    return busy * (1.0 + (groups - 1) / (3.0 * count)) + gradients
+
+
+def _group_counts(cluster: Cluster, pieces: int) -> Iterator[int]:
+    """Numbers of groups, up to the pieces of the model, that cut the cluster evenly, at nodes or inside them."""
+    for groups in range(2, min(cluster.num_devices, MOST_GROUPS, pieces) + 1):
+        if cluster.num_devices % groups:
+            continue
+        try:
+            cluster_of(cluster, cluster.num_devices // groups)
+        except ConfigurationError:
+            continue
+        yield groups
+
+
+def _splits(group: Cluster) -> Iterator[tuple[int, int]]:
+    """(data, tensor) sizes of a rank group, the tensor axis inside a node."""
+    for tensor in range(1, min(MOST_TENSOR, group.devices_per_node) + 1):
+        if group.devices_per_node % tensor == 0:
+            yield group.num_devices // tensor, tensor
+
+
+def _counts(divisors: Sequence[int], samples: int, groups: int, data: int) -> list[int]:
+    """The divisors of the batch nearest to some micro-batches per group, and to one sample per data rank."""
+    wanted = [factor * groups for factor in PER_GROUP] if divisors else []
+    wanted += [samples // data] if divisors and samples // data >= 2 else []
+    return list(dict.fromkeys(min(divisors, key=lambda number: abs(math.log(number / want))) for want in wanted))
+
+
+def _shapes(
+    query: Query, traffic: Traffic, groups: int, data: int, tensor: int
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """(sizes of the axes, what is added to the guess): one or two axes, and copies of groups that share the states
+    where a device does not hold them whole but needs only some others."""
+    yield (data, tensor) if 1 not in (data, tensor) else (data * tensor,), 0.0
+    whole = traffic.state_bytes / (groups * tensor)
+    shared = next((n for n in range(2, data) if data % n == 0 and 2.0 * whole / n <= query.budget_bytes), None)
+    if tensor > 1 and 2.0 * whole > query.budget_bytes and shared is not None:
+        yield (data // shared, shared, tensor), FINER

@@ -1,0 +1,111 @@
+"""Wishes: what `dims` and `schedule` ask of a pipeline, read and checked before a model is captured.
+
+dims={"pp": 4, "tp": 2}, schedule="zb-h1"     4 equal groups, tensor parallelism inside of each
+dims={"pp": [1, 3]}                           the devices of every stage
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from autopar.cluster import Cluster
+from autopar.errors import ConfigurationError
+from autopar.parallel_plan import PIPELINE_AXIS
+from autopar.planner.stages.groups import cluster_of, sub_cluster
+from autopar.schedules.list_scheduler import FAMILIES
+
+SEARCHED = "searched"
+"""Asks for the best family's order to be improved by a free search (`searched_order.py`); names what that finds."""
+UNEQUAL_FAMILIES = ("1f1b", "zb-h1", "zb-h2", "gpipe")
+"""Schedules of stages on groups of different sizes."""
+
+Dims: TypeAlias = Mapping[str, int | Sequence[int]]
+"""Axis -> size; of "pp" also the devices of every stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineWish:
+    """num_groups: size of the axis "pp". dims: of the other axes. family: of schedules, None for the best. sizes:
+    devices of every stage, where groups are unequal."""
+
+    num_groups: int
+    dims: Mapping[str, int]
+    family: str | None = None
+    sizes: tuple[int, ...] = ()
+
+
+def check_family(family: str) -> None:
+    """Raise ConfigurationError for a family that does not exist."""
+    if family not in FAMILIES and family != SEARCHED:
+        raise ConfigurationError(f"schedule={family!r}: write one of {', '.join(FAMILIES)}, {SEARCHED}")
+
+
+def wish_of(dims: Dims | None, schedule: str | None, num_devices: int) -> PipelineWish | None:
+    """What `dims` and `schedule` ask of a pipeline; None without "pp". Raises ConfigurationError."""
+    if schedule is not None:
+        check_family(schedule)
+    groups = (dims or {}).get(PIPELINE_AXIS, 1)
+    sizes = without_stages(dims) or {}
+    if isinstance(groups, Sequence):
+        return unequal_wish(groups, sizes, schedule, num_devices)
+    if not isinstance(groups, int) or isinstance(groups, bool) or groups == 0 or groups < -1:
+        raise ConfigurationError(f"axis pp has size {groups!r}; write a positive number, or -1 to fill")
+    if groups == -1:
+        others = math.prod(size for size in sizes.values())
+        if others < 1 or num_devices % others:
+            raise ConfigurationError(f"dims {dict(dims or {})} do not divide {num_devices} devices")
+        groups = num_devices // others
+    if groups == 1:
+        if schedule is not None:
+            raise ConfigurationError(f'schedule={schedule!r} needs stages: pin them, for example dims={{"pp": 2}}')
+        return None
+    return PipelineWish(num_groups=groups, dims=sizes, family=schedule)
+
+
+def unequal_wish(
+    groups: Sequence[int], others: Mapping[str, int], schedule: str | None, num_devices: int
+) -> PipelineWish:
+    """Of dims={"pp": [1, 2]}: the devices of every stage, in order. Raises ConfigurationError."""
+    if len(groups) < 2 or any(type(size) is not int or size < 1 for size in groups) or sum(groups) != num_devices:
+        raise ConfigurationError(
+            f"axis pp has groups of {list(groups)!r} devices; write two or more positive numbers that add up to "
+            f"{num_devices}"
+        )
+    if others or schedule not in (None, *UNEQUAL_FAMILIES):
+        raise ConfigurationError(
+            f"stages on groups of {list(groups)} devices: their axes are chosen, so name no other axes than pp, and "
+            f"schedules are {', '.join(UNEQUAL_FAMILIES)}"
+        )
+    return PipelineWish(num_groups=len(groups), dims={}, family=schedule, sizes=tuple(groups))
+
+
+def without_stages(dims: Dims | None) -> dict[str, int] | None:
+    """`dims` without the axis "pp". Raises ConfigurationError for a size that is no number."""
+    if dims is None:
+        return None
+    sizes = {}
+    for name, size in dims.items():
+        if name != PIPELINE_AXIS:
+            if not isinstance(size, int):
+                raise ConfigurationError(f"axis {name} has size {size!r}; write a positive number, or -1 to fill")
+            sizes[name] = size
+    return sizes
+
+
+def check_stages(dims: Dims | None, schedule: str | None, cluster: Cluster) -> None:
+    """Raise ConfigurationError where no pipeline on the cluster is what `dims` and `schedule` ask for."""
+    wish = wish_of(dims, schedule, cluster.num_devices)
+    if wish is None:
+        return
+    for size in wish.sizes:
+        cluster_of(cluster, size)
+    if not wish.sizes:
+        sub_cluster(cluster, wish.num_groups)
+    if wish.family in FAMILIES and FAMILIES[wish.family].both_ways and wish.num_groups % 2:
+        raise ConfigurationError(
+            f"schedule={wish.family!r} runs in both directions and needs an even number of rank groups, not "
+            f"pp={wish.num_groups}"
+        )

@@ -1,0 +1,71 @@
+"""The order in which the free search looks at pipelines."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+from autopar.cluster import Cluster
+from autopar.layout import Mesh
+from autopar.planner.query import Query
+from autopar.planner.stages.promise import Guess, Traffic, guessed_seconds, guesses
+from autopar.planner.stages.quick import MOST_TOGETHER, in_order
+
+LARGE = Cluster.parse("2048x8 H100-SXM")
+LLAMA = Traffic(
+    samples=2048,
+    work_seconds=5.0,
+    num_blocks=126,
+    num_cuts=252,
+    cut_bytes=2048 * 8192 * 16384 * 2.0,
+    parameter_bytes=405e9 * 4.0,
+    state_bytes=405e9 * 12.0,
+)
+
+
+def _query(cluster: Cluster) -> Query:
+    return cast("Query", SimpleNamespace(cluster=cluster, budget_bytes=75e9))
+
+
+def test_fewer_groups_and_more_micro_batches_wait_less() -> None:
+    steps = [guessed_seconds(LLAMA, LARGE, 16, 128, 8, count) for count in (4, 8, 16)]
+    assert steps == sorted(steps, reverse=True)
+    assert guessed_seconds(LLAMA, LARGE, 16, 1024, 1, 2) > guessed_seconds(LLAMA, LARGE, 16, 128, 8, 16)
+
+
+def test_data_ranks_that_share_a_sample_cost_more() -> None:
+    alone, shared = (guessed_seconds(LLAMA, LARGE, 16, 128, 8, count) for count in (16, 32))
+    bubble = (1 + 15 / 48) / (1 + 15 / 96)
+    assert shared * bubble > 1.05 * alone
+
+
+def test_meshes_are_data_times_tensor_inside_of_a_node() -> None:
+    found = guesses(_query(LARGE), LLAMA)
+    assert {guess.mesh.shape for guess in found if guess.groups == 16} >= {(128, 8), (256, 4), (512, 2), (1024,)}
+    assert any(len(guess.mesh.shape) == 3 and guess.mesh.shape[2] == 8 for guess in found)
+    assert all(guess.mesh.size * guess.groups == LARGE.num_devices for guess in found)
+    assert all(guess.mesh.shape[-1] <= 8 for guess in found if len(guess.mesh.shape) > 1)
+    assert [guess.seconds for guess in found] == sorted(guess.seconds for guess in found)
+    assert len({(guess.count, guess.mesh) for guess in found}) == len(found)
+
+
+def test_a_number_of_micro_batches_that_is_asked_for_is_the_only_one() -> None:
+    assert {guess.count for guess in guesses(_query(LARGE), LLAMA, 32)} == {32}
+
+
+def test_no_more_groups_than_pieces_of_the_model() -> None:
+    shallow = Traffic(
+        samples=64, work_seconds=1.0, num_blocks=2, num_cuts=2, cut_bytes=1e6, parameter_bytes=1e6, state_bytes=3e6
+    )
+    found = guesses(_query(Cluster.parse("4x8 H100-SXM")), shallow)
+    assert {guess.groups for guess in found} == {2, 4}
+
+
+def test_those_with_as_many_micro_batches_come_together() -> None:
+    def guess(count: int, seconds: float) -> Guess:
+        return Guess(groups=2, count=count, mesh=Mesh(("inner",), (2,)), seconds=seconds)
+
+    given = [guess(8, 1.0), guess(4, 1.01), guess(8, 1.1), guess(8, 1.3), guess(4, 1.4)]
+    assert [(g.count, g.seconds) for g in in_order(given)] == [(8, 1.0), (8, 1.1), (4, 1.01), (8, 1.3), (4, 1.4)]
+    many = [guess(8, 1.0 + number / 100) for number in range(MOST_TOGETHER + 1)]
+    assert [g.count for g in in_order([many[0], guess(4, 1.005), *many[1:]])] == [8] * MOST_TOGETHER + [4, 8]
