@@ -21,7 +21,7 @@ from torch import nn
 
 from autopar.capture import Captures, fingerprint
 from autopar.capture.precision import precision_dtype
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import CaptureError, ConfigurationError, UnsupportedOperatorError
 from autopar.files import write_atomically
 from autopar.parallel_plan import PipelinePlan, Plan
@@ -30,6 +30,7 @@ from autopar.planner.constraints import Recompute
 from autopar.planner.kept import Kept
 from autopar.planner.micro_batches import AtBatch, batch_size
 from autopar.planner.search import Mode
+from autopar.planner.stages.wish import check_stages
 from autopar.program import Program
 from autopar.rules.engine import registered_rules
 from autopar.runtime.batches import input_leaves, ordered, route
@@ -71,6 +72,11 @@ class Options:
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
     with_baselines: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError for stages that the cluster cannot have: capturing a model may take a minute."""
+        if not isinstance(self.cluster, MixedCluster):
+            check_stages(self.dims, self.schedule, self.cluster)
 
 
 def capture_at(
