@@ -36,7 +36,7 @@ def export(path: Path, tool: str, output: Path | None, price: bool, as_json: boo
     """
     plan = Plan.load(path)
     uniform = nearest_uniform(plan)
-    made = configuration(uniform, tool)
+    made = configuration(plan, uniform, tool)
     lost = (*uniform.lost, *made.lost)
     priced = _priced(plan, uniform) if price else None
     if output is not None:

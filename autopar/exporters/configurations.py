@@ -1,6 +1,6 @@
-"""A uniform configuration in the words of other tools: torchtitan, Megatron-LM, DeepSpeed, Accelerate.
+"""A plan in the words of other tools: torchtitan, Megatron-LM, DeepSpeed, Accelerate, and torch itself.
 
-    configuration(uniform, "megatron")     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 ...
+    configuration(plan, uniform, "megatron")     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 ...
 
 Each tool has one function that returns the text of its file or flags, and sentences about what it cannot say. Names of
 options are those of torchtitan's job configuration (2025), Megatron-LM core 0.14, DeepSpeed 0.17 and Accelerate 1.10.
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from autopar.errors import ConfigurationError
-from autopar.exporters.uniform import UniformPlan
+from autopar.exporters.torch_code import fsdp2, parallelize_plan
+from autopar.exporters.uniform import UniformPlan, cannot
+from autopar.parallel_plan import Plan
 
 TITAN_SCHEDULES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble",
@@ -34,18 +36,18 @@ class Configuration:
     lost: tuple[str, ...] = ()
 
 
-Writer: TypeAlias = Callable[[UniformPlan], tuple[str, list[str]]]
+Writer: TypeAlias = Callable[[Plan, UniformPlan], tuple[str, list[str]]]
 
 
-def configuration(uniform: UniformPlan, tool: str) -> Configuration:
-    """The configuration for one of `TOOLS`. Raises ConfigurationError for another name."""
+def configuration(plan: Plan, uniform: UniformPlan, tool: str) -> Configuration:
+    """The nearest configuration of a plan for one of `TOOLS`. Raises ConfigurationError for another name."""
     if tool not in TOOLS:
         raise ConfigurationError(f"no exporter for {tool!r}: write one of {', '.join(TOOLS)}")
-    text, lost = TOOLS[tool](uniform)
+    text, lost = TOOLS[tool](plan, uniform)
     return Configuration(tool=tool, text=text, lost=tuple(lost))
 
 
-def torchtitan(uniform: UniformPlan) -> tuple[str, list[str]]:
+def torchtitan(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
     """Tables of a TOML file for `--job.config_file`. Tensor parallelism is with sequence parallelism there."""
     lost = _without_sequence_parallel(uniform)
     tables: dict[str, dict[str, object]] = {
@@ -79,7 +81,7 @@ def torchtitan(uniform: UniformPlan) -> tuple[str, list[str]]:
     return "\n".join(_toml_table(name, values) for name, values in tables.items()), lost
 
 
-def megatron(uniform: UniformPlan) -> tuple[str, list[str]]:
+def megatron(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
     """Flags of Megatron-LM's training scripts, one per line."""
     lost: list[str] = []
     flags: dict[str, object] = {
@@ -117,9 +119,9 @@ def megatron(uniform: UniformPlan) -> tuple[str, list[str]]:
     ) + "\n", lost
 
 
-def deepspeed(uniform: UniformPlan) -> tuple[str, list[str]]:
+def deepspeed(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
     """The JSON of `deepspeed.initialize(config=...)`."""
-    lost = _cannot(uniform, "cp", "ep", "pp")
+    lost = cannot(uniform, "cp", "ep", "pp")
     if uniform.tp > 1 and uniform.zero_stage == 3:
         lost.append("AutoTP goes with ZeRO 1 and 2: parameters stay whole on the ranks of data parallelism")
     stage = min(uniform.zero_stage, 2) if uniform.tp > 1 else uniform.zero_stage
@@ -141,9 +143,9 @@ def deepspeed(uniform: UniformPlan) -> tuple[str, list[str]]:
     return json.dumps(document, indent=2) + "\n", lost
 
 
-def accelerate(uniform: UniformPlan) -> tuple[str, list[str]]:
+def accelerate(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
     """The YAML of `accelerate launch --config_file`, with FSDP2."""
-    lost = _cannot(uniform, "ep", "pp") + _without_sequence_parallel(uniform)
+    lost = cannot(uniform, "ep", "pp") + _without_sequence_parallel(uniform)
     if uniform.recompute == "selective":
         lost.append("selective recomputation: activation checkpointing is of whole blocks or off")
     if uniform.micro_batches > 1 and uniform.pp == 1:
@@ -178,18 +180,9 @@ TOOLS: Mapping[str, Writer] = {
     "megatron": megatron,
     "deepspeed": deepspeed,
     "accelerate": accelerate,
+    "fsdp2": fsdp2,
+    "parallelize_plan": parallelize_plan,
 }
-
-_WORDS = {"cp": "context parallelism", "ep": "expert parallelism", "pp": "pipeline parallelism"}
-
-
-def _cannot(uniform: UniformPlan, *degrees: str) -> list[str]:
-    """What a tool's configuration has no words for."""
-    return [
-        f"{_WORDS[name]} of {size}: not part of this configuration"
-        for name in degrees
-        if (size := getattr(uniform, name)) > 1
-    ]
 
 
 def _without_sequence_parallel(uniform: UniformPlan) -> list[str]:

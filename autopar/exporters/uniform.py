@@ -29,6 +29,10 @@ VOTES: Mapping[tuple[str, str], Role] = {
     ("convolution", "co"): "tp", ("convolution", "ci"): "tp",
 }  # fmt: skip
 """(operator, name that the axis splits) -> role; every other split of a product's rows is of the batch."""
+DEGREES: Mapping[str, str] = {
+    "dp_replicate": "replicated data parallelism", "dp_shard": "sharded data parallelism",
+    "cp": "context parallelism", "ep": "expert parallelism", "pp": "pipeline parallelism",
+}  # fmt: skip
 PRODUCTS = ("mm", "bmm", "attention", "convolution", "_grouped_mm", "expert_linear")
 NORMS = ("native_layer_norm", "_fused_rms_norm", "rsqrt")
 """Operators whose split over the tensor-parallel axis tells that activations between blocks lie split (sequence
@@ -109,6 +113,15 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         precision=str(plan.question.get("precision") or "fp32"),
         lost=(*_lost_parameters(plan, roles), *_lost_operators(plan, roles), *recompute_lost),
     )
+
+
+def cannot(uniform: UniformPlan, *degrees: str) -> list[str]:
+    """What a configuration has no words for: sentences about those of `degrees` that are above one."""
+    return [
+        f"{DEGREES[name]} of {size}: not part of this configuration"
+        for name in degrees
+        if (size := getattr(uniform, name)) > 1
+    ]
 
 
 def axis_roles(plan: Plan) -> tuple[Role, ...]:

@@ -16,6 +16,7 @@ from autopar.exporters.uniform import UniformPlan, axis_roles, nearest_uniform
 from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
 from benchmarks.models import gpt2, token_inputs
+from tests.test_plan_text import small_plan
 
 
 @cache
@@ -69,9 +70,12 @@ UNIFORM = UniformPlan(
 )  # fmt: skip
 
 
+PLAN = small_plan()
+
+
 def test_torchtitan_reads_the_degrees() -> None:
     tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
-    found = tomllib.loads(configuration(UNIFORM, "torchtitan").text)
+    found = tomllib.loads(configuration(PLAN, UNIFORM, "torchtitan").text)
     assert found["parallelism"] == {
         "data_parallel_replicate_degree": 2,
         "data_parallel_shard_degree": 4,
@@ -88,29 +92,29 @@ def test_torchtitan_reads_the_degrees() -> None:
 
 
 def test_megatron_is_told_flags() -> None:
-    words = configuration(replace(UNIFORM, pp=1, schedule=None), "megatron").text.split()
+    words = configuration(PLAN, replace(UNIFORM, pp=1, schedule=None), "megatron").text.split()
     flags = dict(zip(words, [*words[1:], ""], strict=True))
     assert (flags["--tensor-model-parallel-size"], flags["--micro-batch-size"]) == ("2", "2")
     assert flags["--data-parallel-sharding-strategy"] == "optim_grads_params"
     assert {"--sequence-parallel", "--bf16", "--use-megatron-fsdp"} <= set(words)
-    staged = configuration(UNIFORM, "megatron")
+    staged = configuration(PLAN, UNIFORM, "megatron")
     assert "--data-parallel-sharding-strategy optim\n" in staged.text
     assert any("FSDP" in sentence for sentence in staged.lost)
 
 
 def test_deepspeed_and_accelerate_say_what_they_cannot() -> None:
-    found = configuration(UNIFORM, "deepspeed")
+    found = configuration(PLAN, UNIFORM, "deepspeed")
     document = json.loads(found.text)
     ranks = UNIFORM.data_ranks
     parts = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"] * ranks
     assert parts == document["train_batch_size"] == 64
     assert document["zero_optimization"]["stage"] == 2
     assert any("pipeline" in sentence for sentence in found.lost)
-    yaml = configuration(replace(UNIFORM, pp=1, schedule=None), "accelerate").text
+    yaml = configuration(PLAN, replace(UNIFORM, pp=1, schedule=None), "accelerate").text
     assert "num_processes: 16\n" in yaml
     assert "  parallelism_config_dp_shard_size: 4\n" in yaml
 
 
 def test_an_unknown_tool_is_named_with_those_there_are() -> None:
     with pytest.raises(ConfigurationError, match=", ".join(TOOLS)):
-        configuration(UNIFORM, "horovod")
+        configuration(PLAN, UNIFORM, "horovod")
