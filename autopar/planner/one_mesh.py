@@ -37,6 +37,7 @@ from autopar.planner.predict import choose_issue, dispatch_seconds
 from autopar.planner.prices import Floats, Prices
 from autopar.planner.query import Progress, Query
 from autopar.planner.read import (
+    flops_of_pass,
     prices_hash,
     read_data,
     read_operators,
@@ -250,6 +251,7 @@ def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifeti
             "strategies": sum(len(costs) for costs in problem.node_costs),
             "largest_menu": max(len(costs) for costs in problem.node_costs),
             "edges": len(problem.edges),
+            "flops_of_pass": flops_of_pass(built),
             "replicated_flops_share": replicated_flops_share(built, solution.assignment, mesh),
             "certificate": solution.certificate.kind,
             **recomputation_statistics(built, solution.assignment, lifetimes),

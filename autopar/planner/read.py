@@ -131,6 +131,12 @@ def read_data(
     return inputs, buffers, outputs
 
 
+def flops_of_pass(built: Built) -> float:
+    """FLOPs of the program's operators, forward and backward, all devices together, nothing computed twice."""
+    rules = (built.rules.get(node) for node in built.operators)
+    return sum(rule.flops for rule in rules if rule is not None)
+
+
 def replicated_flops_share(built: Built, assignment: Assignment, mesh: Mesh) -> float:
     """Share of the program's FLOPs that belong to operators which some axis (of size > 1) replicates."""
     total = replicated_flops = 0.0

@@ -17,6 +17,7 @@ from autopar.cost_models.simulator import Action, simulate
 from autopar.cost_models.trace import Span
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
+from autopar.report.html.headline import headline
 from autopar.report.html.page import report_page, write_report
 from autopar.report.html.timeline import (
     MOST_SPANS,
@@ -68,6 +69,14 @@ def test_the_page_holds_the_figures_and_loads_nothing(plan: Plan, step: Recorded
     assert not re.search(
         r"""(src|href)\s*=|@import|url\(|fetch\(|http""", page.replace("http://www.w3.org/2000/svg", "")
     )
+
+
+def test_utilisation_is_the_models_flops_over_the_step(plan: Plan) -> None:
+    flops = 3 * 2 * 2 * 16 * FEATURES**2 - 2 * 16 * FEATURES**2  # two products, thrice; no gradient of the input
+    rate = flops / plan.predicted.step_seconds / plan.num_ranks
+    found = {figure.name: figure for figure in headline(plan, None)}["utilisation"]
+    assert plan.statistics["flops_of_pass"] == pytest.approx(flops)
+    assert found.meaning.startswith(f"{rate / 1e12:.3g} of ")
 
 
 def test_names_cannot_leave_their_place_in_the_page(plan: Plan) -> None:

@@ -53,6 +53,9 @@ def headline(plan: Plan, timeline: RecordedStep | None) -> list[Figure]:
             "communication that no computation hides",
         ),
     ]
+    used = _utilisation(plan)
+    if used is not None:
+        figures.append(used)
     if plan.pipeline is not None:
         schedule = f"{plan.mesh.shape[0]} rank groups, {len(plan.pipeline.stages)} stages"
         figures.append(Figure("schedule", plan.pipeline.schedule, f"{schedule}, {plan.micro_batches} micro-batches"))
@@ -61,6 +64,20 @@ def headline(plan: Plan, timeline: RecordedStep | None) -> list[Figure]:
     if timeline is not None:
         figures.append(Figure("simulated", format_seconds(timeline.seconds), "the lowered program, action by action"))
     return figures
+
+
+def _utilisation(plan: Plan) -> Figure | None:
+    """FLOPs of the model per second and device, beside the fastest product measured; None where no one counted."""
+    cluster, flops = _cluster(plan), plan.statistics.get("flops_of_pass")
+    if cluster is None or not isinstance(flops, int | float) or not plan.predicted.step_seconds:
+        return None
+    dtype = "bfloat16" if plan.question.get("precision") == "bf16" else "float32"
+    ceiling = cluster.device.flops_per_second.get(dtype)
+    if ceiling is None:
+        return None
+    rate = flops * plan.micro_batches / plan.predicted.step_seconds / plan.num_ranks
+    fastest = f"{ceiling / 1e12:.0f} TFLOP/s, the fastest {dtype} product measured"
+    return Figure("utilisation", f"{rate / ceiling:.1%}", f"{rate / 1e12:.3g} of {fastest}")
 
 
 def _limit(plan: Plan) -> str:
