@@ -104,7 +104,7 @@ class StepProgram:
         return found
 
     def _pass(self, graph: fx.Graph, phase: str, held: PassBytes) -> PassProgram:
-        return pass_program(self._actions(graph, phase), held, wait_positions(graph))
+        return pass_program(self._actions(graph, phase), held, wait_positions(graph.nodes))
 
     def _actions(self, graph: fx.Graph, phase: str) -> list[ProgramAction]:
         """Kernels and collectives; on CPUs the dispatch of views, which costs what any small operator costs."""
@@ -202,7 +202,7 @@ class StepProgram:
             kept = set(returned_values(halves.inputs.graph)[sent:])
             kept_bytes = float(sum(node_bytes(node) for node in kept if node.name not in partition.parameters))
             inputs, weights = (
-                (self._actions(half.graph, "backward"), wait_positions(half.graph))
+                (self._actions(half.graph, "backward"), wait_positions(half.graph.nodes))
                 for half in (halves.inputs, halves.weights)
             )
             passes |= halves_of_backward(inputs, weights, left, kept_bytes)

@@ -10,7 +10,7 @@ collectives, and the copies that pack and unpack, are priced for every size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -31,9 +31,9 @@ from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import Timeline, simulate
 from autopar.layout import Mesh
 from autopar.ops.buckets import packed, packed_rows, rows_part
-from autopar.passes.bucket_collectives import KINDS, bucketed, buckets
+from autopar.passes.bucket_collectives import KINDS, buckets, with_buckets
 from autopar.passes.collectives import describe
-from autopar.passes.early_starts import started_early
+from autopar.passes.early_starts import early_order
 from autopar.passes.partition import Partition
 
 MIB = 2**20
@@ -100,12 +100,13 @@ class _Pass:
 
     def play(self, bucket_bytes: Mapping[str, float]) -> Timeline:
         """The pass with such buckets."""
-        graph = started_early(bucketed(self._graph, bucket_bytes))
-        describe_values(graph)
-        return simulate(issued(list(self._actions(graph)), wait_positions(graph)))
+        nodes = with_buckets(self._graph, bucket_bytes) if bucket_bytes else list(self._graph.nodes)
+        order = early_order(nodes)
+        describe_values(order)
+        return simulate(issued(list(self._actions(order)), wait_positions(order)))
 
-    def _actions(self, graph: fx.Graph) -> Iterator[ProgramAction]:
-        for position, node in enumerate(graph.nodes):
+    def _actions(self, order: Sequence[fx.Node]) -> Iterator[ProgramAction]:
+        for position, node in enumerate(order):
             collective = collective_of(node)
             if collective is not None:
                 action = collective_action(node, collective, self._phase, self._cluster, self._mesh)

@@ -13,7 +13,7 @@ which nodes share a kernel says `kernel_groups`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,7 +81,7 @@ def program_actions(
     mesh: of the whole run, whose axes the graph's collectives name; backend: of `kernel_groups`; prices: of
     kernels; parameters: names of the program's parameters.
     """
-    describe_values(graph)
+    describe_values(graph.nodes)
     groups = kernel_groups(graph, backend)
     traffic = group_reads_writes(graph, groups)
     members: dict[int, list[tuple[fx.Node, Traffic]]] = {}
@@ -127,10 +127,10 @@ def _first_operand(node: fx.Node) -> torch.Tensor:
     return value
 
 
-def describe_values(graph: fx.Graph) -> None:
-    """Give every node of a lowered graph its `meta["val"]`: meta tensors of its local shapes. A total to which a
-    gradient is added has the shape of the gradient."""
-    for node in graph.nodes:
+def describe_values(nodes: Iterable[fx.Node]) -> None:
+    """Give every node of a lowered graph its `meta["val"]`: meta tensors of its local shapes. nodes: operands first. A
+    total to which a gradient is added has the shape of the gradient."""
+    for node in nodes:
         if node.target is torch.ops.aten.add_.Tensor and "local_shape" not in node.meta:
             for total in (node, node.args[0]):
                 total.meta["val"] = node.args[1].meta["val"]

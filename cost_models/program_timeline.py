@@ -14,7 +14,7 @@ is what backward finds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,9 +52,9 @@ def bytes_of_passes(partition: Partition) -> tuple[PassBytes, PassBytes]:
     return PassBytes(live=forward, before=0.0, after=saved), PassBytes(live=backward, before=saved, after=end)
 
 
-def wait_positions(graph: fx.Graph) -> dict[int, int]:
-    """Of every collective of a graph: position of its start -> position of its first wait."""
-    place = {node: position for position, node in enumerate(graph.nodes)}
+def wait_positions(nodes: Iterable[fx.Node]) -> dict[int, int]:
+    """Of every collective of a graph's nodes: position of its start -> position of its first wait."""
+    place = {node: position for position, node in enumerate(nodes)}
     return {
         position: min((place[wait] for wait in waits_of(node)), default=position)
         for node, position in place.items()

@@ -46,18 +46,24 @@ def bucket_collectives(graph_module: GraphModule, bucket_bytes: Mapping[str, flo
 
 def bucketed(source: fx.Graph, bucket_bytes: Mapping[str, float]) -> fx.Graph:
     """As `bucket_collectives`, of a graph alone."""
+    nodes = with_buckets(source, bucket_bytes)
+    return in_order(LateOrder(nodes).run(), nodes[-1])
+
+
+def with_buckets(source: fx.Graph, bucket_bytes: Mapping[str, float]) -> list[fx.Node]:
+    """The nodes of a copy with buckets, the output last: in the order of the source, and a bucket where it can begin,
+    so that readers of its first tensors may stand in front of it. `LateOrder` sorts them."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(source, {}))
-    nodes, output = list(graph.nodes), graph.output_node()
+    nodes = list(graph.nodes)
     joined: dict[fx.Node, list[fx.Node]] = {}
-    for members in buckets(describe(nodes), bucket_bytes):
+    for members in buckets(describe(nodes), bucket_bytes) if bucket_bytes else ():
         # a gather is needed when its first tensor is, a reduction can begin when its last one is there
         at = members[0] if members[0].target is ALL_GATHER else members[-1]
         written = _Bucket(graph, members, at).write()
         joined.update((node, []) for member in members for node in (member, *member.users))
         joined[at] = written
-    order = [new for node in nodes for new in joined.get(node, (node,))]
-    return in_order(LateOrder(order).run(), output)
+    return [new for node in nodes for new in joined.get(node, (node,))]
 
 
 def buckets(found: Collectives, bucket_bytes: Mapping[str, float]) -> Iterator[list[fx.Node]]:

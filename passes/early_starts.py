@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 
 from torch import fx
 from torch.fx import GraphModule
@@ -33,12 +34,13 @@ IN_FLIGHT = 2
 
 def early_starts(graph_module: GraphModule, ctx: object) -> GraphModule:
     """A copy of the graph with starts as early and waits as late as its data allow."""
-    return GraphModule(graph_module, started_early(graph_module.graph))
+    graph = graph_module.graph
+    return GraphModule(graph_module, in_order(early_order(list(graph.nodes)), graph.output_node()))
 
 
-def started_early(graph: fx.Graph) -> fx.Graph:
-    """As `early_starts`, of a graph alone."""
-    return in_order(_EarlyOrder(list(graph.nodes)).run(), graph.output_node())
+def early_order(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The order of `early_starts`, without the output; `nodes` as `LateOrder` takes them."""
+    return _EarlyOrder(nodes).run()
 
 
 def in_order(order: list[fx.Node], output: fx.Node) -> fx.Graph:
@@ -58,7 +60,7 @@ class LateOrder:
     computes for it.
     """
 
-    def __init__(self, nodes: list[fx.Node]) -> None:
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
         self.nodes = [node for node in nodes if node.op != "output"]
         self.collectives = describe(self.nodes)
         self._placed: dict[fx.Node, None] = {}
@@ -112,7 +114,7 @@ class LateOrder:
 class _EarlyOrder(LateOrder):
     """Starts come by themselves: behind what makes their operand, one gather ahead, or where they are read."""
 
-    def __init__(self, nodes: list[fx.Node]) -> None:
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
         super().__init__(nodes)
         found = self.collectives
         gathers = [start for start in found.starts if found.is_early_gather(start)]

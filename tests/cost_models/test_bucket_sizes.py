@@ -86,7 +86,7 @@ def test_what_is_played_is_the_program_that_runs(case: Case, parameter: object) 
                 prices=KernelPrices(device=cluster.device), segment_of=str,
             )  # fmt: skip
             assert any(action.stream == COMPUTE for action in actions)
-            total += simulate(issued(actions, wait_positions(part.graph))).makespan_seconds
+            total += simulate(issued(actions, wait_positions(part.graph.nodes))).makespan_seconds
         assert issue.seconds == pytest.approx(total, rel=1e-9)
 
 

@@ -13,6 +13,7 @@ from autopar.layout import Mesh
 from autopar.ops.buckets import packed, packed_rows, rows_part
 from autopar.passes.collectives import REDUCE_SCATTER, WAIT, describe, is_start
 from autopar.passes.early_starts import IN_FLIGHT
+from autopar.passes.live_ranges import memory_events
 from autopar.passes.partition import Partition
 from tests.passes.test_lower import FLAT, SQUARE, Case, Mlp, all_replicated, data_parallel, random_plan, zero3
 
@@ -135,3 +136,12 @@ def test_rows_hold_a_piece_of_every_tensor_for_every_rank() -> None:
     assert rows.tolist() == [0, 1, 2, 3, 4, 5, 20, 6, 7, 8, 9, 10, 11, 21]
     assert torch.equal(rows_part(rows, 2, 0, (4, 3)), a)
     assert torch.equal(rows_part(rows, 2, 6, (2,)), b)
+
+
+def test_what_a_gather_moves_lives_until_its_wait(mlp: Case) -> None:
+    partition = mlp.check(data_parallel(mlp, FLAT, zero3), bucket_bytes=EVERYTHING).partitions[0]
+    order = {node.name: index for index, node in enumerate(partition.forward.graph.nodes)}
+    ranges = {live.name: live for live in memory_events(partition)}
+    gather = next(node for node in starts(partition.forward) if "all_gather" in str(node.target))
+    (wait,) = gather.users
+    assert ranges[gather.all_input_nodes[0].name].last_index == order[wait.name]

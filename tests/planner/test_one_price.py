@@ -90,7 +90,7 @@ def lowered_kernels(program: Program, candidate: Candidate, backend: str) -> Ker
     prices, found = KernelPrices(device=CLUSTER.device), Counter[frozenset[str]]()
     assert partition.backward is not None
     for graph in (partition.forward.graph, partition.backward.graph):
-        describe_values(graph)
+        describe_values(graph.nodes)
         groups = kernel_groups(graph, backend)
         traffic = group_reads_writes(graph, groups)
         members = defaultdict(list)
