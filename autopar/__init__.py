@@ -23,6 +23,7 @@ from autopar.rules.registration import register_rule
 from autopar.runtime.checkpoint import load, save
 from autopar.runtime.clip_grad import clip_grad_norm_
 from autopar.runtime.parallel_module import ParallelModule
+from autopar.runtime.step_log import StepLog
 from autopar.verification import Verification
 from autopar.what_if import Planner
 
@@ -41,6 +42,7 @@ __all__ = [
     "RankMismatchError",
     "Replicate",
     "Shard",
+    "StepLog",
     "UnsupportedOperatorError",
     "Verification",
     "VerificationError",

@@ -113,7 +113,7 @@ def _measure(nodes: int, ranks_per_node: int, on_progress: OnProgress) -> JobPro
         group = _own(groups)
         for kind in (*COLLECTIVES, NEIGHBOURS):
             step()
-            run = _shift if kind == NEIGHBOURS else partial(_collective, kind)
+            run = shift if kind == NEIGHBOURS else partial(collective, kind)
             points = tuple(_points(None if group is None else partial(run, group)))
             latency, rate = fit_line([size for size, _ in points], [seconds for _, seconds in points])
             fit = LinkFit(kind=kind, ranks=ranks, nodes=spanned, latency_seconds=latency, bytes_per_second=rate)
@@ -144,13 +144,13 @@ def _crowd() -> float:
     return max(1.0, float(found) / dist.get_world_size())
 
 
-def _collective(kind: str, group: dist.ProcessGroup, size: int) -> None:
+def collective(kind: str, group: dist.ProcessGroup, size: int) -> None:
     """Start one and wait for it."""
     buffer = torch.zeros(size // 4)
     wait(COLLECTIVES[kind](buffer, group.size(), group.group_name))
 
 
-def _shift(group: dist.ProcessGroup, size: int) -> None:
+def shift(group: dist.ProcessGroup, size: int) -> None:
     """Every process sends to the next of its group, as stages of a pipeline do."""
     buffer, received, mine = torch.zeros(size // 4), torch.empty(size // 4), dist.get_rank(group)
     # the receive first: gloo says that it is ready on the same connection, and behind a send that message would wait

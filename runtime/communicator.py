@@ -43,6 +43,7 @@ class Communicator:
         self.ranks = tuple(dist.get_process_group_ranks(group))
         self.timeout: timedelta = default_timeout()
         self.speaks_gloo = "cpu:gloo" in dist.get_backend_config(group)
+        self.waited_seconds = 0.0
         self._collectives = itertools.count()
         nodes = [rank // ranks_per_node for rank in self.ranks]
         mine = nodes[self.place]
@@ -115,3 +116,8 @@ def communicator_of(group_name: str) -> Communicator:
         world = dist.get_world_size()
         found = _communicators[group] = Communicator(group, world // nodes_of_job(world))
     return found
+
+
+def waited_seconds() -> float:
+    """Seconds in which this process has waited for collectives of CPU tensors so far."""
+    return sum(communicator.waited_seconds for communicator in list(_communicators.values()))

@@ -14,6 +14,7 @@ Sums are taken in the order of ranks, in fp32 for narrower floats, each element 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
@@ -75,10 +76,13 @@ class Started:
 
     def wait(self) -> torch.Tensor:
         """The result. Raises RankLostError that names this collective's operator and the ranks that are missing."""
+        begin = time.perf_counter()
         try:
             return self._finish() if self._rest is None else self._rest.result()
         except LostPeersError as error:
             raise lost_ranks(self._waiting, error) from error
+        finally:
+            self._communicator.waited_seconds += time.perf_counter() - begin
 
     def _finish(self) -> torch.Tensor:
         exchange, self._first = self._first, None

@@ -17,6 +17,7 @@ from rich.console import Console
 from autopar.api import plan as make_plan
 from autopar.capture.models import load_model
 from autopar.cli.cache import cache
+from autopar.cli.calibrate import calibrate
 from autopar.cli.diff import diff
 from autopar.cli.doctor import doctor
 from autopar.cli.export import export
@@ -200,6 +201,7 @@ def verify(model: str, processes: int, plan_path: Path | None, as_json: bool, **
 
 
 commands.add_command(cache)
+commands.add_command(calibrate)
 commands.add_command(diff)
 commands.add_command(doctor)
 commands.add_command(export)

@@ -98,6 +98,18 @@ def come_late(rank: int, seconds: float) -> str:
     return "no error"
 
 
+def logged_steps(path: str) -> list[str]:
+    """The lines of a log of two steps, as rank 0 wrote them."""
+    module, batch = _compiled()
+    with autopar.StepLog(path, module.plan) as log:
+        for _ in range(2):
+            with log.step():
+                module(**batch).backward()
+    dist.barrier()
+    with open(path) as file:
+        return file.read().splitlines()
+
+
 def _compiled() -> tuple[autopar.ParallelModule, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     model = LossOf(nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)))

@@ -1,0 +1,86 @@
+"""A log of training steps beside their prediction: what `autopar calibrate` refits a cluster from.
+
+    with StepLog("run.jsonl", module.plan) as log:
+        for batch in data:
+            with log.step():
+                module(**batch).backward()
+                optimizer.step()
+
+One JSON line per step, written by rank 0: {"step": 0, "seconds": 0.41, "exposed_communication_seconds": 0.12,
+"peak_bytes": 3100000000, "predicted": {"seconds": 0.38, "exposed_communication_seconds": 0.1, "peak_bytes": ...}}.
+Exposed communication is the time in which this rank waited for collectives; on GPUs, whose waits only order streams, it
+is null. Peak memory is that of tensors on a GPU, and of the whole process on a CPU, Python and torch included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from autopar.parallel_plan import Plan
+from autopar.runtime.communicator import waited_seconds
+from autopar.runtime.process_groups import rank
+
+
+class StepLog:
+    """See the module docstring. Only rank 0 opens the file; the others run their steps unlogged."""
+
+    def __init__(self, path: str | Path, plan: Plan) -> None:
+        """Begin a new log at `path`, of a module that runs under `plan`."""
+        self._file = open(path, "w") if rank() == 0 else None  # noqa: SIM115 - closed by __exit__
+        self._steps = 0
+        self._predicted = {
+            "seconds": plan.predicted.step_seconds,
+            "exposed_communication_seconds": plan.predicted.exposed_communication_seconds,
+            "peak_bytes": plan.predicted.peak_bytes,
+        }
+
+    def __enter__(self) -> StepLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """One step: everything inside of the block. A step that raises is not logged."""
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        begin, waited = time.perf_counter(), waited_seconds()
+        yield
+        if cuda:
+            torch.cuda.synchronize()
+        self._write(
+            {
+                "step": self._steps,
+                "seconds": time.perf_counter() - begin,
+                "exposed_communication_seconds": None if cuda else waited_seconds() - waited,
+                "peak_bytes": torch.cuda.max_memory_allocated() if cuda else _process_peak_bytes(),
+                "predicted": self._predicted,
+            }
+        )
+        self._steps += 1
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+
+def _process_peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
