@@ -31,7 +31,7 @@ from benchmarks.plan_quality.summary import summary
 from benchmarks.results import write_results
 
 RESULTS = Path(__file__).parents[1] / "results" / "plan_quality.json"
-STEPS, AGAIN = 5, 8
+STEPS, AGAIN = 5, 6
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,7 +89,7 @@ def run(name: str, cluster: Cluster, console: Console) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     found = train(name, setting.network, folder, plans, usable, STEPS, AGAIN)
     words = {kind: describe(plan) for kind, plan in plans.items()} | {kind: BASELINES[kind].plan for kind in usable}
-    said = {kind: predicted(setting, plan) for kind, plan in plans.items()}
+    said = {kind: predicted(setting, plan, cluster) for kind, plan in plans.items()}
     runs = measured_runs(found["rows"], WARM_UP_STEPS, words, said, found["peak_bytes"])
     return setting_row(name, setting.network.name, runs, left_out | reasons | found["errors"])
 

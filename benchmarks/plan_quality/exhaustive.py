@@ -66,12 +66,13 @@ def main(names: tuple[str, ...], output: Path) -> None:
 def run(name: str, console: Console) -> dict[str, Any]:
     """All plans of a small setting, measured."""
     setting = SMALL[name]
-    plans = all_plans(setting, profiled(setting.network, console))
+    cluster = profiled(setting.network, console)
+    plans = all_plans(setting, cluster)
     console.print(f"{name}: {len(plans)} different plans")
     folder = network_cache(setting.network) / "plan_quality" / name
     shutil.rmtree(folder, ignore_errors=True)
     found = train(name, setting.network, folder, plans, [], STEPS, AGAIN)
-    said = {kind: predicted(setting, plan) for kind, plan in plans.items()}
+    said = {kind: predicted(setting, plan, cluster) for kind, plan in plans.items()}
     runs = measured_runs(found["rows"], WARM_UP_STEPS, {kind: kind for kind in plans}, said, found["peak_bytes"])
     reference = reference_losses(runs)
     chosen = next(each for each in runs if each["name"] == CHOSEN)

@@ -33,15 +33,12 @@ FORCED = "autopar as "
 
 def wishes(ranks: int, batch: int) -> dict[str, dict[str, Any]]:
     """Name -> arguments of `autopar.plan` that ask for it."""
-    half = ranks // 2
     return {
         CHOSEN: {},
         "autopar without pipeline": {"micro_batches": 1},
         f"{FORCED}ddp": {"dims": {"dp_replicate": ranks}, "micro_batches": 1, "mode": "fast"},
         f"{FORCED}fsdp2": {"dims": {"dp_shard": ranks}, "micro_batches": 1, "mode": "fast"},
         f"{FORCED}tp": {"dims": {"tp": ranks}, "micro_batches": 1, "mode": "fast"},
-        f"{FORCED}hsdp": {"dims": {"dp_replicate": half, "dp_shard": 2}, "micro_batches": 1, "mode": "fast"},
-        f"{FORCED}tp-ddp": {"dims": {"dp_replicate": half, "tp": 2}, "micro_batches": 1, "mode": "fast"},
         f"{FORCED}1f1b": {"dims": {"pp": ranks}, "schedule": "1f1b", "micro_batches": micro_batches(batch)},
     }
 
@@ -97,21 +94,21 @@ def describe(plan: Plan) -> str:
     return f"{mesh}, {plan.pipeline.schedule}, {len(plan.pipeline.stages)} stages, {plan.micro_batches} micro-batches"
 
 
-def predicted(setting: Setting, plan: Plan) -> dict[str, Any]:
-    """What the simulator says of a plan's step; `sent_bytes` per rank is None where traffic is not counted."""
+def predicted(setting: Setting, plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """What the simulator says of a plan's step. sent_bytes: of each rank, to other nodes; None where not counted."""
     said = plan.predicted
     return {
         "seconds": said.step_seconds,
         "exposed_communication_seconds": said.exposed_communication_seconds,
         "peak_bytes": said.peak_bytes,
-        "sent_bytes": _sent_bytes(setting, plan),
+        "sent_bytes": _sent_bytes(setting, plan, cluster),
     }
 
 
-def _sent_bytes(setting: Setting, plan: Plan) -> list[float] | None:
+def _sent_bytes(setting: Setting, plan: Plan, cluster: Cluster) -> list[float] | None:
     model, inputs = setting.model_and_inputs()
     try:
-        return sent_bytes(_program(model, inputs, plan), plan)
+        return sent_bytes(_program(model, inputs, plan), plan, cluster)
     except (AutoparError, NotSeparable):
         return None
 

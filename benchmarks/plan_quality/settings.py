@@ -73,8 +73,8 @@ def masks(batch: int, size: int, classes: int) -> Callable[[], Inputs]:
 SETTINGS: Mapping[str, Setting] = {
     "gpt-200mbit": Setting(
         preset="flat-200mbit",
-        build=lambda: gpt(layers=4, width=160, heads=4, vocabulary=256, positions=128),
-        inputs=tokens(16, 128, 256),
+        build=lambda: gpt(layers=4, width=160, heads=4, vocabulary=256, positions=64),
+        inputs=tokens(16, 64, 256),
     ),
     "gpt-long-1gbit": Setting(
         preset="flat-1gbit",
@@ -93,8 +93,8 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "gpt-two-by-two": Setting(
         preset="two-by-two",
-        build=lambda: gpt(layers=4, width=160, heads=4, vocabulary=256, positions=128),
-        inputs=tokens(16, 128, 256),
+        build=lambda: gpt(layers=4, width=160, heads=4, vocabulary=256, positions=64),
+        inputs=tokens(16, 64, 256),
     ),
     "gpt-slow-node": Setting(
         preset="slow-node",
@@ -109,12 +109,12 @@ SETTINGS: Mapping[str, Setting] = {
     "llama-200mbit": Setting(
         preset="flat-200mbit",
         build=lambda: llama(layers=4, width=192, hidden=512, heads=8, kv_heads=4, vocabulary=512),
-        inputs=tokens(8, 128, 512),
+        inputs=tokens(16, 64, 512),
     ),
     "llama-1gbit": Setting(
         preset="flat-1gbit",
         build=lambda: llama(layers=4, width=256, hidden=768, heads=8, kv_heads=4, vocabulary=1024),
-        inputs=tokens(32, 64, 1024),
+        inputs=tokens(16, 64, 1024),
     ),
     "llama-tiny-batch-two-by-two": Setting(
         preset="two-by-two",
@@ -129,7 +129,7 @@ SETTINGS: Mapping[str, Setting] = {
     "vit-1gbit": Setting(
         preset="flat-1gbit",
         build=lambda: vit(layers=4, width=192, heads=4, size=64, patch=8, classes=64),
-        inputs=pictures(64, 64, 64),
+        inputs=pictures(32, 64, 64),
     ),
     "vit-slow-node": Setting(
         preset="slow-node",

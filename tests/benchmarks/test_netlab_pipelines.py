@@ -15,6 +15,7 @@ from benchmarks.netlab.pipelines.settings import SETTINGS, Setting
 from benchmarks.netlab.pipelines.traffic import sent_bytes
 
 SMALL = Setting(preset="flat-200mbit", layers=2, width=16, positions=8, batch=4, vocabulary=32, heads=2)
+CLUSTER = Cluster.parse("2x1 cpu @ 0.2Gb")
 ACTIVATION = 4 * 2 * 8 * 16
 """Bytes of one micro-batch of 2 samples between two stages."""
 TIED = 4 * 32 * 16
@@ -23,20 +24,19 @@ TIED = 4 * 32 * 16
 
 def _plan(**wishes: Any) -> autopar.Plan:
     model, inputs = SMALL.model_and_inputs()
-    cluster = Cluster.parse("2x1 cpu @ 0.2Gb")
-    return autopar.plan(model, inputs, cluster=cluster, optimizer=torch.optim.SGD, mode="fast", **wishes)
+    return autopar.plan(model, inputs, cluster=CLUSTER, optimizer=torch.optim.SGD, mode="fast", **wishes)
 
 
 def test_stages_send_activations_gradients_and_the_gradient_of_what_both_hold() -> None:
     plan = _plan(dims={"pp": 2}, micro_batches=2, schedule="1f1b")
-    assert sent_bytes(part_of(SMALL, plan), plan) == [2 * ACTIVATION + TIED, 2 * ACTIVATION + TIED]
+    assert sent_bytes(part_of(SMALL, plan), plan, CLUSTER) == [2 * ACTIVATION + TIED, 2 * ACTIVATION + TIED]
 
 
 def test_data_parallelism_sends_every_gradient_once_around_the_ring() -> None:
     plan = _plan(dims={"dp_replicate": 2}, micro_batches=1)
     model: nn.Module = SMALL.model_and_inputs()[0]
     parameters = sum(4 * parameter.numel() for parameter in model.parameters())
-    sent = sent_bytes(part_of(SMALL, plan), plan)
+    sent = sent_bytes(part_of(SMALL, plan), plan, CLUSTER)
     assert sent == pytest.approx([parameters, parameters], rel=1e-2)  # and the sum of the loss
 
 
@@ -60,3 +60,15 @@ def test_rows_become_medians_beside_predictions() -> None:
 
 def test_every_setting_has_more_blocks_than_ranks() -> None:
     assert all(setting.layers >= 4 for setting in SETTINGS.values())
+
+
+def test_what_stays_inside_of_a_node_is_on_no_link() -> None:
+    model, inputs = SMALL.model_and_inputs()
+    cluster = Cluster.parse("2x2 cpu @ 0.2Gb")
+    dims = {"dp_replicate": 2, "dp_shard": 2}
+    plan = autopar.plan(
+        model, inputs, cluster=cluster, optimizer=torch.optim.SGD, mode="fast", dims=dims, micro_batches=1
+    )
+    flat = Cluster.parse("4x1 cpu @ 0.2Gb")
+    part = part_of(SMALL, plan)
+    assert 0.0 < sum(sent_bytes(part, plan, cluster)) < 0.5 * sum(sent_bytes(part, plan, flat))

@@ -86,7 +86,7 @@ def planned(name: str, again: bool, console: Console) -> Path:
         plan.save(folder / f"{kind}.plan")
         predicted[kind] = {
             "step_seconds": plan.predicted.step_seconds,
-            "sent_bytes": sent_bytes(part_of(setting, plan), plan),
+            "sent_bytes": sent_bytes(part_of(setting, plan), plan, cluster),
             "plan": describe(plan),
         }
     (folder / "predicted.json").write_text(json.dumps(predicted))

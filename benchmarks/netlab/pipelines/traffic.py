@@ -1,4 +1,4 @@
-"""Bytes that a plan is predicted to put on every node's link in a step: what each rank sends.
+"""Bytes that a plan is predicted to put on the links between nodes in a step: what each rank sends to other nodes.
 
 Of a plan without stages: the collectives of its lowered program, by what they send (`cost_models.gloo.sent_bytes`).
 Of a pipeline: every border's activation and its gradient, once per micro-batch, and the gradients of parameters that
@@ -11,6 +11,7 @@ import math
 
 from torch import fx
 
+from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.gloo import ALGORITHMS
 from autopar.cost_models.gloo import sent_bytes as bytes_of
 from autopar.cost_models.program_costs import collective_of
@@ -22,12 +23,15 @@ from autopar.passes.stages import StagePrograms, cut_stages
 from autopar.program import Program
 
 
-def sent_bytes(program: Program, plan: Plan) -> list[float]:
-    """Bytes that every rank sends to others in a step. program: of one micro-batch."""
+def sent_bytes(program: Program, plan: Plan, cluster: Cluster) -> list[float]:
+    """Bytes that every rank sends to other nodes in a step. program: of one micro-batch."""
     if plan.pipeline is None:
-        return [plan.micro_batches * collective_bytes(lower(program, plan, r).graph, plan.mesh) for r in _ranks(plan)]
+        graphs = (lower(program, plan, rank).graph for rank in _ranks(plan))
+        return [plan.micro_batches * collective_bytes(graph, plan.mesh, cluster) for graph in graphs]
     if plan.mesh.size != plan.mesh.shape[0]:
         raise ConfigurationError(f"mesh {plan.mesh.shape}: traffic inside of stages is not counted here")
+    if cluster.devices_per_node > 1:
+        raise ConfigurationError(f"{cluster.name}: traffic of stages that share nodes is not counted here")
     once = _shared_gradients(program, plan)
     return [plan.micro_batches * a + b for a, b in zip(_between_stages(program, plan), once, strict=True)]
 
@@ -36,15 +40,17 @@ def _ranks(plan: Plan) -> range:
     return range(plan.mesh.size)
 
 
-def collective_bytes(graph: fx.Graph, mesh: Mesh) -> float:
-    """Bytes that one rank sends in the collectives of a lowered graph."""
+def collective_bytes(graph: fx.Graph, mesh: Mesh, cluster: Cluster) -> float:
+    """Bytes that one rank sends to other nodes in the collectives of a lowered graph."""
     total = 0.0
     for node in graph.nodes:
         kind = collective_of(node)
         if kind is not None:
-            ranks = math.prod(mesh.shape[mesh.axis_names.index(name)] for name in node.meta["group_axes"])
+            axes = [mesh.axis_names.index(name) for name in node.meta["group_axes"]]
+            group = GroupTopology.of(cluster, mesh.shape, axes)
             elements = max(math.prod(one.meta["local_shape"]) for one in (node, node.all_input_nodes[0]))
-            total += sum(bytes_of(kind, elements * node.meta["dtype"].itemsize, ranks, 1))
+            _, across = bytes_of(kind, elements * node.meta["dtype"].itemsize, group.nodes, group.ranks_per_node)
+            total += across
     return total
 
 
