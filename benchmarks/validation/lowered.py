@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -54,12 +53,9 @@ class _KnownCluster:
     cluster: Cluster = field(compare=False)
 
 
-def lowered(run: TrainingRun, *, for_bytes: bool = True) -> LoweredRun:
-    """The lowered program of a run. Raises ConfigurationError where it cannot be expressed, with the reason; and, for
-    bytes, where the program does not show what is kept."""
+def lowered(run: TrainingRun) -> LoweredRun:
+    """The lowered program of a run. Raises ConfigurationError where it cannot be expressed, with the reason."""
     check_expressible(run)
-    if for_bytes:
-        check_bytes_shown(run)
     parallel = run.parallel
     program, plan, partition = _partitioned(
         *captured_part(run), _KnownCluster(run.cluster.fingerprint, run.cluster), _plan_part(parallel),
@@ -98,18 +94,6 @@ def check_expressible(run: TrainingRun) -> None:
             run.model.family == "t5" and not run.model.decoder_seq_len
         ),
     }
-    _refuse(reasons)
-
-
-def check_bytes_shown(run: TrainingRun) -> None:
-    """Raise ConfigurationError naming what keeps other bytes than the program says."""
-    _refuse({
-        "what the fused kernels of state-space layers keep is not modelled": run.model.family == "hybrid",
-        "only adapters are trained": run.adapter_rank > 0,
-    })  # fmt: skip
-
-
-def _refuse(reasons: Mapping[str, bool]) -> None:
     found = [reason for reason, holds in reasons.items() if holds]
     if found:
         raise ConfigurationError("; ".join(found))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from autopar.cost_models.pipeline import play_pipeline
 from autopar.cost_models.program_memory import SegmentMemory, measure_segments
 from autopar.cost_models.stage_costs import StageCosts
+from autopar.errors import ConfigurationError
 from autopar.passes.segments import block_path, segment_of
 from autopar.schedules.list_scheduler import build_schedule
 from benchmarks.validation.bert_memory import layer_mask_bytes, untold_bytes
@@ -55,6 +56,7 @@ from benchmarks.validation.stack_memory import (
     unsplit_queries_bytes,
 )
 from benchmarks.validation.state_memory import blocks_beyond_states, stage_states, transposed_bytes, widened_bytes
+from benchmarks.validation.state_space_memory import with_fused_scan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +116,14 @@ class _Measured:
     """The segments of one run and how its stages are made of them."""
 
     def __init__(self, run: TrainingRun, tier: Tier) -> None:
+        if run.model.family == "hybrid" and run.model.extra_predictions:
+            raise ConfigurationError("what the further predictions of a hybrid hold is not modelled")
         self._run, self._facts, self._tier = run, facts_of(run), tier
         low = lowered(on_one_replica(run))
         again = computed_again(low.plan.operators, run.parallel)
-        segments = _measured(_ById(low), again, self._facts)
+        segments = {
+            name: with_fused_scan(piece, run) for name, piece in _measured(_ById(low), again, self._facts).items()
+        }
         if self._facts.offloads:
             here = _measured(_ById(low), again, replace(self._facts, offloads=False))
             routed = _routed_bytes(run, tier)
@@ -221,17 +227,18 @@ def with_facts(
 ) -> Mapping[str, SegmentMemory]:
     """Segments with what the stack saves beside the graph."""
     more = kept_projections(run) + galvatron_kept_bytes(run)
-    more += layer_mask_bytes(run) if run.parallel.recompute != "full" else 0
+    attended = layer_mask_bytes(run) if run.parallel.recompute != "full" else 0
     if run.parallel.recompute != "full" and not facts.offloads:
-        more += attention_output_bytes(run) if facts.copies_attention_output else 0
-        more -= unsplit_queries_bytes(run)
+        attended += attention_output_bytes(run) if facts.copies_attention_output else 0
+        attended -= unsplit_queries_bytes(run)
     routed = router_bytes(run) + (0 if facts.offloads else _routed_bytes(run, tier))
     encoded = encoded_bytes(run) if run.parallel.recompute != "full" else 0
     found = {}
     for name, segment in segments.items():
         kept, extra = segment.saved_bytes, segment.forward_extra_bytes
         if _is_block(segment):
-            kept += more + (routed if _has_experts(segment) else 0) - (encoded if _is_decoder(segment) else 0)
+            kept += more + (attended if _attends(segment) else 0)
+            kept += (routed if _has_experts(segment) else 0) - (encoded if _is_decoder(segment) else 0)
         elif name == "head":  # what all layers of a decoder read is there once
             kept += encoded - narrower_norm_bytes(run) + gathered_input_bytes(run)
             extra += facts.benchmark_bytes
@@ -245,6 +252,11 @@ def _routed_bytes(run: TrainingRun, tier: Tier) -> int:
         return 0
     imbalance = EXPERT_IMBALANCE if tier != "physics" else 1.0
     return round(dispatched_bytes(run, run.model.experts, imbalance))
+
+
+def _attends(piece: SegmentMemory) -> bool:
+    """All layers but other mixers of a hybrid."""
+    return any(".attention." in name for name in piece.parameters)
 
 
 def _is_decoder(piece: SegmentMemory) -> bool:

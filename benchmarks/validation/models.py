@@ -218,10 +218,11 @@ class MixerLayer(nn.Module):
         else:
             self.mlp = Mlp(shape, shape.ffn)
         (self.mixer_name,) = (name for name, _ in self.named_children() if name != "norm1")
+        self.dropout = DROPOUT if shape.dropout else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         mixed: Tensor = getattr(self, self.mixer_name)(self.norm1(x))
-        return x + mixed
+        return x + (F.dropout(mixed, self.dropout) if self.dropout else mixed)
 
 
 class CrossAttention(nn.Module):

@@ -164,7 +164,7 @@ class _Run:
 
 @functools.lru_cache(maxsize=4096)
 def _segment_costs(key: _Run) -> Mapping[str, SegmentCosts]:
-    run, low = key.run, lowered(key.run, for_bytes=False)
+    run, low = key.run, lowered(key.run)
     by_segment: dict[str, list[ProgramAction]] = {}
     for action in run_actions(run, low, key.tier):
         by_segment.setdefault(segment_of(action.name), []).append(action)

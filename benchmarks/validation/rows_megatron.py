@@ -165,12 +165,19 @@ def _golden_model(row: Row, tp: int) -> ModelShape:
         gated=gated,
         biases=not (release or integer(row, "num_experts", 0) or "disable_bias" in case),
         decoder_seq_len=integer(row, "decoder_seq_length", 0),
-        extra_predictions=int(any(part in case for part in ("ep4_etp1", "scoped_cudagraph")) and "no_mtp" not in case),
+        extra_predictions=_extra_predictions(case, pattern),
         experts=_golden_experts(row, ffn, case),
         latent=_golden_latent(case),
         state_space=_golden_state_space(hidden) if pattern else None,
         pattern=_letters(pattern),
     )
+
+
+def _extra_predictions(case: str, pattern: str) -> int:
+    """--mtp-num-layers; the sections of a hybrid pattern behind its first slash."""
+    if pattern:
+        return pattern.count("/")
+    return int(any(part in case for part in ("ep4_etp1", "scoped_cudagraph")) and "no_mtp" not in case)
 
 
 def _golden_family(family: str, gated: bool, pattern: str) -> Family:

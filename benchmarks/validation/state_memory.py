@@ -35,7 +35,21 @@ def stage_states(held: Sequence[SegmentMemory], run: TrainingRun) -> float:
     dtypes = StateDtypes(
         parameter=stack.parameter_bytes, gradient=stack.gradient_bytes, optimizer=stack.optimizer_bytes
     )
+    if run.adapter_rank:
+        frozen = StateDtypes(parameter=stack.parameter_bytes, gradient=0, optimizer=0.0)
+        whole = state_bytes(plain, frozen, stage, degree) + state_bytes(local, frozen, stage, expert_degree)
+        return whole + state_bytes(adapter_elements(held, run), dtypes, stage, degree)
     return state_bytes(plain, dtypes, stage, degree) + state_bytes(local, dtypes, stage, expert_degree)
+
+
+def adapter_elements(held: Sequence[SegmentMemory], run: TrainingRun) -> int:
+    """Of the low-rank matrices beside the four products of each layer that attends and has an MLP (Bridge's LoRA:
+    linear_qkv, linear_proj, linear_fc1, linear_fc2; experts share one pair)."""
+    shape, tp = run.model, run.parallel.tp
+    head = shape.head_dim or shape.hidden // shape.heads
+    inside = head * (2 * shape.heads + 2 * shape.kv_heads) + 3 * shape.ffn
+    layers = sum(block_path(f"{piece.name}/") is not None for piece in held)
+    return layers * run.adapter_rank * (4 * shape.hidden + inside // tp)
 
 
 def widened_bytes(held: Sequence[SegmentMemory], run: TrainingRun) -> float:
@@ -46,7 +60,7 @@ def widened_bytes(held: Sequence[SegmentMemory], run: TrainingRun) -> float:
     parameters of a group at once (transformer_engine/pytorch/optimizers/fused_adam.py: `get_unscaled_state` in
     `step`); experts have an optimizer of their own, so the larger group counts.
     """
-    if run.stack.kernels != "megatron" or run.stack.gradient_bytes >= FLOAT32_BYTES:
+    if run.stack.kernels != "megatron" or run.stack.gradient_bytes >= FLOAT32_BYTES or run.adapter_rank:
         return 0.0
     plain, routed = parameters(held, run)
     is_cut = run.parallel.zero_stage >= 1
@@ -72,7 +86,7 @@ def blocks_beyond_states(held: Sequence[SegmentMemory], run: TrainingRun) -> flo
     tensors of its own: Megatron without distributed optimizer. Gradients are one buffer. Moments are made after the
     first backward, in the segments of its activations."""
     stack = run.stack
-    if stack.kernels != "megatron" or run.parallel.zero_stage or run.optimizer != "AdamW":
+    if stack.kernels != "megatron" or run.parallel.zero_stage or run.optimizer != "AdamW" or run.adapter_rank:
         return 0.0
     sizes = list(_tensors(held, run))
     master = stack.optimizer_bytes > 2 * FLOAT32_BYTES

@@ -130,8 +130,6 @@ def test_a_hybrid_runs_each_mixer_as_often_as_its_pattern_says() -> None:
     (more,) = stage_costs(run(replace(hybrid, pattern="M-M*M-M", layers=7)), "t0")
     mamba = parts["layers.0"]
     assert more.forward_seconds - whole.forward_seconds == pytest.approx(sum(mamba.forward.kernels))
-    with pytest.raises(ConfigurationError, match="state-space layers keep"):
-        lowered(run(hybrid))
 
 
 def test_adapters_need_no_gradients_of_frozen_weights() -> None:

@@ -9,7 +9,13 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.cost_models.program_memory import SegmentMemory
 from benchmarks.validation.runs import Experts, ModelShape, ParallelShape, Stack, TrainingRun
-from benchmarks.validation.state_memory import blocks_beyond_states, stage_states, transposed_bytes, widened_bytes
+from benchmarks.validation.state_memory import (
+    adapter_elements,
+    blocks_beyond_states,
+    stage_states,
+    transposed_bytes,
+    widened_bytes,
+)
 
 MIB = 1 << 20
 RUN = TrainingRun(
@@ -79,3 +85,11 @@ def test_hopper_keeps_float8_weights_of_layers_transposed_too() -> None:
     narrow = replace(RUN, stack=Stack(name="megatron", dtype="float8", keeps_transposes=True))
     assert transposed_bytes(HELD, narrow) == 40  # of the layer alone
     assert transposed_bytes(HELD, RUN) == 0
+
+
+def test_adapters_have_gradients_and_moments_and_frozen_weights_have_none() -> None:
+    adapted = replace(RUN, adapter_rank=2)
+    elements = 2 * (4 * 8 + 8 * (2 + 2) + 3 * 32)
+    assert adapter_elements(HELD, adapted) == elements
+    assert stage_states(HELD, adapted) == 2 * 140 + 18 * elements
+    assert blocks_beyond_states(HELD, adapted) == widened_bytes(HELD, adapted) == 0
