@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from autopar.ops import packing  # noqa: F401 (registers pack and unpack)
 from autopar.ops.blocks import padded, piece, pieces_first, pieces_joined, region, trimmed
 from autopar.ops.buckets import packed, packed_rows, rows_part
 
@@ -40,6 +41,8 @@ _LIGHT = frozenset(
         packed,
         packed_rows,
         rows_part,
+        torch.ops.autopar.pack.default,
+        torch.ops.autopar.unpack.default,
         operator.getitem,
         _aten.contiguous.default,
         _aten.reshape.default,

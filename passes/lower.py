@@ -28,6 +28,7 @@ from autopar.passes.emitter import Emitter
 from autopar.passes.implementations.randomness import REWRITES as DRAWING
 from autopar.passes.local_call import LocalContext, emit_local_call
 from autopar.passes.local_values import LocalValue, LocalValues, is_getitem
+from autopar.passes.use_kernels import use_kernels
 from autopar.program import Input, Output, Program
 from autopar.rules.engine import is_view, tensor_operands
 
@@ -95,6 +96,9 @@ class _Lowering:
         self._graph.output(tuple(gradients[n] if meanings.get(n) is m else self._returned(n, m) for n, m in pairs))
         _remove_unused(self._graph)
         module = fx.GraphModule(self._program.graph_module, self._graph)
+        if self._plan.kernel_backend == "triton":
+            recomputed = [name for name, entry in self._plan.operators.items() if entry.recompute]
+            module = use_kernels(module, recomputed)
         return replace(self._program, graph_module=module, inputs=tuple(inputs))
 
     # inputs

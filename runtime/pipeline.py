@@ -173,7 +173,7 @@ class PipelineStep(PipelineParts):
     def _rehearse(self, bind: BindPart, schedule: Schedule, axes: Sequence[int]) -> None:
         """Compile all graphs of this rank before the first step of a kind, where they are compiled."""
         kinds = frozenset(action.kind for action in schedule)
-        if self.plan.kernel_backend == "eager" or kinds in self.rehearsed:
+        if self.plan.kernel_backend != "inductor" or kinds in self.rehearsed:
             return
         self.rehearsed.append(kinds)
         values = named(self.bound_inputs, bind(0)) | self._statistics(bind)

@@ -96,7 +96,7 @@ def check_gpu() -> Finding:
 def check_triton() -> Finding:
     """Kernels for GPUs; without it torch's run."""
     if importlib.util.find_spec("triton") is None:
-        mend = "" if not torch.cuda.is_available() else "pip install 'autopar[triton]'"
+        mend = "" if not torch.cuda.is_available() else "pip install 'autopar[kernels]'"
         return Finding("triton", "missing", "not installed: torch's kernels run", mend)
     return Finding("triton", "ok", importlib.metadata.version("triton"))
 

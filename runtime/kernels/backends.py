@@ -19,16 +19,17 @@ GraphCall: TypeAlias = Callable[[list[Any]], Any]
 
 
 def kernels(graph_module: fx.GraphModule, backend: str) -> GraphCall:
-    """The graph as a callable: "eager" runs it node by node, "inductor" compiles it at its first call.
+    """The graph as a callable: "eager" runs it node by node, and so does "triton", for which the lowering put our
+    operators in the place of groups (`passes/use_kernels.py`); "inductor" compiles it at its first call.
 
     Raises ConfigurationError for a backend that does not exist.
     """
-    if backend == "eager":
+    if backend in ("eager", "triton"):
         return boxed(with_host_collectives(graph_module))
     if backend == "inductor":
         compiled = torch.compile(graph_module, backend="inductor", dynamic=False)
         return lambda arguments: compiled(*arguments)
-    raise ConfigurationError(f"kernel backend {backend!r} is unknown; the plan may say eager or inductor")
+    raise ConfigurationError(f"kernel backend {backend!r} is unknown; the plan may say eager, triton or inductor")
 
 
 def boxed(graph_module: fx.GraphModule) -> fx.GraphModule:

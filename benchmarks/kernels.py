@@ -1,0 +1,236 @@
+"""Triton kernels compiled for sm_80 and sm_90 without a GPU: python -m benchmarks.kernels [--write] [--measure]
+
+Every kernel, at the sizes of large models and in fp32 and bf16: registers and shared memory of a program, the bytes of
+a thread's stack (what does not fit the registers is spilled there), and the warps that run it, as the compiler's own
+`cuobjdump` reports them for the finished cubin. `--measure` adds, on a CUDA device, the seconds of every operator
+beside those of its torch reference, and which part of the device's memory rate its reads and writes reach.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autopar.ops.cross_entropy import cross_entropy_rows_reference
+from autopar.ops.norms import LARGEST_ROW, add_layer_norm_reference, rms_norm_reference
+from autopar.runtime.kernels.registry import KERNELS
+from benchmarks.results import write_results
+
+RESULTS = Path(__file__).parent / "results" / "kernels.json"
+CAPABILITIES = (80, 90)
+DTYPES = ("fp32", "bf16")
+VOCABULARY = 32064
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """A kernel with what Triton must know of its arguments: constants, and what is not of the case's dtype."""
+
+    name: str
+    module: str
+    kernel: str
+    constants: Mapping[str, Any]
+    num_warps: int = 4
+    types: Mapping[str, str]
+    """Triton types of arguments; those without are pointers to elements of the dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a compiled kernel takes. stack_bytes: of a thread, 0 where nothing is spilled."""
+
+    kernel: str
+    dtype: str
+    capability: int
+    num_warps: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+def compilations() -> Iterator[Compilation]:
+    """Every kernel at the largest sizes that it takes, norms also at that of a small model."""
+    statistics = dict.fromkeys(("mean", "rstd", "weight_parts", "bias_parts"), "*fp32")
+    sizes = {"eps": "fp32", "rows": "i32", "columns": "i32", "elements": "i32", "start": "i32"}
+    for block in (1024, LARGEST_ROW):
+        for centred in (False, True):
+            name = f"{'layer' if centred else 'rms'} norm of {block}"
+            flags = {"CENTRED": centred, "BLOCK": block}
+            yield Compilation(
+                name=name,
+                module="norms",
+                kernel="norm_kernel",
+                constants={"HAS_RESIDUAL": True, **flags},
+                num_warps=_warps(block, "FORWARD_ELEMENTS"),
+                types=statistics | sizes,
+            )
+            yield Compilation(
+                name=f"{name} backward",
+                module="norms",
+                kernel="norm_backward_kernel",
+                constants={"HAS_ADDED": True, "ROWS": 8, **flags},
+                num_warps=_warps(block, "BACKWARD_ELEMENTS"),
+                types=statistics | sizes,
+            )
+    for number, activation in enumerate(("silu", "gelu", "gelu_tanh")):
+        for kernel in ("gated_kernel", "gated_backward_kernel"):
+            constants = {"ACTIVATION": number, "BLOCK": 1024}
+            yield Compilation(
+                name=f"{activation} {kernel.removesuffix('_kernel')}",
+                module="gated",
+                kernel=kernel,
+                constants=constants,
+                types=sizes,
+            )
+    per_row = dict.fromkeys(("maximum", "total", "picked", "top", "log_total", "scale"), "*fp32") | {"target": "*i64"}
+    width = {"WIDTH": VOCABULARY, "BLOCK": 4096}
+    for kernel, constants in (
+        ("rows_kernel", width),
+        ("backward_kernel", {"TILES": math.ceil(VOCABULARY / 4096), **width}),
+    ):
+        yield Compilation(
+            name=f"cross-entropy {kernel.removesuffix('_kernel')}",
+            module="cross_entropy",
+            kernel=kernel,
+            constants=constants,
+            num_warps=8,
+            types=per_row | sizes,
+        )
+    cut = {"OUTER": 4096, "POSITION": 1, "PIECES": 8, "RUN": 512, "SPAN": 4096, "BLOCK": 1024}
+    for kernel in ("pack_kernel", "unpack_kernel"):
+        name = kernel.removesuffix("_kernel")
+        yield Compilation(name=name, module="packing", kernel=kernel, constants=cut, types=sizes)
+
+
+def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
+    """Compile for a device that need not be there. Raises ImportError without Triton."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(_module(case.module), case.kernel)
+    signature = {
+        name: "constexpr" if name in case.constants else case.types.get(name, f"*{dtype}") for name in kernel.arg_names
+    }
+    source = ASTSource(kernel, signature, dict(case.constants))
+    done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": case.num_warps})
+    registers, stack, shared = _usage(done.asm["cubin"])
+    return Resources(
+        kernel=case.name,
+        dtype=dtype,
+        capability=capability,
+        num_warps=case.num_warps,
+        registers=registers,
+        stack_bytes=stack,
+        shared_bytes=shared,
+    )
+
+
+def _usage(cubin: bytes) -> tuple[int, int, int]:
+    """(registers, bytes of stack, bytes of shared memory) by `cuobjdump`, which Triton brings along."""
+    import triton.backends.nvidia
+
+    tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK|SHARED):(\d+)", text))
+    return int(found["REG"]), int(found["STACK"]), int(found["SHARED"])
+
+
+def _module(name: str) -> Any:
+    """A module of kernels, which imports Triton."""
+    return import_module(f"autopar.runtime.kernels.{name}")
+
+
+def _warps(block: int, elements: str) -> int:
+    norms = _module("norms")
+    return int(norms.warps_for(block, getattr(norms, elements)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """An operator on a CUDA device. memory_share: bytes read and written per second over the device's rate."""
+
+    operator: str
+    seconds: float
+    reference_seconds: float
+    memory_share: float
+
+
+def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """(operator, arguments in bf16) of every kernel that moves `rows` rows of `width`."""
+    x, residual, grad = (torch.randn(rows, width, device=device).bfloat16() for _ in range(3))
+    weight, bias = (torch.randn(width, device=device).bfloat16() for _ in range(2))
+    _, rstd = rms_norm_reference(x, weight, 1e-6)
+    _, total, mean, deviation = add_layer_norm_reference(x, residual, weight, bias, 1e-5)
+    yield "rms_norm", (x, weight, 1e-6)
+    yield "add_rms_norm", (x, residual, weight, 1e-6)
+    yield "rms_norm_backward", (grad, x, weight, rstd, residual)
+    yield "add_layer_norm", (x, residual, weight, bias, 1e-5)
+    yield "layer_norm_backward", (grad, total, weight, mean, deviation, residual)
+    yield "gated", (x, residual, "silu")
+    yield "gated_backward", (grad, x, residual, "silu")
+    target = torch.randint(0, width, (rows,), device=device)
+    maximum, sums, _ = cross_entropy_rows_reference(x, target, 0)
+    yield "cross_entropy_rows", (x, target, 0)
+    yield "cross_entropy_backward", (x, target, maximum, sums.log(), torch.ones(rows, device=device), 0)
+    yield "pack", (x, 1, 1, 8, width)
+    yield "unpack", (x, 1, 1, 8, width, width) if rows % 8 == 0 else (x[: rows // 8 * 8], 1, 1, 8, width, width)
+
+
+def measured(rows: int = 8192, width: int = 4096) -> Iterator[Measured]:
+    """Every operator on the CUDA device of this process; the rate is that of a copy measured here."""
+    import triton.testing
+
+    source = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    copy_seconds = triton.testing.do_bench(source.clone) / 1e3
+    rate = 2 * source.numel() / copy_seconds
+    for name, arguments in calls(rows, width, "cuda"):
+        kernel = KERNELS.kernels[name]
+        results = kernel.triton()(*arguments)
+        tensors = [*arguments, *(results if isinstance(results, tuple) else (results,))]
+        nbytes = sum(one.numel() * one.element_size() for one in tensors if isinstance(one, torch.Tensor))
+        seconds, reference = (
+            triton.testing.do_bench(lambda run=run, given=arguments: run(*given)) / 1e3
+            for run in (kernel.triton(), kernel.reference)
+        )
+        yield Measured(
+            operator=name, seconds=seconds, reference_seconds=reference, memory_share=nbytes / seconds / rate
+        )
+
+
+def main(arguments: list[str]) -> None:
+    """Print, and with --write store, what every kernel takes."""
+    import triton
+
+    found = [compiled(case, dtype, at) for case in compilations() for dtype in DTYPES for at in CAPABILITIES]
+    for one in found:
+        print(
+            f"{one.kernel:32} {one.dtype} sm_{one.capability}: {one.registers:3} registers, {one.num_warps:2} warps, "
+            f"{one.stack_bytes} bytes of stack, {one.shared_bytes} of shared memory"
+        )
+    content: dict[str, Any] = {"triton": triton.__version__, "compiled": [asdict(one) for one in found]}
+    if "--measure" in arguments:
+        content["device"] = torch.cuda.get_device_name()
+        content["measured"] = [asdict(one) for one in measured()]
+        for row in content["measured"]:
+            print(row)
+    if "--write" in arguments:
+        write_results(RESULTS, content)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

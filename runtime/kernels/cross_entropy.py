@@ -1,0 +1,108 @@
+"""Vocabulary-parallel cross-entropy in Triton: the statistics of a row in one pass, the gradient in one pass.
+
+Forward keeps a maximum and a sum per lane, rescaled whenever the maximum grows, and joins the lanes once at the end, so
+logits are read once and nothing as large as they is written. Backward reads rows whose gradient is not 0 only: ignored
+labels cost a write. The functions have the signatures of the references in `autopar.ops.cross_entropy`. Kernels carry
+no annotations: Triton reads them as types of its own. WIDTH is a constant: a program has few vocabulary sizes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LARGEST_BLOCK = 4096
+NUM_WARPS = 8
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_kernel(  # type: ignore[no-untyped-def]
+    logits, target, maximum, total, picked, start, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program per row of WIDTH logits; maximum, total, picked: fp32, one per row."""
+    row = tl.program_id(0).to(tl.int64)
+    base = logits + row * WIDTH
+    lane = tl.arange(0, BLOCK)
+    top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    sums = tl.zeros((BLOCK,), dtype=tl.float32)
+    for offset in range(0, WIDTH, BLOCK):
+        column = offset + lane
+        value = tl.load(base + column, mask=column < WIDTH, other=float("-inf")).to(tl.float32)
+        larger = tl.maximum(top, value)
+        finite = tl.where(larger == float("-inf"), 0.0, larger)
+        sums = sums * tl.exp(top - finite) + tl.exp(value - finite)
+        top = larger
+    highest = tl.max(top, axis=0)
+    finite_highest = tl.where(highest == float("-inf"), 0.0, highest)
+    local = tl.load(target + row) - start
+    inside = (local >= 0) & (local < WIDTH)
+    tl.store(maximum + row, highest)
+    tl.store(total + row, tl.sum(sums * tl.exp(top - finite_highest), axis=0))
+    tl.store(picked + row, tl.load(base + local, mask=inside, other=0.0).to(tl.float32))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def backward_kernel(  # type: ignore[no-untyped-def]
+    logits, target, top, log_total, scale, grad, start, TILES: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program per tile of BLOCK logits of a row."""
+    program = tl.program_id(0).to(tl.int64)
+    row = program // TILES
+    column = program % TILES * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    factor = tl.load(scale + row)
+    read = tl.where(factor != 0.0, WIDTH, 0)
+    value = tl.load(logits + row * WIDTH + column, mask=column < read, other=float("-inf"))
+    chance = tl.exp(value.to(tl.float32) - tl.load(top + row) - tl.load(log_total + row))
+    chosen = column == tl.load(target + row) - start
+    result = factor * (chance - chosen.to(tl.float32))
+    tl.store(grad + row * WIDTH + column, result.to(value.dtype), mask=inside)
+
+
+def cross_entropy_rows(logits: Tensor, target: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `cross_entropy_rows_reference`."""
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    maximum, total, picked = (logits.new_empty((rows,), dtype=torch.float32) for _ in range(3))
+    rows_kernel[(rows,)](
+        logits,
+        target.contiguous(),
+        maximum,
+        total,
+        picked,
+        start,
+        WIDTH=width,
+        BLOCK=_block(width),
+        num_warps=NUM_WARPS,
+    )
+    return maximum, total, picked
+
+
+def cross_entropy_backward(
+    logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int
+) -> Tensor:
+    """As `cross_entropy_backward_reference`."""
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    block, grad = _block(width), torch.empty_like(logits)
+    tiles = triton.cdiv(width, block)
+    backward_kernel[(rows * tiles,)](
+        logits,
+        target.contiguous(),
+        top.contiguous(),
+        log_total.contiguous(),
+        scale.contiguous(),
+        grad,
+        start,
+        TILES=tiles,
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=NUM_WARPS,
+    )
+    return grad
+
+
+def _block(width: int) -> int:
+    return int(min(LARGEST_BLOCK, triton.next_power_of_2(width)))

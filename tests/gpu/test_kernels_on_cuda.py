@@ -1,0 +1,35 @@
+"""On CUDA: every operator of ours chooses its Triton kernel and equals its reference; its memory share is known."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import autopar.runtime.kernels  # noqa: F401 (registers the kernels)
+from autopar.runtime.kernels.registry import KERNELS, choose
+from benchmarks.kernels import calls, measured
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
+]
+
+
+@pytest.mark.parametrize("sizes", [(64, 4096), (24, 1000), (3000, 64)])
+def test_kernels_equal_their_references(sizes: tuple[int, int]) -> None:
+    for name, arguments in calls(*sizes, "cuda"):
+        kernel = KERNELS.kernels[name]
+        assert choose(kernel, *arguments).reason == ""
+        found, wanted = getattr(torch.ops.autopar, name)(*arguments), kernel.reference(*arguments)
+        several = isinstance(wanted, tuple)
+        for one, other in zip(found if several else (found,), wanted if several else (wanted,), strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def test_the_share_of_the_memory_rate_is_measured() -> None:
+    shares = {row.operator: row.memory_share for row in measured(1024, 1024)}
+    assert shares.keys() == {name for name, _ in calls(8, 8, "cpu")}
+    assert all(share > 0 for share in shares.values())

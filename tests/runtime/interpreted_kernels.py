@@ -1,0 +1,104 @@
+"""Runs every Triton kernel in Triton's interpreter (TRITON_INTERPRET=1) beside its torch reference; prints a count.
+
+    TRITON_INTERPRET=1 python -m tests.runtime.interpreted_kernels [operator]
+
+`operator` names a kernel whose first tensor is changed by 1 % before it is told: a fault that the comparison must see.
+The interpreter rounds fp32 to bf16 by cutting, so bf16 is compared to one unit in its last place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.ops.cross_entropy import cross_entropy_rows_reference
+from autopar.ops.gated import ACTIVATIONS
+from autopar.ops.norms import add_layer_norm_reference, rms_norm_reference
+from autopar.ops.packing import pack_reference
+from autopar.runtime.kernels import norms as triton_norms
+from autopar.runtime.kernels.registry import KERNELS
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
+CUTS = [
+    ((4, 6), 1, 1, 2, 6),
+    ((4, 6), 1, 1, 4, 8),
+    ((6, 3), 0, 1, 3, 6),
+    ((2, 12, 5), 1, 3, 2, 12),
+    ((5, 7), 0, 1, 2, 6),
+]
+"""(shape, dim, position, pieces, padded size): in the middle, padded, along dim 0, at a position, padded on dim 0."""
+
+
+def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """(operator, arguments) with rows that are and that are no power of two."""
+    for rows, columns in ((3, 64), (7, 5), (5, 100)):
+        yield from norm_cases(rows, columns, dtype)
+        gate, up, grad = (torch.randn(rows, columns).to(dtype) for _ in range(3))
+        for activation in ACTIVATIONS:
+            yield "gated", (gate, up, activation)
+            yield "gated_backward", (grad, gate, up, activation)
+    for width in (64, 100, 4100):
+        yield from cross_entropy_cases(width, dtype)
+    for shape, dim, position, pieces, padded in CUTS:
+        x = torch.randn(shape).to(dtype)
+        yield "pack", (x, dim, position, pieces, padded)
+        packed = pack_reference(x, dim, position, pieces, padded)
+        yield "unpack", (packed, dim, position, pieces, padded, shape[dim])
+
+
+def norm_cases(rows: int, columns: int, dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Norms forward, and backward with and without a further gradient."""
+    x, residual, grad, added = (torch.randn(rows, columns).to(dtype) * 3 + 1 for _ in range(4))
+    weight, bias = (torch.randn(columns).to(dtype) for _ in range(2))
+    _, rstd = rms_norm_reference(x, weight, 1e-6)
+    yield "rms_norm", (x, weight, 1e-6)
+    yield "add_rms_norm", (x, residual, weight, 1e-6)
+    yield "rms_norm_backward", (grad, x, weight, rstd, None)
+    yield "rms_norm_backward", (grad, x, weight, rstd, added)
+    _, total, mean, deviation = add_layer_norm_reference(x, residual, weight, bias, 1e-5)
+    yield "add_layer_norm", (x, residual, weight, bias, 1e-5)
+    yield "layer_norm_backward", (grad, total, weight, mean, deviation, None)
+    yield "layer_norm_backward", (grad, total, weight, mean, deviation, added)
+
+
+def cross_entropy_cases(width: int, dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """A block that begins at 7: targets inside, before, behind and ignored; a masked row."""
+    logits = torch.randn(5, width).to(dtype) * 4
+    logits[4, : width // 2] = float("-inf")
+    target = torch.tensor([7, 3, width + 6, width + 7, -100])
+    maximum, total, _ = cross_entropy_rows_reference(logits, target, 7)
+    yield "cross_entropy_rows", (logits, target, 7)
+    scale = torch.tensor([0.5, 1.0, 2.0, 0.25, 0.0])
+    yield "cross_entropy_backward", (logits, target, maximum, total.log(), scale, 7)
+
+
+def compare(changed: str) -> int:
+    """Compares every case; raises AssertionError where they differ."""
+    torch.manual_seed(0)
+    triton_norms.LARGEST_PROGRAMS = 2  # several rows for each program of a backward pass
+    count = 0
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, arguments in cases(dtype):
+            kernel = KERNELS.kernels[name]
+            expected = outputs(kernel.reference(*arguments))
+            told = (arguments[0] * 1.01, *arguments[1:]) if name == changed else arguments
+            for index, (found, wanted) in enumerate(zip(outputs(kernel.triton()(*told)), expected, strict=True)):
+                assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), (name, index)
+                error = (found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30)
+                assert error <= TOLERANCE[dtype], (name, index, dtype, tuple(arguments[0].shape), float(error))
+            count += 1
+    return count
+
+
+def outputs(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A tuple, also of one output; infinities (the maximum of a masked row) compare as numbers."""
+    several = value if isinstance(value, tuple) else (value,)
+    return tuple(one.nan_to_num(posinf=1e4, neginf=-1e4) for one in several)
+
+
+if __name__ == "__main__":
+    print(compare(sys.argv[1] if len(sys.argv) > 1 else ""))
