@@ -66,6 +66,8 @@ _LAYOUT_COPIES = frozenset(["clone", "contiguous", "padded", "pieces_first", "pi
 KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
     "eager": KernelBackend(),
     "inductor": KernelBackend(fuses_chains=True),
+    # groups became operators of ours when the program was lowered: one kernel each (passes/use_kernels.py)
+    "triton": KernelBackend(),
     # PyTorch as people write models: nn.Linear is addmm, products and attention read strided heads
     "torch": KernelBackend(adds_bias_in_product=True, free=_LAYOUT_COPIES),
     # Megatron-LM: bias + GELU and bias + dropout + residual are one kernel each, activations are (sequence, batch,
@@ -77,7 +79,7 @@ KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
         free=_LAYOUT_COPIES,
     ),
 }
-"""What the kernels of published runs are; "eager" and "inductor" are also what autopar runs."""
+"""What the kernels of published runs are; "eager", "inductor" and "triton" are also what autopar runs."""
 
 
 @dataclass(frozen=True, slots=True)
