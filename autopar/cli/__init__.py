@@ -1,4 +1,4 @@
-"""The command line: `autopar demo | plan | show | explain | export | simulate | verify | profile | rules`."""
+"""The command line: `autopar demo | plan | show | explain | export | simulate | verify | profile | calibrate | ...`."""
 
 from autopar.cli.commands import main
 
