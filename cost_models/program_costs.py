@@ -132,8 +132,9 @@ def describe_values(nodes: Iterable[fx.Node]) -> None:
     total to which a gradient is added has the shape of the gradient."""
     for node in nodes:
         if node.target is torch.ops.aten.add_.Tensor and "local_shape" not in node.meta:
-            for total in (node, node.args[0]):
-                total.meta["val"] = node.args[1].meta["val"]
+            total, gradient = node.all_input_nodes
+            for one in (node, total):
+                one.meta["val"] = gradient.meta["val"]
         shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
         if "val" in node.meta or shapes is None or dtypes is None:
             continue

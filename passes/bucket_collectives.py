@@ -94,7 +94,7 @@ class _Bucket:
         self._members = members
         self._kind = members[0].target
         self._rest = members[0].args[1:]
-        self._meta = {
+        self._meta: dict[str, Any] = {
             name: at.meta[name] for name in ("phase", "operator", "dtype", "redistributes") if name in at.meta
         }
         self._written: list[fx.Node] = []
