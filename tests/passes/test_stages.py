@@ -13,8 +13,7 @@ from tests.distributed.pipeline_plans import block_ends, micro_program
 
 
 def _micro(name: str) -> MicroProgram:
-    case = CASES[name]
-    return micro_program(case.model(), case.batch(0), 4)
+    return micro_program(name, 4)
 
 
 def _cut(name: str) -> StagePrograms:
