@@ -134,8 +134,8 @@ def make_plan(
         if beside is not None and any(isinstance(failure, Slower) for failure in chosen.failures):
             pipeline = beside.instead(chosen) if chosen.best is None else None
             if pipeline is not None:
-                known = baselines(query, solved_known_plans(query, None, log)) if with_baselines else ()
-                return replace(pipeline, question=answer, baselines=known)
+                beside_it = baselines(query, solved_known_plans(query, None, log)) if with_baselines else ()
+                return replace(pipeline, question=answer, baselines=beside_it)
             if chosen.best is None:
                 chosen = choose_micro_batches(query, micro_batches, at_batch, choose, log)
         if chosen.best is None:

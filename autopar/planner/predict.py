@@ -56,7 +56,8 @@ def dispatch_seconds(graph: fx.Graph, device: Device) -> float:
     """Seconds of the views of a graph: on CPUs, eager dispatch of one costs what any small operator costs."""
     if device.kind != "cpu":
         return 0.0
-    return device.launch_seconds * sum(node.op == "call_function" and bool(base_of(node)[1]) for node in graph.nodes)
+    views = sum(1 for node in graph.nodes if node.op == "call_function" and base_of(node)[1])
+    return device.launch_seconds * views
 
 
 def choose_issue(

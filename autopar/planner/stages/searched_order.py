@@ -15,7 +15,8 @@ from autopar.cost_models.pipeline import pass_seconds, play_pipeline, send_list
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError
 from autopar.plan_text import format_seconds
-from autopar.planner.stages.choose import SEARCHED, Pipeline
+from autopar.planner.stages.choose import Pipeline
+from autopar.planner.stages.wish import SEARCHED
 from autopar.schedules.actions import Schedule
 from autopar.schedules.free_search import Searched, StageMemory, search_schedule
 from autopar.schedules.list_scheduler import StageTimes

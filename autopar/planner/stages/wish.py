@@ -104,7 +104,8 @@ def check_stages(dims: Dims | None, schedule: str | None, cluster: Cluster) -> N
         cluster_of(cluster, size)
     if not wish.sizes:
         sub_cluster(cluster, wish.num_groups)
-    if wish.family in FAMILIES and FAMILIES[wish.family].both_ways and wish.num_groups % 2:
+    policy = None if wish.family is None else FAMILIES.get(wish.family)
+    if policy is not None and policy.both_ways and wish.num_groups % 2:
         raise ConfigurationError(
             f"schedule={wish.family!r} runs in both directions and needs an even number of rank groups, not "
             f"pp={wish.num_groups}"

@@ -26,9 +26,10 @@ from autopar.planner.query import Query
 from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
 from autopar.planner.solver import Solution, evaluate, is_forbidden
 from autopar.planner.stages.block_costs import Labels, Solved
-from autopar.planner.stages.choose import SEARCHED, Pipeline
+from autopar.planner.stages.choose import Pipeline
 from autopar.planner.stages.runs import Runs
 from autopar.planner.stages.submesh import whole_mesh
+from autopar.planner.stages.wish import SEARCHED
 from autopar.schedules.list_scheduler import TIMED_FAMILIES
 
 WRITTEN_OUT = TIMED_FAMILIES | {SEARCHED}
