@@ -12,6 +12,7 @@ import transformers
 from torch import nn
 
 import autopar
+from autopar.runtime import host_graphs
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, zoo_model
 
@@ -50,10 +51,11 @@ def scaled_gather(name: str, factor: float) -> Agreement:
     expected = reference(model, inputs)
     module = autopar.compile(model, inputs, dims={"dp_shard": 4})
     step, _ = module.step_for((), inputs)
-    gather = torch.ops._c10d_functional.all_gather_into_tensor.default
     for graph_module in (step.forward, step.backward):
         assert isinstance(graph_module, torch.fx.GraphModule)
-        for node in graph_module.graph.find_nodes(op="call_function", target=gather):
+        gathers = graph_module.graph.find_nodes(op="call_function", target=host_graphs.all_gather)
+        assert gathers
+        for node in gathers:
             with graph_module.graph.inserting_before(node):
                 scaled = graph_module.graph.call_function(torch.mul, (node.args[0], factor))
             node.args = (scaled, *node.args[1:])

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar.ops.masked import masked_gather
+from autopar.runtime import host_graphs
 from tests.distributed.models import NormalisedModel, TiedModel, tied_model, tokens
 
 
@@ -243,18 +244,18 @@ def planted_fault(fault: str, dims: dict[str, int]) -> str:
     """What verify says of a module whose emitted graphs were spoiled; "" where it notices nothing."""
     module = autopar.compile(tied_model(), tokens(0), dims=dims)
     step, _ = module.step_for((), tokens(0))
-    c10d = torch.ops._c10d_functional
+    reductions = (host_graphs.all_reduce, host_graphs.all_reduce_)
     for graph_module in (step.forward, step.backward):
         assert isinstance(graph_module, torch.fx.GraphModule)
         for node in list(graph_module.graph.nodes):
-            if fault == "maximum instead of sum" and node.target is c10d.all_reduce.default:
+            if fault == "maximum instead of sum" and node.target in reductions:
                 node.args = (node.args[0], "max", *node.args[2:])
             in_backward = graph_module is step.backward
-            if fault == "no reduction in backward" and in_backward and node.target is c10d.all_reduce.default:
+            if fault == "no reduction in backward" and in_backward and node.target in reductions:
                 node.replace_all_uses_with(node.args[0])
             if fault == "no vocabulary mask" and node.target is masked_gather:
                 node.target = unmasked_gather
-            if fault == "gather scaled by 1.0001" and node.target is c10d.all_gather_into_tensor.default:
+            if fault == "gather scaled by 1.0001" and node.target is host_graphs.all_gather:
                 with graph_module.graph.inserting_before(node):
                     scaled = graph_module.graph.call_function(torch.mul, (node.args[0], 1.0001))
                 node.args = (scaled, *node.args[1:])
