@@ -153,7 +153,8 @@ class Baseline:
 class Plan:
     """See the module docstring. `inputs` and `buffers` hold the layouts of data; `prices_hash` identifies the cost
     tables to which objective, bound and gap belong; `statistics` counts strategies, nodes and replicated FLOPs.
-    `bucket_bytes` says up to which size collectives of a kind ("all_reduce") are joined, 0 or absent: not at all. With
+    `bucket_bytes` says up to which size collectives of a kind ("all_reduce") are joined, 0 or absent: not at all; where
+    it is None, each is also awaited where it starts, which takes the least memory. With
     `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step runs them m times.
     With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other axes (`layout_mesh`);
     with unequal rank groups the mesh is the smallest that holds the axes of each, and `num_ranks` counts devices."""
@@ -172,7 +173,7 @@ class Plan:
     cluster: str
     profile: str
     kernel_backend: str = "eager"
-    bucket_bytes: Mapping[str, float] = field(default_factory=dict)
+    bucket_bytes: Mapping[str, float] | None = field(default_factory=dict)
     micro_batches: int = 1
     pipeline: PipelinePlan | None = None
     prices_hash: str = ""

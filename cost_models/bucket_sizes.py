@@ -45,7 +45,8 @@ SIZES = (0.0, 1.0 * MIB, 4.0 * MIB, 16.0 * MIB, 64.0 * MIB, 256.0 * MIB)
 class Issue:
     """How a rank issues the collectives of a micro-batch: in buckets of these sizes, and what that gives."""
 
-    bucket_bytes: Mapping[str, float]
+    bucket_bytes: Mapping[str, float] | None
+    """None: one by one, each awaited where it starts."""
     passes: tuple[Timeline, ...]
 
     @property
@@ -63,7 +64,8 @@ class Issue:
 
 
 def issues(partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str) -> list[Issue]:
-    """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once.
+    """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. Last comes
+    what takes the least memory: as lowered, each collective awaited where it starts.
 
     partition: as lowered, without buckets. mesh and backend: as of `program_actions`.
     """
@@ -77,7 +79,8 @@ def issues(partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str) 
         if joined not in found:
             played = tuple(one.play(bucket_bytes) for one in passes)
             found[joined] = Issue(bucket_bytes=bucket_bytes, passes=played)
-    return sorted(found.values(), key=lambda issue: issue.seconds)
+    as_lowered = Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes))
+    return [*sorted(found.values(), key=lambda issue: issue.seconds), as_lowered]
 
 
 class _Pass:
@@ -98,10 +101,10 @@ class _Pass:
         """The names of the collectives in every bucket."""
         return [tuple(member.name for member in members) for members in buckets(self._collectives, bucket_bytes)]
 
-    def play(self, bucket_bytes: Mapping[str, float]) -> Timeline:
+    def play(self, bucket_bytes: Mapping[str, float] | None) -> Timeline:
         """The pass with such buckets."""
         nodes = with_buckets(self._graph, bucket_bytes) if bucket_bytes else list(self._graph.nodes)
-        order = early_order(nodes)
+        order = nodes if bucket_bytes is None else early_order(nodes)
         describe_values(order)
         return simulate(issued(list(self._actions(order)), wait_positions(order)))
 

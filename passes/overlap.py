@@ -21,8 +21,9 @@ from autopar.passes.runner import Pass, run_passes
 OVERLAP_PASSES: tuple[Pass[Mapping[str, float]], ...] = (bucket_collectives, early_starts)
 
 
-def overlapped(partition: Partition, bucket_bytes: Mapping[str, float]) -> Partition:
-    """Both graphs of a rank with their collectives in buckets, started early and awaited late."""
+def overlapped(partition: Partition, bucket_bytes: Mapping[str, float] | None) -> Partition:
+    """Both graphs of a rank with their collectives in buckets, started early and awaited late; as lowered where
+    `bucket_bytes` is None."""
     return replace(
         partition,
         forward=overlapped_graph(partition.forward, bucket_bytes),
@@ -30,6 +31,8 @@ def overlapped(partition: Partition, bucket_bytes: Mapping[str, float]) -> Parti
     )
 
 
-def overlapped_graph(graph_module: GraphModule, bucket_bytes: Mapping[str, float]) -> GraphModule:
+def overlapped_graph(graph_module: GraphModule, bucket_bytes: Mapping[str, float] | None) -> GraphModule:
     """One graph of a rank, with the same inputs and outputs."""
+    if bucket_bytes is None:
+        return graph_module
     return run_passes(graph_module, OVERLAP_PASSES, bucket_bytes)[0]

@@ -72,7 +72,7 @@ class HeldGradients:
 
 def cut_backward(
     graph_module: fx.GraphModule,
-    bucket_bytes: Mapping[str, float],
+    bucket_bytes: Mapping[str, float] | None,
     compiled: Callable[[fx.GraphModule], GraphCall],
 ) -> CutBackward | None:
     """Cut a bound backward graph before the last sums of each gradient; None where no gradient has one."""

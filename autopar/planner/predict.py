@@ -64,14 +64,14 @@ def choose_issue(
     partition: Partition, plan: Plan, cluster: Cluster, measure: Callable[[Partition], Floats], budget_bytes: float
 ) -> tuple[Issue, Floats]:
     """How the collectives of a lowered micro-batch are issued, and what `measure` says of that: the fastest bucket
-    sizes whose bytes stay within the budget; without buckets where none do."""
+    sizes whose bytes stay within the budget; one by one where none do."""
     found = issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend)
-    plain = next(issue for issue in found if not issue.bucket_bytes)
-    for issue in found[: found.index(plain)]:
+    without_buckets = next(index for index, issue in enumerate(found) if issue.bucket_bytes == {})
+    for issue in found[: without_buckets + 1]:
         measured = measure(overlapped(partition, issue.bucket_bytes))
         if float(np.nanmax(measured)) <= budget_bytes:
             return issue, measured
-    return plain, measure(overlapped(partition, plain.bucket_bytes))
+    return found[-1], measure(partition)
 
 
 def _seconds(built: Built, index: int, assignment: NDArray[np.int64]) -> float:

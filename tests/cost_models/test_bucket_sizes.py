@@ -103,3 +103,10 @@ def test_joining_moves_no_byte_more(case: Case) -> None:
             moved += sum(action.nbytes for action in actions if action.stream != COMPUTE)
         sums.append(moved)
     assert sums[0] == sums[1] > 0
+
+
+@pytest.mark.parametrize("parameter", [all_replicated, zero3])
+def test_what_takes_the_least_memory_comes_last_and_hides_nothing(case: Case, parameter: object) -> None:
+    last = found(case, parameter, network(1e-3, 1e7))[-1]
+    assert last.bucket_bytes is None
+    assert last.seconds == pytest.approx(last.compute_seconds + last.exposed_communication_seconds)
