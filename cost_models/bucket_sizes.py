@@ -64,8 +64,8 @@ class Issue:
 
 
 def issues(partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str) -> list[Issue]:
-    """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. Last comes
-    what takes the least memory: as lowered, each collective awaited where it starts.
+    """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. Last
+    comes what takes the least memory: as lowered, each collective awaited where it starts.
 
     partition: as lowered, without buckets. mesh and backend: as of `program_actions`.
     """
