@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,14 @@ import torch
 
 import autopar
 from autopar.demo.gpt import GPT, GPTConfig
-from autopar.errors import InfeasibleError
+from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
 from autopar.planner import planning
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.shortage import DoesNotFit
-from autopar.planner.stages import free
+from autopar.planner.solved_meshes import SolvedMeshes
+from autopar.planner.stages import free, quick
 from autopar.planner.stages.free import better_by_prediction
 from autopar.planner.stages.quick import Compared
 
@@ -63,6 +65,38 @@ def test_one_node_with_memory_to_spare_does_not() -> None:
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
     plan = autopar.plan(model, (TOKENS, TOKENS), cluster="1x4 H100-SXM")
     assert not any("pipeline" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("with_reason", [False, True])
+def test_meshes_that_are_slower_than_a_pipeline_are_not_fitted(
+    monkeypatch: pytest.MonkeyPatch, with_reason: bool
+) -> None:
+    """Where the best optimum does not fit, pipelines are compared first; here they are said to take no time at all."""
+    compare = free.FreePipelines.before_fitting
+
+    def no_time(self: free.FreePipelines, seconds: float) -> float:
+        assert math.isfinite(compare(self, seconds))
+        return 0.0
+
+    def cannot_be_cut(*_: object) -> Plan:
+        raise ConfigurationError("the model cannot be cut")
+
+    monkeypatch.setattr(quick, "MOST_SLOWER", math.inf)
+    monkeypatch.setattr(SolvedMeshes, "_is_short", lambda *_: True)
+    monkeypatch.setattr(free.FreePipelines, "before_fitting", no_time)
+    if with_reason:
+        monkeypatch.setattr(free, "write_compared", cannot_be_cut)
+    model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
+    plan = autopar.plan(model, (TOKENS, TOKENS), cluster="2x2 H100-SXM")
+    assert (plan.pipeline is None) == with_reason
+    if with_reason:
+        assert any(note.startswith("pipelines compared") for note in plan.notes)
+        return
+    assert any(note.startswith("without stages no plan was searched: of the ") for note in plan.notes)
+    assert plan.alternatives[0].name.startswith("without stages, mesh ")
+    assert plan.alternatives[0].bound_seconds is not None
+    assert plan.bound_seconds <= plan.alternatives[0].bound_seconds
+    assert {baseline.name for baseline in plan.baselines} >= {"DDP"}
 
 
 def nothing_fits(*_: object, **__: object) -> Chosen:
