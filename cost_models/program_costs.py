@@ -129,16 +129,21 @@ def _first_operand(node: fx.Node) -> torch.Tensor:
 
 def describe_values(nodes: Iterable[fx.Node]) -> None:
     """Give every node of a lowered graph its `meta["val"]`: meta tensors of its local shapes. nodes: operands first. A
-    total to which a gradient is added has the shape of the gradient."""
+    total to which a gradient is added has the shape of the gradient; an intermediate of which the lowering says nothing
+    is computed on meta tensors."""
     for node in nodes:
         if node.target is torch.ops.aten.add_.Tensor and "local_shape" not in node.meta:
             total, gradient = node.all_input_nodes
             for one in (node, total):
                 one.meta["val"] = gradient.meta["val"]
         shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
-        if "val" in node.meta or shapes is None or dtypes is None:
+        if "val" in node.meta:
             continue
-        if isinstance(dtypes, torch.dtype):
+        if shapes is None or dtypes is None:
+            if node.op == "call_function" and callable(node.target):
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
+                node.meta["val"] = node.target(*args, **kwargs)
+        elif isinstance(dtypes, torch.dtype):
             node.meta["val"] = torch.empty(shapes, dtype=dtypes, device="meta")
         else:
             pairs = zip(shapes, dtypes, strict=True)

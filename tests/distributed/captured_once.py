@@ -39,8 +39,8 @@ class CapturedOnce(Captures):
 _OF_MODEL: dict[str, CapturedOnce] = {}
 
 
-def compile_once(name: str, model: nn.Module, batch: Mapping[str, torch.Tensor], **options: Any) -> ParallelModule:
+def compile_once(name: str, model: nn.Module, inputs: Mapping[str, torch.Tensor], **options: Any) -> ParallelModule:
     """`autopar.compile` of a model that is always the same under this name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "Captures", lambda: _OF_MODEL.setdefault(name, CapturedOnce()))
-        return autopar.compile(model, batch, **options)
+        return autopar.compile(model, inputs, **options)
