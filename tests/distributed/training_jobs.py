@@ -253,6 +253,8 @@ def planted_fault(fault: str, dims: dict[str, int]) -> str:
             in_backward = graph_module is step.backward
             if fault == "no reduction in backward" and in_backward and node.target in reductions:
                 node.replace_all_uses_with(node.args[0])
+                graph_module.graph.erase_node(node)
+                continue
             if fault == "no vocabulary mask" and node.target is masked_gather:
                 node.target = unmasked_gather
             if fault == "gather scaled by 1.0001" and node.target is host_graphs.all_gather:
