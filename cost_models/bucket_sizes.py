@@ -39,6 +39,8 @@ from autopar.passes.partition import Partition
 MIB = 2**20
 SIZES = (0.0, 1.0 * MIB, 4.0 * MIB, 16.0 * MIB, 64.0 * MIB, 256.0 * MIB)
 """Tried for all kinds of collectives at once; neighbours differ by a few per cent of a step."""
+LARGE_PROGRAM = 20_000
+"""Nodes of both passes above which every second size is tried: a step of 126 layers takes seconds to play."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,8 @@ def issues(partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str) 
     phases = zip(("forward", "backward"), partition.graphs, strict=False)
     passes = [_Pass(part.graph, phase, cluster, mesh, backend, prices) for phase, part in phases]
     found: dict[tuple[tuple[str, ...], ...], Issue] = {}
-    for size in SIZES:
+    nodes = sum(len(part.graph.nodes) for part in partition.graphs)
+    for size in SIZES[:: 1 + (nodes > LARGE_PROGRAM)]:
         bucket_bytes = dict.fromkeys(KINDS.values(), size) if size else {}
         joined = tuple(names for one in passes for names in one.joined(bucket_bytes))
         if joined not in found:

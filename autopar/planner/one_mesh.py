@@ -285,6 +285,9 @@ def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Fl
     states = _states(query, lowered)
     constant = states.parameters + states.optimizer + joined
     with phase("predict"):
+        measured = measured_bytes(partition, lifetimes, constant, states.step_buffers)
+        if float(np.nanmax(measured)) > query.budget_bytes:  # however it is issued: nobody asks for its step
+            return _without_steps(plan, states, float(np.nanmax(measured))), measured
         issue, measured = choose_issue(
             partition,
             plan,
@@ -300,13 +303,24 @@ def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Fl
         peak_bytes=peak,
         compute_seconds=compute,
         exposed_communication_seconds=plan.micro_batches * issue.exposed_communication_seconds,
-        bytes_by_kind={
-            "parameters": states.parameters,
-            "optimizer state": states.optimizer,
-            "activations, gradients and buffers at the peak": peak - states.parameters - states.optimizer,
-        },
+        bytes_by_kind=_kinds(states, peak),
     )
     return replace(plan, bucket_bytes=issue.bucket_bytes, predicted=prediction), measured
+
+
+def _without_steps(plan: Plan, states: _States, peak: float) -> Plan:
+    """A plan that does not fit, with its bytes; of its step the sum that the search minimised is all that is known."""
+    prediction = Prediction(step_seconds=plan.objective_seconds, peak_bytes=peak, bytes_by_kind=_kinds(states, peak))
+    return replace(plan, bucket_bytes=None, predicted=prediction)
+
+
+def _kinds(states: _States, peak: float) -> dict[str, float]:
+    rest = peak - states.parameters - states.optimizer
+    return {
+        "parameters": states.parameters,
+        "optimizer state": states.optimizer,
+        "activations, gradients and buffers at the peak": rest,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
