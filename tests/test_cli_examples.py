@@ -13,8 +13,8 @@ import pytest
 from autopar.cli.commands import commands
 from tests.test_cli import autopar
 
-ELSEWHERE = {"demo", "profile", "run", "verify"}
-"""They train, measure for minutes, or start processes: tests of their own run them; here their words are parsed."""
+ELSEWHERE = {"calibrate", "demo", "profile", "run", "verify"}
+"""They train, measure for minutes, start processes, or read what those wrote: tests of their own run them."""
 CONFIG = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 32, "n_head": 4,
     "vocab_size": 96, "n_positions": 128,

@@ -89,13 +89,14 @@ def norm_backward_kernel(  # type: ignore[no-untyped-def]
     bias_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     for index in range(ROWS):
         row = program * ROWS + index
-        here = inside & (row < rows)
+        here = inside & (row + tl.zeros((BLOCK,), dtype=tl.int64) < rows)  # a vector: masks may not be scalars
         at = row * columns + column
-        inverse = tl.load(rstd + row, mask=row < rows, other=0.0)
+        known = tl.minimum(row, rows - 1)
+        inverse = tl.load(rstd + known)
         value = tl.load(x + at, mask=here, other=0.0)
         wide = value.to(tl.float32)
         if CENTRED:
-            wide = tl.where(here, wide - tl.load(mean + row, mask=row < rows, other=0.0), 0.0)
+            wide = tl.where(here, wide - tl.load(mean + known), 0.0)
         normed = wide * inverse
         outer = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
         inner = outer * scale
