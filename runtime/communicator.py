@@ -99,7 +99,7 @@ def _work_off(calls: Calls) -> None:
         call, future = given
         try:
             future.set_result(call())
-        except Exception as error:
+        except Exception as error:  # of whatever class: it belongs to the one who waits
             future.set_exception(error)
         del call, future, given  # not held until the next one comes
 
