@@ -18,13 +18,14 @@ import msgspec
 from autopar.errors import ConfigurationError
 from autopar.files import write_atomically
 from autopar.layout import Layout, Mesh, format_layout
+from autopar.plan_entries import check_entries
 from autopar.plan_json import plain, read
 from autopar.plan_text import explain, summary
+from autopar.plan_versions import SCHEMA_VERSION, current
 from autopar.schedules.actions import Schedule, parse_schedule
 from autopar.schedules.check import check_schedule
 from autopar.schedules.list_scheduler import TIMED_FAMILIES, build_schedule
 
-SCHEMA_VERSION = 1
 PIPELINE_AXIS = "pp"
 """The first axis of the mesh of a plan with stages; layouts do not count it."""
 
@@ -154,7 +155,8 @@ class Plan:
     """See the module docstring. `inputs` and `buffers` hold the layouts of data; `prices_hash` identifies the cost
     tables to which objective, bound and gap belong; `statistics` counts strategies, nodes and replicated FLOPs.
     `bucket_bytes` says up to which size collectives of a kind ("all_reduce") are joined, 0 or absent: not at all; where
-    it is None, each is also awaited where it starts, which takes the least memory. With
+    it is None, each is also awaited where it starts, which takes the least memory. `hidden_share` is the part of the
+    communication of parameters that objective, bound and gap leave out, as it runs beside computation. With
     `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step runs them m times.
     With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other axes (`layout_mesh`);
     with unequal rank groups the mesh is the smallest that holds the axes of each, and `num_ranks` counts devices."""
@@ -175,6 +177,7 @@ class Plan:
     kernel_backend: str = "eager"
     bucket_bytes: Mapping[str, float] | None = field(default_factory=dict)
     micro_batches: int = 1
+    hidden_share: float = 0.0
     pipeline: PipelinePlan | None = None
     prices_hash: str = ""
     question: Mapping[str, Any] = field(default_factory=dict)
@@ -261,14 +264,13 @@ class Plan:
             document = msgspec.json.decode(content, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise ConfigurationError(f"{origin} is damaged: {error}; plan again or restore the file") from error
-        version = document.pop("schema_version", None)
-        if version != SCHEMA_VERSION:
-            raise ConfigurationError(f"{origin} has schema version {version}, this autopar reads {SCHEMA_VERSION}")
+        fields = current(document, origin)
         try:
-            plan: Plan = read(document, Plan, "")
+            plan: Plan = read(fields, Plan, "")
             _check_mesh(plan.mesh)
             if plan.pipeline is not None:
                 check_pipeline(plan, plan.pipeline)
+            check_entries(plan)
         except (TypeError, ValueError, KeyError, ConfigurationError) as error:
             raise ConfigurationError(f"{origin} is damaged: {error}") from error
         return plan

@@ -8,6 +8,7 @@ Errors name the damaged entry.
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -61,11 +62,17 @@ def _read_item(value: list[Any], kinds: tuple[Any, ...], index: int, where: str)
 
 def _read_dataclass(value: Any, kind: Any, where: str) -> Any:
     _expect(value, dict, where)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     unknown = set(value) - set(hints)
     if unknown:
         raise ValueError(f"{where or 'the plan'} has unknown fields {sorted(unknown)}")
     return kind(**{name: read(item, hints[name], f"{where}.{name}".lstrip(".")) for name, item in value.items()})
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Types of the fields of a dataclass; evaluating them takes longer than reading an entry."""
+    return typing.get_type_hints(kind)
 
 
 def _scalar(value: Any, kinds: tuple[type, ...], where: str) -> Any:

@@ -104,7 +104,7 @@ def test_a_plan_for_another_batch_is_refused(alone: Plan) -> None:
         (b"\xff\xfe", "damaged"),
         (b"{}", "schema version None"),
         (b'{"schema_version": 1}', "damaged"),
-        (b'{"schema_version": 99}', "schema version 99, this autopar reads 1"),
+        (b'{"schema_version": 99}', "schema version 99, this autopar reads 1 to"),
     ],
 )
 def test_a_damaged_plan_file_is_named(tmp_path: Path, content: bytes, words: str) -> None:

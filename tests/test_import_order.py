@@ -29,7 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "program",
         }
     ),
-    frozenset({"rules", "parallel_plan", "plan_json", "plan_text", "schedules"}),
+    frozenset({"rules", "parallel_plan", "plan_entries", "plan_json", "plan_text", "plan_versions", "schedules"}),
     frozenset({"cost_models", "passes"}),
     frozenset({"planner", "capture"}),
     frozenset({"runtime"}),

@@ -1,0 +1,129 @@
+"""Do the entries of a plan make sense by themselves? Checked when a file is read, so a slip of the hand fails there.
+
+    "up.weight": {"stored": ["R"], ...} on a mesh of dp and tp
+        -> parameters.up.weight.stored has 1 placement; the layouts' mesh has 2 axes (dp, tp): write one for each
+
+Only what the file says is needed, no model. Shapes and rules, which the file does not hold, are compared with the graph
+when the plan is lowered (`passes/check_plan.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import ConfigurationError
+from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, format_layout
+
+if TYPE_CHECKING:
+    from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan, RankGroup
+
+PARTIAL_SUMS = "partial"
+"""What an axis of an operator says that adds nothing up and hands partial sums on."""
+
+
+def check_entries(plan: Plan) -> None:
+    """Raises ConfigurationError with the entry, the axis and the reason, for the first entry that cannot be meant."""
+    if plan.micro_batches < 1:
+        raise ConfigurationError(f"micro_batches is {plan.micro_batches}; a step runs the batch in at least 1 part")
+    problem = next(_all_problems(plan), None)
+    if problem is not None:
+        raise ConfigurationError(problem)
+
+
+def _all_problems(plan: Plan) -> Iterator[str]:
+    yield from _problems(plan, plan.layout_mesh, "")
+    yield from _input_dims(plan)
+    for index, group in enumerate(() if plan.pipeline is None else plan.pipeline.groups):
+        mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
+        yield from _problems(group, mesh, f"pipeline.groups[{index}].")
+
+
+def _problems(entries: Plan | RankGroup, mesh: Mesh, where: str) -> Iterator[str]:
+    """What is wrong with the entries of a plan, or of one of its rank groups."""
+    for name, parameter in entries.parameters.items():
+        yield from _parameter_problems(f"{where}parameters.{name}", parameter, mesh)
+    for name, operator in entries.operators.items():
+        yield from _operator_problems(f"{where}operators.{name}", name, operator, mesh)
+    for kind, layouts in (("inputs", entries.inputs), ("buffers", entries.buffers), ("outputs", entries.outputs)):
+        for name, layout in layouts.items():
+            yield from _axes_missing(f"{where}{kind}.{name}", layout, mesh)
+            if kind != "outputs":
+                yield from _partial(f"{where}{kind}.{name}", layout, mesh, "data comes in whole or split")
+
+
+def _parameter_problems(where: str, parameter: ParameterPlan, mesh: Mesh) -> Iterator[str]:
+    layouts = {"stored": parameter.stored, "used": parameter.used, "gradient": parameter.gradient}
+    shared = {"shared_forward": parameter.shared_forward, "shared_backward": parameter.shared_backward}
+    layouts |= {field: layout for field, layout in shared.items() if layout is not None}
+    for field, layout in layouts.items():
+        yield from _axes_missing(f"{where}.{field}", layout, mesh)
+        if field != "gradient":
+            yield from _partial(f"{where}.{field}", layout, mesh, "only its gradient can be one")
+
+
+def _operator_problems(where: str, name: str, operator: OperatorPlan, mesh: Mesh) -> Iterator[str]:
+    if len(operator.axes) != len(mesh.shape):
+        yield f"{where}.axes has {_counted(len(operator.axes), mesh, 'entry', 'entries')}"
+    for field, layouts in (("inputs", operator.inputs), ("outputs", operator.outputs)):
+        for index, layout in enumerate(layouts):
+            yield from _axes_missing(f"{where}.{field}[{index}]", layout, mesh)
+    for field, copies in (("shared_forward", operator.shared_forward), ("shared_backward", operator.shared_backward)):
+        if copies and len(copies) != len(operator.outputs):
+            yield f"{where}.{field} has {len(copies)} entries; the operator has {len(operator.outputs)} outputs"
+        for index, copy in enumerate(copies):
+            yield from _axes_missing(f"{where}.{field}[{index}]", copy or operator.outputs[index], mesh)
+    if operator.recompute and name.endswith("/bwd"):
+        yield f"{where}.recompute is true; only operators of forward can be computed again in backward"
+    for axis, choice in enumerate(operator.axes):
+        yield from _choice_problems(where, operator, mesh, axis, choice)
+
+
+def _choice_problems(where: str, operator: OperatorPlan, mesh: Mesh, axis: int, choice: str | None) -> Iterator[str]:
+    """Whether the layouts do what the operator says of one axis. An axis of size 1 splits nothing."""
+    if mesh.shape[axis] == 1:
+        return
+    before = [layout[axis] for layout in operator.inputs]
+    after = [layout[axis] for layout in operator.outputs]
+    if choice is None:
+        fits = all(isinstance(placement, Replicate) for placement in (*before, *after))
+        wrong = "axes says null, so the operator runs whole there"
+    elif choice == PARTIAL_SUMS:
+        fits = all(isinstance(placement, Partial) for placement in after)
+        wrong = "axes says that partial sums pass through"
+    else:
+        fits = any(isinstance(placement, Shard) for placement in (*before, *after))
+        wrong = f"axes says that it splits {choice!r}"
+    if not fits:
+        lie = f"its inputs are {format_layout(tuple(before))} and its outputs {format_layout(tuple(after))} there"
+        yield f"{where} on axis {mesh.axis_names[axis]!r}: {wrong}, but {lie}; edit one of them"
+
+
+def _axes_missing(where: str, layout: Layout, mesh: Mesh) -> Iterator[str]:
+    if len(layout) != len(mesh.shape):
+        yield f"{where} has {_counted(len(layout), mesh, 'placement', 'placements')}"
+
+
+def _counted(count: int, mesh: Mesh, one: str, many: str) -> str:
+    axes = f"{len(mesh.shape)} {'axis' if len(mesh.shape) == 1 else 'axes'} ({', '.join(mesh.axis_names)})"
+    return f"{count} {one if count == 1 else many}; the layouts' mesh has {axes}: write one for each"
+
+
+def _partial(where: str, layout: Layout, mesh: Mesh, why: str) -> Iterator[str]:
+    for axis, placement in enumerate(layout):
+        if isinstance(placement, Partial):
+            yield f"{where} on axis {mesh.axis_names[axis]!r} is {placement}, a sum that is not complete: {why}"
+
+
+def _input_dims(plan: Plan) -> Iterator[str]:
+    """Inputs that are split along a dim which they do not have; the question holds their shapes."""
+    known: Any = plan.question.get("inputs")
+    shapes: Mapping[str, Sequence[Any]] = known if isinstance(known, dict) else {}
+    for name, layout in plan.inputs.items():
+        if name not in shapes:
+            continue
+        shape = shapes[name][0]
+        for axis, placement in enumerate(layout):
+            if isinstance(placement, Shard) and placement.dim >= len(shape):
+                axis_name = plan.layout_mesh.axis_names[axis]
+                yield f"inputs.{name} on axis {axis_name!r} is {placement}; its shape {shape} has {len(shape)} dims"

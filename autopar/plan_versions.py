@@ -1,0 +1,59 @@
+"""Versions of the plan file: what has to change in an older file before today's fields can be read.
+
+    current({"schema_version": 1, ...}, "plan.json")      the document of version 2, without "schema_version"
+
+A change of the file that only adds a field with a default needs no version. A new one is due where the same text would
+mean something else; what then makes an older file say the same as before stands in `CONVERSIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.errors import ConfigurationError
+
+SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """A field that an older file leaves out, the JSON value that says what was meant then, and why."""
+
+    field: str
+    where_absent: Any
+    why: str
+
+
+CONVERSIONS: Mapping[int, tuple[Conversion, ...]] = {
+    1: (
+        Conversion(
+            field="bucket_bytes",
+            where_absent=None,
+            why="version 1 was priced and run with every collective awaited where it starts; an absent field now means "
+            "that collectives start early, which takes more memory",
+        ),
+    ),
+}
+"""Version -> what makes a file of it one of the next version."""
+
+
+def current(document: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """The fields of a plan file as this version names them. Raises ConfigurationError for an unknown version."""
+    converted = dict(document)
+    version = converted.pop("schema_version", None)
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise ConfigurationError(
+            f'{origin} has schema version {version}: a plan file begins with "schema_version": {SCHEMA_VERSION}; '
+            "`autopar plan MODEL -o FILE` or `plan.save(FILE)` writes one"
+        )
+    if version > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"{origin} has schema version {version}, this autopar reads 1 to {SCHEMA_VERSION}: it comes from a newer "
+            "autopar; install that one (pip install --upgrade autopar), or plan again with this one"
+        )
+    for older in range(version, SCHEMA_VERSION):
+        for conversion in CONVERSIONS[older]:
+            converted.setdefault(conversion.field, conversion.where_absent)
+    return converted
