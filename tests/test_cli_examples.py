@@ -13,7 +13,7 @@ import pytest
 from autopar.cli.commands import commands
 from tests.test_cli import autopar
 
-ELSEWHERE = {"calibrate", "demo", "profile", "run", "verify"}
+ELSEWHERE = {"calibrate", "demo", "import", "profile", "run", "verify"}
 """They train, measure for minutes, start processes, or read what those wrote: tests of their own run them."""
 CONFIG = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 32, "n_head": 4,

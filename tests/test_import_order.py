@@ -29,7 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "program",
         }
     ),
-    frozenset({"rules", "parallel_plan", "plan_entries", "plan_json", "plan_text", "plan_versions", "schedules"}),
+    frozenset({"rules", "parallel_plan", "plan_answers", "plan_entries", "plan_json", "plan_text", "plan_versions", "schedules"}),
     frozenset({"cost_models", "passes"}),
     frozenset({"planner", "capture"}),
     frozenset({"runtime"}),
@@ -37,6 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         {
             "explain",
             "exporters",
+            "importers",
             "report",
             "step_program",
             "simulation",

@@ -21,6 +21,7 @@ from autopar.cli.calibrate import calibrate
 from autopar.cli.diff import diff
 from autopar.cli.doctor import doctor
 from autopar.cli.export import export
+from autopar.cli.import_ import import_
 from autopar.cli.options import (
     OPTIMIZERS,
     PRECISIONS,
@@ -205,6 +206,7 @@ commands.add_command(calibrate)
 commands.add_command(diff)
 commands.add_command(doctor)
 commands.add_command(export)
+commands.add_command(import_)
 commands.add_command(profile)
 commands.add_command(report)
 commands.add_command(rules)

@@ -1,0 +1,1 @@
+"""Configurations of other tools as plans: the inverse of `autopar.exporters`."""
