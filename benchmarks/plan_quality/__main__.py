@@ -6,9 +6,11 @@ profile, and they and the baselines train in turn in one pool of processes. Resu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from benchmarks.netlab.lab import network_cache
 from benchmarks.netlab.machine import why_unavailable
 from benchmarks.netlab.processes import ended_by_signals
 from benchmarks.plan_quality.baselines import BASELINES
+from benchmarks.plan_quality.captured import Captured
 from benchmarks.plan_quality.job import WARM_UP_STEPS
 from benchmarks.plan_quality.measure import profiled, train
 from benchmarks.plan_quality.plans import describe, make_plans, predicted
@@ -40,8 +43,19 @@ STEPS, AGAIN = 5, 6
 @click.option("--resume", is_flag=True, help="Keep the settings that the output has.")
 @click.option("--setting", "names", multiple=True, type=click.Choice(list(SETTINGS)), help="Default: all settings.")
 @click.option("--profile", "again", is_flag=True, help="Measure the networks again.")
+@click.option("--steps", default=STEPS, show_default=True, help="Timed steps of every run; slow ones have fewer.")
+@click.option("--baselines", is_flag=True, help="Only the baselines, against each other; no results are written.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, show_default=True)
-def main(as_json: bool, quick: bool, resume: bool, names: Sequence[str], again: bool, output: Path) -> None:
+def main(
+    as_json: bool,
+    quick: bool,
+    resume: bool,
+    names: Sequence[str],
+    again: bool,
+    steps: int,
+    baselines: bool,
+    output: Path,
+) -> None:
     """Train every plan, ours and everybody else's, on emulated clusters, and print who wins."""
     if (reason := why_unavailable()) is not None:
         raise click.ClickException(reason)
@@ -51,17 +65,20 @@ def main(as_json: bool, quick: bool, resume: bool, names: Sequence[str], again: 
     if again:
         for name in asked:
             shutil.rmtree(network_cache(SETTINGS[name].network) / "clusters", ignore_errors=True)
-    failed = []
+    failed, began = [], time.perf_counter()
     with ended_by_signals():
         for name in asked:
             try:
+                if baselines:
+                    console.print(run_baselines(name, steps))
+                    continue
                 if name not in rows:
-                    rows[name] = run(name, profiled(SETTINGS[name].network, console), console)
+                    rows[name] = run(name, profiled(SETTINGS[name].network, console), steps, console)
                     write_results(output, content(rows))
-                console.print(row_table(rows[name]))
+                console.print(row_table(rows[name]), f"{time.perf_counter() - began:.0f} s so far")
             except AutoparError as error:  # the others are worth running; --resume comes back to this one
                 failed.append(name)
-                console.print(f"{name}: {error}", style="red")
+                console.print(f"{name}: {error}", style="red", markup=False)
     if as_json:
         print(json.dumps(content(rows)))
     if failed:
@@ -79,19 +96,46 @@ def content(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"summary": summary(ordered), "settings": ordered}
 
 
-def run(name: str, cluster: Cluster, console: Console) -> dict[str, Any]:
+def run(name: str, cluster: Cluster, steps: int, console: Console) -> dict[str, Any]:
     """Plan a setting, train all plans, and compare."""
-    setting = SETTINGS[name]
-    console.print(f"{name}: planning")
-    plans, left_out = make_plans(setting, cluster, console.print)
+    setting, elapsed = SETTINGS[name], dict[str, float]()
+    with timed(f"{name}: planning", elapsed, console):
+        plans, left_out = make_plans(setting, cluster, console.print)
+        captured = Captured(setting)
+        said = {kind: predicted(captured, plan, cluster) for kind, plan in plans.items()}
     usable, reasons = usable_baselines(setting)
-    folder = network_cache(setting.network) / "plan_quality" / name
-    shutil.rmtree(folder, ignore_errors=True)
-    found = train(name, setting.network, folder, plans, usable, STEPS, AGAIN)
+    with timed(f"{name}: training", elapsed, console):
+        found = train(name, setting.network, setting_folder(name), plans, usable, steps, AGAIN)
     words = {kind: describe(plan) for kind, plan in plans.items()} | {kind: BASELINES[kind].plan for kind in usable}
-    said = {kind: predicted(setting, plan, cluster) for kind, plan in plans.items()}
     runs = measured_runs(found["rows"], WARM_UP_STEPS, words, said, found["peak_bytes"])
-    return setting_row(name, setting.network.name, runs, left_out | reasons | found["errors"])
+    left_out |= reasons | found["errors"]
+    return setting_row(name, setting.network.name, runs, left_out, elapsed | found["elapsed"])
+
+
+def run_baselines(name: str, steps: int) -> Table:
+    """The baselines against each other, from which settings are chosen; nothing is planned and nothing is kept."""
+    setting = SETTINGS[name]
+    usable, _ = usable_baselines(setting)
+    found = train(name, setting.network, setting_folder(name), {}, usable, steps, 0)
+    words = {kind: BASELINES[kind].plan for kind in usable}
+    runs = measured_runs(found["rows"], WARM_UP_STEPS, words, {}, {})
+    return row_table({"name": name, "network": setting.network.name, "runs": runs})
+
+
+@contextlib.contextmanager
+def timed(what: str, elapsed: dict[str, float], console: Console) -> Iterator[None]:
+    """Print how long a phase took, and note it under the last word of `what`."""
+    began = time.perf_counter()
+    yield
+    seconds = elapsed[what.rpartition(" ")[2]] = time.perf_counter() - began
+    console.print(f"{what} took {seconds:.0f} s")
+
+
+def setting_folder(name: str) -> Path:
+    """A new folder for what the ranks of a setting read and write; what an earlier run left there is removed."""
+    folder = network_cache(SETTINGS[name].network) / "plan_quality" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def usable_baselines(setting: Setting) -> tuple[list[str], dict[str, str]]:

@@ -31,6 +31,7 @@ from benchmarks.netlab.lab import network_cache
 from benchmarks.netlab.machine import why_unavailable
 from benchmarks.netlab.processes import ended_by_signals
 from benchmarks.plan_quality.bootstrap import slowdown
+from benchmarks.plan_quality.captured import Captured
 from benchmarks.plan_quality.job import WARM_UP_STEPS
 from benchmarks.plan_quality.measure import profiled, train
 from benchmarks.plan_quality.plans import CHOSEN, predicted, same_choices
@@ -72,7 +73,8 @@ def run(name: str, console: Console) -> dict[str, Any]:
     folder = network_cache(setting.network) / "plan_quality" / name
     shutil.rmtree(folder, ignore_errors=True)
     found = train(name, setting.network, folder, plans, [], STEPS, AGAIN)
-    said = {kind: predicted(setting, plan, cluster) for kind, plan in plans.items()}
+    captured = Captured(setting)
+    said = {kind: predicted(captured, plan, cluster) for kind, plan in plans.items()}
     runs = measured_runs(found["rows"], WARM_UP_STEPS, {kind: kind for kind in plans}, said, found["peak_bytes"])
     reference = reference_losses(runs)
     chosen = next(each for each in runs if each["name"] == CHOSEN)

@@ -39,7 +39,8 @@ def train(
     steps: int,
     again: int,
 ) -> dict[str, Any]:
-    """What `job` measured of a setting: {"rows": run -> steps, "errors": run -> reason, "peak_bytes": run -> bytes}.
+    """What `job` measured of a setting: {"rows": run -> steps, "errors": run -> reason, "peak_bytes": run -> bytes,
+    "elapsed": phase -> seconds}.
 
     folder: a new one, for plans and results. Raises AutoparError where a rank fails or nothing comes back.
     """

@@ -2,29 +2,27 @@
 
     plans = make_plans(setting, cluster, log)       # {"autopar": Plan, "autopar as ddp": Plan, ...}
 
-Forcing is done by what any user has: `dims=` with the names whose presets are those plans (docs/control.md), and a
-schedule for pipelines.
+Forcing is done by what any user has: `dims=` with the names whose presets are those plans (docs/control.md), a schedule
+for pipelines, constraints for the published searches (`searches.py`).
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 import autopar
-from autopar.capture import Captures
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.parallel_plan import Plan
 from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.micro_batches import in_parts
-from autopar.program import Program
-from autopar.questions import Options, capture_at, capture_program
 from benchmarks.netlab.pipelines.traffic import sent_bytes
 from benchmarks.plan_quality.baselines.pipelining import micro_batches
+from benchmarks.plan_quality.captured import Captured
+from benchmarks.plan_quality.searches import SEARCHES
 from benchmarks.plan_quality.settings import Inputs, Setting
 
 CHOSEN = "autopar"
@@ -32,9 +30,9 @@ FORCED = "autopar as "
 
 
 def wishes(ranks: int, batch: int) -> dict[str, dict[str, Any]]:
-    """Name -> arguments of `autopar.plan` that ask for it."""
+    """Name -> arguments of `autopar.Planner.plan` that ask for it."""
     return {
-        CHOSEN: {},
+        CHOSEN: {"with_baselines": True},
         "autopar without pipeline": {"micro_batches": 1},
         f"{FORCED}ddp": {"dims": {"dp_replicate": ranks}, "micro_batches": 1, "mode": "fast"},
         f"{FORCED}fsdp2": {"dims": {"dp_shard": ranks}, "micro_batches": 1, "mode": "fast"},
@@ -48,26 +46,45 @@ def make_plans(
 ) -> tuple[dict[str, Plan], dict[str, str]]:
     """Plans by name, and the reason for each that there is not. Plans that came out equal are kept once."""
     model, inputs = setting.model_and_inputs()
-    batch = len(next(iter(inputs.values())))
-    plans: dict[str, Plan] = {}
-    reasons: dict[str, str] = {}
     planner = autopar.Planner(model, inputs, cluster=cluster, optimizer=torch.optim.SGD)
-    for name, arguments in wishes(cluster.num_devices, batch).items():
+    found: dict[str, Plan] = {}
+    reasons: dict[str, str] = {}
+    for name, arguments in wishes(cluster.num_devices, batch_of(inputs)).items():
         try:
-            if "schedule" in arguments:
-                plan = autopar.plan(model, inputs, cluster=cluster, optimizer=torch.optim.SGD, **arguments)
-            else:
-                plan = planner.plan(**arguments)
+            found[name] = planner.plan(**arguments)
         except AutoparError as error:
             reasons[name] = str(error)
-            continue
-        log(f"  {name}: {describe(plan)}, predicted {plan.predicted.step_seconds:.3f} s")
+    for name, candidates in SEARCHES.items():
+        found.update(best_of(f"{FORCED}{name}", candidates(model, cluster.num_devices, batch_of(inputs)), planner))
+    return different(found, reasons, log), reasons
+
+
+def best_of(name: str, candidates: Iterable[Mapping[str, Any]], planner: autopar.Planner) -> dict[str, Plan]:
+    """The candidate with the shortest predicted step under `name`; nothing where none can be planned."""
+    plans = []
+    for arguments in candidates:
+        with contextlib.suppress(AutoparError):  # widths, heads or batches that these sizes do not divide
+            plans.append(planner.plan(**arguments))
+    return {name: min(plans, key=lambda plan: plan.predicted.step_seconds)} if plans else {}
+
+
+def different(found: Mapping[str, Plan], reasons: dict[str, str], log: Callable[[str], None]) -> dict[str, Plan]:
+    """The plans without those that run the same as an earlier one; these get a reason."""
+    plans: dict[str, Plan] = {}
+    for name, plan in found.items():
         twin = next((other for other, known in plans.items() if same_choices(plan, known)), None)
+        same = "" if twin is None else f", the plan of {twin!r}"
+        log(f"  {name}: {describe(plan)}, predicted {plan.predicted.step_seconds:.3f} s{same}")
         if twin is None:
             plans[name] = plan
         else:
             reasons[name] = f"the same plan as {twin!r}"
-    return plans, reasons
+    return plans
+
+
+def batch_of(inputs: Inputs) -> int:
+    """Samples of the global batch."""
+    return len(next(iter(inputs.values())))
 
 
 def same_choices(one: Plan, other: Plan) -> bool:
@@ -94,31 +111,20 @@ def describe(plan: Plan) -> str:
     return f"{mesh}, {plan.pipeline.schedule}, {len(plan.pipeline.stages)} stages, {plan.micro_batches} micro-batches"
 
 
-def predicted(setting: Setting, plan: Plan, cluster: Cluster) -> dict[str, Any]:
+def predicted(captured: Captured, plan: Plan, cluster: Cluster) -> dict[str, Any]:
     """What the simulator says of a plan's step. sent_bytes: of each rank, to other nodes; None where not counted."""
     said = plan.predicted
     return {
         "seconds": said.step_seconds,
         "exposed_communication_seconds": said.exposed_communication_seconds,
         "peak_bytes": said.peak_bytes,
-        "sent_bytes": _sent_bytes(setting, plan, cluster),
+        "is_pipeline": plan.pipeline is not None,
+        "sent_bytes": _sent_bytes(captured, plan, cluster),
     }
 
 
-def _sent_bytes(setting: Setting, plan: Plan, cluster: Cluster) -> list[float] | None:
-    model, inputs = setting.model_and_inputs()
+def _sent_bytes(captured: Captured, plan: Plan, cluster: Cluster) -> list[float] | None:
     try:
-        return sent_bytes(_program(model, inputs, plan), plan, cluster)
+        return sent_bytes(captured.program(plan), plan, cluster)
     except (AutoparError, NotSeparable):
         return None
-
-
-def _program(model: torch.nn.Module, inputs: Inputs, plan: Plan) -> Program:
-    """The program that a plan runs once per micro-batch."""
-    options, captures = Options(cluster=Cluster.parse("1 cpu"), optimizer=torch.optim.SGD), Captures()
-    keywords: Mapping[str, torch.Tensor] = inputs
-    whole = capture_program(model, (), dict(keywords), True, options, captures)
-    at = functools.partial(capture_at, whole, model, (), dict(keywords), options, captures)
-    return (
-        whole if plan.pipeline is None and plan.micro_batches == 1 else in_parts(whole, plan.micro_batches, at).program
-    )

@@ -41,11 +41,20 @@ def measured_runs(
                 "cpu_seconds": statistics.median(max(step["cpu_seconds"]) for step in timed),
                 "link_bytes": link_bytes(timed),
                 "losses": [step["loss"] for step in steps],
+                "exposed_communication_seconds": exposed(timed, predicted.get(name)),
                 "peak_bytes": peaks.get(name),
                 "predicted": predicted.get(name),
             }
         )
     return sorted(runs, key=lambda run: run["seconds"])
+
+
+def exposed(steps: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any] | None) -> float | None:
+    """Median of the seconds in which the rank that waited longest awaited collectives; None where that is not counted:
+    of baselines, and of pipelines, whose waits are bubbles as well."""
+    if predicted is None or predicted["is_pipeline"]:
+        return None
+    return statistics.median(max(step["waited_seconds"]) for step in steps)
 
 
 def link_bytes(steps: Sequence[Mapping[str, Any]]) -> list[list[int]]:
@@ -54,8 +63,17 @@ def link_bytes(steps: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     return [[int(statistics.median(step["sent_bytes"][i][j] for step in steps)) for j in nodes] for i in nodes]
 
 
-def setting_row(name: str, network: str, runs: Sequence[dict[str, Any]], left_out: Mapping[str, str]) -> dict[str, Any]:
-    """The row. Runs whose losses differ from those of the others count for nothing and are named."""
+def setting_row(
+    name: str,
+    network: str,
+    runs: Sequence[dict[str, Any]],
+    left_out: Mapping[str, str],
+    elapsed: Mapping[str, float],
+) -> dict[str, Any]:
+    """The row. Runs whose losses differ from those of the others count for nothing and are named.
+
+    elapsed: phase -> seconds. Raises AutoparError where our choice is not among the runs that count.
+    """
     reference = reference_losses(runs)
     wrong = {run["name"]: loss_difference(run["losses"], reference) for run in runs}
     wrong = {run: difference for run, difference in wrong.items() if not difference <= LOSS_TOLERANCE}
@@ -89,6 +107,7 @@ def setting_row(name: str, network: str, runs: Sequence[dict[str, Any]], left_ou
         "kendall_tau": ranking(list(right.values())),
         "wrong_losses": wrong,
         "left_out": dict(left_out),
+        "elapsed_seconds": {phase: round(seconds, 1) for phase, seconds in elapsed.items()},
         "runs": list(runs),
     }
 

@@ -71,100 +71,100 @@ def masks(batch: int, size: int, classes: int) -> Callable[[], Inputs]:
 
 
 SETTINGS: Mapping[str, Setting] = {
+    "gpt-1gbit": Setting(
+        preset="flat-1gbit",
+        build=lambda: gpt(layers=4, width=192, heads=4, vocabulary=512, positions=64),
+        inputs=tokens(64, 64, 512),
+    ),
     "gpt-200mbit": Setting(
         preset="flat-200mbit",
-        build=lambda: gpt(layers=4, width=160, heads=4, vocabulary=256, positions=64),
-        inputs=tokens(16, 64, 256),
+        build=lambda: gpt(layers=4, width=128, heads=4, vocabulary=256, positions=128),
+        inputs=tokens(32, 128, 256),
     ),
     "gpt-long-1gbit": Setting(
         preset="flat-1gbit",
-        build=lambda: gpt(layers=4, width=128, heads=4, vocabulary=256, positions=512),
-        inputs=tokens(8, 512, 256),
+        build=lambda: gpt(layers=4, width=128, heads=4, vocabulary=256, positions=1024),
+        inputs=tokens(4, 1024, 256),
     ),
-    "gpt-wide-200mbit": Setting(
-        preset="flat-200mbit",
-        build=lambda: gpt(layers=2, width=320, heads=8, vocabulary=512, positions=32),
-        inputs=tokens(8, 32, 512),
+    "gpt-wide-1gbit": Setting(
+        preset="flat-1gbit",
+        build=lambda: gpt(layers=2, width=768, heads=12, vocabulary=512, positions=128),
+        inputs=tokens(4, 128, 512),
     ),
     "gpt-tiny-batch-1gbit": Setting(
         preset="flat-1gbit",
-        build=lambda: gpt(layers=4, width=384, heads=8, vocabulary=512, positions=32),
-        inputs=tokens(4, 32, 512),
+        build=lambda: gpt(layers=6, width=384, heads=8, vocabulary=512, positions=128),
+        inputs=tokens(4, 128, 512),
     ),
     "gpt-two-by-two": Setting(
         preset="two-by-two",
-        build=lambda: gpt(layers=4, width=160, heads=4, vocabulary=256, positions=64),
-        inputs=tokens(16, 64, 256),
+        build=lambda: gpt(layers=4, width=256, heads=8, vocabulary=512, positions=128),
+        inputs=tokens(16, 128, 512),
     ),
     "gpt-slow-node": Setting(
         preset="slow-node",
-        build=lambda: gpt(layers=4, width=128, heads=4, vocabulary=512, positions=64),
+        build=lambda: gpt(layers=8, width=192, heads=4, vocabulary=512, positions=64),
         inputs=tokens(16, 64, 512),
     ),
     "gpt-wan": Setting(
         preset="slow-wan",
-        build=lambda: gpt(layers=4, width=96, heads=4, vocabulary=256, positions=64),
-        inputs=tokens(8, 64, 256),
+        build=lambda: gpt(layers=8, width=192, heads=4, vocabulary=256, positions=64),
+        inputs=tokens(16, 64, 256),
     ),
     "llama-200mbit": Setting(
         preset="flat-200mbit",
-        build=lambda: llama(layers=4, width=192, hidden=512, heads=8, kv_heads=4, vocabulary=512),
-        inputs=tokens(16, 64, 512),
+        build=lambda: llama(layers=4, width=256, hidden=640, heads=8, kv_heads=4, vocabulary=512),
+        inputs=tokens(16, 128, 512),
     ),
-    "llama-1gbit": Setting(
+    "llama-vocabulary-1gbit": Setting(
         preset="flat-1gbit",
-        build=lambda: llama(layers=4, width=256, hidden=768, heads=8, kv_heads=4, vocabulary=1024),
-        inputs=tokens(16, 64, 1024),
+        build=lambda: llama(layers=4, width=256, hidden=640, heads=8, kv_heads=4, vocabulary=8192),
+        inputs=tokens(16, 128, 8192),
     ),
-    "llama-tiny-batch-two-by-two": Setting(
+    "llama-two-by-two": Setting(
         preset="two-by-two",
-        build=lambda: llama(layers=4, width=256, hidden=768, heads=8, kv_heads=4, vocabulary=512),
-        inputs=tokens(4, 32, 512),
-    ),
-    "vit-200mbit": Setting(
-        preset="flat-200mbit",
-        build=lambda: vit(layers=4, width=160, heads=4, size=64, patch=8, classes=64),
-        inputs=pictures(16, 64, 64),
+        build=lambda: llama(layers=4, width=384, hidden=1024, heads=8, kv_heads=4, vocabulary=512),
+        inputs=tokens(8, 128, 512),
     ),
     "vit-1gbit": Setting(
         preset="flat-1gbit",
         build=lambda: vit(layers=4, width=192, heads=4, size=64, patch=8, classes=64),
-        inputs=pictures(32, 64, 64),
+        inputs=pictures(64, 64, 64),
     ),
-    "vit-slow-node": Setting(
-        preset="slow-node",
-        build=lambda: vit(layers=4, width=128, heads=4, size=64, patch=8, classes=64),
-        inputs=pictures(32, 64, 64),
+    "vit-200mbit": Setting(
+        preset="flat-200mbit",
+        build=lambda: vit(layers=4, width=192, heads=4, size=64, patch=8, classes=64),
+        inputs=pictures(48, 64, 64),
     ),
     "moe-200mbit": Setting(
         preset="flat-200mbit",
-        build=lambda: mixture(layers=4, width=128, hidden=128, heads=4, experts=8, chosen=2, vocabulary=512),
-        inputs=tokens(16, 64, 512),
+        build=lambda: mixture(layers=4, width=160, hidden=320, heads=4, experts=8, chosen=2, vocabulary=512),
+        inputs=tokens(32, 128, 512),
     ),
     "moe-two-by-two": Setting(
         preset="two-by-two",
-        build=lambda: mixture(layers=4, width=128, hidden=192, heads=4, experts=8, chosen=2, vocabulary=512),
-        inputs=tokens(16, 64, 512),
+        build=lambda: mixture(layers=4, width=160, hidden=320, heads=4, experts=8, chosen=2, vocabulary=512),
+        inputs=tokens(32, 128, 512),
     ),
     "unet-1gbit": Setting(
         preset="flat-1gbit",
-        build=lambda: UNet(channels=(32, 64, 128), classes=8),
+        build=lambda: UNet(channels=(64, 128, 256), classes=8),
         inputs=masks(8, 48, 8),
     ),
     "unet-200mbit": Setting(
         preset="flat-200mbit",
         build=lambda: UNet(channels=(32, 64, 128), classes=8),
-        inputs=masks(4, 32, 8),
+        inputs=masks(32, 48, 8),
     ),
     "recommender-200mbit": Setting(
         preset="flat-200mbit",
-        build=lambda: recommender(rows=10_000, width=32, fields=8, hidden=512, layers=4),
-        inputs=clicks(1024, 10_000, 8),
+        build=lambda: recommender(rows=10_000, width=32, fields=8, hidden=1024, layers=4),
+        inputs=clicks(4096, 10_000, 8),
     ),
     "recommender-1gbit": Setting(
         preset="flat-1gbit",
-        build=lambda: recommender(rows=20_000, width=32, fields=8, hidden=512, layers=4),
-        inputs=clicks(4096, 20_000, 8),
+        build=lambda: recommender(rows=40_000, width=32, fields=8, hidden=512, layers=4),
+        inputs=clicks(8192, 40_000, 8),
     ),
 }
 QUICK = ("gpt-200mbit", "recommender-200mbit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from autopar.errors import AutoparError
 from benchmarks.plan_quality.baselines import BASELINES
 from benchmarks.plan_quality.baselines.pipelining import micro_batches, stage_of
 from benchmarks.plan_quality.bootstrap import slowdown
+from benchmarks.plan_quality.job import wants_more
 from benchmarks.plan_quality.models import chain_loss, gpt, llama, mixture, recommender, vit
-from benchmarks.plan_quality.rows import link_bytes, measured_runs, setting_row
+from benchmarks.plan_quality.rows import exposed, link_bytes, measured_runs, setting_row
+from benchmarks.plan_quality.searches import galvatron, megatron, style
 from benchmarks.plan_quality.settings import QUICK, SETTINGS
 from benchmarks.plan_quality.summary import summary
 from benchmarks.vision import UNet
@@ -36,18 +39,25 @@ MODELS: dict[str, tuple[nn.Module, torch.Tensor]] = {
 def steps(*seconds: float, loss: float = 1.0) -> list[dict[str, Any]]:
     """Steps of one run on two nodes."""
     return [
-        {"seconds": each, "cpu_seconds": [0.1, 0.2], "loss": loss, "sent_bytes": [[0, 10], [20, 0]]} for each in seconds
+        {
+            "seconds": each,
+            "cpu_seconds": [0.1, 0.2],
+            "waited_seconds": [0.3, 0.4],
+            "loss": loss,
+            "sent_bytes": [[0, 10], [20, 0]],
+        }
+        for each in seconds
     ]
 
 
 def row_of(rows: dict[str, list[dict[str, Any]]], **predicted: float) -> dict[str, Any]:
     said = {
-        name: {"seconds": seconds, "peak_bytes": 100.0, "sent_bytes": [15.0, 15.0]}
+        name: {"seconds": seconds, "peak_bytes": 100.0, "sent_bytes": [15.0, 15.0], "is_pipeline": False}
         for name, seconds in predicted.items()
     }
     peaks = dict.fromkeys(said, 110.0)
     runs = measured_runs(rows, 1, dict.fromkeys(rows, "a plan"), said, peaks)
-    return setting_row("small", "2x1", runs, {"1f1b": "no chain"})
+    return setting_row("small", "2x1", runs, {"1f1b": "no chain"}, {"training": 12.34})
 
 
 def test_a_row_names_the_winner_and_the_best_baseline() -> None:
@@ -64,6 +74,7 @@ def test_a_row_names_the_winner_and_the_best_baseline() -> None:
     assert row["significantly_slower"]
     assert row["significantly_faster"]
     assert row["left_out"] == {"1f1b": "no chain"}
+    assert row["elapsed_seconds"] == {"training": 12.3}
     assert [run["name"] for run in row["runs"]] == ["1f1b", "autopar", "fsdp2-kept", "ddp"]
 
 
@@ -111,6 +122,34 @@ def test_the_summary_counts_settings_and_takes_medians() -> None:
     assert found["median_step_error"] == pytest.approx(0.1)
     assert found["median_memory_error"] == pytest.approx(1.0 / 11.0)
     assert found["median_bytes_error"] == 0.0
+
+
+def test_waits_are_those_of_our_plans_without_stages() -> None:
+    timed = steps(1.0, 1.0)
+    assert exposed(timed, {"is_pipeline": False}) == 0.4
+    assert exposed(timed, {"is_pipeline": True}) is None
+    assert exposed(timed, None) is None
+
+
+def test_slow_runs_stop_early_and_classic_ones_later() -> None:
+    rows = {"autopar": steps(9.0, 1.0), "zero1": steps(9.0, 3.1), "tp": steps(9.0, 9.0), "1f1b": steps(9.0, 2.9)}
+    assert [name for name in rows if wants_more(name, rows, 1)] == ["autopar", "tp", "1f1b"]
+    rows = {"autopar": steps(9.0, 1.0, 1.0), "zero1": steps(9.0, 3.1), "tp": steps(9.0, 9.0, 9.0)}
+    assert [name for name in rows if wants_more(name, rows, 2)] == ["autopar"]
+
+
+def test_a_search_offers_plans_of_all_ranks_and_only_wishes_that_the_model_has() -> None:
+    model = MODELS["gpt"][0]
+    grid = [candidate["dims"] for candidate in megatron(model, 4, 8)]
+    assert len(grid) == 6
+    assert all(math.prod(dims.values()) == 4 for dims in grid)
+    names = {*dict(model.named_parameters()), *dict(model.named_modules())}
+    mixed = [candidate["constraints"] for candidate in galvatron(model, 4, 8) if "constraints" in candidate]
+    assert len(mixed) == 6
+    assert all(set(wishes) <= names for wishes in mixed)
+    assert style(model, "layers.*", "tp")["layers.0.feed_forward.down.weight"] == "S(1)"
+    assert style(model, "layers.*", "tp")["layers.3"] == "R"
+    assert not any("constraints" in candidate for candidate in galvatron(UNet(channels=(32, 64), classes=4), 4, 8))
 
 
 def test_bytes_are_medians_per_link() -> None:

@@ -52,11 +52,15 @@ def _pipelined(model: nn.Module, inputs: Inputs, shape: tuple[int, int]) -> Trai
     index = mesh.get_local_rank("pp")
     module: nn.Module = stage_of(model, index, stages)
     optimizer = sgd(module.parameters())
-    if copies > 1:
-        module = DistributedDataParallel(module, process_group=mesh.get_group("dp"))
     mine = part(inputs, mesh.get_local_rank("dp"), copies)
+    count = micro_batches(len(mine["x"]))
+    if copies > 1:
+        # DDP's rebuilding of buckets asserts one backward between two forwards, which few micro-batches do not keep
+        # (torch 2.13, reducer.cpp: "rebuilt parameter indices size"); whoever looks for unused parameters rebuilds none
+        few = count <= stages
+        module = DistributedDataParallel(module, process_group=mesh.get_group("dp"), find_unused_parameters=few)
     stage = PipelineStage(module, index, stages, torch.device("cpu"), group=mesh.get_group("pp"))
-    schedule = Schedule1F1B(stage, micro_batches(len(mine["x"])), loss_fn=chain_loss)
+    schedule = Schedule1F1B(stage, count, loss_fn=chain_loss)
 
     def step() -> torch.Tensor | None:
         losses: list[torch.Tensor] = []
