@@ -40,7 +40,7 @@ SHOWN_MESHES = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """The best candidate over all meshes (None: `failures` say why), with alternatives, notes and statistics.
-    free_bounds: of the meshes that were solved, whatever the memory limit."""
+    free_bounds: of the meshes that were solved, whatever the memory limit. others: what was fitted beside the best."""
 
     best: Candidate | None
     failures: tuple[Exception, ...]
@@ -48,6 +48,7 @@ class Chosen:
     notes: tuple[str, ...] = ()
     statistics: Mapping[str, float | int | str] = field(default_factory=dict)
     free_bounds: Mapping[Mesh, float] = field(default_factory=dict)
+    others: tuple[Candidate, ...] = ()
 
 
 def choose_mesh(
@@ -88,7 +89,9 @@ def choose_mesh(
         return Chosen(best=None, failures=failures, free_bounds=solved.free_bounds)
     roles = axis_notes(query.program, query.factorisation, query.cluster, best.mesh, best.built, best.solution)
     if len(meshes) == 1:
-        return Chosen(best=best, failures=failures, notes=tuple(roles), free_bounds=solved.free_bounds)
+        return Chosen(
+            best=best, failures=failures, notes=tuple(roles), free_bounds=solved.free_bounds, others=solved.others
+        )
     return Chosen(
         best=best,
         failures=failures,
@@ -96,6 +99,7 @@ def choose_mesh(
         notes=(*roles, *_notes(outcome)),
         statistics=_statistics(query, outcome, meshes),
         free_bounds=solved.free_bounds,
+        others=solved.others,
     )
 
 

@@ -60,7 +60,7 @@ def choose_micro_batches(
     Raises ConfigurationError where the program cannot run in `count` parts.
     """
     if count is not None and count != 1:
-        return choose(_pinned(query, count, at_batch))
+        return choose(query_in_parts(query, count, at_batch))
     chosen = choose(query)
     if count == 1 or at_batch is None or not _hopeful(chosen, _objective(chosen)):
         return chosen
@@ -113,7 +113,11 @@ def _with_total(state: StateBytes) -> StateBytes:
     return replace(state, optimizer=state.optimizer + state.gradient, gradient=0.0)
 
 
-def _pinned(query: Query, count: int, at_batch: AtBatch | None) -> Query:
+def query_in_parts(query: Query, count: int, at_batch: AtBatch | None) -> Query:
+    """The question about the program in `count` parts; itself for one. Raises ConfigurationError where it cannot run
+    so."""
+    if count == 1:
+        return query
     if at_batch is None:
         raise ConfigurationError(f"micro_batches={count} needs the model at another batch; pass at_batch")
     try:

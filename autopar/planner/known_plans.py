@@ -76,9 +76,13 @@ def solved_known_plans(query: Query, shapes: Shapes | None, log: Progress) -> Kn
 
 def cheapest(known: Known, shapes: Shapes | None) -> Candidate | None:
     """The cheapest of the known plans there are, on meshes of these shapes (None: of any)."""
+    return min(usable(known, shapes), key=lambda entry: entry.plan.objective_seconds, default=None)
+
+
+def usable(known: Known, shapes: Shapes | None) -> list[Candidate]:
+    """The known plans there are, on meshes of these shapes (None: of any)."""
     plans = [entry for entry in known.values() if isinstance(entry, Candidate)]
-    usable = [entry for entry in plans if shapes is None or entry.mesh.shape in shapes]
-    return min(usable, key=lambda entry: entry.plan.objective_seconds, default=None)
+    return [entry for entry in plans if shapes is None or entry.mesh.shape in shapes]
 
 
 def baselines(query: Query, known: Known) -> tuple[Baseline, ...]:

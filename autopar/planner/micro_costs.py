@@ -14,7 +14,8 @@ import numpy as np
 
 from autopar.planner.build import Built, Variable
 from autopar.planner.factorisation import shape_of
-from autopar.planner.prices import Floats, Prices, tensor_bytes
+from autopar.planner.hidden import gather_seconds
+from autopar.planner.prices import Floats, Prices
 from autopar.planner.solver import is_forbidden
 
 
@@ -31,7 +32,7 @@ def in_micro_batches(built: Built, count: int, prices: Prices) -> Built:
     def of_parameter(variable: Variable) -> Floats:
         key = (id(variable.costs), variable.labels, shape_of(variable.node))
         if key not in gathers:
-            gathers[key] = variable.costs, variable.costs + (count - 1) * _gather_seconds(variable, prices)
+            gathers[key] = variable.costs, variable.costs + (count - 1) * gather_seconds(variable, prices)
         return gathers[key][1]
 
     for variable in built.variables:
@@ -39,11 +40,4 @@ def in_micro_batches(built: Built, count: int, prices: Prices) -> Built:
     edges = tuple(replace(edge, costs=times(edge.costs)) for edge in built.problem.edges)
     return replace(
         built, problem=replace(built.problem, node_costs=tuple(v.costs for v in built.variables), edges=edges)
-    )
-
-
-def _gather_seconds(variable: Variable, prices: Prices) -> Floats:
-    shape, nbytes = shape_of(variable.node), tensor_bytes(variable.node)
-    return np.array(
-        [prices.redistribution_seconds(shape, nbytes, label.stored, label.used) for label in variable.labels]
     )

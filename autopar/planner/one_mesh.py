@@ -29,6 +29,7 @@ from autopar.passes.micro_batches import for_micro_batches, joined_bytes
 from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
 from autopar.planner.build import Built, build_problem
+from autopar.planner.hidden import with_hidden
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.micro_costs import in_micro_batches
 from autopar.planner.moments import measured_bytes
@@ -86,8 +87,14 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
 @phase("price")
 def price(query: Query, mesh: Mesh) -> Built:
     """Strategies and prices of everything on one mesh."""
-    whole = query.kept.built.recall(query.priced(mesh), lambda: _build(query, mesh))
-    return restricted(whole, mesh, query.wishes)
+    built = restricted(_whole(query, mesh), mesh, query.wishes)
+    return with_hidden(built, query.hidden_share, Prices(query.cluster, mesh)) if query.hidden_share else built
+
+
+def _whole(query: Query, mesh: Mesh) -> Built:
+    """Before wishes take choices away, with all communication counted."""
+    counted = replace(query, hidden_share=0.0)
+    return query.kept.built.recall(counted.priced(mesh), lambda: _build(counted, mesh))
 
 
 def _build(query: Query, mesh: Mesh) -> Built:
@@ -183,8 +190,7 @@ def solve_free(
     )
     forbidden = 0 if solution.lower_bound > stop_above else solution.statistics.get("forbidden", 0)
     if forbidden and solution.status is Status.INFEASIBLE:
-        whole = query.kept.built.recall(query.priced(mesh), lambda: _build(query, mesh))
-        raise why_nothing_obeys(whole, mesh, query.wishes) or InfeasibleError(
+        raise why_nothing_obeys(_whole(query, mesh), mesh, query.wishes) or InfeasibleError(
             f"no plan obeys the constraints on mesh {mesh.shape}: the best one still makes {forbidden} forbidden "
             "choices; loosen constraints=, dims= or the pinned layouts"
         )
@@ -235,6 +241,7 @@ def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifeti
         profile=query.cluster.profile,
         kernel_backend=query.kernel_backend,
         micro_batches=1 if query.micro is None else query.micro.count,
+        hidden_share=query.hidden_share,
         prices_hash=prices_hash(problem),
         uncovered={str(node.meta["operator"]): _cost_of(built, node, solution) for node in built.uncovered},
         notes=tuple(

@@ -19,12 +19,13 @@ from autopar.errors import InfeasibleError
 from autopar.parallel_plan import Baseline, ParameterPlan, Plan
 from autopar.planner.blocks import blocks_of
 from autopar.planner.choose_mesh import Chosen, choose_mesh
-from autopar.planner.choose_micro_batches import choose_micro_batches
+from autopar.planner.choose_micro_batches import choose_micro_batches, query_in_parts
+from autopar.planner.choose_step import instead, shortest_step
 from autopar.planner.constraints import Constraints, Recompute, check_recompute, parse_constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.from_known import at_least_as_good
 from autopar.planner.kept import Kept
-from autopar.planner.known_plans import Shapes, baselines, cheapest, known_meshes, solved_known_plans
+from autopar.planner.known_plans import Shapes, baselines, cheapest, known_meshes, solved_known_plans, usable
 from autopar.planner.mends import mended
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.micro_batches import AtBatch
@@ -155,7 +156,10 @@ def make_plan(
         plan = _finished(query, chosen, answer, baselines(query, known) if with_baselines else ())
         if beside is not None:
             plan = replace(beside.better_of(plan), question=answer)
-    return plan
+        running = query_in_parts(query, chosen.best.plan.micro_batches, at_batch)
+        rivals = usable(known, shapes) if running.micro is None else ()
+        shorter = shortest_step(running, chosen, rivals, plan.predicted.step_seconds, log)
+        return plan if shorter is None else instead(plan, _finished(query, shorter, answer, ()))
 
 
 def _shapes(mesh: Sequence[int] | None, constraints: Constraints, is_fixed: bool) -> Shapes | None:

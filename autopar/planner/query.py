@@ -42,6 +42,8 @@ class Query:
     wishes: tuple[Wish, ...] = ()
     recompute: Recompute | None = None
     micro: MicroProgram | None = None
+    hidden_share: float = 0.0
+    """Part of the seconds of all communication of parameters that the objective leaves out (`hidden.py`)."""
     deadline: Deadline = NO_DEADLINE
     warm_start: Plan | None = None
     kept: Kept = field(default_factory=Kept, compare=False)

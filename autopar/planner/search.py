@@ -28,7 +28,8 @@ class Search:
     Llama has three million, and takes about 6 CPU s from prices to its bound; where the limit of entries is met first,
     what is tried depends on the question alone. refined_labels: strategies, with recomputation, of a mesh of more than
     two axes that is fitted into memory: 900,000 took 55 CPU s to the proof, 1,300,000 found nothing better in 90.
-    compares_all_pipelines: every number of rank groups. All seconds are CPU seconds of the process."""
+    compares_all_pipelines: every number of rank groups. hidden_shares: of the communication of parameters, under which
+    meshes are solved again (`choose_step.py`), until hidden_seconds have passed. All seconds are CPU seconds of the process."""
 
     exact_seconds: float
     memory_seconds: float
@@ -38,6 +39,8 @@ class Search:
     refined_labels: float
     tries_mends: bool = True
     compares_all_pipelines: bool = False
+    hidden_shares: tuple[float, ...] = ()
+    hidden_seconds: float = 0.0
 
 
 SEARCH: dict[Mode, Search] = {
@@ -57,6 +60,8 @@ SEARCH: dict[Mode, Search] = {
         meshes_seconds=60.0,
         table_entries=1.3e7,
         refined_labels=1e6,
+        hidden_shares=(0.9, 0.5),
+        hidden_seconds=30.0,
     ),
     "max": Search(
         exact_seconds=600.0,
@@ -66,6 +71,8 @@ SEARCH: dict[Mode, Search] = {
         table_entries=1e9,
         refined_labels=math.inf,
         compares_all_pipelines=True,
+        hidden_shares=(0.9, 0.5, 0.75, 0.25),
+        hidden_seconds=600.0,
     ),
 }
 """Llama-3-8B on 256 devices takes 4 s to the proof."""
@@ -88,4 +95,5 @@ def search_of(mode: Mode, time_limit: float | None) -> Search:
         exact_seconds=float(time_limit),
         memory_seconds=float(time_limit),
         meshes_seconds=float(time_limit),
+        hidden_seconds=min(SEARCH[mode].hidden_seconds, float(time_limit)),
     )

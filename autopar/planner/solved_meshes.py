@@ -60,7 +60,8 @@ class Slower(InfeasibleError):
 
 
 class SolvedMeshes:
-    """The state of one search over meshes. best: of those that were fitted; free_bounds: of those that were solved.
+    """The state of one search over meshes. best: of those that were fitted; fastest: the one with the shortest played
+    step; free_bounds: of those that were solved.
 
     rival: asked once, where the best optimum is known and does not fit, as fitting it is most of the work. Meshes that
     are slower without a memory limit are then not fitted; where the rival is `CLOSE` to that optimum, and so probably
@@ -86,6 +87,12 @@ class SolvedMeshes:
         self._fitted: dict[Mesh, tuple[float, Made]] = {}
         self.free_bounds: dict[Mesh, float] = {}
         self.best: Candidate | None = None
+        self.fastest: Candidate | None = None
+
+    @property
+    def others(self) -> tuple[Candidate, ...]:
+        """The one with the shortest played step, where that is not the best."""
+        return () if self.fastest is None or self.fastest is self.best else (self.fastest,)
 
     def stages(self, mesh: Mesh) -> Iterator[Stage[Mesh, Plan]]:
         """What becomes known of one mesh, step by step. Raises InfeasibleError and ImpossiblePlacement."""
@@ -196,6 +203,8 @@ class SolvedMeshes:
         self._fitted[mesh] = plan.objective_seconds, decisions(candidate.built, candidate.solution.assignment)
         if self.best is None or plan.objective_seconds < self.best.plan.objective_seconds:
             self.best = candidate
+        if self.fastest is None or plan.predicted.step_seconds < self.fastest.plan.predicted.step_seconds:
+            self.fastest = candidate
         return plan
 
     def _starts(

@@ -5,9 +5,10 @@
 
 A pipeline of p groups of d x t devices (data x tensor) and m micro-batches is guessed to take
 
-    (work + tensor) (1 + (p - 1) / 3m) + gradients
+    (work + starts + tensor) (1 + (p - 1) / 3m) + gradients
 
-work: what a device computes without stages. tensor: an all_reduce of every cut of the model over t in forward and in
+work: what a device computes without stages. starts: of every operator of a group, once more per further micro-batch,
+where a device waits for each (CPUs). tensor: an all_reduce of every cut of the model over t in forward and in
 backward, as in tensor parallelism. (p - 1) / 3m: the bubble of ZB-H1. gradients: a gather of the parameters and the sum
 of their gradients over d, once. Data ranks that share a sample cost `SHARED` more per halving. The guess orders the
 search and says how much of its time pipelines deserve; it is no bound and no price.
@@ -68,6 +69,7 @@ class Traffic:
     work_seconds: float
     num_blocks: int
     num_cuts: int
+    num_operators: int
     cut_bytes: float
     parameter_bytes: float
     state_bytes: float
@@ -78,7 +80,8 @@ class Traffic:
         work."""
         blocks = blocks_of(query.program, query.factorisation)
         cuts = set(blocks.cuts)
-        sizes = [tensor_bytes(node) for node in operators(query.program) if node.meta["operator"] in cuts]
+        steps = operators(query.program)
+        sizes = [tensor_bytes(node) for node in steps if node.meta["operator"] in cuts]
         parameters = [
             (float(tensor_bytes(node)), math.prod(entry.shape) * query.state_bytes[entry.name].optimizer)
             for node, entry in zip(query.program.placeholders, query.program.inputs, strict=True)
@@ -89,6 +92,7 @@ class Traffic:
             work_seconds=perfect_seconds(query) if work_seconds is None else work_seconds,
             num_blocks=blocks.num_blocks,
             num_cuts=len(sizes),
+            num_operators=len(steps),
             cut_bytes=float(median(sizes)) if sizes else 0.0,
             parameter_bytes=sum(held for held, _ in parameters),
             state_bytes=sum(held + states for held, states in parameters),
@@ -124,7 +128,9 @@ def guessed_seconds(traffic: Traffic, cluster: Cluster, groups: int, data: int, 
     share = traffic.parameter_bytes / (groups * tensor)
     gradients = sum(float(collective_seconds(kind, share, across, cluster)) for kind in ("all_gather", "all_reduce"))
     sharing = max(0.0, math.log2(data * count / traffic.samples))
-    busy = (traffic.work_seconds + tensor_seconds) * (1.0 + SHARED * sharing)
+    start_seconds = cluster.device.launch_seconds if cluster.device.kind == "cpu" else 0.0
+    starts_seconds = (count - 1) * traffic.num_operators / groups * start_seconds
+    busy = (traffic.work_seconds + starts_seconds + tensor_seconds) * (1.0 + SHARED * sharing)
     return busy * (1.0 + (groups - 1) / (3.0 * count)) + gradients
 
 

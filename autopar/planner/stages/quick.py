@@ -34,6 +34,8 @@ from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut, pipeline_plan
 
 QUICK = ("1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved")
+LEAST_SECONDS = 8.0
+"""CPU seconds that pipelines always get: what a user does not mind, and what several pipelines of a small model take."""
 SHARE = 0.15
 """Of the CPU seconds of the search so far that are spent where pipelines do not look faster (`promise.py`)."""
 PROMISING_SHARE = 0.5
@@ -100,7 +102,7 @@ def compare_pipelines(
     below = plain_seconds * MOST_SLOWER
     left = guesses(query, Traffic.of(query, work_seconds), counts)
     share = PROMISING_SHARE if left and left[0].seconds < PROMISING * plain_seconds else SHARE
-    until = began + spent_seconds * (1.0 if math.isinf(plain_seconds) else share)
+    until = began + max(LEAST_SECONDS, spent_seconds * (1.0 if math.isinf(plain_seconds) else share))
     log(f"{len(left)} pipelines, {until - began:.0f} CPU s for them; guessed first: {_guessed(left)}")
     broken: dict[int, str] = {}
     for guess in in_order(left):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
+from pytest import approx
+
 from autopar.cluster import Cluster
 from autopar.layout import Mesh
 from autopar.planner.query import Query
@@ -17,6 +19,7 @@ LLAMA = Traffic(
     work_seconds=5.0,
     num_blocks=126,
     num_cuts=252,
+    num_operators=5000,
     cut_bytes=2048 * 8192 * 16384 * 2.0,
     parameter_bytes=405e9 * 4.0,
     state_bytes=405e9 * 12.0,
@@ -55,7 +58,14 @@ def test_a_number_of_micro_batches_that_is_asked_for_is_the_only_one() -> None:
 
 def test_no_more_groups_than_pieces_of_the_model() -> None:
     shallow = Traffic(
-        samples=64, work_seconds=1.0, num_blocks=2, num_cuts=2, cut_bytes=1e6, parameter_bytes=1e6, state_bytes=3e6
+        samples=64,
+        work_seconds=1.0,
+        num_blocks=2,
+        num_cuts=2,
+        num_operators=40,
+        cut_bytes=1e6,
+        parameter_bytes=1e6,
+        state_bytes=3e6,
     )
     found = guesses(_query(Cluster.parse("4x8 H100-SXM")), shallow)
     assert {guess.groups for guess in found} == {2, 4}
@@ -69,3 +79,14 @@ def test_those_with_as_many_micro_batches_come_together() -> None:
     assert [(g.count, g.seconds) for g in in_order(given)] == [(8, 1.0), (8, 1.1), (4, 1.01), (8, 1.3), (4, 1.4)]
     many = [guess(8, 1.0 + number / 100) for number in range(MOST_TOGETHER + 1)]
     assert [g.count for g in in_order([many[0], guess(4, 1.005), *many[1:]])] == [8] * MOST_TOGETHER + [4, 8]
+
+
+def test_on_cpus_every_further_micro_batch_starts_all_operators_again() -> None:
+    cluster = Cluster.parse("4x1 cpu")
+    small = Traffic(
+        samples=4096, work_seconds=0.5, num_blocks=6, num_cuts=6, num_operators=200, cut_bytes=1e4,
+        parameter_bytes=1e6, state_bytes=2e6,
+    )  # fmt: skip
+    few, many = (guessed_seconds(small, cluster, 4, 1, 1, count) for count in (16, 4096))
+    assert many - few == approx(4080 * 200 / 4 * cluster.device.launch_seconds, rel=0.3)
+    assert guesses(_query(cluster), small)[0].count < 4096

@@ -1,0 +1,121 @@
+"""Choose by the played step: of the plans that the searches found, the one whose simulated step is the shortest.
+
+    search                       sum of costs    played, with overlap
+    everything counted           393 ms          403 ms
+    half of the parameters'      287 ms          381 ms
+    a tenth of them              233 ms          374 ms      <- taken: its reductions run beside backward
+    DDP                          818 ms          598 ms
+
+A sum of costs can be minimised exactly and proven, but it counts every collective as if the rank stood still. So the
+plan that is best by the sum competes with those that the same search finds when communication of parameters counts
+less (`hidden.py`), and with the known plans; the simulator, which plays the lowered program, decides. The bound and
+gap of the plan are those of the sum under which it was found, on its mesh.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.errors import InfeasibleError
+from autopar.layout import Mesh
+from autopar.parallel_plan import Baseline, Plan
+from autopar.plan_text import format_seconds
+from autopar.planner.axis_roles import axis_notes
+from autopar.planner.choose_mesh import Chosen
+from autopar.planner.one_mesh import Candidate, fit, price, solve_free
+from autopar.planner.query import Progress, Query
+from autopar.planner.restrict import ImpossiblePlacement
+
+LEAST_GAIN = 0.01
+"""A played step must be shorter by this share to take the place of the plan that is best by the sum."""
+MOST_MESHES = 4
+"""Meshes on which communication is taken as hidden: those with the smallest sums."""
+LESS = 0.2
+"""Of the time of a search, for one whose result is played in any case."""
+
+
+def shortest_step(
+    query: Query, chosen: Chosen, known: Sequence[Candidate], step_seconds: float, log: Progress
+) -> Chosen | None:
+    """The plan whose played step is the shortest, where that is less than `step_seconds`; None where nothing is.
+
+    query: of the program that runs, in its micro-batches. chosen: the best by the sum, with the bounds of the meshes
+    that were solved. known: other candidates for the same question.
+    """
+    limit = step_seconds * (1.0 - LEAST_GAIN)
+    best = _shortest([*chosen.others, *known], limit)
+    meshes = sorted(chosen.free_bounds, key=lambda mesh: (chosen.free_bounds[mesh], mesh.shape))[:MOST_MESHES]
+    search = query.search
+    end = time.process_time() + search.hidden_seconds
+    less = replace(search, exact_seconds=LESS * search.exact_seconds, memory_seconds=LESS * search.memory_seconds)
+    for share, mesh in itertools.product(search.hidden_shares, meshes):
+        if time.process_time() > end or query.deadline.left() <= 0.0:
+            break
+        asked = replace(query, hidden_share=share, search=less)
+        best = _found(asked, mesh, limit if best is None else _step(best), log) or best
+    if best is None:
+        return None
+    roles = axis_notes(query.program, query.factorisation, query.cluster, best.mesh, best.built, best.solution)
+    log(f"played, mesh {best.mesh.shape} takes {_step(best) * 1e3:.1f} ms instead of {step_seconds * 1e3:.1f}")
+    return replace(chosen, best=best, notes=(*roles, *_notes(best)), statistics=_statistics(chosen, best))
+
+
+def instead(plan: Plan, shorter: Plan) -> Plan:
+    """The plan with the shorter played step, with what was chosen before as an alternative."""
+    name = "smallest sum of costs" if plan.pipeline is None else "pipeline"
+    before = Baseline(
+        name=name,
+        dims=dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+        objective_seconds=plan.objective_seconds,
+        bound_seconds=plan.bound_seconds,
+        predicted=plan.predicted,
+    )
+    note = (
+        f"chosen by its played step, {format_seconds(shorter.predicted.step_seconds)}: the {name} takes "
+        f"{format_seconds(plan.predicted.step_seconds)} (sum {format_seconds(plan.objective_seconds)})"
+    )
+    return replace(
+        shorter,
+        baselines=plan.baselines,
+        alternatives=(before, *plan.alternatives),
+        notes=(*shorter.notes, note),
+    )
+
+
+def _shortest(candidates: Sequence[Candidate], below: float) -> Candidate | None:
+    return min((each for each in candidates if _step(each) < below), key=_step, default=None)
+
+
+def _found(query: Query, mesh: Mesh, below: float, log: Progress) -> Candidate | None:
+    """The optimum on a mesh under the share of the query; None where its played step is not below, or nothing fits."""
+    try:
+        built = price(query, mesh)
+        free = solve_free(query, built, mesh)
+        if free.lower_bound >= below:
+            return None
+        return _shortest([fit(query, built, mesh, free, log, (), query.search.refined_labels)], below)
+    except (InfeasibleError, ImpossiblePlacement) as error:
+        log(f"mesh {mesh.shape}, {query.hidden_share:.0%} of the parameters' communication hidden: {error}")
+        return None
+
+
+def _step(candidate: Candidate) -> float:
+    return candidate.plan.predicted.step_seconds
+
+
+def _statistics(chosen: Chosen, best: Candidate) -> dict[str, float | int | str]:
+    """What the search counted; its bound over all meshes is one of the sum that counts everything."""
+    counts = {name: value for name, value in chosen.statistics.items() if "over_all_meshes" not in name}
+    bound = chosen.statistics.get("bound_over_all_meshes_seconds")
+    if not isinstance(bound, float) or best.plan.hidden_share:
+        return counts
+    gap = 1.0 - bound / best.plan.objective_seconds
+    return {**counts, "bound_over_all_meshes_seconds": bound, "gap_over_all_meshes": gap}
+
+
+def _notes(best: Candidate) -> list[str]:
+    share = best.plan.hidden_share
+    return [f"its sum of costs counts {1 - share:.0%} of the communication of parameters"] if share else []
