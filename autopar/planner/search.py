@@ -29,7 +29,7 @@ class Search:
     what is tried depends on the question alone. refined_labels: strategies, with recomputation, of a mesh of more than
     two axes that is fitted into memory: 900,000 took 55 CPU s to the proof, 1,300,000 found nothing better in 90.
     compares_all_pipelines: every number of rank groups. hidden_shares: of the communication of parameters, under which
-    meshes are solved again (`choose_step.py`), until hidden_seconds have passed. All seconds are CPU seconds of the process."""
+    meshes are solved again (`choose_step.py`), until hidden_seconds have passed. All seconds are CPU seconds."""
 
     exact_seconds: float
     memory_seconds: float

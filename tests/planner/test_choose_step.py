@@ -71,14 +71,16 @@ def test_a_known_plan_that_is_played_faster_is_taken(query: Query, chosen: Chose
     none_hidden = replace(query, search=replace(query.search, hidden_shares=()))
     fastest = min(known, key=step)
     found = shortest_step(none_hidden, replace(chosen, others=()), known, 2.0 * step(fastest), log)
-    assert found is not None and found.best is fastest
+    assert found is not None
+    assert found.best is fastest
     assert shortest_step(none_hidden, replace(chosen, others=()), known, step(fastest), log) is None
 
 
 def test_a_share_finds_what_the_sum_does_not(query: Query, chosen: Chosen) -> None:
     """From a poor start, so that every share has its chance; what it finds says under which sum."""
     found = shortest_step(query, replace(chosen, others=()), (), 1e3, log)
-    assert found is not None and found.best is not None
+    assert found is not None
+    assert found.best is not None
     assert found.best.plan.hidden_share in query.search.hidden_shares
     assert found.best.plan.bound_seconds <= found.best.plan.objective_seconds
     assert any("of the communication of parameters" in note for note in found.notes)
@@ -102,4 +104,5 @@ def test_a_fast_search_asks_the_known_plans_only(query: Query) -> None:
 def test_the_whole_search_is_never_slower_than_the_known_plans(query: Query) -> None:
     plan = make_plan(query.program, CLUSTER)
     known_steps = [b.predicted.step_seconds for b in plan.baselines if b.predicted is not None]
-    assert known_steps and plan.predicted.step_seconds <= min(known_steps) / (1.0 - LEAST_GAIN)
+    assert known_steps
+    assert plan.predicted.step_seconds <= min(known_steps) / (1.0 - LEAST_GAIN)

@@ -35,7 +35,7 @@ from autopar.planner.stages.write_plan import check_cut, pipeline_plan
 
 QUICK = ("1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved")
 LEAST_SECONDS = 8.0
-"""CPU seconds that pipelines always get: what a user does not mind, and what several pipelines of a small model take."""
+"""CPU seconds that pipelines always get: what several pipelines of a small model take."""
 SHARE = 0.15
 """Of the CPU seconds of the search so far that are spent where pipelines do not look faster (`promise.py`)."""
 PROMISING_SHARE = 0.5

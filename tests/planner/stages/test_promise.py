@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from pytest import approx
+import pytest
 
 from autopar.cluster import Cluster
 from autopar.layout import Mesh
@@ -88,5 +88,5 @@ def test_on_cpus_every_further_micro_batch_starts_all_operators_again() -> None:
         parameter_bytes=1e6, state_bytes=2e6,
     )  # fmt: skip
     few, many = (guessed_seconds(small, cluster, 4, 1, 1, count) for count in (16, 4096))
-    assert many - few == approx(4080 * 200 / 4 * cluster.device.launch_seconds, rel=0.3)
+    assert many - few == pytest.approx(4080 * 200 / 4 * cluster.device.launch_seconds, rel=0.3)
     assert guesses(_query(cluster), small)[0].count < 4096
