@@ -55,6 +55,8 @@ class KernelBackend:
     """Maximal chains of pointwise operators, with trailing reductions, are one kernel."""
     adds_bias_in_product: bool = False
     """A bias added to a product is part of the product's kernel (cuBLAS epilogue), where no chain took it."""
+    adds_total_in_product: bool = False
+    """A gradient that is a product is added to its total by the product's kernel (`added_product`)."""
     pointwise: frozenset[str] = frozenset()
     """Further operators that its chains hold."""
     free: frozenset[str] = frozenset()
@@ -64,10 +66,10 @@ class KernelBackend:
 _LAYOUT_COPIES = frozenset(["clone", "contiguous", "padded", "pieces_first", "pieces_joined"])
 
 KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
-    "eager": KernelBackend(),
+    "eager": KernelBackend(adds_total_in_product=True),
     "inductor": KernelBackend(fuses_chains=True),
     # groups became operators of ours when the program was lowered: one kernel each (passes/use_kernels.py)
-    "triton": KernelBackend(),
+    "triton": KernelBackend(adds_total_in_product=True),
     # PyTorch as people write models: nn.Linear is addmm, products and attention read strided heads
     "torch": KernelBackend(adds_bias_in_product=True, free=_LAYOUT_COPIES),
     # Megatron-LM: bias + GELU and bias + dropout + residual are one kernel each, activations are (sequence, batch,
@@ -100,7 +102,7 @@ def phase_of_meta(node: fx.Node) -> str:
 def kernel_groups(graph: fx.Graph, backend: str, phase: Phase = phase_of_meta) -> dict[fx.Node, int]:
     """The kernel of each node that launches one, named by the position of its first node in the graph.
 
-    "eager": one kernel per node. "inductor": maximal chains of pointwise nodes with trailing reductions,
+    "eager": one kernel per node (a product with its total is one). "inductor": maximal chains of pointwise nodes with trailing reductions,
     never across phases. The others: see `KERNEL_BACKENDS`. Raises ConfigurationError for another backend.
     """
     rules = KERNEL_BACKENDS.get(backend)
@@ -115,6 +117,11 @@ def kernel_groups(graph: fx.Graph, backend: str, phase: Phase = phase_of_meta) -
         _merge_chains(graph, groups, phase, rules)
     if rules.adds_bias_in_product:
         _merge_biases(graph, groups)
+    if rules.adds_total_in_product:
+        for node in graph.nodes:
+            product = added_product(node)
+            if product is not None:
+                groups[node] = groups[product]
     return groups
 
 
@@ -199,6 +206,15 @@ def _merge_biases(graph: fx.Graph, groups: dict[fx.Node, int]) -> None:
         product = next((p for p in map(_producer, node.all_input_nodes) if base_name(p.target) in ("mm", "bmm")), None)
         if product in groups and any(_is_vector(operand) for operand in node.all_input_nodes):
             groups[node] = groups[product]
+
+
+def added_product(node: fx.Node) -> fx.Node | None:
+    """The product that a node adds to a total and that nothing else reads; None for any other node."""
+    if node.target is not torch.ops.aten.add_.Tensor or node.kwargs:
+        return None
+    product = node.args[1]
+    alone = isinstance(product, fx.Node) and product.target is torch.ops.aten.mm.default and len(product.users) == 1
+    return product if alone and isinstance(product, fx.Node) else None
 
 
 def _is_vector(node: fx.Node) -> bool:

@@ -52,6 +52,8 @@ from autopar.runtime.step import Step
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63
+_STATES = ("parameter", "buffer", "seed")
+"""Roles of inputs that are no arguments: looked up once per call, however many parts of the batch it runs."""
 
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -241,8 +243,10 @@ class ParallelModule(nn.Module):
         return self._output(step, results)
 
     def _results(self, step: Step, leaves: list[Any], mode: BatchMode) -> tuple[torch.Tensor, ...]:
+        states = {value.name: self._state(value) for value in step.lowered.inputs if value.role in _STATES}
+
         def bind(part: Sequence[Any]) -> list[torch.Tensor]:
-            return self._bind(step, part, mode)
+            return self._bind(step, part, mode, states)
 
         scale = self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else None
         return step(leaves, bind, self._held, axes=self._data_axes, local=mode == "local", loss_scale=scale)
@@ -290,14 +294,16 @@ class ParallelModule(nn.Module):
             grown[leaf] = torch.empty(shape, dtype=leaves[leaf].dtype, device="meta")
         return grown
 
-    def _bind(self, step: Step, leaves: Sequence[Any], mode: BatchMode) -> list[torch.Tensor]:
-        """The value of every non-tangent input of the lowered graph, in order."""
+    def _bind(
+        self, step: Step, leaves: Sequence[Any], mode: BatchMode, states: Mapping[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The value of every non-tangent input of the lowered graph, in order. states: those that are no arguments."""
         by_name = {value.name: leaf for value, leaf in batches.input_leaves(step.program)}
         values = [value for value in step.lowered.inputs if value.role not in ("tangent", "statistic")]
         return [
             self._argument(step, value, leaves[by_name[value.name]], mode)
             if value.role == "input"
-            else self._state(value)
+            else states[value.name]
             for value in values
         ]
 
