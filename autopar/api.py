@@ -21,6 +21,8 @@ from torch import nn
 from autopar.capture import Captures, fingerprint, normalize_example_inputs, take_off_wrappers, without_wrappers
 from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError, PlanMismatchError
+from autopar.explain.origin import remembering
+from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches
@@ -194,9 +196,9 @@ def plan(
     with without_wrappers(model) as plain:
         captures = Captures()
         program = capture_program(plain, args, kwargs, plain.training, options, captures)
-        return plan_program(
-            program, options, None, functools.partial(capture_at, program, plain, args, kwargs, options, captures)
-        )
+        at_batch = functools.partial(capture_at, program, plain, args, kwargs, options, captures)
+        found = plan_program(program, options, None, at_batch)
+        return remembering(found, Source.of(program, options, plain, (args, kwargs), captures))
 
 
 def verify(

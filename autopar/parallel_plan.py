@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from autopar.errors import ConfigurationError
 from autopar.files import write_atomically
 from autopar.layout import Layout, Mesh, format_layout
+from autopar.plan_answers import Comparison, Explanations, MemoryTable, RankProgram, from_plan_alone
 from autopar.plan_entries import check_entries
-from autopar.plan_json import plain, read
-from autopar.plan_text import explain, summary
+from autopar.plan_json import UNWRITTEN, plain, read
+from autopar.plan_text import matching_names, summary
 from autopar.plan_versions import SCHEMA_VERSION, current
 from autopar.schedules.actions import Schedule, parse_schedule
 from autopar.schedules.check import check_schedule
@@ -150,6 +151,22 @@ class Baseline:
     error: str | None = None
 
 
+class Origin(Protocol):
+    """What a plan was made from: who asks it more than the plan itself says (`autopar.explain`)."""
+
+    def explain(self, plan: Plan, names: Sequence[str], exact: bool) -> Explanations: ...
+
+    def compare(self, plan: Plan, other: Plan | str) -> Comparison: ...
+
+    def memory(self, plan: Plan, rank: int) -> MemoryTable: ...
+
+    def what_if(self, plan: Plan, changes: Mapping[str, Any]) -> Plan: ...
+
+    def edit(self, plan: Plan, changes: Mapping[str, Any]) -> Plan: ...
+
+    def code(self, plan: Plan, rank: int) -> RankProgram: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """See the module docstring. `inputs` and `buffers` hold the layouts of data; `prices_hash` identifies the cost
@@ -187,6 +204,8 @@ class Plan:
     statistics: Mapping[str, float | int | str] = field(default_factory=dict)
     explanations: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    origin: Origin | None = field(default=None, compare=False, repr=False, metadata={UNWRITTEN: True})
+    """What made the plan, as long as it lives in the process that made it; a file has none (`Planner.bind`)."""
 
     @property
     def layout_mesh(self) -> Mesh:
@@ -232,12 +251,55 @@ class Plan:
         """The plan on one page: itself beside the baselines, where its memory goes, the layouts of its parameters."""
         return summary(self)
 
-    def explain(self, name: str) -> str:
-        """Why the parameter, operator or module `name` lies as it does, its runner-up and the cost of switching.
+    def explain(
+        self, name: str | None = None, *, vs: Plan | str | None = None, exact: bool = False
+    ) -> Explanations | Comparison:
+        """Why a parameter, operator or module, or all that a glob matches, lies as it does: layout, cost by term, the
+        runner-up with what switching costs, and which limits bind; or, with vs= another plan or the name of a known
+        one ("ddp", "fsdp", "tp"), where the two part and what each difference costs. Both print themselves.
 
-        Raises ConfigurationError with the nearest names for a name that the plan does not have.
+        exact: search for runners-up until they are proven, however long; else some seconds each, with what is proven
+        till then. A plan from a file says layouts and nearest choices only. Raises ConfigurationError with the nearest
+        names for a name that the plan does not have.
         """
-        return explain(self, name)
+        if (name is None) == (vs is None):
+            raise ConfigurationError("explain takes a name, or vs= another plan: write one of the two")
+        if vs is not None:
+            return self._origin("explain(vs=...)").compare(self, vs)
+        names = matching_names(self, str(name))
+        if self.origin is None:
+            return from_plan_alone(self, names)
+        return self.origin.explain(self, names, exact)
+
+    def memory(self, rank: int = 0) -> MemoryTable:
+        """The fullest moment of a step on one rank: by kind, by module and over time, in bytes."""
+        return self._origin("memory()").memory(self, rank)
+
+    def what_if(self, **changes: Any) -> Plan:
+        """The best plan for the same model under other wishes: memory_limit=, dims=, mesh=, cluster=, constraints=,
+        micro_batches=, ... as of `autopar.plan`; what is not named stays as it was asked."""
+        return self._origin("what_if(...)").what_if(self, changes)
+
+    def edit(self, changes: Mapping[str, Any]) -> Plan:
+        """The plan with some placements changed by hand, completed, checked and priced again; everything else stays.
+
+        changes: as `constraints=` of `autopar.plan`: {"lm_head.weight": "S(0)"}, {"head": {"tp": "R"}}. Raises
+        ConfigurationError naming tensor, axis and reason for what cannot be meant, PlanMismatchError for choices that
+        cannot stand side by side, and InfeasibleError where the edited plan does not fit into memory.
+        """
+        return self._origin("edit(...)").edit(self, changes)
+
+    def code(self, rank: int = 0) -> RankProgram:
+        """The program of one rank as readable Python: each line with its module, layout and predicted seconds."""
+        return self._origin("code()").code(self, rank)
+
+    def _origin(self, question: str) -> Origin:
+        if self.origin is None:
+            raise ConfigurationError(
+                f"{question} needs the model, and a plan from a file has none: "
+                "autopar.Planner(model, inputs, cluster=...).bind(plan) gives it one; on the command line, give --model"
+            )
+        return self.origin
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, by a temporary file and a rename."""

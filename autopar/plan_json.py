@@ -17,13 +17,16 @@ from typing import Any
 
 from autopar.layout import Layout, Partial, Replicate, Shard, parse_layout
 
+UNWRITTEN = "unwritten"
+"""Key in the metadata of a field that no file holds."""
+
 
 def plain(value: Any) -> Any:
     """Dataclasses -> dicts, layouts -> lists of strings, recursively."""
     if isinstance(value, Shard | Replicate | Partial):
         return str(value)
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if not f.metadata.get(UNWRITTEN)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

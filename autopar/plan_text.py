@@ -1,4 +1,4 @@
-"""A plan in words: `Plan.summary()` and `Plan.explain(name)`, and the rows from which the command line draws tables.
+"""A plan in words: `Plan.summary()`, the lines of `Plan.explain(name)`, and the rows of the command line's tables.
 
 Everything is computed from the plan alone, so a plan file explains itself where neither model nor planner is. Layers
 that repeat are shown once: `layers.0.up.weight` and `layers.1.up.weight` with equal layouts are `layers.*.up.weight`.
@@ -7,6 +7,7 @@ that repeat are shown once: `layers.0.up.weight` and `layers.1.up.weight` with e
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -107,7 +108,7 @@ def parameter_rows(plan: Plan) -> list[tuple[str, str, str]]:
     """(pattern, how many, layouts) of parameters whose names differ in numbers only and that share their layouts."""
     groups: dict[tuple[str, str], int] = {}
     for name, parameter in plan.parameters.items():
-        key = (re.sub(r"(?<![^.])\d+(?![^.])", "*", name), _parameter_layouts(parameter, plan.layout_mesh))
+        key = (without_numbers(name), _parameter_layouts(parameter, plan.layout_mesh))
         groups[key] = groups.get(key, 0) + 1
     return [(pattern, str(count), layouts) for (pattern, layouts), count in groups.items()]
 
@@ -165,54 +166,50 @@ def align(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def explain(plan: Plan, name: str) -> str:
-    """Why `name` (a parameter, an operator, or a module that contains some) lies as it does.
-
-    Raises ConfigurationError with the nearest names for a name that the plan does not have.
-    """
-    names = matching_names(plan, name)
-    return "\n\n".join("\n".join(_explain_one(plan, found)) for found in names)
-
-
 def matching_names(plan: Plan, name: str) -> list[str]:
-    """The parameter or operator `name`, else everything inside the module `name`."""
+    """The parameter or operator `name`, what matches it as a glob (`layers.*.up.weight`), else everything inside the
+    module `name`. Raises ConfigurationError with the nearest names where nothing does."""
     known = [*plan.parameters, *plan.operators]
     if name in plan.parameters or name in plan.operators:
         return [name]
-    inside = [other for other in known if other.startswith((f"{name}.", f"{name}/"))]
-    if not inside:
+    found = fnmatch.filter(known, name) or [other for other in known if other.startswith((f"{name}.", f"{name}/"))]
+    if not found:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
         raise ConfigurationError(f"the plan has no {name!r}; nearest: {', '.join(near) or 'nothing'}")
-    return inside
+    return found
 
 
-def _explain_one(plan: Plan, name: str) -> list[str]:
+def without_numbers(name: str) -> str:
+    """ "layers.0.up.weight" -> "layers.*.up.weight": equal for the layers that repeat."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def layout_lines(plan: Plan, name: str) -> tuple[str, ...]:
+    """How a parameter or operator lies, with what is redistributed by which collectives."""
     if name in plan.parameters:
-        lines = [f"parameter {name}", *_explain_parameter(plan.parameters[name], plan.layout_mesh)]
-    else:
-        lines = [f"operator {name}", *_explain_operator(plan.operators[name], plan.layout_mesh)]
-    choices = plan.explanations.get(name, ())
-    for description, delta in choices:
-        lines.append(f"  instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step")
-    if not choices and plan.pipeline is not None and plan.alternatives:
-        lines += _other_pipelines(plan)
-    elif not choices:
-        lines.append("  no runner-up: other choices ask their neighbours to change too, or a hand wrote the plan")
-    return lines
+        return (f"parameter {name}", *_explain_parameter(plan.parameters[name], plan.layout_mesh))
+    return (f"operator {name}", *_explain_operator(plan.operators[name], plan.layout_mesh))
+
+
+def why_no_runner_up(plan: Plan) -> list[str]:
+    """What to say of a choice of which the plan names no other."""
+    if plan.pipeline is not None and plan.alternatives:
+        return _other_pipelines(plan)
+    return ["no runner-up: other choices ask their neighbours to change too, or a hand wrote the plan"]
 
 
 def _other_pipelines(plan: Plan) -> list[str]:
     """What else the search compared: with stages, layouts are compared a sub-mesh at a time."""
-    lines = [f"  the layout of the best plan on its stage's sub-mesh; as a whole {_step(plan.objective_seconds)}"]
+    lines = [f"the layout of the best plan on its stage's sub-mesh; as a whole {_step(plan.objective_seconds)}"]
     for other in plan.alternatives[:OTHERS]:
         if other.objective_seconds is not None:
-            lines.append(f"  instead {other.name}: {_step(other.objective_seconds)}")
+            lines.append(f"instead {other.name}: {_step(other.objective_seconds)}")
         elif other.bound_seconds is not None:
-            lines.append(f"  instead {other.name}: at least {_step(other.bound_seconds)}")
+            lines.append(f"instead {other.name}: at least {_step(other.bound_seconds)}")
         else:
-            lines.append(f"  instead {other.name}: {other.error}")
+            lines.append(f"instead {other.name}: {other.error}")
     more = len(plan.alternatives) - OTHERS
-    return [*lines, f"  and {more} more in plan.alternatives"] if more > 0 else lines
+    return [*lines, f"and {more} more in plan.alternatives"] if more > 0 else lines
 
 
 def _step(seconds: float) -> str:

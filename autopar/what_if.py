@@ -11,7 +11,6 @@ a memory limit. The last plan is where the next search begins.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +21,13 @@ from torch import nn
 
 from autopar.capture import Captures, normalize_example_inputs, without_wrappers
 from autopar.cluster import Cluster
+from autopar.errors import ConfigurationError
+from autopar.explain.origin import WISHES, remembering
+from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.planner.constraints import Recompute
-from autopar.planner.kept import Kept
 from autopar.planner.search import Mode
-from autopar.questions import Options, as_cluster, capture_at, capture_program, check_options, plan_program
-
-KEPT_MESHES = 32
-"""Problems that a planner keeps; those of a large model take some hundred MB each."""
+from autopar.questions import Options, as_cluster, capture_program, check_options
 
 
 class Planner:
@@ -58,24 +56,26 @@ class Planner:
             batch_dims=batch_dims,
             with_baselines=False,
         )
-        self._model, self._kept, self._last = model, Kept(KEPT_MESHES), None
-        self._args, self._kwargs = normalize_example_inputs(example_inputs)
-        self._captures = Captures()
+        self._model, self._last = model, None
+        args, kwargs = normalize_example_inputs(example_inputs)
         with without_wrappers(model) as plain:
-            self._program = capture_program(
-                plain, self._args, self._kwargs, plain.training, self._options, self._captures
-            )
+            captures = Captures()
+            program = capture_program(plain, args, kwargs, plain.training, self._options, captures)
+            self._source = Source.of(program, self._options, plain, (args, kwargs), captures)
 
+    _model: nn.Module
+    """Held, as a source holds it weakly."""
     _last: Plan | None
 
     def plan(
         self,
         *,
         mesh: Sequence[int] | None = None,
-        dims: Mapping[str, int] | None = None,
+        dims: Mapping[str, int | Sequence[int]] | None = None,
         memory_limit: float | str | None = None,
         constraints: Any = None,
         micro_batches: int | None = None,
+        schedule: str | None = None,
         recompute: Recompute | None = None,
         mode: Mode = "default",
         time_limit: float | None = None,
@@ -93,15 +93,27 @@ class Planner:
             memory_limit=memory_limit,
             constraints=constraints,
             micro_batches=micro_batches,
+            schedule=schedule,
             recompute=recompute,
             mode=mode,
             time_limit=time_limit,
             warm_start=warm_start or self._last,
             with_baselines=with_baselines,
         )
-        with without_wrappers(self._model) as plain:
-            at_batch = functools.partial(
-                capture_at, self._program, plain, self._args, self._kwargs, options, self._captures
-            )
-            self._last = plan_program(self._program, options, None, at_batch, self._kept)
+        with without_wrappers(self._model):
+            self._last = remembering(self._source.plan(options), replace(self._source, options=options))
         return self._last
+
+    def bind(self, plan: Plan, **asked: Any) -> Plan:
+        """A plan from a file with this model behind it, so that it can be asked: `explain`, `memory`, `what_if`,
+        `edit`, `code`. asked: the arguments of `plan` with which it was made (memory_limit=, constraints=, dims=, ...);
+        the memory limit is that of the file where none is given.
+
+        Raises ConfigurationError for an unknown argument and PlanMismatchError for the plan of another program.
+        """
+        unknown = sorted(asked.keys() - WISHES)
+        if unknown:
+            raise ConfigurationError(f"bind does not take {', '.join(unknown)}: write {', '.join(sorted(WISHES))}")
+        if asked.get("memory_limit") is None:
+            asked["memory_limit"] = plan.question.get("memory_limit_bytes")
+        return remembering(plan, replace(self._source, options=replace(self._options, **asked)))

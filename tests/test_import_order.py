@@ -29,7 +29,18 @@ LAYERS: tuple[frozenset[str], ...] = (
             "program",
         }
     ),
-    frozenset({"rules", "parallel_plan", "plan_answers", "plan_entries", "plan_json", "plan_text", "plan_versions", "schedules"}),
+    frozenset(
+        {
+            "rules",
+            "parallel_plan",
+            "plan_answers",
+            "plan_entries",
+            "plan_json",
+            "plan_text",
+            "plan_versions",
+            "schedules",
+        }
+    ),
     frozenset({"cost_models", "passes"}),
     frozenset({"planner", "capture"}),
     frozenset({"runtime"}),

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from autopar.api import plan as make_plan
 from autopar.capture.models import load_model
+from autopar.cli.bound import bound, given_options
 from autopar.cli.cache import cache
 from autopar.cli.calibrate import calibrate
 from autopar.cli.diff import diff
@@ -30,6 +31,7 @@ from autopar.cli.options import (
 )
 from autopar.cli.output import as_json_option, print_document
 from autopar.cli.profile import profile
+from autopar.cli.questions import edit, explain, memory, what_if
 from autopar.cli.report import report
 from autopar.cli.rules import rules
 from autopar.cli.run import run
@@ -38,7 +40,6 @@ from autopar.cli.verification import verify_model
 from autopar.demo.journey import run_demo
 from autopar.errors import AutoparError, InfeasibleError, VerificationError
 from autopar.parallel_plan import Plan
-from autopar.plan_text import matching_names
 from autopar.planner.constraints import Recompute
 from autopar.planner.search import Mode
 from autopar.report.tables import page
@@ -151,34 +152,23 @@ def plan(
 
 @commands.command()
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--code", "rank", type=click.IntRange(min=0), help="The program of this rank instead, line by line.")
+@given_options
 @as_json_option
-def show(path: Path, as_json: bool) -> None:
-    """Print the plan file PATH.
+def show(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
+    """Print the plan file PATH, or with --code the program that one rank runs.
 
     Example: autopar show plan.json
     """
-    print_plan(Plan.load(path), as_json)
-
-
-@commands.command()
-@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("name")
-@as_json_option
-def explain(path: Path, name: str, as_json: bool) -> None:
-    """Say why NAME (a parameter, operator or module) lies as it does in the plan file PATH.
-
-    Example: autopar explain plan.json lm_head
-    """
-    found = Plan.load(path)
-    if not as_json:
-        click.echo(found.explain(name))
+    if rank is None:
+        print_plan(Plan.load(path), as_json)
         return
-    names = matching_names(found, name)
-    alternatives = {
-        other: [{"instead": text, "delta_seconds": delta} for text, delta in found.explanations.get(other, ())]
-        for other in names
-    }
-    print_document({"name": name, "text": found.explain(name), "alternatives": alternatives})
+    asked = bound(path, given)
+    found = asked.plan.code(rank)
+    if as_json:
+        print_document(found.document())
+    else:
+        click.echo(str(found))
 
 
 @commands.command()
@@ -205,13 +195,17 @@ commands.add_command(cache)
 commands.add_command(calibrate)
 commands.add_command(diff)
 commands.add_command(doctor)
+commands.add_command(edit)
+commands.add_command(explain)
 commands.add_command(export)
 commands.add_command(import_)
+commands.add_command(memory)
 commands.add_command(profile)
 commands.add_command(report)
 commands.add_command(rules)
 commands.add_command(run)
 commands.add_command(simulate)
+commands.add_command(what_if)
 
 
 def print_question(question: Mapping[str, Any]) -> None:

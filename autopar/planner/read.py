@@ -24,6 +24,8 @@ from autopar.planner.solver import FORBIDDEN, Problem
 from autopar.program import Program
 
 Assignment = NDArray[np.int64]
+NEAREST = 2
+"""Other choices that are named beside every choice."""
 
 
 def read_parameters(built: Built, assignment: Assignment) -> dict[str, ParameterPlan]:
@@ -163,7 +165,8 @@ def prices_hash(problem: Problem) -> str:
 
 
 def switching_costs(built: Built, assignment: Assignment) -> Mapping[str, tuple[tuple[str, float], ...]]:
-    """Name -> the two cheapest other choices (description, seconds more), everything else held."""
+    """Name -> the two cheapest other choices (description, seconds more), everything else held: an upper bound of what
+    switching costs, as neighbours might follow."""
     costs: list[Floats] = [np.array(variable.costs) for variable in built.variables]
     for edge in built.problem.edges:
         costs[edge.source] += edge.costs[:, assignment[edge.target]]
@@ -175,17 +178,28 @@ def switching_costs(built: Built, assignment: Assignment) -> Mapping[str, tuple[
         chosen = int(assignment[index])
         delta = costs[index] - costs[index][chosen]
         delta[chosen] = np.inf
-        others = [int(i) for i in np.argsort(delta, kind="stable")[:2] if delta[i] < FORBIDDEN / 2]
-        found[variable.name] = tuple((_describe(variable, i), float(delta[i])) for i in others)
+        texts = {describe(variable, chosen): 0.0}
+        for other in np.argsort(delta, kind="stable").tolist():
+            if delta[other] < FORBIDDEN / 2 and len(texts) <= NEAREST:
+                texts.setdefault(describe(variable, other), float(delta[other]))
+        found[variable.name] = tuple(texts.items())[1:]
     return found
 
 
-def _describe(variable: Variable, label: int) -> str:
+def describe(variable: Variable, label: int, *, with_state: bool = True) -> str:
+    """A choice in words: "axes batch, n", "stored S(0) R, used R R, kept gathered"; with_state: whether backward
+    computes it again belongs to it."""
     if variable.strategies is not None:
-        return "axes " + ", ".join(str(name or "replicated") for name in variable.strategies.axes[label])
-    choice = variable.labels[label]
-    kept = ", kept gathered" if choice.keep_gathered else ""
-    return f"stored {_text(choice.stored)}, used {_text(choice.used)}{kept}"
+        axes = "axes " + ", ".join(str(name or "replicated") for name in variable.strategies.axes[label])
+        again = with_state and state_of(variable, label) == RECOMPUTED
+        return f"{axes}, computed again in backward" if again else axes
+    if variable.labels:
+        choice = variable.labels[label]
+        kept = ", kept gathered" if choice.keep_gathered else ""
+        return f"stored {_text(choice.stored)}, used {_text(choice.used)}{kept}"
+    layouts = variable.layouts[0]
+    assert layouts is not None
+    return _text(layouts.distinct[layouts.index[label]])
 
 
 def _text(layout: Layout) -> str:

@@ -53,7 +53,7 @@ def restricted(built: Built, mesh: Mesh, wishes: Sequence[Wish]) -> Built:
             conflict = smallest_conflict(list(by_wish), partial(_some_row_obeys, by_wish))
             raise conflict_error(conflict, mesh, f"{built.variables[index].name} cannot obey them together")
         rows[index] = kept
-    return _narrowed(built, rows, notes_of(wishes))
+    return narrowed(built, rows, notes_of(wishes))
 
 
 def _some_row_obeys(masks: Mapping[Wish, Flags], wishes: Sequence[Wish]) -> bool:
@@ -164,7 +164,7 @@ def _is(kind: type) -> Callable[[object], bool]:
     return lambda placement: isinstance(placement, kind)
 
 
-def _narrowed(built: Built, rows: dict[int, Rows], notes: Sequence[str]) -> Built:
+def narrowed(built: Built, rows: dict[int, Rows], notes: Sequence[str]) -> Built:
     """Only these labels of these variables; arrays that were shared stay shared."""
     known: dict[tuple[int, bytes, bytes], Floats] = {}
 

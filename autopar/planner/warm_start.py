@@ -30,14 +30,20 @@ def labels_like(built: Built, mesh: Mesh, plan: Plan) -> Rows | None:
     """(variables,) one label each, as the plan says; None where the plan has a mesh of other sizes."""
     if plan.mesh.shape != mesh.shape:
         return None
-    menus = [_rows_like(variable, built, plan) for variable in built.variables]
+    menus = [_rows_or_all(variable, built, plan) for variable in built.variables]
     labels = np.array([menu[np.argmin(v.costs[menu])] for menu, v in zip(menus, built.variables, strict=True)])
     fit_open(built, menus, labels)
     return labels
 
 
-def _rows_like(variable: Variable, built: Built, plan: Plan) -> Rows:
-    """The labels of a variable that agree with the plan; all of them where the plan does not know it."""
+def _rows_or_all(variable: Variable, built: Built, plan: Plan) -> Rows:
+    rows = rows_like(variable, built, plan)
+    return rows if len(rows) else np.arange(len(variable.costs))
+
+
+def rows_like(variable: Variable, built: Built, plan: Plan) -> Rows:
+    """The labels of a variable that agree with the plan: all of them where the plan does not know it, none where what
+    the plan says of it is no choice of this problem."""
     everything = np.arange(len(variable.costs))
     if variable.kind == "parameter" and variable.name in plan.parameters:
         wanted = plan.parameters[variable.name]
@@ -56,7 +62,7 @@ def _rows_like(variable: Variable, built: Built, plan: Plan) -> Rows:
     else:
         known = _layout_of_data(variable, built, plan)
         rows = everything if known is None else np.flatnonzero(_lies(variable.layouts[0], known))
-    return rows if len(rows) else everything
+    return rows
 
 
 def _lies(layouts: LayoutSet | None, layout: Layout) -> NDArray[np.bool_]:

@@ -1,0 +1,154 @@
+"""`autopar explain`, `memory`, `what-if`, `edit`: questions about a plan file.
+
+autopar explain plan.json lm_head                         # layout, cost by term, runner-up, what binds
+autopar explain plan.json --vs fsdp                       # where two plans part, and what each difference costs
+autopar memory plan.json                                  # the peak by kind, module and time
+autopar what-if plan.json --memory-limit 40GB -o small.json
+autopar edit plan.json --set lm_head.weight=S(0) -o edited.json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from autopar.cli.bound import bound, given_options, says_its_model
+from autopar.cli.options import parse_constraints, parse_dims, parse_mesh, read_cluster
+from autopar.cli.output import as_json_option, print_document
+from autopar.errors import ConfigurationError
+from autopar.parallel_plan import Plan
+from autopar.plan_answers import Comparison, Explanations
+from autopar.plan_text import PLAN_COLUMNS, plan_rows
+from autopar.report.tables import table
+
+PLAN_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("path", type=PLAN_FILE)
+@click.argument("name", required=False)
+@click.option("--vs", help='Compare with "ddp", "fsdp", "tp", another known plan, or a plan file.')
+@click.option("--exact", is_flag=True, help="Search for every runner-up until it is proven.")
+@click.option("--quick", is_flag=True, help="Say only what the file holds: no model is captured.")
+@given_options
+@as_json_option
+def explain(
+    path: Path, name: str | None, vs: str | None, exact: bool, quick: bool, as_json: bool, **given: Any
+) -> None:
+    """Say why NAME (parameter, operator, module or glob) lies as it does in the plan file PATH, or compare two plans.
+
+    Example: autopar explain plan.json lm_head
+    """
+    if (name is None) == (vs is None):
+        raise ConfigurationError("give the NAME of a parameter, operator or module, or --vs another plan")
+    plan = Plan.load(path)
+    asked = None if vs is None and (quick or not says_its_model(plan, given)) else bound(path, given)
+    plan = plan if asked is None else asked.plan
+    other = Plan.load(vs) if vs is not None and vs.endswith(".json") else vs
+    answer = plan.explain(name, exact=exact) if vs is None else plan.explain(vs=other)
+    if not as_json:
+        click.echo(str(answer))
+    elif isinstance(answer, Comparison):
+        print_document(answer.document())
+    else:
+        print_document({"name": name, **_document(answer)})
+
+
+def _document(answer: Explanations) -> dict[str, Any]:
+    choices = answer.document()
+    return {**choices, "alternatives": {choice["name"]: choice["alternatives"] for choice in choices["choices"]}}
+
+
+@click.command()
+@click.argument("path", type=PLAN_FILE)
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose memory.")
+@given_options
+@as_json_option
+def memory(path: Path, rank: int, as_json: bool, **given: Any) -> None:
+    """Say where the memory of the fullest moment of a step goes, by kind, by module and over time.
+
+    Example: autopar memory plan.json
+    """
+    asked = bound(path, given)
+    found = asked.plan.memory(rank)
+    if as_json:
+        print_document(found.document())
+    else:
+        click.echo(str(found))
+
+
+@click.command("what-if")
+@click.argument("path", type=PLAN_FILE)
+@click.option("--memory-limit", help="Per device: 40GB, or 0.9 for a part of its memory.")
+@click.option("--dims", help="Named axes: tp=4,dp_shard=-1.")
+@click.option("--mesh", help="Sizes of the axes: 2,8.")
+@click.option("--constraint", "constraints", multiple=True, help="PATTERN=R, PATTERN:AXIS=S(0), ...")
+@click.option("--micro-batches", type=click.IntRange(min=1), help="Parts of the batch.")
+@click.option("--on", "other_cluster", help='Another cluster: "4x8 H100-SXM".')
+@click.option("-o", "--output", type=PLAN_FILE, help="Where the plan is written.")
+@given_options
+@as_json_option
+def what_if(
+    path: Path,
+    memory_limit: str | None,
+    dims: str | None,
+    mesh: str | None,
+    constraints: tuple[str, ...],
+    micro_batches: int | None,
+    other_cluster: str | None,
+    output: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Plan the model of the plan file PATH again under other wishes, and print both plans.
+
+    Example: autopar what-if plan.json --dims dp_shard=-1 -o fsdp.json
+    """
+    asked = bound(path, given)
+    words = {"memory_limit": memory_limit, "dims": dims, "mesh": mesh, "micro_batches": micro_batches}
+    changes: dict[str, Any] = {name: word for name, word in words.items() if word is not None}
+    changes |= {"dims": parse_dims(dims)} if dims else {}
+    changes |= {"mesh": parse_mesh(mesh)} if mesh else {}
+    changes |= {"constraints": parse_constraints(constraints)} if constraints else {}
+    changes |= {"cluster": read_cluster(other_cluster)} if other_cluster else {}
+    if not changes:
+        raise ConfigurationError("what if what? Give --memory-limit, --dims, --mesh, --constraint or --on")
+    found = asked.plan.what_if(**changes)
+    said = {**words, "constraints": list(constraints) or None, "cluster_text": other_cluster}
+    question = {**asked.plan.question, **{name: word for name, word in said.items() if word is not None}}
+    _hand_out(asked.plan, found.with_(question={**found.question, **question}), output, as_json)
+
+
+@click.command()
+@click.argument("path", type=PLAN_FILE)
+@click.option(
+    "--set", "placements", multiple=True, help="PATTERN=R, PATTERN:AXIS=S(0). None: check a file edited by hand."
+)
+@click.option("-o", "--output", type=PLAN_FILE, help="Where the plan is written.")
+@given_options
+@as_json_option
+def edit(path: Path, placements: tuple[str, ...], output: Path | None, as_json: bool, **given: Any) -> None:
+    """Change placements of the plan file PATH (or check one that was edited by hand), complete and price it again.
+
+    Example: autopar edit plan.json --set lm_head.weight=R -o edited.json
+    """
+    asked = bound(path, given)
+    found = asked.plan.edit(parse_constraints(placements) or {})
+    _hand_out(asked.plan, found, output, as_json)
+
+
+def _hand_out(before: Plan, after: Plan, output: Path | None, as_json: bool) -> None:
+    """The new plan as JSON, or both beside each other."""
+    if output is not None:
+        after.save(output)
+    if as_json:
+        click.echo(after.to_json().decode())
+        return
+    rows = [("before", *plan_rows(before)[0][1:]), ("after", *plan_rows(after)[0][1:])]
+    Console().print(table("plans", PLAN_COLUMNS, rows))
+    click.echo(before.diff(after) or "the same choices")
+    for note in after.notes:
+        click.echo(note)

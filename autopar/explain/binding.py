@@ -1,0 +1,112 @@
+"""Binding: the limits that a plan runs into. A limit binds where the plan would cost less without it.
+
+    memory 79.2 GiB at backward 3 (layers.2.mlp/mm#1/bwd)      solved again as if memory were free
+    constraint 'lm_head.weight': R on every axis               solved again without this wish
+    axes named dp_shard, tp                                    solved again with free names on the same mesh
+
+Each is tried by itself, and only what lowers the objective is named, with the gain and with what the explained choice
+would then be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autopar.errors import InfeasibleError, PlanMismatchError
+from autopar.explain.recovered import query_of
+from autopar.explain.source import Source
+from autopar.layout import Mesh
+from autopar.parallel_plan import Plan
+from autopar.plan_answers import OPTIMUM_ROUNDING, Binding
+from autopar.plan_text import format_bytes
+from autopar.planner.mesh_shapes import FREE_AXIS_NAMES
+from autopar.planner.read import describe
+from autopar.planner.recover import recover
+from autopar.planner.resolve import Resolved, Resolver
+from autopar.planner.within_memory import MEMORY_GAP
+from autopar.questions import Options
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relaxed:
+    """A limit that was taken away, and the best plan without it."""
+
+    constraint: str
+    best: Resolved
+    gain_seconds: float
+
+
+class Limits:
+    """The limits that bind one plan, each tried once."""
+
+    def __init__(self, source: Source, plan: Plan, resolver: Resolver) -> None:
+        self.source, self.plan, self.resolver = source, plan, resolver
+
+    def of(self, index: int) -> tuple[Binding, ...]:
+        """The limits that bind the plan, with what they make of decision `index`."""
+        recovered = self.resolver.recovered
+        chosen = describe(recovered.built.variables[index], int(recovered.labels[index]))
+        found = []
+        for relaxed in self.binding:
+            then = describe(relaxed.best.built.variables[index], int(relaxed.best.labels[index]))
+            found.append(
+                Binding(
+                    constraint=relaxed.constraint,
+                    gain_seconds=relaxed.gain_seconds,
+                    instead=None if then == chosen else then,
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def binding(self) -> list[Relaxed]:
+        """Every limit without which the plan would cost less."""
+        return [relaxed for relaxed in self._tried() if relaxed.gain_seconds > 0.0]
+
+    def _tried(self) -> Iterator[Relaxed]:
+        yield from self._memory()
+        options = self.source.options
+        for text, others in _without_one(options.constraints):
+            yield from self._wish(f"constraint {text}", replace(options, constraints=others), self.plan.mesh)
+        if options.recompute is not None:
+            yield from self._wish(f"recompute={options.recompute}", replace(options, recompute=None), self.plan.mesh)
+        mesh, free = self.plan.mesh, _free_names(self.plan.mesh)
+        if options.dims and mesh != free:
+            yield from self._wish(f"axes named {', '.join(mesh.axis_names)}", replace(options, dims=None), free)
+
+    def _memory(self) -> Iterator[Relaxed]:
+        best = self.resolver.without_limit()
+        recovered = self.resolver.recovered
+        moment = self.resolver.model.name(self.resolver.fullest)
+        limit = format_bytes(recovered.query.budget_bytes)
+        holds = format_bytes(float(self.resolver.over_time.max()))
+        yield self._relaxed(f"memory limit {limit} (the plan holds {holds} at {moment})", best)
+
+    def _wish(self, text: str, options: Options, mesh: Mesh) -> Iterator[Relaxed]:
+        """The best plan on a mesh of the same sizes for a question without a wish, from this plan on."""
+        try:
+            recovered = recover(query_of(self.source, self.plan, options), replace(self.plan, mesh=mesh))
+            yield self._relaxed(text, Resolver(recovered, self.resolver.cpu_seconds).optimum())
+        except (InfeasibleError, PlanMismatchError):
+            return  # the plan itself is no answer there, so nothing can be said
+
+    def _relaxed(self, text: str, best: Resolved) -> Relaxed:
+        objective = self.resolver.recovered.objective
+        rounding = (MEMORY_GAP if best.in_memory else OPTIMUM_ROUNDING) * objective
+        gain = objective - best.objective
+        return Relaxed(text, best, gain if gain > rounding else 0.0)
+
+
+def _without_one(constraints: object) -> Iterator[tuple[str, object]]:
+    """(a wish in words, the others), for every wish of `constraints=`."""
+    if isinstance(constraints, str):
+        yield constraints, None
+    elif isinstance(constraints, dict):
+        for pattern, value in constraints.items():
+            yield f"{pattern!r}: {value}", {key: other for key, other in constraints.items() if key != pattern} or None
+
+
+def _free_names(mesh: Mesh) -> Mesh:
+    return Mesh(FREE_AXIS_NAMES[len(mesh.shape)], mesh.shape)

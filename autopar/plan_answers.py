@@ -1,0 +1,306 @@
+"""Answers: what a plan says when it is asked, as values that print themselves.
+
+    print(plan.explain("lm_head.weight"))         an `Explanation`: layout, cost by term, runner-up, what binds
+    print(plan.explain(vs="ddp"))                 a `Comparison`: where two plans part, and what each difference costs
+    print(plan.memory())                          a `MemoryTable`: the peak by kind, by module and over time
+    print(plan.code(rank=0))                      a `RankProgram`: what one rank runs, line by line
+
+`document()` of each is the same as JSON values, for `--json`. `autopar.explain` computes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from autopar.plan_text import align, format_bytes, format_seconds, layout_lines, why_no_runner_up, without_numbers
+
+if TYPE_CHECKING:
+    from autopar.parallel_plan import Plan
+
+OPTIMUM_ROUNDING = 1e-9
+"""Relative difference below which two objectives are the same: rounding of the sums."""
+LARGEST_LINES = 30
+"""Lines that a printed comparison or table has at most; the value holds all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Seconds per step that one parameter, operator or output pays. kind: "compute", "optimizer", "tie-break", "slice"
+    (a local copy) or a collective; axes: names of those that it crosses."""
+
+    name: str
+    kind: str
+    axes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def label(self) -> str:
+        """ "all_gather over dp_shard"; "compute"."""
+        return f"{self.kind} over {'+'.join(self.axes)}" if self.axes else self.kind
+
+
+def by_label(terms: Iterable[Term]) -> dict[str, float]:
+    """Seconds per label, largest first."""
+    found: dict[str, list[float]] = {}
+    for term in terms:
+        found.setdefault(term.label, []).append(term.seconds)
+    return dict(sorted(((label, math.fsum(s)) for label, s in found.items()), key=lambda item: -abs(item[1])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """What it costs to forbid a choice, with everything else free to follow. choice: what takes its place in the best
+    plan that was found; seconds: what that plan costs more per step; at_least: no plan without the choice costs less
+    more; followers: other decisions that then change; needed_memory: only a plan that fits into memory counted."""
+
+    choice: str
+    seconds: float
+    at_least: float
+    followers: int
+    needed_memory: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what was found is proven to be the cheapest."""
+        return self.seconds - self.at_least <= max(abs(self.seconds), 1e-9) * 1e-3
+
+    def __str__(self) -> str:
+        price = f"{signed(self.seconds)} per step"
+        if not self.is_exact:
+            price += f", proven: at least {signed(self.at_least)} (exact=True searches on)"
+        follow = f", and {self.followers} other choices follow" if self.followers else ", nothing else changes"
+        return f"runner-up {self.choice}: {price}{follow}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """A limit without which the plan would cost less. gain_seconds: how much less; instead: what the explained choice
+    would then be (None: the same)."""
+
+    constraint: str
+    gain_seconds: float
+    instead: str | None = None
+
+    def __str__(self) -> str:
+        then = "this choice would stay" if self.instead is None else f"this would be {self.instead}"
+        return f"binds: {self.constraint}; without it {then}, and the plan {format_seconds(self.gain_seconds)} cheaper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One choice, or `count` equal ones of repeated layers (name: of the first). layout: lines in words; terms: what it
+    pays per step; nbytes: what it holds at the fullest moment; nearest: other choices with what each adds while
+    everything else is held; switch: with everything else free to follow."""
+
+    name: str
+    count: int
+    layout: tuple[str, ...]
+    terms: tuple[Term, ...] = ()
+    nbytes: float | None = None
+    nearest: tuple[tuple[str, float], ...] = ()
+    switch: Switch | None = None
+    bindings: tuple[Binding, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [*self.layout]
+        if self.count > 1:
+            lines[0] += f" and {self.count - 1} like it in other layers"
+        if self.terms:
+            parts = [f"{label} {format_seconds(seconds)}" for label, seconds in by_label(self.terms).items()]
+            lines.append(f"  costs {', '.join(parts)} per step")
+        if self.nbytes is not None:
+            lines.append(f"  holds {format_bytes(self.nbytes)} at the fullest moment")
+        lines += [f"  {self.switch}"] if self.switch is not None else []
+        searched = None if self.switch is None else self.switch.choice
+        nearest = [(choice, seconds) for choice, seconds in self.nearest if choice != searched]
+        lines += [f"  instead {choice}: {signed(seconds)} per step" for choice, seconds in nearest]
+        lines += [f"  {binding}" for binding in self.bindings]
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+    def document(self) -> dict[str, Any]:
+        """The explanation as JSON values."""
+        return {
+            "name": self.name,
+            "count": self.count,
+            "text": str(self),
+            "seconds": by_label(self.terms),
+            "bytes": self.nbytes,
+            "alternatives": [{"instead": text, "delta_seconds": delta} for text, delta in self.nearest],
+            "runner_up": None if self.switch is None else {**asdict(self.switch), "is_exact": self.switch.is_exact},
+            "binding": [asdict(binding) for binding in self.bindings],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanations:
+    """Several choices at once, in the order of the plan."""
+
+    choices: tuple[Explanation, ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.choices))
+
+    def document(self) -> dict[str, Any]:
+        """The explanations as JSON values."""
+        return {"text": str(self), "choices": [choice.document() for choice in self.choices]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A group of repeated layers (pattern) in which two plans part, or pay differently. seconds: per label of a term,
+    what `this` pays more than `other`; choices: of this and of the other plan, where they differ."""
+
+    pattern: str
+    count: int
+    seconds: Mapping[str, float]
+    choices: tuple[str, str] | None
+
+    @property
+    def total(self) -> float:
+        return math.fsum(self.seconds.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two plans at the same prices. differences: largest first; their totals add up to `objective_seconds` of this less
+    those of the other. step_seconds: as predicted, where communication runs beside computation."""
+
+    names: tuple[str, str]
+    objective_seconds: tuple[float, float]
+    step_seconds: tuple[float, float]
+    peak_bytes: tuple[float, float]
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        this, other = self.names
+        rows = [
+            ("sum of costs", *map(format_seconds, self.objective_seconds)),
+            ("predicted step", *map(format_seconds, self.step_seconds)),
+            ("memory per device", *map(format_bytes, self.peak_bytes)),
+        ]
+        parts = [(label, signed(seconds)) for label, seconds in self.by_label().items() if abs(seconds) > 0]
+        lines = [align(("", this, other), rows), "", align((f"{this} less {other}, by term", "per step"), parts), ""]
+        lines.append("where they part, largest first")
+        for difference in self.differences[:LARGEST_LINES]:
+            lines += _difference_lines(difference, self.names)
+        rest = self.differences[LARGEST_LINES:]
+        if rest:
+            left = signed(math.fsum(difference.total for difference in rest))
+            lines.append(f"and {len(rest)} smaller ones, together {left}")
+        return "\n".join([*lines, *self.notes])
+
+    def by_label(self) -> dict[str, float]:
+        """Label of a term -> what this plan pays more, largest first."""
+        labels = {label for difference in self.differences for label in difference.seconds}
+        found = {label: math.fsum(d.seconds.get(label, 0.0) for d in self.differences) for label in labels}
+        return dict(sorted(found.items(), key=lambda item: (-abs(item[1]), item[0])))
+
+    def document(self) -> dict[str, Any]:
+        """The comparison as JSON values; seconds and bytes."""
+        return {
+            **{
+                name: list(getattr(self, name)) for name in ("names", "objective_seconds", "step_seconds", "peak_bytes")
+            },
+            "by_term": self.by_label(),
+            "differences": [{**asdict(d), "total": d.total} for d in self.differences],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTable:
+    """The fullest moment of a step on one rank, in bytes. by_kind: parameters, optimizer state, gradients, ...; their
+    sum is `peak_bytes`; by_module: layers that repeat are one; over_time: (moment, bytes), the fullest operator of
+    every module in the order in which it runs. limit_bytes: what the plan may fill."""
+
+    rank: int
+    moment: str
+    peak_bytes: float
+    limit_bytes: float | None
+    by_kind: Mapping[str, float]
+    by_module: Mapping[str, float]
+    over_time: tuple[tuple[str, float], ...] = field(default=())
+
+    def __str__(self) -> str:
+        limit = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"
+        tables: list[tuple[str, Iterable[tuple[str, float]]]] = [
+            ("kind", self.by_kind.items()),
+            ("module", list(self.by_module.items())[:LARGEST_LINES]),
+            ("moment", self._moments()),
+        ]
+        lines = [f"rank {self.rank}: {format_bytes(self.peak_bytes)}{limit} at {self.moment}"]
+        for title, entries in tables:
+            rows = [(name, format_bytes(size), f"{size / self.peak_bytes:.1%}") for name, size in entries]
+            lines += ["", align((title, "memory", "of the peak"), rows)]
+        return "\n".join(lines)
+
+    def _moments(self) -> list[tuple[str, float]]:
+        """`over_time` with neighbouring blocks that repeat as one."""
+        runs = itertools.groupby(self.over_time, key=lambda entry: without_numbers(entry[0]))
+        return [(name, max(size for _, size in run)) for name, run in runs]
+
+    def document(self) -> dict[str, Any]:
+        """The table as JSON values, in bytes."""
+        return {**asdict(self), "over_time": [list(entry) for entry in self.over_time]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgram:
+    """What one rank runs: readable Python, each line with its module, local layout and predicted seconds."""
+
+    rank: int
+    text: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return self.text
+
+    def document(self) -> dict[str, Any]:
+        """The program as JSON values."""
+        return asdict(self)
+
+
+def from_plan_alone(plan: Plan, names: Sequence[str]) -> Explanations:
+    """What a plan says of some choices without its model: layouts, and other choices while everything else is held."""
+    found = []
+    for name, *others in alike(plan, names):
+        nearest = plan.explanations.get(name, ())
+        notes = () if nearest else tuple(why_no_runner_up(plan))
+        layout = layout_lines(plan, name)
+        found.append(Explanation(name=name, count=1 + len(others), layout=layout, nearest=nearest, notes=notes))
+    return Explanations(choices=tuple(found))
+
+
+def alike(plan: Plan, names: Sequence[str]) -> list[list[str]]:
+    """Names that differ in their numbers alone and of which the plan says the same, in the order of the first."""
+    groups: dict[object, list[str]] = {}
+    for name in names:
+        said = plan.parameters.get(name) or plan.operators.get(name)
+        nearest = tuple(text for text, _ in plan.explanations.get(name, ()))
+        groups.setdefault((without_numbers(name), said, nearest), []).append(name)
+    return list(groups.values())
+
+
+def signed(seconds: float) -> str:
+    """ "+1.2 ms", "-3 us"."""
+    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
+
+
+def _parts(seconds: Mapping[str, float]) -> str:
+    largest = sorted(seconds.items(), key=lambda item: -abs(item[1]))[:3]
+    return ", ".join(f"{label} {signed(value)}" for label, value in largest if value)
+
+
+def _difference_lines(difference: Difference, names: tuple[str, str]) -> list[str]:
+    times = f" x{difference.count}" if difference.count > 1 else ""
+    lines = [f"  {signed(difference.total):>9}  {difference.pattern}{times}: {_parts(difference.seconds)}"]
+    if difference.choices is not None:
+        said = zip(names, difference.choices, strict=True)
+        lines += [f"{'':11}  {name}: {choice}" for name, choice in said]
+    return lines
