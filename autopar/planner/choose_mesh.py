@@ -39,12 +39,14 @@ SHOWN_MESHES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The best candidate over all meshes (None: `failures` say why), with alternatives, notes and statistics.
+    """The best candidate over all meshes (None: `failures` say why), with alternatives, notes and statistics;
+    axis_notes: what each free axis of the best one does.
     free_bounds: of the meshes that were solved, whatever the memory limit. others: what was fitted beside the best."""
 
     best: Candidate | None
     failures: tuple[Exception, ...]
     alternatives: tuple[Baseline, ...] = ()
+    axis_notes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     statistics: Mapping[str, float | int | str] = field(default_factory=dict)
     free_bounds: Mapping[Mesh, float] = field(default_factory=dict)
@@ -87,20 +89,26 @@ def choose_mesh(
     best = solved.best
     if outcome.best is None or best is None:
         return Chosen(best=None, failures=failures, free_bounds=solved.free_bounds)
-    roles = axis_notes(query.program, query.factorisation, query.cluster, best.mesh, best.built, best.solution)
+    roles = roles_of(query, best)
     if len(meshes) == 1:
         return Chosen(
-            best=best, failures=failures, notes=tuple(roles), free_bounds=solved.free_bounds, others=solved.others
+            best=best, failures=failures, axis_notes=roles, free_bounds=solved.free_bounds, others=solved.others
         )
     return Chosen(
         best=best,
         failures=failures,
         alternatives=_alternatives(outcome),
-        notes=(*roles, *_notes(outcome)),
+        axis_notes=roles,
+        notes=tuple(_notes(outcome)),
         statistics=_statistics(query, outcome, meshes),
         free_bounds=solved.free_bounds,
         others=solved.others,
     )
+
+
+def roles_of(query: Query, best: Candidate) -> tuple[str, ...]:
+    """What each free axis of a candidate's mesh does, in words."""
+    return tuple(axis_notes(query.program, query.factorisation, query.cluster, best.mesh, best.built, best.solution))
 
 
 def _unless_known(floors: Mapping[Mesh, float], mesh: Mesh) -> str:

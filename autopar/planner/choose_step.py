@@ -23,8 +23,7 @@ from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import format_seconds
-from autopar.planner.axis_roles import axis_notes
-from autopar.planner.choose_mesh import Chosen
+from autopar.planner.choose_mesh import Chosen, roles_of
 from autopar.planner.one_mesh import Candidate, fit, price, solve_free
 from autopar.planner.query import Progress, Query
 from autopar.planner.restrict import ImpossiblePlacement
@@ -58,9 +57,14 @@ def shortest_step(
         best = _found(asked, mesh, limit if best is None else _step(best), log) or best
     if best is None:
         return None
-    roles = axis_notes(query.program, query.factorisation, query.cluster, best.mesh, best.built, best.solution)
     log(f"played, mesh {best.mesh.shape} takes {_step(best) * 1e3:.1f} ms instead of {step_seconds * 1e3:.1f}")
-    return replace(chosen, best=best, notes=(*roles, *_notes(best)), statistics=_statistics(chosen, best))
+    return replace(
+        chosen,
+        best=best,
+        axis_notes=roles_of(query, best),
+        notes=_notes(chosen, best),
+        statistics=_statistics(chosen, best),
+    )
 
 
 def instead(plan: Plan, shorter: Plan) -> Plan:
@@ -116,6 +120,8 @@ def _statistics(chosen: Chosen, best: Candidate) -> dict[str, float | int | str]
     return {**counts, "bound_over_all_meshes_seconds": bound, "gap_over_all_meshes": gap}
 
 
-def _notes(best: Candidate) -> list[str]:
+def _notes(chosen: Chosen, best: Candidate) -> tuple[str, ...]:
     share = best.plan.hidden_share
-    return [f"its sum of costs counts {1 - share:.0%} of the communication of parameters"] if share else []
+    if not share:
+        return chosen.notes
+    return (*chosen.notes, f"its sum of costs counts {1 - share:.0%} of the communication of parameters")

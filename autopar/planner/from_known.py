@@ -34,7 +34,9 @@ def at_least_as_good(query: Query, chosen: Chosen, start: Candidate | None, log:
         return chosen
     others = [other for other in chosen.alternatives if tuple(other.dims.values()) != start.mesh.shape]
     beaten = [] if chosen.best.mesh.shape == start.mesh.shape else [as_baseline(chosen.best.plan)]
-    return replace(chosen, best=found.best, alternatives=(*beaten, *others), notes=found.notes)
+    return replace(
+        chosen, best=found.best, alternatives=(*beaten, *others), axis_notes=found.axis_notes, notes=found.notes
+    )
 
 
 def _objective(candidate: Candidate | None) -> float:

@@ -192,7 +192,7 @@ def _finished(query: Query, chosen: Chosen, answer: Mapping[str, Any], known: tu
     assert best is not None
     blocks = blocks_of(query.program, query.factorisation)
     structure = {"blocks": blocks.num_blocks, "kinds_of_blocks": len(blocks.kinds), "cuts": len(blocks.cuts)}
-    notes = [*best.plan.notes, *chosen.notes]
+    notes = [*best.plan.notes, *chosen.axis_notes, *chosen.notes]
     if query.deadline.left() <= 0.0:
         why = "Ctrl-C" if query.deadline.stop.pressed else "the time limit"
         notes.append(
