@@ -25,6 +25,9 @@ from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.parameters import full_tensor, unique_parameters
 
 State = dict[str, Any]
+SEEDS = 1 << 63
+"""Seeds of draws count modulo this (`ParallelModule.seed`). That of a process which nobody seeded may be above it, and
+above what an integer tensor holds."""
 
 
 def save(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -51,7 +54,7 @@ def load(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimi
 def _state(module: ParallelModule, optimizer: torch.optim.Optimizer | None) -> State:
     state: State = {
         "model": module.state_dict(),
-        "random": {"base_seed": torch.tensor(module.base_seed), "calls": torch.tensor(module.calls)},
+        "random": {"base_seed": torch.tensor(module.base_seed % SEEDS), "calls": torch.tensor(module.calls)},
     }
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(module, optimizer)

@@ -74,7 +74,7 @@ def test_the_page_holds_the_figures_and_loads_nothing(plan: Plan, step: Recorded
 def test_utilisation_is_the_models_flops_over_the_step(plan: Plan) -> None:
     flops = 3 * 2 * 2 * 16 * FEATURES**2 - 2 * 16 * FEATURES**2  # two products, thrice; no gradient of the input
     rate = flops / plan.predicted.step_seconds / plan.num_ranks
-    found = {figure.name: figure for figure in headline(plan, None)}["utilisation"]
+    found = {figure.name: figure for figure in headline(plan, None)}["utilisation (MFU)"]
     assert plan.statistics["flops_of_pass"] == pytest.approx(flops)
     assert found.meaning.startswith(f"{rate / 1e12:.3g} of ")
 

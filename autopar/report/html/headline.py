@@ -76,8 +76,8 @@ def _utilisation(plan: Plan) -> Figure | None:
     if ceiling is None:
         return None
     rate = flops * plan.micro_batches / plan.predicted.step_seconds / plan.num_ranks
-    fastest = f"{ceiling / 1e12:.0f} TFLOP/s, the fastest {dtype} product measured"
-    return Figure("utilisation", f"{rate / ceiling:.1%}", f"{rate / 1e12:.3g} of {fastest}")
+    fastest = f"{ceiling / 1e12:.3g} TFLOP/s, the fastest {dtype} product measured"
+    return Figure("utilisation (MFU)", f"{rate / ceiling:.1%}", f"{rate / 1e12:.3g} of {fastest}")
 
 
 def _limit(plan: Plan) -> str:
