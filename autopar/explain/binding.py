@@ -94,7 +94,7 @@ class Limits:
 
     def _relaxed(self, text: str, best: Resolved) -> Relaxed:
         objective = self.resolver.recovered.objective
-        rounding = (MEMORY_GAP if best.in_memory else OPTIMUM_ROUNDING) * objective
+        rounding = (MEMORY_GAP if best.rows else OPTIMUM_ROUNDING) * objective
         gain = objective - best.objective
         return Relaxed(text, best, gain if gain > rounding else 0.0)
 

@@ -97,7 +97,7 @@ def switch_of(recovered: Recovered, other: Resolved, index: int) -> Switch:
         seconds=seconds,
         at_least=min(seconds, other.lower_bound - recovered.objective),
         followers=_changed(recovered, other) - 1,
-        needed_memory=other.in_memory,
+        needed_memory=bool(other.rows),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.recovered import query_of
@@ -24,10 +25,19 @@ from autopar.plan_text import axes_at_work, format_bytes, format_placements, wit
 from autopar.planner.cost_terms import cost_terms
 from autopar.planner.known_plans import known_plans
 from autopar.planner.recover import recover
+from autopar.questions import Options
 
 SHORT_NAMES = {"ddp": "DDP", "fsdp": "ZeRO-3", "zero3": "ZeRO-3", "zero-3": "ZeRO-3", "hsdp": "HSDP"}
 NO_LIMIT = 1e18
 """Bytes of a limit that nothing meets: a known plan that does not fit is still compared."""
+
+
+@runtime_checkable
+class HasSource(Protocol):
+    """The origin of a plan that was made in this process."""
+
+    @property
+    def source(self) -> Source: ...
 
 
 def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
@@ -35,15 +45,17 @@ def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
 
     Raises ConfigurationError for an unknown name and for plans with stages.
     """
-    name, notes = ("the other", []) if isinstance(other, Plan) else (other, list[str]())
+    name, notes, asked = "the other", list[str](), source.options
     if isinstance(other, str):
-        other, notes = _known(source, plan, other)
+        name, (other, notes, asked) = other, _known(source, plan, other)
+    elif isinstance(other.origin, HasSource):
+        asked = other.origin.source.options
     if other.fingerprint != plan.fingerprint:
         raise ConfigurationError("the two plans are of different programs: compare plans of one model and one batch")
     sums, costs = [], []
-    for each in (plan, other):
+    for each, options in ((plan, source.options), (other, asked)):
         counted = replace(each, hidden_share=0.0)
-        recovered = recover(query_of(source, counted), counted)
+        recovered = recover(query_of(source, counted, options), counted)
         sums.append(recovered.objective)
         costs.append(_by_pattern(cost_terms(recovered)))
     chosen = [_choices(each) for each in (plan, other)]
@@ -62,16 +74,16 @@ def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
     )
 
 
-def _known(source: Source, plan: Plan, name: str) -> tuple[Plan, list[str]]:
-    """A known plan by name, completed by the planner; one that does not fit into memory too, with a note."""
+def _known(source: Source, plan: Plan, name: str) -> tuple[Plan, list[str], Options]:
+    """A known plan by name, completed by the planner, and what was asked; one that does not fit too, with a note."""
     dims = _dims_of(source, plan, name)
     free = replace(source.options, constraints=None, recompute=None, micro_batches=None, schedule=None)
     free = replace(free, dims=dims, mesh=None, with_baselines=False, cache_dir=None, warm_start=None)
     try:
-        return source.plan(free), []
+        return source.plan(free), [], free
     except InfeasibleError:
         found = source.plan(replace(free, memory_limit=NO_LIMIT))
-        return found, [f"{name} does not fit: it needs {format_bytes(found.predicted.peak_bytes)} per device"]
+        return found, [f"{name} does not fit: it needs {format_bytes(found.predicted.peak_bytes)} per device"], free
 
 
 def _dims_of(source: Source, plan: Plan, name: str) -> dict[str, int]:

@@ -61,7 +61,7 @@ def memory_table(source: Source, plan: Plan, rank: int) -> MemoryTable:
         limit_bytes=graphs.query.budget_bytes,
         by_kind=_sums((kind, size) for _, kind, size in pieces),
         by_module=_sums((_module(name), size) for name, _, size in pieces),
-        over_time=(*_over_time(plan, nodes, held + constant), (AT_OPTIMIZER, at_end)),
+        over_time=(*_over_time(plan, nodes, (held + constant).tolist()), (AT_OPTIMIZER, at_end)),
     )
 
 

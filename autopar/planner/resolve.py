@@ -51,13 +51,13 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolved:
-    """An answer: labels of `built`, seconds, what no other answer is under, and whether memory took part."""
+    """An answer: labels of `built`, seconds, what no other answer is under; rows: of memory, where that took part."""
 
     built: Built
     labels: Rows
     objective: float
     lower_bound: float
-    in_memory: bool = False
+    rows: tuple[MemoryRow, ...] = ()
 
 
 class Resolver:
@@ -164,7 +164,7 @@ class Resolver:
         if is_forbidden(np.asarray(objective)) or any(over):
             why = "fits into memory" if any(over) else "can stand beside the rest"
             raise InfeasibleError(f"no other choice {why}")
-        return Resolved(built, solution.assignment, objective, solution.lower_bound, bool(rows))
+        return Resolved(built, solution.assignment, objective, solution.lower_bound, tuple(rows))
 
     @cached_property
     def _with_recomputation(self) -> Built:

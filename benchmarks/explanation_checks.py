@@ -1,0 +1,191 @@
+"""Two evaluators that share no code with what explains: for what an explanation says that switching costs.
+
+    raw_optimum(problem, rows, forbidden)     the one-hot program, written out and given to HiGHS: small graphs
+    recounted(recovered, labels)              seconds of an assignment, operator by operator and collective by
+                                              collective, from layouts and prices alone: graphs of any size
+
+The first proves that no plan without the choice is cheaper; the second that tables, reductions and labels say what the
+layouts cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.linear_solver.python import model_builder
+
+from autopar.cost_models.operators import optimizer_seconds
+from autopar.layout import Layout, Mesh, Replicate, replicated
+from autopar.passes.emit_redistribution import redistribution_steps
+from autopar.passes.view_layouts import layout_before_view
+from autopar.planner.build import Built, Variable
+from autopar.planner.factorisation import Factorisation, shape_of
+from autopar.planner.kin import OperatorKin
+from autopar.planner.prices import Prices, tensor_bytes
+from autopar.planner.query import Query
+from autopar.planner.read_skeleton import skeleton_of
+from autopar.planner.recomputation import RECOMPUTED, state_of
+from autopar.planner.skeleton import Link, Skeleton
+from autopar.planner.solver import MemoryRow, Problem, is_forbidden
+from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
+
+Flags = NDArray[np.bool_]
+MOST_VARIABLES = 150_000
+"""Of a one-hot program that is written out."""
+
+
+def raw_variables(problem: Problem) -> int:
+    """Variables of `raw_optimum`."""
+    return sum(costs.size for costs in problem.node_costs) + sum(edge.costs.size for edge in problem.edges)
+
+
+def raw_optimum(problem: Problem, rows: Sequence[MemoryRow], forbidden: Mapping[int, Flags], seconds: float) -> float:
+    """The least seconds of any assignment that avoids forbidden labels and keeps the rows, by HiGHS.
+
+    Raises RuntimeError where it is not proven within `seconds`.
+    """
+    model = model_builder.Model()
+    chosen = [[model.new_bool_var("") for _ in costs] for costs in problem.node_costs]
+    terms: list[model_builder.LinearExprT] = []
+    for node, (variables, costs) in enumerate(zip(chosen, problem.node_costs, strict=True)):
+        never = is_forbidden(costs) | forbidden.get(node, np.zeros(len(costs), dtype=bool))
+        model.add(sum(variables) == 1)
+        for variable, cost, is_out in zip(variables, costs.tolist(), never.tolist(), strict=True):
+            if is_out:
+                model.add(variable == 0)
+            elif cost:
+                terms.append(cost * variable)
+    for edge in problem.edges:
+        terms += _edge_terms(model, chosen[edge.source], chosen[edge.target], edge.costs)
+    for row in rows:
+        held = [
+            size * variable
+            for node, sizes in row.bytes.items()
+            for size, variable in zip((sizes / row.budget_bytes).tolist(), chosen[node], strict=True)
+            if size
+        ]
+        model.add(sum(held) <= 1.0 - row.constant_bytes / row.budget_bytes)
+    model.minimize(sum(1e3 * term for term in terms))
+    solver = model_builder.Solver("highs")
+    solver.set_time_limit_in_seconds(seconds)
+    status = solver.solve(model)
+    if status != model_builder.SolveStatus.OPTIMAL:
+        raise RuntimeError(f"HiGHS did not prove the optimum in {seconds} s: {status}")
+    return float(solver.objective_value) / 1e3
+
+
+def _edge_terms(
+    model: model_builder.Model,
+    sources: Sequence[model_builder.Variable],
+    targets: Sequence[model_builder.Variable],
+    costs: NDArray[np.float64],
+) -> list[model_builder.LinearExprT]:
+    """Cost of the pair that an edge takes: one variable per pair, tied to both ends by sums."""
+    never = is_forbidden(costs)
+    pairs = [[model.new_num_var(0.0, 0.0 if out else 1.0, "") for out in row] for row in never.tolist()]
+    for source, row in zip(sources, pairs, strict=True):
+        model.add(sum(row) == source)
+    for target, column in zip(targets, zip(*pairs, strict=True), strict=True):
+        model.add(sum(column) == target)
+    return [
+        float(cost) * pair
+        for row, line in zip(pairs, costs.tolist(), strict=True)
+        for pair, cost in zip(row, line, strict=True)
+        if cost and not is_forbidden(np.asarray(cost))
+    ]
+
+
+def recounted(query: Query, mesh: Mesh, built: Built, labels: Sequence[int]) -> float:
+    """Seconds of an assignment without recomputation, from its layouts."""
+    return _Recount(query, mesh, built, labels).seconds()
+
+
+class _Recount:
+    """One assignment, priced from a new skeleton and new prices."""
+
+    def __init__(self, query: Query, mesh: Mesh, built: Built, labels: Sequence[int]) -> None:
+        self.query, self.mesh, self.built, self.labels = query, mesh, built, labels
+        self.prices = Prices(query.cluster, mesh)
+        self.skeleton: Skeleton = skeleton_of(query.program, query.kernel_backend, Factorisation(query.program))
+        self.count = 1 if query.micro is None else query.micro.count
+
+    def seconds(self) -> float:
+        nodes = [self._node(index, variable) for index, variable in enumerate(self.built.variables)]
+        return math.fsum([*nodes, *map(self._link, self.skeleton.links)])
+
+    def _node(self, index: int, variable: Variable) -> float:
+        label, slot = self.labels[index], self.skeleton.slots[index]
+        if state_of(variable, label) == RECOMPUTED:
+            raise ValueError(f"{variable.name} is computed again: this counts plans that recompute nothing")
+        if variable.kind == "parameter":
+            return self._parameter(variable, label)
+        if variable.strategies is None:
+            return float(variable.costs[label])  # a tie-break at most
+        kin = self.skeleton.kin[slot.kin]
+        assert isinstance(kin, OperatorKin)
+        one = _only(variable.strategies, label)
+        seconds = float(
+            self.prices.operator_costs(kin.node, kin.rule, one, kin.traffic, kin.leads_kernel, kin.kernel_share)[0]
+        )
+        for output, tensor in slot.tolls:
+            made = _at(variable.layouts[output], label)
+            seconds += self._moved(tensor, made, replicated(len(self.mesh.shape)))
+        return seconds * self.count
+
+    def _parameter(self, variable: Variable, label: int) -> float:
+        choice, shape = variable.labels[label], shape_of(variable.node)
+        state = self.query.state_bytes[variable.name].step_traffic
+        touched = state * math.prod(shape) * local_fraction(choice.stored, shape, self.mesh)
+        ties = zip(self.prices.tie_breaks, choice.stored, strict=True)
+        seconds = float(optimizer_seconds(self.query.cluster.device, touched))
+        seconds += float(sum(tie for tie, placed in ties if placed != Replicate()))
+        gather = self._steps(shape, tensor_bytes(variable.node), choice.stored, choice.used)
+        return seconds + gather * (self.count - self.query.hidden_share)
+
+    def _link(self, link: Link) -> float:
+        source, target = self.built.variables[link.source], self.built.variables[link.target]
+        made = _at(source.layouts[link.output], self.labels[link.source])
+        wanted: Layout | None = _at(_wanted(target, link.port), self.labels[link.target])
+        for view in self.skeleton.views[link.views]:
+            assert wanted is not None
+            wanted = layout_before_view(view, wanted, self.mesh)
+        assert wanted is not None
+        is_hidden = "parameter" in (source.kind, target.kind)
+        counted = 1.0 - self.query.hidden_share if is_hidden else 1.0
+        return self._moved(link.tensor, made, wanted) * self.count * counted
+
+    def _moved(self, tensor: int, source: Layout, target: Layout) -> float:
+        kin = self.skeleton.tensors[tensor]
+        return self._steps(kin.shape, kin.nbytes, source, target)
+
+    def _steps(self, shape: tuple[int, ...], nbytes: int, source: Layout, target: Layout) -> float:
+        steps = redistribution_steps(shape, source, target, self.mesh)
+        ties = zip(self.prices.tie_breaks, source, target, strict=True)
+        return math.fsum(self.prices.step_seconds(step, nbytes) for step in steps) + float(
+            sum(tie for tie, before, after in ties if before != after)
+        )
+
+
+def _wanted(variable: Variable, port: int) -> LayoutSet | None:
+    if variable.strategies is not None:
+        return variable.strategies.inputs[port]
+    return variable.stored if variable.kind == "parameter" else variable.layouts[0]
+
+
+def _at(layouts: LayoutSet | None, label: int) -> Layout:
+    assert layouts is not None
+    return layouts.distinct[layouts.index[label]]
+
+
+def _only(strategies: Strategies, label: int) -> Strategies:
+    """One strategy by itself."""
+    row = np.array([label])
+    return Strategies(
+        axes=(strategies.axes[label],),
+        inputs=tuple(layouts.take(row) for layouts in strategies.inputs),
+        outputs=tuple(None if layouts is None else layouts.take(row) for layouts in strategies.outputs),
+        fraction=strategies.fraction[row],
+    )

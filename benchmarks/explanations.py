@@ -1,0 +1,182 @@
+"""Are explanations true? Random choices of several plans: what they say that switching costs, evaluated by others.
+
+    python -m benchmarks.explanations                    all plans, results/explanations.json
+    python -m benchmarks.explanations gpt-named          one of them, printed only
+
+For every choice the plan is explained as `plan.explain(name, exact=True)` does. Its difference to the runner-up is
+compared with the raw one-hot program of the same prices, with and without the choice, as HiGHS solves it (small
+graphs), and with a recount of both plans from their layouts (all graphs). Every limit that is said to bind is taken
+away, and the relaxed problem evaluated in the same two ways: the objective must fall.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopar.errors import InfeasibleError
+from autopar.explain.binding import Limits
+from autopar.explain.choices import switch_of
+from autopar.explain.origin import Remembered
+from autopar.explain.recovered import recovered_plan
+from autopar.parallel_plan import Plan
+from autopar.planner.read import describe
+from autopar.planner.recomputation import RECOMPUTED, state_of
+from autopar.planner.recover import Recovered, described
+from autopar.planner.resolve import Resolved, Resolver
+from autopar.what_if import Planner
+from benchmarks.explanation_checks import MOST_VARIABLES, raw_optimum, raw_variables, recounted
+from benchmarks.models import Inputs, gpt2, llama, t5, token_inputs
+from benchmarks.results import write_results
+
+RESULTS = Path(__file__).parent / "results" / "explanations.json"
+CHOICES = 10
+HIGHS_SECONDS = 120.0
+SEARCH_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, its inputs, a cluster and what was asked of it."""
+
+    build: Callable[[], torch.nn.Module]
+    inputs: Callable[[], Inputs]
+    cluster: str
+    asked: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _gpt() -> torch.nn.Module:
+    return gpt2(layers=2, width=256, heads=8, vocabulary=512, positions=64)
+
+
+CASES: dict[str, Case] = {
+    "gpt-named": Case(
+        build=_gpt, inputs=lambda: token_inputs(512)(16, 64), cluster="2x4 H100-SXM",
+        asked={"dims": {"dp_shard": 2, "tp": 4}},
+    ),
+    "gpt-wishes": Case(
+        build=_gpt, inputs=lambda: token_inputs(512)(64, 64), cluster="4 A100-80", asked={
+            "mesh": (4,), "constraints": {"lm_head": "R", "transformer.h.*.mlp.c_fc.weight": "S(1)"},
+        },
+    ),
+    "gpt-memory": Case(
+        build=_gpt, inputs=lambda: token_inputs(512)(256, 64), cluster="4 H100-SXM",
+        asked={"mesh": (4,), "memory_limit": "280MiB", "recompute": "none", "micro_batches": 1},
+    ),
+    "t5": Case(
+        build=lambda: t5(layers=1, width=256, heads=8, vocabulary=512), inputs=lambda: token_inputs(512)(16, 64),
+        cluster="4 H100-SXM", asked={"dims": {"tp": 4}},
+    ),
+    "llama-wide": Case(
+        build=lambda: llama(layers=4, width=4096, hidden=14336, heads=32, kv_heads=8, vocabulary=128256,
+                            positions=4096),
+        inputs=lambda: token_inputs(128256)(64, 4096), cluster="8x8 H100-SXM", asked={"mesh": (8, 8)},
+    ),
+}  # fmt: skip
+
+
+def check(name: str, case: Case, seed: int = 0) -> dict[str, Any]:
+    """Rows of one plan: choices and limits, each with what it says and what the evaluators find."""
+    began = time.process_time()
+    with torch.device("meta"):
+        model, inputs = case.build(), case.inputs()
+    planner = Planner(model, inputs, cluster=case.cluster, optimizer=torch.optim.AdamW)
+    plan = planner.plan(**case.asked)
+    assert isinstance(plan.origin, Remembered)
+    recovered = recovered_plan(plan.origin.source, plan)
+    resolver = Resolver(recovered, SEARCH_SECONDS)
+    names = [v.name for v in recovered.built.variables if v.kind in ("parameter", "operator") and len(v.costs) > 1]
+    chosen = random.Random(seed).sample(names, min(CHOICES, len(names)))
+    return {
+        "plan": name,
+        "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+        "decisions": len(recovered.built.variables),
+        "raw_variables": raw_variables(recovered.built.problem),
+        "stored_objective_seconds": plan.objective_seconds,
+        "objective_seconds": recovered.objective,
+        "recounted_seconds": _recounted(recovered, recovered.labels.tolist()),
+        "choices": [_choice(recovered, resolver, each) for each in chosen],
+        "limits": _limits(plan, recovered, resolver),
+        "cpu_seconds": time.process_time() - began,
+    }
+
+
+def _choice(recovered: Recovered, resolver: Resolver, name: str) -> dict[str, Any]:
+    index = recovered.variable_of(name)
+    variable = recovered.built.variables[index]
+    row: dict[str, Any] = {"name": name, "chosen": describe(variable, int(recovered.labels[index]))}
+    try:
+        other = resolver.without_choice(index)
+    except InfeasibleError as error:
+        return {**row, "no_runner_up": str(error)}
+    switch = switch_of(recovered, other, index)
+    row |= {"runner_up": switch.choice, "seconds": switch.seconds, "at_least": switch.at_least}
+    row["memory_took_part"] = bool(other.rows)
+    if not any(state_of(v, int(label)) == RECOMPUTED for v, label in zip(other.built.variables, other.labels,
+                                                                         strict=True)):  # fmt: skip
+        row["recounted"] = _recount_of(recovered, other) - _recounted(recovered, recovered.labels.tolist())
+    if raw_variables(other.built.problem) <= MOST_VARIABLES:
+        texts = np.array(described(other.built.variables[index], with_state=recovered.built is not recovered.plain))
+        forbidden = {index: texts == describe(variable, int(recovered.labels[index]))}
+        with_it = raw_optimum(recovered.built.problem, (), {}, HIGHS_SECONDS)
+        without_it = raw_optimum(other.built.problem, other.rows, forbidden, HIGHS_SECONDS)
+        row |= {"raw": without_it - recovered.objective, "raw_optimum_with_the_choice": with_it}
+    return row
+
+
+def _limits(plan: Plan, recovered: Recovered, resolver: Resolver) -> list[dict[str, Any]]:
+    assert isinstance(plan.origin, Remembered)
+    rows = []
+    for relaxed in Limits(plan.origin.source, plan, resolver).binding:
+        best = relaxed.best
+        row: dict[str, Any] = {"limit": relaxed.constraint, "gain_seconds": relaxed.gain_seconds}
+        if raw_variables(best.built.problem) <= MOST_VARIABLES:
+            row["raw"] = recovered.objective - raw_optimum(best.built.problem, best.rows, {}, HIGHS_SECONDS)
+        rows.append(row)
+    return rows
+
+
+def _recounted(recovered: Recovered, labels: list[int]) -> float:
+    return recounted(recovered.query, recovered.mesh, recovered.built, labels)
+
+
+def _recount_of(recovered: Recovered, other: Resolved) -> float:
+    return recounted(recovered.query, recovered.mesh, other.built, other.labels.tolist())
+
+
+def worst(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Over all choices: the largest relative difference between what was said and what each evaluator found."""
+    said = [choice for row in rows for choice in row["choices"] if "seconds" in choice]
+    found = {}
+    for evaluator in ("recounted", "raw"):
+        pairs = [(choice["seconds"], choice[evaluator]) for choice in said if evaluator in choice]
+        found[f"{evaluator}_choices"] = float(len(pairs))
+        found[f"{evaluator}_worst"] = max((abs(a - b) / max(abs(b), 1e-9) for a, b in pairs), default=0.0)
+    limits = [limit for row in rows for limit in row["limits"]]
+    found["limits"] = float(len(limits))
+    found["limits_that_lower"] = float(sum(1 for limit in limits if limit.get("raw", limit["gain_seconds"]) > 0))
+    return found
+
+
+def main() -> None:
+    """Check the plans that are named, or all and write the results."""
+    names = sys.argv[1:] or list(CASES)
+    rows = []
+    for name in names:
+        rows.append(check(name, CASES[name]))
+        print(name, worst(rows[-1:]), f"{rows[-1]['cpu_seconds']:.1f} CPU s", flush=True)
+    if not sys.argv[1:]:
+        write_results(RESULTS, {"worst": worst(rows), "plans": rows})
+    print(worst(rows))
+
+
+if __name__ == "__main__":
+    main()
