@@ -86,7 +86,7 @@ class StepProgram:
         if self.micro is not None:
             partition = for_micro_batches(lowered, partition).partition
             joined = joined_bytes(self.micro, lowered)
-        partition = overlapped(partition, self.plan.bucket_bytes)
+        partition = overlapped(partition, self.plan.bucket_bytes, self.plan.product_chunks)
         states = self._states([lowered], self.plan.micro_batches > 1)
         actions = [Action("states", COMPUTE, 0.0, allocates=states.bytes + joined)]
         passes = self._passes(partition)

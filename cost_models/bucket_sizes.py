@@ -1,4 +1,5 @@
-"""Bucket sizes: how many bytes of gradients or parameters travel together, by playing the step with each size.
+"""Bucket sizes and chunks: how many bytes of gradients or parameters travel together, and into how many chunks a
+product is cut beside the collective of its rows, by playing the step with each.
 
     sizes       backward played                                               64 gradients of 1 MB, 3 ms + 4 ms/MB
     none        compute 0.3 s, all_reduce 64 x 7 ms = 0.45 s                  0.45 s
@@ -6,17 +7,22 @@
 
 A larger bucket saves starts and loses overlap. Kernels keep their prices in every order, so they are priced once; the
 collectives, and the copies that pack and unpack, are priced for every size.
+
+Chunks are tried with the fastest sizes, kind by kind: a chunk costs a start and hides the rest of its collective behind
+the next chunk's product, so they pay where both take long. They stay where they make the step shorter by `LEAST_GAIN`.
 """
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost_models.kernel_groups import Traffic
+from autopar.cost_models.kernel_groups import Traffic, launches_kernel
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_names import base_name
 from autopar.cost_models.program_costs import (
@@ -30,8 +36,8 @@ from autopar.cost_models.program_costs import (
 from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import Timeline, simulate
 from autopar.layout import Mesh
-from autopar.ops.buckets import packed, packed_rows, rows_part
 from autopar.passes.bucket_collectives import KINDS, buckets, with_buckets
+from autopar.passes.chunk_products import chunked_products, in_chunks
 from autopar.passes.collectives import describe
 from autopar.passes.early_starts import early_order
 from autopar.passes.partition import Partition
@@ -39,17 +45,23 @@ from autopar.passes.partition import Partition
 MIB = 2**20
 SIZES = (0.0, 1.0 * MIB, 4.0 * MIB, 16.0 * MIB, 64.0 * MIB, 256.0 * MIB)
 """Tried for all kinds of collectives at once; neighbours differ by a few per cent of a step."""
+CHUNKS = (2, 4, 8)
+"""Tried for one kind of collectives after the other, while more make the step shorter."""
+LEAST_GAIN = 0.01
+"""Share of a step that chunks must save: less is lost in what the simulator does not know."""
 LARGE_PROGRAM = 20_000
 """Nodes of both passes above which every second size is tried: a step of 126 layers takes seconds to play."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
-    """How a rank issues the collectives of a micro-batch: in buckets of these sizes, and what that gives."""
+    """How a rank issues the collectives of a micro-batch: in buckets of these sizes, products in so many chunks, and
+    what that gives."""
 
     bucket_bytes: Mapping[str, float] | None
     """None: one by one, each awaited where it starts."""
     passes: tuple[Timeline, ...]
+    chunks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -66,8 +78,9 @@ class Issue:
 
 
 def issues(partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str) -> list[Issue]:
-    """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. Last
-    comes what takes the least memory: as lowered, each collective awaited where it starts.
+    """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. The
+    fastest in chunks stands in front, where that is faster still. Last comes what takes the least memory: as lowered,
+    each collective awaited where it starts.
 
     partition: as lowered, without buckets. mesh and backend: as of `program_actions`.
     """
@@ -83,7 +96,25 @@ def issues(partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str) 
             played = tuple(one.play(bucket_bytes) for one in passes)
             found[joined] = Issue(bucket_bytes=bucket_bytes, passes=played)
     as_lowered = Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes))
-    return [*sorted(found.values(), key=lambda issue: issue.seconds), as_lowered]
+    fastest_first = sorted(found.values(), key=lambda issue: issue.seconds)
+    return [*_in_chunks(passes, fastest_first[0], CHUNKS[:: 1 + (nodes > LARGE_PROGRAM)]), *fastest_first, as_lowered]
+
+
+def _in_chunks(passes: Sequence[_Pass], whole: Issue, counts: Sequence[int]) -> list[Issue]:
+    """The fastest way to cut products into chunks, with the buckets of `whole`; nothing where that does not pay."""
+    best = whole
+    hidden = [one.hidden_at_most() for one in passes]
+    for kind in sorted({kind for seconds in hidden for kind in seconds}):
+        if sum(seconds.get(kind, 0.0) for seconds in hidden) < LEAST_GAIN * whole.seconds:
+            continue
+        for count in counts:
+            chunks = {**best.chunks, kind: count}
+            played = tuple(one.in_chunks(chunks).play(whole.bucket_bytes) for one in passes)
+            issue = Issue(bucket_bytes=whole.bucket_bytes, passes=played, chunks=chunks)
+            if issue.seconds > best.seconds - LEAST_GAIN * whole.seconds:
+                break
+            best = issue
+    return [best] if best.chunks else []
 
 
 class _Pass:
@@ -94,11 +125,29 @@ class _Pass:
     ) -> None:
         self._graph, self._phase, self._cluster, self._mesh, self._prices = graph, phase, cluster, mesh, prices
         nodes = list(graph.nodes)
+        self._known = {node.name for node in nodes}
         self._collectives = describe(nodes)
         actions = program_actions(
             graph, phase, cluster=cluster, mesh=mesh, backend=backend, prices=prices, segment_of=str
         )
         self._kernels = {nodes[action.position].name: action for action in actions if action.stream == COMPUTE}
+
+    def in_chunks(self, chunks: Mapping[str, int]) -> _Pass:
+        """The same pass with products in chunks; other kernels keep their prices."""
+        cut = copy.copy(self)
+        cut._graph = in_chunks(self._graph, chunks)
+        return cut
+
+    def hidden_at_most(self) -> dict[str, float]:
+        """Per kind of collective: seconds that run beside each other at most where products are cut into chunks."""
+        found: dict[str, float] = defaultdict(float)
+        for product in chunked_products(list(self._graph.nodes)):
+            collective = collective_of(product.start)
+            kernel = self._kernels.get(product.product.name)
+            if collective is not None and kernel is not None and product.divides(CHUNKS[0]):
+                moved = collective_action(product.start, collective, self._phase, self._cluster, self._mesh)
+                found[product.kind] += min(moved.seconds, kernel.seconds)
+        return found
 
     def joined(self, bucket_bytes: Mapping[str, float]) -> list[tuple[str, ...]]:
         """The names of the collectives in every bucket."""
@@ -119,10 +168,11 @@ class _Pass:
                 yield replace(action, position=position)
             elif node.name in self._kernels:
                 yield replace(self._kernels[node.name], position=position)
-            elif node.target in (packed, packed_rows, rows_part):
-                yield self._copy(node, position)
+            elif node.name not in self._known and node.op == "call_function" and launches_kernel(node):
+                yield self._added(node, position)
 
-    def _copy(self, node: fx.Node, position: int) -> ProgramAction:
+    def _added(self, node: fx.Node, position: int) -> ProgramAction:
+        """A copy of a bucket, or a kernel of a chunk: one by itself."""
         traffic = Traffic(reads=tuple(node.all_input_nodes), writes=(0,))
         return ProgramAction(
             name=str(node.meta["operator"]), phase=self._phase, stream=COMPUTE, kind=base_name(node.target),

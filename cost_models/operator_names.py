@@ -20,7 +20,7 @@ LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "mas
 """Operators that read only the rows of their first operand that they return."""
 
 
-PARTS = ("region", "piece", "trimmed", "rows_part", "slice", "select")
+PARTS = ("region", "piece", "trimmed", "rows_part", "row_chunk", "slice", "select")
 """Operators that read only as much as they return."""
 
 

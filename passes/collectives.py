@@ -21,6 +21,7 @@ from torch import fx
 from autopar.ops import packing  # noqa: F401 (registers pack and unpack)
 from autopar.ops.blocks import padded, piece, pieces_first, pieces_joined, region, trimmed
 from autopar.ops.buckets import packed, packed_rows, rows_part
+from autopar.ops.row_chunks import rows_joined
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 ALL_GATHER = _c10d.all_gather_into_tensor.default
@@ -29,6 +30,8 @@ ALL_REDUCE_IN_PLACE = _c10d.all_reduce_.default
 REDUCE_SCATTER = _c10d.reduce_scatter_tensor.default
 WAIT = _c10d.wait_tensor.default
 REDUCTIONS = frozenset({ALL_REDUCE, ALL_REDUCE_IN_PLACE, REDUCE_SCATTER})
+CHUNK_OF = "chunk_of"
+"""Key in the meta of a start that moves one of several chunks: the name of the start that moved all of them."""
 
 _LIGHT = frozenset(
     {
@@ -41,6 +44,7 @@ _LIGHT = frozenset(
         packed,
         packed_rows,
         rows_part,
+        rows_joined,
         torch.ops.autopar.pack.default,
         torch.ops.autopar.unpack.default,
         operator.getitem,

@@ -8,8 +8,8 @@
 A wait stands in front of the first reader that computes, waits of returned gradients at the end. A reduction or an
 exchange starts behind the operator that makes its operand. A gather makes its tensor grow, so it starts where it is
 read; but a gather of a parameter, which could start at once, starts behind the wait of the gather before it: one is
-fetched ahead. Reductions that hold their larger operand while they run (reduce_scatter), or on which another one
-waits, are at most `IN_FLIGHT` at a time.
+fetched ahead, and so is the next chunk of a product's rows (`chunk_products.py`). Reductions that hold their larger
+operand while they run (reduce_scatter), or on which another one waits, are at most `IN_FLIGHT` at a time.
 
 Every rank starts its collectives in the same order: positions follow from operators that all ranks have, never from
 the layout work between them, which differs between uneven blocks. Then no waits can lock, whatever order they have: of
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from torch import fx
 from torch.fx import GraphModule
 
-from autopar.passes.collectives import ALL_GATHER, REDUCE_SCATTER, WAIT, describe, is_start
+from autopar.passes.collectives import ALL_GATHER, CHUNK_OF, REDUCE_SCATTER, WAIT, describe, is_start
 
 IN_FLIGHT = 2
 """One is on the wire while the next is made."""
@@ -119,7 +119,7 @@ class _EarlyOrder(LateOrder):
         found = self.collectives
         gathers = [start for start in found.starts if found.is_early_gather(start)]
         self._first = gathers[:1]
-        self._ahead = dict(itertools.pairwise(gathers))
+        self._ahead = dict(itertools.pairwise(gathers)) | _next_chunks(found.starts)
         self._made_by: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         self._followers: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         self._in_flight: list[fx.Node] = []
@@ -163,3 +163,12 @@ class _EarlyOrder(LateOrder):
         for start in self._followers.get(node, ()):
             if all(wait in self._placed for wait in self.collectives.waits_into[start]):
                 self._need(start)
+
+
+def _next_chunks(starts: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Of the gathers of one product's chunks: each -> the one behind it."""
+    chunks: dict[str, list[fx.Node]] = defaultdict(list)
+    for start in starts:
+        if start.target is ALL_GATHER and CHUNK_OF in start.meta:
+            chunks[start.meta[CHUNK_OF]].append(start)
+    return {one: following for gathers in chunks.values() for one, following in itertools.pairwise(gathers)}

@@ -1,8 +1,8 @@
 """Overlap: what runs of a lowered step is this, so that communication hides behind computation.
 
-    forward, backward   -->   bucket_collectives   -->   early_starts
+    forward, backward   -->   chunk_products   -->   bucket_collectives   -->   early_starts
 
-Both passes keep what is computed, bit by bit but for the order in which a bucket adds up its ranks. The planner, the
+The passes keep what is computed, bit by bit but for the order in which a bucket adds up its ranks. The planner, the
 simulator and the runtime all call `overlapped`, so that what is priced and what is counted is what runs.
 """
 
@@ -10,29 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from torch.fx import GraphModule
 
 from autopar.passes.bucket_collectives import bucket_collectives
+from autopar.passes.chunk_products import chunk_products
 from autopar.passes.early_starts import early_starts
 from autopar.passes.partition import Partition
 from autopar.passes.runner import Pass, run_passes
 
 OVERLAP_PASSES: tuple[Pass[Mapping[str, float]], ...] = (bucket_collectives, early_starts)
 
+WHOLE: Mapping[str, int] = MappingProxyType({})
+"""No product in chunks."""
 
-def overlapped(partition: Partition, bucket_bytes: Mapping[str, float] | None) -> Partition:
-    """Both graphs of a rank with their collectives in buckets, started early and awaited late; as lowered where
-    `bucket_bytes` is None."""
+
+def overlapped(
+    partition: Partition, bucket_bytes: Mapping[str, float] | None, chunks: Mapping[str, int] = WHOLE
+) -> Partition:
+    """Both graphs of a rank with products in chunks and collectives in buckets, started early and awaited late; as
+    lowered where `bucket_bytes` is None. chunks: per kind of collective, of `Plan.product_chunks`."""
     return replace(
         partition,
-        forward=overlapped_graph(partition.forward, bucket_bytes),
-        backward=None if partition.backward is None else overlapped_graph(partition.backward, bucket_bytes),
+        forward=overlapped_graph(partition.forward, bucket_bytes, chunks),
+        backward=None if partition.backward is None else overlapped_graph(partition.backward, bucket_bytes, chunks),
     )
 
 
-def overlapped_graph(graph_module: GraphModule, bucket_bytes: Mapping[str, float] | None) -> GraphModule:
+def overlapped_graph(
+    graph_module: GraphModule, bucket_bytes: Mapping[str, float] | None, chunks: Mapping[str, int] = WHOLE
+) -> GraphModule:
     """One graph of a rank, with the same inputs and outputs."""
     if bucket_bytes is None:
         return graph_module
+    if chunks:
+        graph_module = run_passes(graph_module, (chunk_products,), chunks)[0]
     return run_passes(graph_module, OVERLAP_PASSES, bucket_bytes)[0]

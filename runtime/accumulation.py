@@ -7,13 +7,14 @@ that are not cut are reduced every time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from autopar.parallel_plan import Plan
 from autopar.passes.late_sums import cut_late_sums
 from autopar.passes.overlap import overlapped_graph
 from autopar.runtime.kernels import GraphCall
@@ -72,7 +73,7 @@ class HeldGradients:
 
 def cut_backward(
     graph_module: fx.GraphModule,
-    bucket_bytes: Mapping[str, float] | None,
+    plan: Plan,
     compiled: Callable[[fx.GraphModule], GraphCall],
 ) -> CutBackward | None:
     """Cut a bound backward graph before the last sums of each gradient; None where no gradient has one."""
@@ -80,7 +81,7 @@ def cut_backward(
     if cut is None:
         return None
     return CutBackward(
-        unreduced=compiled(overlapped_graph(cut.unreduced, bucket_bytes)),
-        reduce=compiled(overlapped_graph(cut.reduce, bucket_bytes)),
+        unreduced=compiled(overlapped_graph(cut.unreduced, plan.bucket_bytes, plan.product_chunks)),
+        reduce=compiled(overlapped_graph(cut.reduce, plan.bucket_bytes)),
         positions=cut.positions,
     )

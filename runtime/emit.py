@@ -214,7 +214,7 @@ def output_layout(plan: Plan, name: str) -> Layout:
 
 def emit(program: Program, lowered: Program, partition: Partition, plan: Plan, groups: ProcessGroups) -> WholeStep:
     """Bind the graphs of `partition` (of the `lowered` program) to processes and kernels."""
-    issued = overlapped(partition, plan.bucket_bytes)
+    issued = overlapped(partition, plan.bucket_bytes, plan.product_chunks)
     parts = [issued.forward] if issued.backward is None else [issued.forward, issued.backward]
     groups.create(group_symbols(*parts))
     compiled = functools.partial(kernels, backend=plan.kernel_backend)
@@ -227,5 +227,5 @@ def emit(program: Program, lowered: Program, partition: Partition, plan: Plan, g
         groups=groups,
         forward=compiled(bound[0]),
         backward=compiled(bound[1]) if len(bound) > 1 else None,
-        cut=None if plain is None else cut_backward(plain, plan.bucket_bytes, compiled),
+        cut=None if plain is None else cut_backward(plain, plan, compiled),
     )

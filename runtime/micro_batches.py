@@ -209,7 +209,7 @@ def emit_micro(
     micro: MicroProgram, lowered: Program, parts: MicroPartition, plan: Plan, groups: ProcessGroups
 ) -> MicroStep:
     """Bind the graphs of `parts` (of the `lowered` program of one part) to processes and kernels."""
-    issued = overlapped(parts.partition, plan.bucket_bytes)
+    issued = overlapped(parts.partition, plan.bucket_bytes, plan.product_chunks)
     graphs = [parts.statistics, issued.forward, issued.backward]
     groups.create(group_symbols(*(graph for graph in graphs if graph is not None)))
     statistics, forward, backward = (None if graph is None else bind_groups(graph, groups) for graph in graphs)

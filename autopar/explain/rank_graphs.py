@@ -53,4 +53,4 @@ def rank_graphs(source: Source, plan: Plan, rank: int) -> RankGraphs:
     if query.micro is not None:
         partition = for_micro_batches(lowered, partition).partition
         joined = joined_bytes(query.micro, lowered)
-    return RankGraphs(query, lowered, overlapped(partition, plan.bucket_bytes), joined)
+    return RankGraphs(query, lowered, overlapped(partition, plan.bucket_bytes, plan.product_chunks), joined)

@@ -3,7 +3,7 @@
 The objective pays every edge; the program pays a redistribution once per (tensor, phase, target), and readers of one
 shared copy may ask for the same layout. `predict_timeline` plays the tables, with everything on one stream;
 `predict_issue` plays the lowered program, whose collectives run beside what does not need them
-(`passes/early_starts.py`), with the bucket sizes that make it shortest.
+(`passes/early_starts.py`), with the bucket sizes and chunks that make it shortest.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def choose_issue(
     partition: Partition, plan: Plan, cluster: Cluster, measure: Callable[[Partition], Floats], budget_bytes: float
 ) -> tuple[Issue, Floats]:
     """How the collectives of a lowered micro-batch are issued, and what `measure` says of that: the fastest bucket
-    sizes whose bytes stay within the budget; one by one where none do."""
+    sizes and chunks whose bytes stay within the budget; one by one where none do."""
     found = issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend)
-    without_buckets = next(index for index, issue in enumerate(found) if issue.bucket_bytes == {})
-    for issue in found[: without_buckets + 1]:
-        measured = measure(overlapped(partition, issue.bucket_bytes))
+    plain = next(index for index, issue in enumerate(found) if issue.bucket_bytes == {} and not issue.chunks)
+    for issue in found[: plain + 1]:
+        measured = measure(overlapped(partition, issue.bucket_bytes, issue.chunks))
         if float(np.nanmax(measured)) <= budget_bytes:
             return issue, measured
     return found[-1], measure(partition)

@@ -97,6 +97,7 @@ def same_choices(one: Plan, other: Plan) -> bool:
         "buffers",
         "outputs",
         "bucket_bytes",
+        "product_chunks",
         "micro_batches",
         "pipeline",
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autopar.cluster import Cluster
-from autopar.cost_models.bucket_sizes import Issue, issues
+from autopar.cost_models.bucket_sizes import CHUNKS, LEAST_GAIN, Issue, issues
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.program_costs import COMPUTE, program_actions
 from autopar.cost_models.program_timeline import issued, wait_positions
@@ -19,6 +19,7 @@ from autopar.passes.lower import lower
 from autopar.passes.overlap import overlapped
 from autopar.passes.partition import Partition, split_forward_backward
 from tests.passes.test_lower import Case, all_replicated, data_parallel, zero3
+from tests.passes.tokens import Tokens, sequence_parallel
 
 MESH = Mesh(("dp",), (4,))
 
@@ -79,15 +80,20 @@ def test_what_is_played_is_the_program_that_runs(case: Case, parameter: object) 
     cluster = network(1e-3, 1e7)
     for issue in found(case, parameter, cluster):
         program = overlapped(partition(case, parameter), issue.bucket_bytes)
-        total = 0.0
-        for phase, part in zip(("forward", "backward"), program.graphs, strict=True):
-            actions = program_actions(
-                part.graph, phase, cluster=cluster, mesh=MESH, backend="eager",
-                prices=KernelPrices(device=cluster.device), segment_of=str,
-            )  # fmt: skip
-            assert any(action.stream == COMPUTE for action in actions)
-            total += simulate(issued(actions, wait_positions(part.graph.nodes))).makespan_seconds
-        assert issue.seconds == pytest.approx(total, rel=1e-9)
+        assert issue.seconds == pytest.approx(seconds_of(program, cluster), rel=1e-9)
+
+
+def seconds_of(program: Partition, cluster: Cluster, mesh: Mesh = MESH) -> float:
+    """Of both passes of a program, priced and played as `autopar simulate` does."""
+    total = 0.0
+    for phase, part in zip(("forward", "backward"), program.graphs, strict=True):
+        actions = program_actions(
+            part.graph, phase, cluster=cluster, mesh=mesh, backend="eager",
+            prices=KernelPrices(device=cluster.device), segment_of=str,
+        )  # fmt: skip
+        assert any(action.stream == COMPUTE for action in actions)
+        total += simulate(issued(actions, wait_positions(part.graph.nodes))).makespan_seconds
+    return total
 
 
 def test_joining_moves_no_byte_more(case: Case) -> None:
@@ -110,3 +116,31 @@ def test_what_takes_the_least_memory_comes_last_and_hides_nothing(case: Case, pa
     last = found(case, parameter, network(1e-3, 1e7))[-1]
     assert last.bucket_bytes is None
     assert last.seconds == pytest.approx(last.compute_seconds + last.exposed_communication_seconds)
+
+
+@pytest.fixture(scope="module")
+def wide() -> Partition:
+    """A column-parallel and a row-parallel layer of width 512 on 1,024 tokens."""
+    torch.manual_seed(0)
+    tokens = Case(Tokens(512), {name: torch.randn(8, 128, 512) for name in ("x", "y")})
+    return split_forward_backward(lower(tokens.program, sequence_parallel(tokens, 0), 0))
+
+
+def in_tensor_parallel(wide: Partition, cluster: Cluster) -> list[Issue]:
+    return issues(wide, cluster=cluster, mesh=Mesh(("tp",), (4,)), backend="eager")
+
+
+def test_large_products_over_slow_links_run_in_chunks(wide: Partition) -> None:
+    cluster = network(1e-4, 1e9)
+    best, whole, *_ = in_tensor_parallel(wide, cluster)
+    assert set(best.chunks) <= {"all_gather", "reduce_scatter"}
+    assert all(count in CHUNKS for count in best.chunks.values())
+    assert best.seconds < (1 - LEAST_GAIN) * whole.seconds
+    assert not whole.chunks
+    program = overlapped(wide, best.bucket_bytes, best.chunks)
+    assert best.seconds == pytest.approx(seconds_of(program, cluster, Mesh(("tp",), (4,))), rel=1e-9)
+
+
+def test_collectives_that_are_all_start_and_those_that_take_no_time_are_not_cut(wide: Partition) -> None:
+    for cluster in (network(0.1, 1e12), Cluster.parse("1x4 H100-SXM")):
+        assert not any(issue.chunks for issue in in_tensor_parallel(wide, cluster))

@@ -15,7 +15,7 @@ from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan, Prediction
 from autopar.passes.check_plan import output_shapes
 from autopar.passes.local_values import is_getitem
 from autopar.passes.lower import lower
-from autopar.passes.overlap import overlapped
+from autopar.passes.overlap import WHOLE, overlapped
 from autopar.passes.partition import Partition, split_forward_backward
 from autopar.program import Program
 from autopar.rules.engine import is_view, rule_for, tensor_operands
@@ -124,14 +124,15 @@ def run_plan(
     recompute: Sequence[str] = (),
     change: Callable[[fx.GraphModule], None] | None = None,
     bucket_bytes: Mapping[str, float] | None = None,
+    chunks: Mapping[str, int] = WHOLE,
 ) -> Results:
     """Lower for every rank, run forward and backward in simulation. tensors: global value of every input by name;
-    bucket_bytes: run what `overlapped` makes of the graphs."""
+    bucket_bytes: run what `overlapped` makes of the graphs; chunks: with products in so many chunks."""
     mesh = plan.mesh
     lowered = [lower(program, plan, rank) for rank in range(mesh.size)]
     partitions = [split_forward_backward(each, recompute) for each in lowered]
     if bucket_bytes is not None:
-        partitions = [overlapped(partition, bucket_bytes) for partition in partitions]
+        partitions = [overlapped(partition, bucket_bytes, chunks) for partition in partitions]
     for partition in partitions if change else ():
         for part in (partition.forward, partition.backward):
             change(part)

@@ -1,0 +1,48 @@
+"""Two linear layers on (batch, positions, width), and their plan with tensor and sequence parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from autopar.layout import Mesh, Shard
+from autopar.parallel_plan import Plan
+from tests.passes.hand_plans import hand_plan, picked
+from tests.passes.test_lower import Case
+
+FLAT = Mesh(("tp",), (4,))
+
+
+class Tokens(nn.Module):
+    """Two linear layers on (batch, positions, width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, 2 * width, bias=False)
+        self.proj = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.gelu(self.fc(torch.tanh(x)))
+        loss: torch.Tensor = ((torch.tanh(self.proj(hidden)) - y) ** 2).mean()
+        return loss
+
+
+def sequence_parallel(case: Case, dim: int) -> Plan:
+    """Hidden units split, and what stands around the two products split along `dim` of the activations."""
+    hidden = {"fc/mm#0": "n", "/gelu#0": "d2", "proj/mm#0": "k"}
+    hidden |= {"proj/mm#0/bwd": "n", "proj/mm#1/bwd": "m", "/gelu_backward#0/bwd": "d2", "fc/mm#0/bwd": "m"}
+    hidden |= {"fc/mm#1/bwd": "k"}
+    around = ("tanh", "sub", "pow", "mul")
+
+    def pick(node: fx.Node, rule: Any) -> list[str | None]:
+        name = str(node.meta["operator"])
+        if name in hidden:
+            return [hidden[name]]
+        base = str(node.target).split(".")[1]
+        return [f"d{dim}" if base.startswith(around) and f"d{dim}" in rule.names else None]
+
+    operators = picked(case.program, FLAT, pick)
+    inputs = {i.name: (Shard(dim),) for i in case.program.inputs if i.role == "input"}
+    return hand_plan(case.program, FLAT, operators, {}, inputs)
