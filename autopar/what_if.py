@@ -22,7 +22,7 @@ from torch import nn
 from autopar.capture import Captures, normalize_example_inputs, without_wrappers
 from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
-from autopar.explain.origin import WISHES, remembering
+from autopar.explain.origin import WISHES, bound, remembering
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.planner.constraints import Recompute
@@ -116,4 +116,6 @@ class Planner:
             raise ConfigurationError(f"bind does not take {', '.join(unknown)}: write {', '.join(sorted(WISHES))}")
         if asked.get("memory_limit") is None:
             asked["memory_limit"] = plan.question.get("memory_limit_bytes")
-        return remembering(plan, replace(self._source, options=replace(self._options, **asked)))
+        source = replace(self._source, options=replace(self._options, **asked))
+        with without_wrappers(self._model):
+            return bound(plan, source)

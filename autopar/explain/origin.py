@@ -17,6 +17,8 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Comparison, Explanations, MemoryTable, RankProgram
+from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.micro_batches import in_parts
 from autopar.questions import Options, as_cluster
 
 WISHES = frozenset(
@@ -29,13 +31,31 @@ WISHES = frozenset(
 
 
 def remembering(plan: Plan, source: Source) -> Plan:
-    """The plan with the source that made it. Raises PlanMismatchError for the plan of another program."""
-    if plan.fingerprint != fingerprint(source.program):
-        raise PlanMismatchError(
-            f"the plan was made for another graph (fingerprint {plan.fingerprint[:12]}, this one is "
-            f"{fingerprint(source.program)[:12]}): give the model, batch and sequence length that were planned"
-        )
+    """The plan with the source that made it."""
     return replace(plan, origin=Remembered(source))
+
+
+def bound(plan: Plan, source: Source) -> Plan:
+    """A plan of unknown origin with this source. Raises PlanMismatchError for the plan of another program."""
+    mark = _fingerprint_under(plan, source)
+    if plan.fingerprint != mark:
+        raise PlanMismatchError(
+            f"the plan was made for another graph (fingerprint {plan.fingerprint[:12]}, this one is {mark[:12]}): give "
+            "the model, batch and sequence length that were planned"
+        )
+    return remembering(plan, source)
+
+
+def _fingerprint_under(plan: Plan, source: Source) -> str:
+    """Of the program that the plan would run: one micro-batch's where it has several, or stages."""
+    if plan.pipeline is None and plan.micro_batches == 1:
+        return fingerprint(source.program)
+    try:
+        return fingerprint(in_parts(source.program, plan.micro_batches, source.at_batch).program)
+    except NotSeparable as reason:
+        raise PlanMismatchError(
+            f"the plan runs {plan.micro_batches} micro-batches, but this model cannot: {reason}"
+        ) from reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
