@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -93,7 +95,10 @@ def known_rows(output: Path) -> dict[str, dict[str, Any]]:
 def content(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The document, settings in the order of the table."""
     ordered = [rows[name] for name in SETTINGS if name in rows]
-    return {"summary": summary(ordered), "settings": ordered}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    command = ["python -m benchmarks.plan_quality", *sys.argv[1:]]
+    made = {"commit": commit or None, "command": " ".join(command)}
+    return {"run": made, "summary": summary(ordered), "settings": ordered}
 
 
 def run(name: str, cluster: Cluster, steps: int, console: Console) -> dict[str, Any]:

@@ -3,7 +3,8 @@
     SETTINGS["gpt-200mbit"].model_and_inputs()      # the same in every process
 
 Sizes are chosen so that the winner differs: wide and shallow (parameters dear, activations cheap), long sequences (the
-opposite), batches too small to be split, tables that nobody wants to reduce.
+opposite), batches too small to be split, tables that nobody wants to reduce; see "How settings were chosen" in
+docs/plan-quality.md.
 """
 
 from __future__ import annotations
