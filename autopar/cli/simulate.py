@@ -2,6 +2,7 @@
 
 autopar plan hf:config.json --cluster "2x8 H100-SXM" --dims pp=4,dp_shard=4 -o plan.json
 autopar simulate plan.json --trace step.json            # opens in chrome://tracing and ui.perfetto.dev
+autopar simulate plan.json --trace both.json --measured rank0.json --measured rank1.json     # beside a measured step
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.micro_batches import in_parts
 from autopar.program import MicroProgram, Program
 from autopar.questions import Options, capture_at, capture_program
+from autopar.report.measured import write_side_by_side
 from autopar.report.tables import table
 from autopar.simulation import Simulation, simulate_plan
 
@@ -35,18 +37,28 @@ COLUMNS = ("", "simulated", "predicted by the planner")
 @click.command()
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Where a Chrome trace is written.")
+@click.option(
+    "--measured",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    help="A rank's trace of torch.profiler, to stand beside in --trace; once per rank.",
+)
 @click.option("--model", help="pkg.module:factory or hf:CONFIG.json. Default: as the plan says.")
 @click.option("--batch", type=click.IntRange(min=1), help="Global batch. Default: as the plan says.")
 @click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: as the plan says.")
 @click.option("--cluster", help='"2x8 H100-SXM", a cluster file, or "here". Default: as the plan says.')
 @as_json_option
-def simulate(path: Path, trace: Path | None, as_json: bool, **given: Any) -> None:
+def simulate(path: Path, trace: Path | None, measured: tuple[Path, ...], as_json: bool, **given: Any) -> None:
     """Play one step of the plan file PATH: seconds, exposed communication, bubble, peak memory.
 
     Example: autopar simulate plan.json --trace step.json
     """
+    if measured and trace is None:
+        raise ConfigurationError("--measured has nowhere to go: give --trace, the file for both steps")
     found = simulated(Plan.load(path), given)
-    if trace is not None:
+    if trace is not None and measured:
+        write_side_by_side(trace, found.timeline, measured)
+    elif trace is not None:
         found.timeline.write_chrome_trace(trace)
     if as_json:
         print_document(document(found))
