@@ -13,7 +13,7 @@ from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
-from autopar.planner import planning
+from autopar.planner import best_plan
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solved_meshes import SolvedMeshes
@@ -108,8 +108,8 @@ def test_where_nothing_without_stages_fits_a_pipeline_is_tried(
     monkeypatch: pytest.MonkeyPatch, quick_fits: bool
 ) -> None:
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
-    monkeypatch.setattr(planning, "choose_mesh", nothing_fits)
-    monkeypatch.setattr(planning, "choose_micro_batches", nothing_fits)
+    monkeypatch.setattr(best_plan, "choose_mesh", nothing_fits)
+    monkeypatch.setattr(best_plan, "choose_micro_batches", nothing_fits)
     if not quick_fits:
         monkeypatch.setattr(free, "compare_pipelines", lambda *_: Compared())
     plan = autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu")
@@ -121,7 +121,7 @@ def test_where_nothing_without_stages_fits_a_pipeline_is_tried(
 
 def test_a_fast_search_tries_none_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
-    monkeypatch.setattr(planning, "choose_mesh", nothing_fits)
-    monkeypatch.setattr(planning, "choose_micro_batches", nothing_fits)
+    monkeypatch.setattr(best_plan, "choose_mesh", nothing_fits)
+    monkeypatch.setattr(best_plan, "choose_micro_batches", nothing_fits)
     with pytest.raises(InfeasibleError, match="no plan fits"):
         autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", mode="fast")

@@ -1,0 +1,178 @@
+"""The best plan for a question: the search over meshes, and what competes with what it finds.
+
+meshes, micro-batches       the optimum of a sum of costs (`choose_mesh`, `choose_micro_batches`)
+nothing fits                from the known plans (`from_known`), else a pipeline, else why not
+pipelines nobody asked for  several nodes, or memory short (`stages/free`)
+played steps                other sums and the known plans (`choose_step`): the shortest step is the answer
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from autopar.errors import InfeasibleError
+from autopar.layout import Mesh
+from autopar.parallel_plan import Baseline, Plan
+from autopar.planner.blocks import blocks_of
+from autopar.planner.choose_mesh import Chosen, choose_mesh
+from autopar.planner.choose_micro_batches import choose_micro_batches, query_in_parts
+from autopar.planner.choose_step import instead, shortest_step
+from autopar.planner.constraints import Constraints
+from autopar.planner.from_known import at_least_as_good
+from autopar.planner.known_plans import (
+    Known,
+    Shapes,
+    baselines,
+    cheapest,
+    known_meshes,
+    solved_known_plans,
+    usable,
+)
+from autopar.planner.mends import mended
+from autopar.planner.micro_batches import AtBatch
+from autopar.planner.query import Progress, Query
+from autopar.planner.read import switching_costs
+from autopar.planner.shortage import DoesNotFit
+from autopar.planner.solved_meshes import Slower
+from autopar.planner.stages.free import FreePipelines, pipeline_instead
+
+OPEN_GAP = 1e-2
+"""A gap above this asks the known plans for help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question without stages. query: of the whole batch; meshes: to search; shapes: of the meshes on which a known
+    plan is one that may be chosen (None: any). micro_batches, at_batch, with_baselines: as of `make_plan`.
+    tries_pipelines: whether stages may be the answer; began: CPU seconds of the process when it was asked."""
+
+    query: Query
+    meshes: Sequence[Mesh]
+    shapes: Shapes | None
+    micro_batches: int | None
+    at_batch: AtBatch | None
+    with_baselines: bool
+    tries_pipelines: bool
+    began: float
+    log: Progress
+
+
+def best_plan(asked: Asked) -> Plan:
+    """The answer, but for what the question was. Raises ConfigurationError, and InfeasibleError where nothing fits."""
+    query = asked.query
+    beside = None
+    if asked.tries_pipelines:
+        beside = FreePipelines(query, asked.micro_batches, asked.at_batch, asked.began, asked.log)
+    chosen = _over_meshes(asked, beside)
+    if chosen.best is None and beside is not None and any(isinstance(why, Slower) for why in chosen.failures):
+        pipeline = beside.instead(chosen)
+        if pipeline is not None:
+            known = solved_known_plans(query, None, asked.log) if asked.with_baselines else {}
+            return replace(pipeline, baselines=baselines(query, known))
+        chosen = _over_meshes(asked, None)
+    failures: tuple[Exception, ...] = ()
+    if chosen.best is None:
+        chosen, failures = _from_known_meshes(asked, chosen)
+    if chosen.best is None:
+        return _with_stages(asked, chosen, failures)
+    return _shortest(asked, chosen, beside)
+
+
+def shapes_of(mesh: Sequence[int] | None, constraints: Constraints, is_fixed: bool) -> Shapes | None:
+    """Shapes of the meshes on which a known plan is one that may be chosen (None: any); is_fixed: by other wishes."""
+    if is_fixed or constraints.placements or constraints.pinned:
+        return ()
+    return None if mesh is None else (tuple(mesh),)
+
+
+def _over_meshes(asked: Asked, beside: FreePipelines | None) -> Chosen:
+    """The optimum over meshes and micro-batches; beside: pipelines that may spare the search what takes longest."""
+    choose = partial(choose_mesh, meshes=asked.meshes, log=asked.log)
+    if beside is None:
+        return choose_micro_batches(asked.query, asked.micro_batches, asked.at_batch, choose, asked.log)
+    first = partial(choose, rival=beside.before_fitting)
+    return choose_micro_batches(
+        asked.query, asked.micro_batches, asked.at_batch, first, asked.log, beside.before_more_parts
+    )
+
+
+def _from_known_meshes(asked: Asked, chosen: Chosen) -> tuple[Chosen, tuple[Exception, ...]]:
+    """What is found from the known plans where the search found nothing that fits, and why not more."""
+    query = asked.query
+    named = list(known_meshes(query.cluster, asked.shapes).values()) if query.search.tries_mends else []
+    helper = choose_mesh(query, named, asked.log) if named else Chosen(best=None, failures=())
+    return at_least_as_good(query, chosen, helper.best, asked.log), helper.failures
+
+
+def _with_stages(asked: Asked, chosen: Chosen, failures: Sequence[Exception]) -> Plan:
+    """A pipeline, where nothing fits without. Raises InfeasibleError where there is none either."""
+    spent = time.process_time() - asked.began
+    pipeline = None
+    if asked.tries_pipelines:
+        pipeline = pipeline_instead(asked.query, asked.micro_batches, asked.at_batch, spent, asked.log)
+    if pipeline is None:
+        raise _why_nothing_fits(asked, chosen, failures)
+    return replace(pipeline, notes=(*pipeline.notes, f"without stages nothing fits: {chosen.failures[0]}"))
+
+
+def _shortest(asked: Asked, chosen: Chosen, beside: FreePipelines | None) -> Plan:
+    """The shortest played step of what was chosen, the known plans, pipelines and other sums of costs."""
+    query, log = asked.query, asked.log
+    assert chosen.best is not None
+    known = _known(asked, chosen.best.plan)
+    chosen = at_least_as_good(query, chosen, cheapest(known, asked.shapes), log)
+    assert chosen.best is not None
+    plan = _finished(query, chosen, baselines(query, known) if asked.with_baselines else ())
+    if beside is not None:
+        plan = beside.better_of(plan)
+    running = query_in_parts(query, chosen.best.plan.micro_batches, asked.at_batch)
+    rivals = usable(known, asked.shapes) if running.micro is None else ()
+    shorter = shortest_step(running, chosen, rivals, plan.predicted.step_seconds, log)
+    return plan if shorter is None else instead(plan, _finished(query, shorter, ()))
+
+
+def _known(asked: Asked, plan: Plan) -> Known:
+    """The known plans: all of them where the user wants to see them, else those that may help a plan with a gap."""
+    if asked.with_baselines:
+        return solved_known_plans(asked.query, None, asked.log)
+    return solved_known_plans(asked.query, asked.shapes, asked.log) if plan.gap > OPEN_GAP else {}
+
+
+def _why_nothing_fits(asked: Asked, chosen: Chosen, more: Sequence[Exception]) -> Exception:
+    """The failure that needs the least memory, with what would fit; the first one where memory is not what is short."""
+    failures = (*chosen.failures, *more)
+    short = [failure for failure in failures if isinstance(failure, DoesNotFit)]
+    if not short:
+        return failures[0]
+    least = min(short, key=lambda failure: failure.needed_bytes)
+    error = mended(asked.query, least, asked.log, asked.at_batch, asked.micro_batches)
+    return InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
+
+
+def _finished(query: Query, chosen: Chosen, known: tuple[Baseline, ...]) -> Plan:
+    """The plan of the best candidate, with what is known beside it."""
+    best = chosen.best
+    assert best is not None
+    blocks = blocks_of(query.program, query.factorisation)
+    structure: Mapping[str, int] = {
+        "blocks": blocks.num_blocks,
+        "kinds_of_blocks": len(blocks.kinds),
+        "cuts": len(blocks.cuts),
+    }
+    notes = [*best.plan.notes, *chosen.axis_notes, *chosen.notes]
+    if query.deadline.left() <= 0.0:
+        why = "Ctrl-C" if query.deadline.stop.pressed else "the time limit"
+        notes.append(
+            f"{why} ended the search: this is the best plan so far, with a gap of {best.plan.gap:.1e} on its mesh"
+        )
+    return replace(
+        best.plan,
+        notes=tuple(notes),
+        statistics={**best.plan.statistics, **structure, **chosen.statistics},
+        explanations=switching_costs(best.built, best.solution.assignment),
+        alternatives=chosen.alternatives,
+        baselines=known,
+    )
