@@ -50,7 +50,7 @@ def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
         name, (other, notes, asked) = other, _known(source, plan, other)
     elif isinstance(other.origin, HasSource):
         asked = other.origin.source.options
-    if other.fingerprint != plan.fingerprint:
+    if other.micro_batches == plan.micro_batches and other.fingerprint != plan.fingerprint:
         raise ConfigurationError("the two plans are of different programs: compare plans of one model and one batch")
     sums, costs = [], []
     for each, options in ((plan, source.options), (other, asked)):
