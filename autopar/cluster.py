@@ -257,6 +257,14 @@ class GroupTopology:
             raise ConfigurationError(f"mesh {shape} has no axes {sorted(chosen - set(range(len(shape))))}")
         return _group_topology(cluster.devices_per_node, shape, chosen)
 
+    @property
+    def border(self) -> GroupTopology:
+        """Two neighbours of such a group, on two nodes where it spans several: the two ends of a pipeline's border."""
+        ranks, nodes = min(self.ranks, 2), min(self.nodes, 2)
+        return GroupTopology(
+            ranks=ranks, nodes=nodes, ranks_per_node=ranks // nodes, groups_per_node=self.groups_per_node
+        )
+
 
 def cut_at_nodes(mesh_shape: Sequence[int], devices_per_node: int) -> tuple[tuple[int, int], ...] | None:
     """(part across nodes, part inside a node) of every axis of a mesh laid row-major over the ranks.

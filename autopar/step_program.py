@@ -29,6 +29,7 @@ from autopar.cost_models.program_timeline import (
     wait_positions,
 )
 from autopar.cost_models.simulator import Action
+from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.errors import ConfigurationError
 from autopar.layout import Mesh, local_shape
 from autopar.parallel_plan import Plan
@@ -103,13 +104,15 @@ class StepProgram:
             found.append(self._pass(partition.backward.graph, "backward", late))
         return found
 
-    def _pass(self, graph: fx.Graph, phase: str, held: PassBytes) -> PassProgram:
-        return pass_program(self._actions(graph, phase), held, wait_positions(graph.nodes))
+    def _pass(self, graph: fx.Graph, phase: str, held: PassBytes, *, hands_on: bool = False) -> PassProgram:
+        return pass_program(self._actions(graph, phase, hands_on=hands_on), held, wait_positions(graph.nodes))
 
-    def _actions(self, graph: fx.Graph, phase: str) -> list[ProgramAction]:
-        """Kernels and collectives; on CPUs the dispatch of views, which costs what any small operator costs."""
+    def _actions(self, graph: fx.Graph, phase: str, *, hands_on: bool = False) -> list[ProgramAction]:
+        """Kernels and collectives; on CPUs the dispatch of views, which costs what any small operator costs, and
+        (hands_on) what the host does for a pass that hands on to another stage."""
         found = self.price(graph, phase)
-        if seconds := dispatch_seconds(graph, self.cluster.device):
+        host = host_pass_seconds(self.cluster.device) if hands_on else 0.0
+        if seconds := dispatch_seconds(graph, self.cluster.device) + host:
             found.append(ProgramAction(name=phase, phase=phase, stream=COMPUTE, seconds=seconds, kind="views",
                                        position=len(graph.nodes) - 2))  # fmt: skip
         return found
@@ -188,21 +191,24 @@ class StepProgram:
             partition = replace(partition, forward=prepared.forward, backward=prepared.backward)
         before = () if prepared is None else tuple(self._actions(prepared.prepare.graph, "forward"))
         if partition.backward is None:
-            forward = self._pass(partition.forward.graph, "forward", bytes_of_passes(partition)[0])
+            forward = self._pass(partition.forward.graph, "forward", bytes_of_passes(partition)[0], hands_on=True)
             return _Stage(lowered=lowered, passes={"F": forward}, before=before)
         sent = len([o for o in lowered.outputs if o.role == "gradient" and o.name not in stages.holders])
         late = cut_late_sums(partition.backward, sent, growing=once)
         halves = split_backward(partition.backward if late is None else late.unreduced, sent)
         held, left = bytes_of_passes(replace(partition, backward=halves.whole))
         left = replace(left, after=0.0)
-        passes: dict[Kind, PassProgram] = {"F": self._pass(partition.forward.graph, "forward", held)}
+        passes: dict[Kind, PassProgram] = {"F": self._pass(partition.forward.graph, "forward", held, hands_on=True)}
         if "B" in kinds:
-            passes["B"] = self._pass(halves.whole.graph, "backward", left)
+            passes["B"] = self._pass(halves.whole.graph, "backward", left, hands_on=True)
         if "I" in kinds:
             kept = set(returned_values(halves.inputs.graph)[sent:])
             kept_bytes = float(sum(node_bytes(node) for node in kept if node.name not in partition.parameters))
             inputs, weights = (
-                (self._actions(half.graph, "backward"), wait_positions(half.graph.nodes))
+                (
+                    self._actions(half.graph, "backward", hands_on=half is halves.inputs),
+                    wait_positions(half.graph.nodes),
+                )
                 for half in (halves.inputs, halves.weights)
             )
             passes |= halves_of_backward(inputs, weights, left, kept_bytes)
@@ -211,7 +217,7 @@ class StepProgram:
 
     def _sends(self, stages: StagePrograms, plans: Sequence[Plan]) -> list[float]:
         """Seconds from each stage to the next: what crosses the border in forward, of one rank."""
-        topology = GroupTopology.of(self.cluster, self.mesh.shape, (0,))
+        topology = GroupTopology.of(self.cluster, self.mesh.shape, (0,)).border
         found = []
         for border in range(len(stages.programs) - 1):
             crossing = [c for c in stages.crossings if not c.is_backward and c.source <= border < c.target]

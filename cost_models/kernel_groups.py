@@ -102,8 +102,9 @@ def phase_of_meta(node: fx.Node) -> str:
 def kernel_groups(graph: fx.Graph, backend: str, phase: Phase = phase_of_meta) -> dict[fx.Node, int]:
     """The kernel of each node that launches one, named by the position of its first node in the graph.
 
-    "eager": one kernel per node (a product with its total is one). "inductor": maximal chains of pointwise nodes with trailing reductions,
-    never across phases. The others: see `KERNEL_BACKENDS`. Raises ConfigurationError for another backend.
+    "eager": one kernel per node, but a product adds to its total. "inductor": maximal chains of pointwise nodes with
+    trailing reductions, never across phases. The others: see `KERNEL_BACKENDS`. Raises ConfigurationError for
+    another backend.
     """
     rules = KERNEL_BACKENDS.get(backend)
     if rules is None:

@@ -15,6 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from autopar.errors import ConfigurationError
+from autopar.hardware import Device
+
+PASS_LAUNCHES = 16.0
+"""What a pass of a stage costs its CPU beside its operators, in dispatches of a small operator: binding its arguments,
+a message that comes and one that leaves. Measured: 0.2 to 0.3 CPU ms per pass of GPTs of 4 layers, 4 emulated nodes of
+half a core each, where a dispatch takes 0.016 CPU ms."""
+
+
+def host_pass_seconds(device: Device) -> float:
+    """Seconds of a pass that hands on, beside its operators; 0 where the host runs ahead of its device."""
+    return PASS_LAUNCHES * device.launch_seconds if device.kind == "cpu" else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import fx
 
+from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.layout import Mesh
 from autopar.passes.arguments import argument
 from autopar.planner.build import Built, Variable
@@ -39,6 +40,7 @@ from autopar.planner.operators import base_of
 from autopar.planner.prices import Floats, Prices, tensor_bytes
 from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
 from autopar.planner.solver import evaluate, is_forbidden
+from autopar.planner.stages.adding_up import adding_seconds
 from autopar.planner.stages.block_table import MODES, BlockTable
 from autopar.planner.stages.runs import Runs
 from autopar.planner.stages.step_values import StepValues
@@ -130,6 +132,7 @@ def block_table(
         devices=solved.mesh.size,
         capacity_bytes=capacity_bytes,
         gather_once=gather_once,
+        pass_seconds=host_pass_seconds(solved.prices.cluster.device),
         modes=tuple(ways),
         forward_seconds=added(each.of_passes[FORWARD] for each in seconds.values()),
         backward_seconds=added(each.of_passes[BACKWARD] for each in seconds.values()),
@@ -187,6 +190,7 @@ class _Seconds:
         self._read_nodes(built, labels)
         self._read_edges(built, labels)
         self._read_views()
+        self._read_totals()
 
     def _place(self, index: int, variable: Variable) -> tuple[int, int]:
         """(pass, segment) of what a variable does, and of what reaches it."""
@@ -268,6 +272,12 @@ class _Seconds:
             if base_of(node)[1]:
                 late = node.meta["phase"] == "backward"
                 self.of_passes[BACKWARD if late else FORWARD, segment] += device.launch_seconds
+
+    def _read_totals(self) -> None:
+        solved = self.solved
+        for source, seconds in adding_seconds(solved.built, solved.labels, solved.lifetimes, solved.prices):
+            turn = WEIGHT if source in self.weights else BACKWARD
+            self.of_passes[turn, self.lifetimes.segment[source]] += seconds
 
 
 class _Bytes:

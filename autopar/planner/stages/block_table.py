@@ -55,6 +55,8 @@ class BlockTable:
     group: int = 0
     gather_once: bool = False
     """Stages gather their parameters once per step."""
+    pass_seconds: float = 0.0
+    """What the host adds to a pass of a stage of any size: forward, and backward or its first half."""
     modes: tuple[str, ...] = MODES
     """The way of recomputation of every row."""
 
@@ -107,8 +109,8 @@ class BlockTable:
         run = slice(first, end)
         added = float(self.twin_seconds[run].sum()) if twins and self.twin_seconds is not None else 0.0
         return StageCosts(
-            forward_seconds=float(self.forward_seconds[mode, run].sum()),
-            backward_seconds=float(self.backward_seconds[mode, run].sum()),
+            forward_seconds=float(self.forward_seconds[mode, run].sum()) + self.pass_seconds,
+            backward_seconds=float(self.backward_seconds[mode, run].sum()) + self.pass_seconds,
             weight_seconds=float(self.weight_seconds[mode, run].sum()),
             send_bytes=float(self.send_bytes[end - 1]) if end < self.num_blocks else 0.0,
             saved_bytes=float(self.saved_bytes[mode, run].sum()),

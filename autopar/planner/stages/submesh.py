@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, GroupTopology
+from autopar.cost_models.collectives import collective_seconds
 from autopar.layout import Mesh
 from autopar.parallel_plan import PIPELINE_AXIS
 from autopar.planner.lifetimes import Lifetimes
@@ -60,13 +60,17 @@ def table_of(
 ) -> BlockTable:
     """The block table of a sub-mesh. cluster: the whole one; query: of the whole question, for its memory limit."""
     across = whole_mesh(num_groups, solved.mesh) if num_groups > 1 else Mesh((PIPELINE_AXIS,), (cluster.num_devices,))
-    prices = Prices(cluster, across)
+    border = GroupTopology.of(cluster, across.shape, (0,)).border
+
+    def send_seconds(nbytes: float) -> float:
+        return float(collective_seconds("neighbours", nbytes, border, cluster))
+
     return block_table(
         solved,
         ways,
         runs,
         query.budget_bytes,
-        partial(prices.collective_seconds, "neighbours", (0,)),
+        send_seconds,
         1 if query.micro is None else query.micro.count,
         gather_once=gather_once,
     )

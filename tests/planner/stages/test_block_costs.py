@@ -11,6 +11,7 @@ from torch import fx
 
 from autopar.capture import capture
 from autopar.cluster import Cluster
+from autopar.cost_models.stage_costs import PASS_LAUNCHES
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.layout import Mesh
 from autopar.planner.constraints import parse_constraints
@@ -22,6 +23,7 @@ from autopar.planner.predict import predict_timeline
 from autopar.planner.prices import Prices
 from autopar.planner.query import Query, budget, kernel_backend
 from autopar.planner.search import SEARCH
+from autopar.planner.stages.adding_up import adding_seconds
 from autopar.planner.stages.block_costs import Solved, block_table, ways_of, weight_operators, weight_share
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.runs import Runs, find_runs
@@ -80,13 +82,32 @@ def solved_program(program: Program, cluster: Cluster, micro_batches: int) -> Ma
 def test_all_blocks_together_cost_the_simulated_step(made: Made) -> None:
     solved, table = made.solved, made.table
     step = predict_timeline(made.program, solved.built, solved.labels, solved.prices).makespan_seconds
-    assert table.seconds[0].sum() + table.once_seconds.sum() == pytest.approx(step, rel=1e-9)
+    totals = sum(seconds for _, seconds in _totals(solved))
+    assert table.seconds[0].sum() + table.once_seconds.sum() == pytest.approx(step + totals, rel=1e-9)
+
+
+def _totals(solved: Solved) -> list[tuple[fx.Node, float]]:
+    return list(adding_seconds(solved.built, solved.labels, solved.lifetimes, solved.prices))
+
+
+def test_gradients_are_added_to_totals_but_for_products(made: Made) -> None:
+    found = _totals(made.solved)
+    assert all(source.target is not torch.ops.aten.mm.default for source, _ in found)
+    assert 0 < len(found) < len(made.solved.lifetimes.gradient_position)
+
+
+def test_what_the_host_does_counts_once_per_pass(made: Made) -> None:
+    one, two = made.table.stage(1, 2, 0), made.table.stage(1, 3, 0)
+    host = made.table.pass_seconds
+    assert host == PASS_LAUNCHES * made.query.cluster.device.launch_seconds
+    assert two.forward_seconds - host == pytest.approx(2 * (one.forward_seconds - host))
 
 
 def test_a_block_that_is_left_out_is_caught(made: Made) -> None:
     """The mutation of the sum: one block fewer is no step."""
     solved, table = made.solved, made.table
     step = predict_timeline(made.program, solved.built, solved.labels, solved.prices).makespan_seconds
+    step += sum(seconds for _, seconds in _totals(solved))
     assert table.seconds[0, 1:].sum() + table.once_seconds.sum() < 0.999 * step
 
 
