@@ -45,22 +45,27 @@ class Waiting:
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a rank that gives up tells: who it waits for, and in which operator."""
+    """What a rank that gives up tells: who it waits for, in which operator, whether their connections are closed."""
 
     lost: tuple[int, ...]
     operator: str
+    ended: bool
 
 
 def lost_ranks(waiting: Waiting, error: LostPeersError) -> RankLostError:
     """The error of a rank whose collective failed; takes up to `HEARING_SECONDS` to hear the others."""
-    mine = Told(tuple(waiting.ranks[place] for place in error.peers), f"{waiting.kind} of {waiting.operator}")
+    mine = Told(
+        tuple(waiting.ranks[place] for place in error.peers), f"{waiting.kind} of {waiting.operator}", error.ended
+    )
     told = _hear(waiting.rank, mine, error.ended)
-    return RankLostError(message(waiting, mine, told, error.ended, str(error)))
+    return RankLostError(message(waiting, mine, told, str(error)))
 
 
-def message(waiting: Waiting, mine: Told, told: Mapping[int, Told], ended: bool, cause: str) -> str:
+def message(waiting: Waiting, mine: Told, told: Mapping[int, Told], cause: str) -> str:
     """What the error says. told: by rank, what the others told."""
     lost = behind(waiting.rank, mine.lost, told)
+    # a rank that gave up has closed its connections too: only who misses the lost ones themselves knows about theirs
+    ended = any(one.ended and not set(lost).isdisjoint(one.lost) for one in (mine, *told.values()))
     named, over = _named(lost), ", ".join(map(str, waiting.ranks))
     others = {rank: one for rank, one in told.items() if rank not in (waiting.rank, *lost)}
     waits = "; ".join(f"rank {rank} waits for {_named(one.lost)} in {one.operator}" for rank, one in others.items())

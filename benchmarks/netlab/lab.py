@@ -28,7 +28,7 @@ from benchmarks.netlab.counters import LinkBytes, new_counters, read_counters
 from benchmarks.netlab.machine import built_switch, remove_groups, remove_leftovers, remove_nodes, run_ip
 from benchmarks.netlab.presets import Network
 from benchmarks.netlab.processes import end_sessions, last_lines, wait_for
-from benchmarks.netlab.shaping import node_commands, rank_command, rank_environment, switch_command
+from benchmarks.netlab.shaping import DEVICE, node_commands, rank_command, rank_environment, switch_command
 
 LIFE_SECONDS = 3600.0
 """After this the switch ends by itself, should nobody have ended it."""
@@ -113,6 +113,10 @@ class Lab:
             raise AutoparError(f"ranks {first} failed ({[codes[r] for r in first]})\n{last_lines(first, logs)}")
         carried = read_counters(self.counters, self.network.nodes) - before
         return Outcome(exit_codes=codes, link_bytes=carried, seconds=time.monotonic() - begin)
+
+    def stall(self, node: int) -> None:
+        """From now on drop every packet from and to a node, as a link that fails without a word."""
+        run_ip("-n", self._nodes[node], "link", "set", DEVICE, "down")
 
     def _start(
         self, rank: int, command: Sequence[str], more: Mapping[str, str], log: Path | None
