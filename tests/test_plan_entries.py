@@ -76,9 +76,7 @@ def test_entries_of_unequal_rank_groups_are_checked() -> None:
         {"first_rank": 4 * i, "shape": [2, 2], "parameters": own} for i, own in enumerate(({}, {"up.weight": entry}))
     ]
     document["pipeline"] = {"schedule": "1f1b", "chunks": 1, "stages": stages, "groups": groups}
-    with pytest.raises(
-        ConfigurationError, match=r"pipeline\.groups\[1\]\.parameters\.up\.weight\.stored on axis 'tp'"
-    ):
+    with pytest.raises(ConfigurationError, match=r"pipeline\.groups\[1\]\.parameters\.up\.weight\.stored on axis 'tp'"):
         Plan.from_json(json.dumps(document).encode())
     groups[1]["parameters"] = {}
     assert Plan.from_json(json.dumps(document).encode()).num_ranks == 8
