@@ -143,7 +143,7 @@ class _Recount:
         seconds = float(optimizer_seconds(self.query.cluster.device, touched))
         seconds += float(sum(tie for tie, placed in ties if placed != Replicate()))
         gather = self._steps(shape, tensor_bytes(variable.node), choice.stored, choice.used)
-        return seconds + gather * (self.count - self.query.hidden_share)
+        return seconds + gather * self.count * (1.0 - self.query.hidden_share)
 
     def _link(self, link: Link) -> float:
         source, target = self.built.variables[link.source], self.built.variables[link.target]

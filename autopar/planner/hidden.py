@@ -22,8 +22,9 @@ from autopar.planner.prices import Floats, Prices, tensor_bytes
 from autopar.planner.solver import is_forbidden
 
 
-def with_hidden(built: Built, share: float, prices: Prices) -> Built:
-    """The problem with `share` of the seconds of all communication of parameters taken off. prices: of the mesh."""
+def with_hidden(built: Built, share: float, prices: Prices, count: int = 1) -> Built:
+    """The problem with `share` of the seconds of all communication of parameters taken off. prices: of the mesh; count:
+    of micro-batches, each of which gathers."""
     scaled: dict[int, tuple[Floats, Floats]] = {}  # equal layers share arrays by identity, and still do
     kept: dict[tuple[object, ...], tuple[Floats, Floats]] = {}  # the arrays before stay alive beside: ids are keys
 
@@ -35,7 +36,7 @@ def with_hidden(built: Built, share: float, prices: Prices) -> Built:
     def of_parameter(variable: Variable) -> Floats:
         key = (id(variable.costs), variable.labels, shape_of(variable.node))
         if key not in kept:
-            kept[key] = variable.costs, variable.costs - share * gather_seconds(variable, prices)
+            kept[key] = variable.costs, variable.costs - share * count * gather_seconds(variable, prices)
         return kept[key][1]
 
     variables = [

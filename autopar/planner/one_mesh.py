@@ -88,7 +88,10 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
 def price(query: Query, mesh: Mesh) -> Built:
     """Strategies and prices of everything on one mesh."""
     built = restricted(_whole(query, mesh), mesh, query.wishes)
-    return with_hidden(built, query.hidden_share, Prices(query.cluster, mesh)) if query.hidden_share else built
+    if not query.hidden_share:
+        return built
+    count = 1 if query.micro is None else query.micro.count
+    return with_hidden(built, query.hidden_share, Prices(query.cluster, mesh), count)
 
 
 def _whole(query: Query, mesh: Mesh) -> Built:
