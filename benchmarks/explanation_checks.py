@@ -1,4 +1,4 @@
-"""Two evaluators that share no code with what explains: for what an explanation says that switching costs.
+"""Two evaluators beside what explains, which share its prices and its finder of steps, but no table: for what an explanation says that switching costs.
 
     raw_optimum(problem, rows, forbidden)     the one-hot program, written out and given to HiGHS: small graphs
     recounted(recovered, labels)              seconds of an assignment, operator by operator and collective by
@@ -11,7 +11,7 @@ layouts cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ from autopar.planner.solver import MemoryRow, Problem, is_forbidden
 from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
 
 Flags = NDArray[np.bool_]
+new_model: Callable[[], model_builder.Model] = model_builder.Model
+"""The library's constructor has no types."""
 MOST_VARIABLES = 150_000
 """Of a one-hot program that is written out."""
 
@@ -47,7 +49,7 @@ def raw_optimum(problem: Problem, rows: Sequence[MemoryRow], forbidden: Mapping[
 
     Raises RuntimeError where it is not proven within `seconds`.
     """
-    model = model_builder.Model()
+    model = new_model()
     chosen = [[model.new_bool_var("") for _ in costs] for costs in problem.node_costs]
     terms: list[model_builder.LinearExprT] = []
     for node, (variables, costs) in enumerate(zip(chosen, problem.node_costs, strict=True)):
@@ -68,7 +70,7 @@ def raw_optimum(problem: Problem, rows: Sequence[MemoryRow], forbidden: Mapping[
             if size
         ]
         model.add(sum(held) <= 1.0 - row.constant_bytes / row.budget_bytes)
-    model.minimize(sum(1e3 * term for term in terms))
+    model.minimize(model_builder.LinearExpr.sum([1e3 * term for term in terms]))
     solver = model_builder.Solver("highs")
     solver.set_time_limit_in_seconds(seconds)
     status = solver.solve(model)

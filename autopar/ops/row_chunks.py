@@ -17,14 +17,14 @@ from torch import Tensor
 
 def row_chunk(x: Tensor, groups: int, index: int, chunks: int) -> Tensor:
     """Chunk `index` of the rows (dim 0) of every group, contiguous; `groups * chunks` divides the rows."""
-    return x.unflatten(0, (groups, chunks, -1))[:, index].flatten(0, 1).contiguous()
+    return x.reshape(groups, chunks, -1, *x.shape[1:])[:, index].flatten(0, 1).contiguous()
 
 
 def rows_joined(parts: Sequence[Tensor], groups: int) -> Tensor:
     """The rows of which `parts` are the chunks, in order; a new contiguous tensor."""
     if groups == 1:
         return torch.cat(list(parts))
-    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)
+    return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)
 
 
 __all__ = ["row_chunk", "rows_joined"]

@@ -54,7 +54,7 @@ def exposed(steps: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any] | N
     of baselines, and of pipelines, whose waits are bubbles as well."""
     if predicted is None or predicted["is_pipeline"]:
         return None
-    return statistics.median(max(step["waited_seconds"]) for step in steps)
+    return float(statistics.median(max(step["waited_seconds"]) for step in steps))
 
 
 def link_bytes(steps: Sequence[Mapping[str, Any]]) -> list[list[int]]:
