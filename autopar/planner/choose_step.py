@@ -24,6 +24,7 @@ from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import format_seconds
 from autopar.planner.choose_mesh import Chosen, roles_of
+from autopar.planner.constraints import BATCH_AXES
 from autopar.planner.one_mesh import Candidate, fit, price, solve_free
 from autopar.planner.query import Progress, Query
 from autopar.planner.restrict import ImpossiblePlacement
@@ -32,6 +33,8 @@ LEAST_GAIN = 0.01
 """A played step must be shorter by this share to take the place of the plan that is best by the sum."""
 MOST_MESHES = 4
 """Meshes on which communication is taken as hidden: those with the smallest sums."""
+NAMED = {*BATCH_AXES, "tp"}
+"""A mesh of such axes only is a plan that somebody asked for: it is completed by the plain sum."""
 LESS = 0.2
 """Of the time of a search, for one whose result is played in any case."""
 
@@ -46,7 +49,8 @@ def shortest_step(
     """
     limit = step_seconds * (1.0 - LEAST_GAIN)
     best = _shortest([*chosen.others, *known], limit)
-    meshes = sorted(chosen.free_bounds, key=lambda mesh: (chosen.free_bounds[mesh], mesh.shape))[:MOST_MESHES]
+    free = [mesh for mesh in chosen.free_bounds if not set(mesh.axis_names) <= NAMED]
+    meshes = sorted(free, key=lambda mesh: (chosen.free_bounds[mesh], mesh.shape))[:MOST_MESHES]
     search = query.search
     end = time.process_time() + search.hidden_seconds
     less = replace(search, exact_seconds=LESS * search.exact_seconds, memory_seconds=LESS * search.memory_seconds)
