@@ -69,6 +69,9 @@ class Cluster:
     collective_backend: Literal["nccl", "gloo"]
     profile: str
     """Which tier priced it: "preset: ..." or "measured: ..."."""
+    overlap_slowdown: float = 1.0
+    """How many times longer computation takes while a collective is on its way: on CPUs, moving and adding up bytes
+    takes processor time. 1.0: nothing was measured."""
 
     @property
     def num_devices(self) -> int:

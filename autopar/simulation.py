@@ -16,7 +16,7 @@ from typing import Any
 
 from autopar.capture import fingerprint
 from autopar.cluster import Cluster, refuse_mixed
-from autopar.cost_models.simulator import Timeline, simulate
+from autopar.cost_models.simulator import Interference, Timeline, simulate
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
@@ -76,4 +76,7 @@ def simulate_plan(plan: Plan, program: Program | MicroProgram, cluster: Cluster,
             f"the plan runs on {plan.num_ranks} devices, the cluster {cluster.name!r} has {cluster.num_devices}"
         )
     step = StepProgram(plan, program, cluster, optimizer)
-    return Simulation(plan=plan, timeline=simulate(step.pipeline() if plan.pipeline is not None else step.plain()))
+    if plan.pipeline is not None:
+        return Simulation(plan=plan, timeline=simulate(step.pipeline()))
+    beside = Interference(compute=cluster.overlap_slowdown)
+    return Simulation(plan=plan, timeline=simulate(step.plain(), beside))

@@ -34,7 +34,7 @@ from autopar.cost_models.program_costs import (
     program_actions,
 )
 from autopar.cost_models.program_timeline import issued, wait_positions
-from autopar.cost_models.simulator import Timeline, simulate
+from autopar.cost_models.simulator import Interference, Timeline, simulate
 from autopar.layout import Mesh
 from autopar.passes.bucket_collectives import KINDS, buckets, with_buckets
 from autopar.passes.chunk_products import chunked_products, in_chunks
@@ -158,7 +158,8 @@ class _Pass:
         nodes = with_buckets(self._graph, bucket_bytes) if bucket_bytes else list(self._graph.nodes)
         order = nodes if bucket_bytes is None else early_order(nodes)
         describe_values(order)
-        return simulate(issued(list(self._actions(order)), wait_positions(order)))
+        beside = Interference(compute=self._cluster.overlap_slowdown)
+        return simulate(issued(list(self._actions(order)), wait_positions(order)), beside)
 
     def _actions(self, order: Sequence[fx.Node]) -> Iterator[ProgramAction]:
         for position, node in enumerate(order):

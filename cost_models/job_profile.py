@@ -45,6 +45,8 @@ class JobProfile:
     nodes: int
     ranks_per_node: int
     links: tuple[LinkFit, ...]
+    overlap_slowdown: float = 1.0
+    """How many times longer products take beside an all_reduce of all processes."""
 
     @property
     def world_size(self) -> int:
@@ -88,6 +90,7 @@ def cluster_of_job(profile: JobProfile) -> Cluster:
         inter_link=_link("network", [fit for fit in profile.links if fit.nodes > 1], profile),
         collective_backend="gloo",
         profile=f"measured: {profile.machine.name}, {profile.machine.date}, {profile.nodes} nodes",
+        overlap_slowdown=profile.overlap_slowdown,
     )
 
 

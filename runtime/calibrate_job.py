@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -52,6 +53,8 @@ FEWEST_CALLS, MOST_CALLS = 3, 20
 CROWD_SECONDS = 1.0
 MIN_COLLECTIVE_SECONDS = 2e-5
 """What a collective costs at least: the difference of two noisy loops may come out negative."""
+BESIDE_SHARE = 0.8
+"""Of the length of a collective, in which products are timed beside it: it is on its way all the time."""
 NEIGHBOURS = "neighbours"
 WORK_ROWS = 256
 """Rows of the product between two collectives: a millisecond."""
@@ -118,7 +121,14 @@ def _measure(nodes: int, ranks_per_node: int, on_progress: OnProgress) -> JobPro
             latency, rate = fit_line([size for size, _ in points], [seconds for _, seconds in points])
             fit = LinkFit(kind=kind, ranks=ranks, nodes=spanned, latency_seconds=latency, bytes_per_second=rate)
             links.append(replace(fit, points=points))
-    return JobProfile(machine=machine, nodes=nodes, ranks_per_node=ranks_per_node, links=tuple(links))
+    everyone = next(fit for fit in links if fit.kind == "all_reduce" and fit.ranks == nodes * ranks_per_node)
+    return JobProfile(
+        machine=machine,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        links=tuple(links),
+        overlap_slowdown=_overlap_slowdown(everyone),
+    )
 
 
 def _machine(step: Callable[[], None]) -> Profile:
@@ -192,6 +202,34 @@ def _points(call: Callable[[int], None] | None) -> Iterator[tuple[float, float]]
         calls = min(max(math.ceil(WINDOW_SECONDS / first), FEWEST_CALLS), MOST_CALLS)
         added = _slowest(work_and_call, size, calls) - _slowest(lambda _: torch.mm(matrix, matrix), size, calls)
         yield float(size), max(added, MIN_COLLECTIVE_SECONDS)
+
+
+def _overlap_slowdown(fit: LinkFit) -> float:
+    """How many times longer a product takes beside an all_reduce of all processes, on average; at least 1."""
+    group, (size, _) = dist.group.WORLD, fit.points[-1]
+    assert group is not None
+    matrix, buffer = torch.randn(WORK_ROWS, WORK_ROWS), torch.zeros(int(size) // 4)
+    window = BESIDE_SHARE * (fit.latency_seconds + size / fit.bytes_per_second)
+    alone, beside = [], []
+    for _ in range(FEWEST_CALLS):
+        dist.barrier()
+        alone.append(_seconds_of_product(matrix, window))
+        dist.barrier()
+        started = COLLECTIVES["all_reduce"](buffer, group.size(), group.group_name)
+        beside.append(_seconds_of_product(matrix, window))
+        wait(started)
+    found = torch.tensor([statistics.median(beside) / statistics.median(alone)])
+    dist.all_reduce(found)
+    return max(1.0, float(found) / group.size())
+
+
+def _seconds_of_product(matrix: torch.Tensor, window: float) -> float:
+    """Mean seconds of a product, of those that begin within so many seconds."""
+    begin, count = time.perf_counter(), 0
+    while (passed := time.perf_counter() - begin) < window or not count:
+        torch.mm(matrix, matrix)
+        count += 1
+    return passed / count
 
 
 def _slowest(call: Callable[[int], object], size: int, calls: int) -> float:

@@ -109,8 +109,8 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "gpt-wan": Setting(
         preset="slow-wan",
-        build=lambda: gpt(layers=8, width=192, heads=4, vocabulary=256, positions=64),
-        inputs=tokens(16, 64, 256),
+        build=lambda: gpt(layers=4, width=128, heads=4, vocabulary=256, positions=128),
+        inputs=tokens(32, 128, 256),
     ),
     "llama-200mbit": Setting(
         preset="flat-200mbit",

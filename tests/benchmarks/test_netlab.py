@@ -21,7 +21,7 @@ NO_PROCESS = 2**22 + 1
 
 def test_presets_differ_in_name() -> None:
     assert len({network.name for network in PRESETS.values()}) == len(PRESETS)
-    assert PRESETS["two-by-two"].name == "2x2-200mbit-200us-0.5cores"
+    assert PRESETS["two-by-two"].name == "2x2-200mbit-200us-0.3cores"
     assert PRESETS["slow-node"].node_mbit == (200.0, 200.0, 200.0, 50.0)
 
 

@@ -144,3 +144,16 @@ def test_large_products_over_slow_links_run_in_chunks(wide: Partition) -> None:
 def test_collectives_that_are_all_start_and_those_that_take_no_time_are_not_cut(wide: Partition) -> None:
     for cluster in (network(0.1, 1e12), Cluster.parse("1x4 H100-SXM")):
         assert not any(issue.chunks for issue in in_tensor_parallel(wide, cluster))
+
+
+def test_computation_beside_a_collective_takes_as_much_longer_as_was_measured(case: Case) -> None:
+    cluster = network(0.0, 1e9)  # reductions take 50 times as long as computation, and hide it
+    free = found(case, all_replicated, cluster)
+    slowed = found(case, all_replicated, replace(cluster, overlap_slowdown=100.0))
+
+    def one_by_one(issues: list[Issue], sizes: object) -> float:
+        return next(issue.seconds for issue in issues if issue.bucket_bytes == sizes)
+
+    beside = one_by_one(slowed, {}) - one_by_one(free, {})
+    assert 0.0 < beside <= 99.0 * max(issue.compute_seconds for issue in free)
+    assert one_by_one(slowed, None) == pytest.approx(one_by_one(free, None), rel=1e-12)  # as lowered, nothing is beside

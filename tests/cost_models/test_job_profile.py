@@ -103,3 +103,8 @@ def test_a_file_that_is_no_profile_is_told(tmp_path) -> None:
 )
 def test_groups_of_every_shape_are_measured(nodes, per_node, shapes) -> None:
     assert groups_of_job(nodes, per_node) == shapes
+
+
+def test_what_overlap_costs_is_a_number_of_the_cluster() -> None:
+    assert cluster_of_job(dataclasses.replace(PROFILE, overlap_slowdown=1.5)).overlap_slowdown == 1.5
+    assert cluster_of_job(PROFILE).overlap_slowdown == 1.0
