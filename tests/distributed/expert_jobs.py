@@ -31,6 +31,7 @@ def parity(name: str, mesh: Sequence[int]) -> ExpertParity:
         inputs,
         mesh=tuple(mesh),
         constraints="no_replicated_compute",
+        mode="fast",  # the plain sum, which splits experts; the played step may prefer to split the batch
     )
     splits = {n: list(map(str, layout)) for n, layout in module.plan.placements.items() if "expert" in n}
     share = float(module.plan.statistics["replicated_flops_share"])
