@@ -72,6 +72,8 @@ class Cluster:
     overlap_slowdown: float = 1.0
     """How many times longer computation takes while a collective is on its way: on CPUs, moving and adding up bytes
     takes processor time. 1.0: nothing was measured."""
+    collective_host_seconds: float = 0.0
+    """What a collective of any size takes from the computation beside it, on CPUs. 0: nothing was measured."""
 
     @property
     def num_devices(self) -> int:

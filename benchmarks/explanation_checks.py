@@ -1,4 +1,5 @@
-"""Two evaluators beside what explains, which share its prices and its finder of steps, but no table: for what an explanation says that switching costs.
+"""Two evaluators, beside what explains, of what an explanation says that switching costs; they share its prices and its
+finder of steps, but no table.
 
     raw_optimum(problem, rows, forbidden)     the one-hot program, written out and given to HiGHS: small graphs
     recounted(recovered, labels)              seconds of an assignment, operator by operator and collective by

@@ -47,6 +47,8 @@ class JobProfile:
     links: tuple[LinkFit, ...]
     overlap_slowdown: float = 1.0
     """How many times longer products take beside an all_reduce of all processes."""
+    collective_host_seconds: float = 0.0
+    """What is left of a small all_reduce of all processes where products hide all that can be hidden."""
 
     @property
     def world_size(self) -> int:
@@ -91,6 +93,7 @@ def cluster_of_job(profile: JobProfile) -> Cluster:
         collective_backend="gloo",
         profile=f"measured: {profile.machine.name}, {profile.machine.date}, {profile.nodes} nodes",
         overlap_slowdown=profile.overlap_slowdown,
+        collective_host_seconds=profile.collective_host_seconds,
     )
 
 

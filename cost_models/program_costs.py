@@ -55,6 +55,8 @@ class ProgramAction:
     """Of a collective: its full buffer."""
     dtype_bytes: int = 0
     """Of one element of that buffer."""
+    host_seconds: float = 0.0
+    """Of a collective: the part of its seconds in which the processor that computes works for it."""
     moves_parameter: bool = False
     """Of a collective: it gathers a parameter or reduces a parameter's gradient."""
     operand_elements: float = 0.0
@@ -169,7 +171,7 @@ def collective_action(node: fx.Node, kind: CollectiveKind, phase: str, cluster: 
     seconds = float(collective_seconds(kind, nbytes, topology, cluster))
     return ProgramAction(
         name=str(node.meta["operator"]), phase=phase, stream="+".join(names), seconds=seconds, kind=kind,
-        nbytes=nbytes, dtype_bytes=element,
+        nbytes=nbytes, dtype_bytes=element, host_seconds=min(seconds, cluster.collective_host_seconds),
     )  # fmt: skip
 
 

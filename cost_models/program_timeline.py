@@ -64,8 +64,15 @@ def wait_positions(nodes: Iterable[fx.Node]) -> dict[int, int]:
 
 def issued(actions: Sequence[ProgramAction], waits: Mapping[int, int]) -> list[Action]:
     """The actions of one pass, in program order, each behind what it has to wait for; an action without length at the
-    end waits for the rest. waits: of `wait_positions`; a collective that it does not name is awaited at once."""
+    end waits for the rest. waits: of `wait_positions`; a collective that it does not name is awaited at once. What a
+    collective takes of the processor stands between the kernels."""
+    return _issued(actions, waits)[0]
+
+
+def _issued(actions: Sequence[ProgramAction], waits: Mapping[int, int]) -> tuple[list[Action], list[int]]:
+    """The actions, and where kernels and the last wait are among them."""
     found: list[Action] = []
+    kernels: list[int] = []
     flying: list[tuple[int, int]] = []
     last: tuple[int, ...] = ()
     landed: list[int] = []
@@ -74,22 +81,29 @@ def issued(actions: Sequence[ProgramAction], waits: Mapping[int, int]) -> list[A
         flying = [(wait, index) for wait, index in flying if wait >= action.position]
         depends_on = (*last, *landed)
         is_kernel = action.stream == COMPUTE
+        name = f"{action.name}: {action.kind}"
         if is_kernel:
+            kernels.append(len(found))
             last, landed = (len(found),), []
         else:
+            if action.host_seconds:
+                found.append(Action(f"{name}, host", COMPUTE, action.host_seconds, depends_on))
+                last, landed, depends_on = (len(found) - 1,), [], (len(found) - 1,)
             flying.append((waits.get(action.position, action.position), len(found)))
-        name = f"{action.name}: {action.kind}"
-        found.append(Action(name, action.stream, action.seconds, depends_on, communication=not is_kernel))
+        seconds = action.seconds - action.host_seconds
+        found.append(Action(name, action.stream, seconds, depends_on, communication=not is_kernel))
     left = (*landed, *(index for _, index in flying))
     if left:
+        kernels.append(len(found))
         found.append(Action("waits", COMPUTE, 0.0, (*last, *left)))
-    return found
+    return found, kernels
 
 
 def pass_program(actions: Sequence[ProgramAction], held: PassBytes, waits: Mapping[int, int]) -> PassProgram:
     """The actions of one pass with their bytes; waits: of `wait_positions`."""
-    found = issued(actions, waits) or [Action("nothing", COMPUTE, 0.0)]
-    kernels = [index for index, action in enumerate(found) if action.stream == COMPUTE]
+    found, kernels = _issued(actions, waits)
+    if not found:
+        found, kernels = [Action("nothing", COMPUTE, 0.0)], [0]
     positions = [action.position for action in actions if action.stream == COMPUTE]
     ends = [*positions[1:], *[len(held.live)] * len(kernels)][: len(kernels)]
     left, start = held.before, 0

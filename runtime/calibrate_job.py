@@ -55,6 +55,8 @@ MIN_COLLECTIVE_SECONDS = 2e-5
 """What a collective costs at least: the difference of two noisy loops may come out negative."""
 BESIDE_SHARE = 0.8
 """Of the length of a collective, in which products are timed beside it: it is on its way all the time."""
+SMALL_BYTES = 1 << 16
+HIDDEN = 3.0
 NEIGHBOURS = "neighbours"
 WORK_ROWS = 256
 """Rows of the product between two collectives: a millisecond."""
@@ -128,6 +130,7 @@ def _measure(nodes: int, ranks_per_node: int, on_progress: OnProgress) -> JobPro
         ranks_per_node=ranks_per_node,
         links=tuple(links),
         overlap_slowdown=_overlap_slowdown(everyone),
+        collective_host_seconds=_host_seconds(everyone),
     )
 
 
@@ -221,6 +224,30 @@ def _overlap_slowdown(fit: LinkFit) -> float:
     found = torch.tensor([statistics.median(beside) / statistics.median(alone)])
     dist.all_reduce(found)
     return max(1.0, float(found) / group.size())
+
+
+def _host_seconds(fit: LinkFit) -> float:
+    """What a small all_reduce of all processes adds to products that take `HIDDEN` times as long, of the slowest
+    process: the share of the processor, which nothing hides."""
+    group = dist.group.WORLD
+    assert group is not None
+    matrix, buffer = torch.randn(WORK_ROWS, WORK_ROWS), torch.zeros(SMALL_BYTES // 4)
+    window = HIDDEN * (fit.latency_seconds + SMALL_BYTES / fit.bytes_per_second)
+    products = torch.tensor([math.ceil(window / _seconds_of_product(matrix, window))])
+    dist.all_reduce(products, op=dist.ReduceOp.MAX)
+
+    def work(_: int) -> None:
+        for _ in range(int(products)):
+            torch.mm(matrix, matrix)
+
+    def work_beside(size: int) -> None:
+        started = COLLECTIVES["all_reduce"](buffer, group.size(), group.group_name)
+        work(size)
+        wait(started)
+
+    calls = min(max(math.ceil(WINDOW_SECONDS / window), FEWEST_CALLS), MOST_CALLS)
+    pairs = [(_slowest(work_beside, 0, calls), _slowest(work, 0, calls)) for _ in range(FEWEST_CALLS)]
+    return max(0.0, statistics.median(beside - alone for beside, alone in pairs))
 
 
 def _seconds_of_product(matrix: torch.Tensor, window: float) -> float:

@@ -82,8 +82,9 @@ def best_plan(asked: Asked) -> Plan:
 
 
 def shapes_of(mesh: Sequence[int] | None, constraints: Constraints, is_fixed: bool) -> Shapes | None:
-    """Shapes of the meshes on which a known plan, which knows no constraints, may be chosen (None: any); is_fixed: by other
-    wishes."""
+    """Shapes of the meshes on which a known plan, which knows no constraints, may be chosen (None: any).
+
+    is_fixed: by other wishes."""
     if is_fixed or constraints != Constraints():
         return ()
     return None if mesh is None else (tuple(mesh),)

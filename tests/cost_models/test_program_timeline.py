@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
@@ -47,9 +49,19 @@ def test_collectives_of_one_group_follow_each_other_and_those_of_others_do_not()
     assert simulate(other).makespan_seconds == 3.0
 
 
+def test_the_processor_s_share_of_a_collective_is_never_hidden() -> None:
+    mine = [PASS[0], replace(PASS[1], host_seconds=0.5), *PASS[2:]]
+    steps = [simulate(issued(mine, waits)).makespan_seconds for waits in ({}, {1: 3}, {1: 5})]
+    assert steps == [7.0, 5.0, 4.5]  # alone, and where it waits anyway, it is a part of the 3 s
+
+
+@pytest.mark.parametrize("host_seconds", [0.0, 0.5])
 @pytest.mark.parametrize("waits", [{}, {1: 3}, {1: 5}])
-def test_the_peak_is_that_of_the_live_ranges_however_collectives_run(waits: dict[int, int]) -> None:
+def test_the_peak_is_that_of_the_live_ranges_however_collectives_run(
+    waits: dict[int, int], host_seconds: float
+) -> None:
     held = PassBytes(live=(8.0, 12.0, 20.0, 20.0, 10.0), before=4.0, after=6.0)
-    timeline = simulate(pass_program(PASS, held, waits).actions)
+    mine = [PASS[0], replace(PASS[1], host_seconds=host_seconds), *PASS[2:]]
+    timeline = simulate(pass_program(mine, held, waits).actions)
     assert timeline.peak_bytes() == 16.0  # beyond the 4 bytes that were there before
     assert timeline.memory_over_time()[-1][1] == 2.0
