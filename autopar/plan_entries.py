@@ -18,6 +18,8 @@ from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, format_layou
 if TYPE_CHECKING:
     from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan, RankGroup
 
+COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
+"""Kinds that `bucket_bytes` and `product_chunks` speak of."""
 PARTIAL_SUMS = "partial"
 """What an axis of an operator says that adds nothing up and hands partial sums on."""
 
@@ -34,6 +36,7 @@ def check_entries(plan: Plan) -> None:
 def _all_problems(plan: Plan) -> Iterator[str]:
     yield from _problems(plan, plan.layout_mesh, "")
     yield from _input_dims(plan)
+    yield from _collective_problems(plan)
     for index, group in enumerate(() if plan.pipeline is None else plan.pipeline.groups):
         mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
         yield from _problems(group, mesh, f"pipeline.groups[{index}].")
@@ -97,6 +100,17 @@ def _choice_problems(where: str, operator: OperatorPlan, mesh: Mesh, axis: int, 
     if not fits:
         lie = f"its inputs are {format_layout(tuple(before))} and its outputs {format_layout(tuple(after))} there"
         yield f"{where} on axis {mesh.axis_names[axis]!r}: {wrong}, but {lie}; edit one of them"
+
+
+def _collective_problems(plan: Plan) -> Iterator[str]:
+    """What is wrong with sizes of buckets and numbers of chunks, per kind of collective."""
+    least = {"bucket_bytes": (plan.bucket_bytes or {}, 0), "product_chunks": (plan.product_chunks, 1)}
+    for field, (given, smallest) in least.items():
+        for kind, value in given.items():
+            if kind not in COLLECTIVES:
+                yield f"{field}.{kind}: there is no such collective; write one of {', '.join(sorted(COLLECTIVES))}"
+            elif value < smallest:
+                yield f"{field}.{kind} is {value}; write {smallest} or more"
 
 
 def _axes_missing(where: str, layout: Layout, mesh: Mesh) -> Iterator[str]:

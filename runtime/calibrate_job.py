@@ -56,7 +56,9 @@ MIN_COLLECTIVE_SECONDS = 2e-5
 BESIDE_SHARE = 0.8
 """Of the length of a collective, in which products are timed beside it: it is on its way all the time."""
 SMALL_BYTES = 1 << 16
+"""Of an all_reduce that takes its starts and little else."""
 HIDDEN = 3.0
+"""How many times as long as such a collective the products beside it take, so that all of it that can be hidden is."""
 NEIGHBOURS = "neighbours"
 WORK_ROWS = 256
 """Rows of the product between two collectives: a millisecond."""

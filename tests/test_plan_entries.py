@@ -11,6 +11,8 @@ import pytest
 
 from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
+from autopar.passes.bucket_collectives import KINDS
+from autopar.plan_entries import COLLECTIVES
 
 OLD = Path(__file__).parent / "data" / "plan_version_1.json"
 Edit = Callable[[dict[str, Any]], object]
@@ -51,6 +53,12 @@ EDITS: tuple[tuple[str, Edit, str], ...] = (
      r"/bwd\.recompute is true; only operators of forward"),
     ("an input as a sum", lambda d: d["inputs"].update({"args.0": ["P(sum)", "R"]}),
      r"inputs\.args\.0 on axis 'dp_shard' is P\(sum\)"),
+    ("a collective that is none", lambda d: d.update(product_chunks={"all_reduces": 2}),
+     r"product_chunks\.all_reduces: there is no such collective; write one of all_gather, all_reduce, reduce_scatter"),
+    ("no chunk", lambda d: d.update(product_chunks={"all_reduce": 0}),
+     r"product_chunks\.all_reduce is 0; write 1 or more"),
+    ("a size below nothing", lambda d: d.update(bucket_bytes={"all_reduce": -1.0}),
+     r"bucket_bytes\.all_reduce is -1\.0; write 0 or more"),
     ("a dim too many", lambda d: d["inputs"].update({"args.0": ["R", "S(2)"]}),
      r"inputs\.args\.0 on axis 'tp' is S\(2\); its shape \[16, 64\] has 2 dims"),
     ("no micro-batch", lambda d: d.update(micro_batches=0), "micro_batches is 0"),
@@ -80,3 +88,7 @@ def test_entries_of_unequal_rank_groups_are_checked() -> None:
         Plan.from_json(json.dumps(document).encode())
     groups[1]["parameters"] = {}
     assert Plan.from_json(json.dumps(document).encode()).num_ranks == 8
+
+
+def test_the_kinds_of_collectives_are_those_of_the_passes() -> None:
+    assert set(KINDS.values()) == COLLECTIVES

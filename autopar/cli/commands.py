@@ -29,7 +29,7 @@ from autopar.cli.options import (
     planning_arguments,
     read_cluster,
 )
-from autopar.cli.output import as_json_option, print_document
+from autopar.cli.output import as_json_option, print_answer, print_document
 from autopar.cli.profile import profile
 from autopar.cli.questions import edit, explain, memory, what_if
 from autopar.cli.report import report
@@ -165,10 +165,7 @@ def show(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
         return
     asked = bound(path, given)
     found = asked.plan.code(rank)
-    if as_json:
-        print_document(found.document())
-    else:
-        click.echo(str(found))
+    print_answer(found, as_json)
 
 
 @commands.command()

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from autopar.cli.bound import bound, given_options, says_its_model
 from autopar.cli.options import parse_constraints, parse_dims, parse_mesh, read_cluster
-from autopar.cli.output import as_json_option, print_document
+from autopar.cli.output import as_json_option, print_answer, print_document
 from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Comparison, Explanations
@@ -74,10 +74,7 @@ def memory(path: Path, rank: int, as_json: bool, **given: Any) -> None:
     """
     asked = bound(path, given)
     found = asked.plan.memory(rank)
-    if as_json:
-        print_document(found.document())
-    else:
-        click.echo(str(found))
+    print_answer(found, as_json)
 
 
 @click.command("what-if")

@@ -98,7 +98,9 @@ def _shortest(candidates: Sequence[Candidate], below: float) -> Candidate | None
 
 
 def _found(query: Query, mesh: Mesh, below: float, log: Progress) -> Candidate | None:
-    """The optimum on a mesh under the share of the query; None where its played step is not below, or nothing fits."""
+    """The optimum on a mesh under the share of the query; None where its played step is not below, or nothing fits.
+
+    What takes longer even by this sum is not played: a guess, since more than the share may hide."""
     try:
         built = price(query, mesh)
         free = solve_free(query, built, mesh)

@@ -2,7 +2,7 @@
 
 The objective pays every edge; the program pays a redistribution once per (tensor, phase, target), and readers of one
 shared copy may ask for the same layout. `predict_timeline` plays the tables, with everything on one stream;
-`predict_issue` plays the lowered program, whose collectives run beside what does not need them
+`choose_issue` plays the lowered program, whose collectives run beside what does not need them
 (`passes/early_starts.py`), with the bucket sizes and chunks that make it shortest.
 """
 

@@ -10,7 +10,9 @@ from autopar.planner.constraints import Constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.prices import Prices
+from autopar.planner.query import Query, kernel_backend
 from autopar.planner.restrict import restricted
+from autopar.planner.search import SEARCH, Mode
 from autopar.planner.targets import find_wishes
 from autopar.program import Program
 
@@ -33,6 +35,20 @@ def captured_mlp(batch: int = 16, width: int = 64) -> Program:
     with torch.device("meta"):
         inputs = torch.empty(batch, width), torch.empty(batch, dtype=torch.long)
         return capture(Mlp(width), inputs, {})
+
+
+def free_query(program: Program, cluster: Cluster, mode: Mode = "default") -> Query:
+    """A question without constraints and without a memory limit, for the optimizer that is assumed."""
+    return Query(
+        program=program,
+        cluster=cluster,
+        state_bytes=state_bytes(program, None),
+        constraints=Constraints(),
+        budget_bytes=float("inf"),
+        kernel_backend=kernel_backend(cluster),
+        factorisation=Factorisation(program),
+        search=SEARCH[mode],
+    )
 
 
 def build(program: Program, cluster: Cluster, mesh: Mesh, constraints: Constraints | None = None) -> Built:

@@ -16,13 +16,10 @@ from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
 from autopar.planner.axis_roles import axis_notes
 from autopar.planner.choose_mesh import choose_mesh, perfect_seconds
-from autopar.planner.constraints import Constraints
-from autopar.planner.factorisation import Factorisation
 from autopar.planner.mesh_shapes import coarser, link_key, resolve_meshes
 from autopar.planner.one_mesh import plan_on_mesh, price, solve_free
-from autopar.planner.optimizers import state_bytes
-from autopar.planner.query import Query, kernel_backend
-from autopar.planner.search import SEARCH
+from autopar.planner.query import Query
+from tests.planner.problems import free_query
 
 CLUSTER = "2x4 H100-SXM"
 PER_NODE = 4
@@ -46,17 +43,7 @@ def model() -> tuple[nn.Module, torch.Tensor]:
 
 def query(cluster: str = CLUSTER) -> Query:
     program = capture(model()[0], *normalize_example_inputs(model()[1]))
-    parsed = Cluster.parse(cluster)
-    return Query(
-        program=program,
-        cluster=parsed,
-        state_bytes=state_bytes(program, None),
-        constraints=Constraints(),
-        budget_bytes=float("inf"),
-        kernel_backend=kernel_backend(parsed),
-        factorisation=Factorisation(program),
-        search=SEARCH["max"],
-    )
+    return free_query(program, Cluster.parse(cluster), "max")
 
 
 @pytest.fixture(scope="module")

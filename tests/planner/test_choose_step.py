@@ -10,16 +10,12 @@ from autopar.cluster import Cluster
 from autopar.parallel_plan import Plan
 from autopar.planner.choose_mesh import Chosen, choose_mesh
 from autopar.planner.choose_step import LEAST_GAIN, instead, shortest_step
-from autopar.planner.constraints import Constraints
-from autopar.planner.factorisation import Factorisation
 from autopar.planner.known_plans import solved_known_plans, usable
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate
-from autopar.planner.optimizers import state_bytes
 from autopar.planner.planning import make_plan
-from autopar.planner.query import Query, kernel_backend
-from autopar.planner.search import SEARCH
-from tests.planner.problems import captured_mlp
+from autopar.planner.query import Query
+from tests.planner.problems import captured_mlp, free_query
 
 CLUSTER = Cluster.parse("4x1 H100-SXM")
 
@@ -30,17 +26,7 @@ def log(message: str) -> None:
 
 @pytest.fixture(scope="module")
 def query() -> Query:
-    program = captured_mlp(batch=2048, width=2048)
-    return Query(
-        program=program,
-        cluster=CLUSTER,
-        state_bytes=state_bytes(program, None),
-        constraints=Constraints(),
-        budget_bytes=float("inf"),
-        kernel_backend=kernel_backend(CLUSTER),
-        factorisation=Factorisation(program),
-        search=SEARCH["default"],
-    )
+    return free_query(captured_mlp(batch=2048, width=2048), CLUSTER)
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,12 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.planner import from_known
 from autopar.planner.choose_mesh import Chosen, choose_mesh
-from autopar.planner.constraints import Constraints
-from autopar.planner.factorisation import Factorisation
 from autopar.planner.from_known import at_least_as_good
 from autopar.planner.known_plans import Known, as_baseline, cheapest, solved_known_plans
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate
-from autopar.planner.optimizers import state_bytes
-from autopar.planner.query import Query, kernel_backend
-from autopar.planner.search import SEARCH
-from tests.planner.problems import captured_mlp
+from autopar.planner.query import Query
+from tests.planner.problems import captured_mlp, free_query
 
 CLUSTER = Cluster.parse("8 H100-SXM")
 NOTHING = Chosen(best=None, failures=(), notes=("nothing fits",))
@@ -28,17 +24,7 @@ def log(message: str) -> None:
 
 @pytest.fixture(scope="module")
 def query() -> Query:
-    program = captured_mlp(batch=8192, width=4096)
-    return Query(
-        program=program,
-        cluster=CLUSTER,
-        state_bytes=state_bytes(program, None),
-        constraints=Constraints(),
-        budget_bytes=float("inf"),
-        kernel_backend=kernel_backend(CLUSTER),
-        factorisation=Factorisation(program),
-        search=SEARCH["default"],
-    )
+    return free_query(captured_mlp(batch=8192, width=4096), CLUSTER)
 
 
 @pytest.fixture(scope="module")
