@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Iterator
@@ -43,9 +44,17 @@ def load_model(
 
 def _call_factory(spec: str, options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
     factory = _find_factory(spec)
-    names = factory.__code__.co_varnames[: factory.__code__.co_argcount + factory.__code__.co_kwonlyargcount]
+    try:
+        signature = inspect.signature(factory)
+        arguments = {name: value for name, value in options.items() if name in signature.parameters}
+        signature.bind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{spec} cannot be called with {', '.join(options)} alone ({error}): write a factory that returns a "
+            "torch.nn.Module, or (model, example inputs)"
+        ) from error
     with torch.device("meta"):
-        made = factory(**{name: value for name, value in options.items() if name in names})
+        made = factory(**arguments)
     model, inputs = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"{spec} returned {type(model).__name__}; return a torch.nn.Module")
@@ -79,11 +88,21 @@ def _load_huggingface(path: Path, batch: int, seq: int, dtype: torch.dtype) -> t
     model_class = getattr(transformers, architecture, None)
     if model_class is None:
         raise ConfigurationError(f"{path}: transformers {transformers.__version__} has no class {architecture}")
-    configuration = model_class.config_class.from_dict(config)
     with torch.device("meta"), _default_dtype(dtype):
-        model: nn.Module = model_class(configuration)
+        model, configuration = _build(path, model_class, config)
         inputs = _example_inputs(architecture, configuration, batch, seq, dtype)
     return model.train(), inputs
+
+
+def _build(path: Path, model_class: Any, config: dict[str, Any]) -> tuple[nn.Module, Any]:
+    """The model and its configuration; what transformers says of values that cannot be is a ConfigurationError."""
+    refused: type[Exception] = importlib.import_module("huggingface_hub.errors").StrictDataclassError
+    try:
+        configuration = model_class.config_class.from_dict(config)
+        model: nn.Module = model_class(configuration)
+    except (refused, ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
+        raise ConfigurationError(f"{path}: {model_class.__name__} cannot be built from it: {error}") from error
+    return model, configuration
 
 
 @contextlib.contextmanager
@@ -100,14 +119,15 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        config: Any = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigurationError(f"{file} does not exist; give the path of a model's config.json") from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file} is no JSON: {error}") from None
-    if not config.get("architectures"):
-        raise ConfigurationError(f'{file} has no "architectures"; add for example ["LlamaForCausalLM"]')
-    return config
+    named = config.get("architectures") if isinstance(config, dict) else None
+    if not isinstance(named, list) or not named:
+        raise ConfigurationError(f'{file} has no list of "architectures"; add for example ["LlamaForCausalLM"]')
+    return dict(config)
 
 
 def _import_transformers() -> ModuleType:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from torch import nn
 
 from autopar.capture.models import load_model
 from autopar.cli.options import OPTIMIZERS, planning_arguments, read_cluster
+from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
 from autopar.what_if import Planner
@@ -53,33 +55,51 @@ def bound(path: Path, given: Mapping[str, Any]) -> Bound:
     """The plan of a file, bound. given: `given_options`. Raises ConfigurationError where nothing names the model."""
     plan = Plan.load(path)
     said = {**plan.question, **_present(given)}
-    missing = [name for name in NEEDED if said.get(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"{path} does not say its {' and '.join(missing)}: it was not made by `autopar plan`; give "
-            + " ".join(f"--{name}" for name in missing)
-        )
-    model, inputs = load_model(said["model"], said["batch"], said["seq"])
+    wishes, cluster = asked(said), cluster_of(plan, said, given)
+    model, inputs = model_of(said)
     optimizer = said.get("optimizer")
     planner = Planner(
         model,
         inputs,
-        cluster=read_cluster(str(given.get("cluster") or said.get("cluster_text") or plan.cluster)),
+        cluster=cluster,
         optimizer=OPTIMIZERS.get(str(optimizer), optimizer),
         precision=said.get("precision"),
     )
-    return Bound(planner.bind(plan, **_asked(said)), planner)
+    return Bound(planner.bind(plan, **{name: wish for name, wish in wishes.items() if name != "optimizer"}), planner)
 
 
-def _asked(said: Mapping[str, Any]) -> dict[str, Any]:
-    """The wishes of a question that `autopar plan` wrote; of another one the memory limit is all that is known."""
+def model_of(said: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
+    """The model and example inputs of a question. Raises ConfigurationError where it does not name them."""
+    missing = [name for name in NEEDED if said.get(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"the plan does not say its {', '.join(missing)}: it was not made by `autopar plan`; give "
+            + " ".join(f"--{name}" for name in missing)
+        )
+    for name, kind in zip(NEEDED, (str, int, int), strict=True):
+        if not isinstance(said[name], kind):
+            raise ConfigurationError(f"the plan's question says {name} {said[name]!r}: give --{name}")
+    return load_model(said["model"], said["batch"], said["seq"])
+
+
+def cluster_of(plan: Plan, said: Mapping[str, Any], given: Mapping[str, Any]) -> Cluster:
+    """The cluster of a question. Raises ConfigurationError where it has another number of devices than the plan."""
+    cluster = read_cluster(str(given.get("cluster") or said.get("cluster_text") or plan.cluster))
+    if cluster.num_devices != plan.num_ranks:
+        raise ConfigurationError(
+            f"the plan has {plan.num_ranks} ranks, {cluster.name} {cluster.num_devices} devices: name its own "
+            "cluster; `autopar what-if PLAN --on CLUSTER` plans for another one"
+        )
+    return cluster
+
+
+def asked(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The wishes of a question that `autopar plan` or `import` wrote, as arguments of `autopar.plan`; of another one
+    the memory limit is all that is known."""
     if "cluster_text" not in said:
         return {}
-    asked = planning_arguments({"memory_limit": None, **said})
-    return {
-        **{name: value for name, value in asked.items() if name != "optimizer"},
-        "mode": said.get("mode", "default"),
-    }
+    wishes = planning_arguments({"memory_limit": None, "constraints": (), **said})
+    return {**wishes, "mode": said.get("mode", "default")}
 
 
 def _present(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from autopar.cli.options import OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
 from autopar.cluster import Cluster
 from autopar.cost_models.job_profile import JobProfile, cluster_of_job
@@ -25,7 +26,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command()
 @click.argument("profile", type=FILE)
 @click.argument("run", type=FILE)
-@click.option("-o", "--output", type=FILE, required=True, help="Where the cluster file is written.")
+@click.option("-o", "--output", type=OUTPUT_FILE, required=True, help="Where the cluster file is written.")
 @as_json_option
 def calibrate(profile: Path, run: Path, output: Path, as_json: bool) -> None:
     """Scale PROFILE (a cluster file, or a job's profile) by measured over predicted of the steps in RUN.

@@ -1,4 +1,4 @@
-"""The commands. Exit codes: 0 ok, 2 bad usage or input, 3 no plan fits, 4 verification failed.
+"""The commands. Exit codes: 0 ok, 2 bad usage or input, 3 no plan fits, 4 verification failed, 130 interrupted.
 
 With `--json` stdout holds exactly one JSON document (also for errors); logs and progress go to stderr.
 """
@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 import click
 from rich.console import Console
@@ -25,6 +25,7 @@ from autopar.cli.export import export
 from autopar.cli.import_ import import_
 from autopar.cli.options import (
     OPTIMIZERS,
+    OUTPUT_FILE,
     PRECISIONS,
     planning_arguments,
     read_cluster,
@@ -44,7 +45,8 @@ from autopar.planner.constraints import Recompute
 from autopar.planner.search import Mode
 from autopar.report.tables import page
 
-EXIT_USAGE, EXIT_INFEASIBLE, EXIT_VERIFICATION = 2, 3, 4
+EXIT_USAGE, EXIT_INFEASIBLE, EXIT_VERIFICATION, EXIT_INTERRUPTED = 2, 3, 4, 130
+INTERRUPTED = "interrupted: there was no plan yet, and nothing is written"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -110,7 +112,7 @@ def demo(as_json: bool) -> None:
 @click.option(
     "--warm-start", type=click.Path(dir_okay=False, path_type=Path), help="An older plan, with which the search begins."
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the plan is written.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
 @click.option(
     "--profile",
     "kernels",
@@ -241,14 +243,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log_to_stderr()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        sys.exit(commands.main(args=words, standalone_mode=False) or 0)
+        sys.exit(commands.main(args=words, prog_name="autopar", standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
-        sys.exit(EXIT_USAGE)
+        _leave(words, "UsageError", error.format_message(), EXIT_USAGE)
     except click.Abort:
-        sys.exit(130)
+        click.echo(INTERRUPTED, err=True)
+        _leave(words, "Interrupted", INTERRUPTED, EXIT_INTERRUPTED)
     except AutoparError as error:
-        click.echo(f"{type(error).__name__}: {error}", err=True)
-        if "--json" in words:
-            print_document({"error": {"type": type(error).__name__, "message": str(error)}})
-        sys.exit(exit_code(error))
+        name = public_name(error)
+        click.echo(f"{name}: {error}", err=True)
+        _leave(words, name, str(error), exit_code(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        message = f"{error.filename}: {error.strerror}"
+        click.echo(f"FileError: {message}", err=True)
+        _leave(words, "FileError", message, EXIT_USAGE)
+
+
+def _leave(words: Sequence[str], name: str, message: str, code: int) -> NoReturn:
+    """Exit with a code; with `--json` the error is the document."""
+    own = words[: words.index("--")] if "--" in words else words
+    if "--json" in own:
+        print_document({"error": {"type": name, "message": message}})
+    sys.exit(code)
+
+
+def public_name(error: AutoparError) -> str:
+    """The class of `autopar.errors` that a user would catch: an InfeasibleError of the planner has one of its own."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == AutoparError.__module__)

@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from autopar.api import plan as make_plan
-from autopar.capture.models import load_model
-from autopar.cli.options import OPTIMIZERS, read_cluster
+from autopar.cli.bound import asked, cluster_of, model_of
+from autopar.cli.options import OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
 from autopar.errors import ConfigurationError
 from autopar.exporters.configurations import TOOLS, configuration
@@ -26,7 +26,7 @@ from autopar.plan_text import format_bytes, format_seconds
 @click.command()
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--to", "tool", type=click.Choice(list(TOOLS)), required=True, help="The tool.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where it is written.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Where it is written.")
 @click.option("--price", is_flag=True, help="Also plan the model with these degrees, to say what they cost.")
 @as_json_option
 def export(path: Path, tool: str, output: Path | None, price: bool, as_json: bool) -> None:
@@ -79,15 +79,16 @@ def _priced(plan: Plan, uniform: UniformPlan) -> Plan:
             "--price needs the model: the plan was made in Python; `autopar plan MODEL -o plan.json` writes plans that "
             "name it"
         )
-    module, inputs = load_model(question["model"], question["batch"], question["seq"])
+    wishes = asked(question)
+    module, inputs = model_of(question)
     return make_plan(
         module,
         inputs,
-        cluster=read_cluster(question["cluster_text"]),
+        cluster=cluster_of(plan, question, {}),
         dims=uniform.dims or None,
-        optimizer=OPTIMIZERS[question["optimizer"]],
-        precision=question["precision"],
-        memory_limit=question.get("memory_limit"),
+        optimizer=wishes["optimizer"],
+        precision=question.get("precision"),
+        memory_limit=wishes["memory_limit"],
         micro_batches=uniform.micro_batches if uniform.micro_batches > 1 else None,
         schedule=uniform.schedule,
     )

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autopar.api import plan as make_plan
 from autopar.capture.models import load_model
-from autopar.cli.options import OPTIMIZERS, read_cluster
+from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE, read_cluster
 from autopar.cli.output import as_json_option
 from autopar.errors import ConfigurationError
 from autopar.importers.configurations import CODE, READERS, plan_options, read_configuration
@@ -30,7 +30,7 @@ NO_BATCH = "the configuration does not say the {}: give --{}"
 @click.option("--batch", type=click.IntRange(min=1), help="Global batch. Default: as the configuration says.")
 @click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: as the configuration says.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the plan is written.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
 @as_json_option
 def import_(
     path: Path,
@@ -58,7 +58,8 @@ def import_(
     options = plan_options(uniform)
     module, inputs = load_model(model, int(sizes["batch"] or 0), int(sizes["seq"] or 0))
     found = make_plan(module, inputs, cluster=where, optimizer=OPTIMIZERS[optimizer], **options)
-    question = {"model": model, "cluster_text": cluster, "optimizer": optimizer, **sizes, **options}
+    asked = {**options, "dims": ",".join(f"{axis}={size}" for axis, size in options["dims"].items()), "constraints": []}
+    question = {"model": model, "cluster_text": cluster, "optimizer": optimizer, **sizes, **asked}
     found = found.with_(question={**found.question, **question})
     if output is not None:
         found.save(output)

@@ -9,6 +9,7 @@ Texts that mean nothing are `click.BadParameter`s that show how to write them.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,8 +33,28 @@ PRECISIONS = ("fp32", "bf16")
 Constraints = dict[str, dict[str, str] | bool]
 
 
+class OutputPath(click.Path):
+    """A file that will be written: refused before the work where its folder cannot hold it, not behind it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """The path. Fails where it is a folder, or its folder is none or cannot be written."""
+        found = Path(super().convert(value, parameter, context))
+        folder = next(above for above in found.absolute().parents if above.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            self.fail(f"{found} cannot be written: {folder} is {'no folder' if folder.is_file() else 'closed to you'}")
+        return found
+
+
+OUTPUT_FILE = OutputPath()
+
+
 def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """What `model_options` of a command say beside model, batch and precision, as arguments of `autopar.plan`."""
+    if options["optimizer"] not in OPTIMIZERS:
+        raise click.BadParameter(f"optimizer {options['optimizer']!r}: write one of {', '.join(OPTIMIZERS)}")
     return {
         "optimizer": OPTIMIZERS[options["optimizer"]],
         "mesh": parse_mesh(options["mesh"]),
@@ -48,6 +69,9 @@ def parse_dims(text: str | None) -> dict[str, int | list[int]] | None:
     if not text:
         return None
     pairs = [part.partition("=") for part in text.split(",")]
+    names = [name.strip() for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        raise click.BadParameter(f"{text!r} names an axis twice: write each once")
     try:
         return {
             name.strip(): [int(n) for n in size.split("+")] if "+" in size else int(size) for name, _, size in pairs

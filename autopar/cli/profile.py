@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from autopar.cli.options import OUTPUT_FILE
 from autopar.cli.output import as_json_option
 from autopar.files import write_atomically
 from autopar.operator_profile import OperatorProfile, load_profile, operator_profile_path, save_profile
@@ -33,7 +34,7 @@ Measured = TypeVar("Measured")
 
 @click.command()
 @click.option("--force", is_flag=True, help="Measure again even if this machine was measured.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where a copy is written.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Where a copy is written.")
 @as_json_option
 def profile(force: bool, output: Path | None, as_json: bool) -> None:
     """Measure operators, collectives and memory rates of this machine (two minutes on CPUs, five on a GPU).

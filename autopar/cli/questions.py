@@ -16,12 +16,12 @@ import click
 from rich.console import Console
 
 from autopar.cli.bound import bound, given_options, says_its_model
-from autopar.cli.options import parse_constraints, parse_dims, parse_mesh, read_cluster
+from autopar.cli.options import OUTPUT_FILE, parse_constraints, parse_dims, parse_mesh, read_cluster
 from autopar.cli.output import as_json_option, print_answer, print_document
 from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Comparison, Explanations
-from autopar.plan_text import PLAN_COLUMNS, plan_rows
+from autopar.plan_text import PLAN_COLUMNS, matching_names, plan_rows
 from autopar.report.tables import table
 
 PLAN_FILE = click.Path(dir_okay=False, path_type=Path)
@@ -45,9 +45,11 @@ def explain(
     if (name is None) == (vs is None):
         raise ConfigurationError("give the NAME of a parameter, operator or module, or --vs another plan")
     plan = Plan.load(path)
+    other = Plan.load(vs) if vs is not None and vs.endswith(".json") else vs
+    if name is not None:
+        matching_names(plan, name)  # an unknown name is said before the model is captured
     asked = None if vs is None and (quick or not says_its_model(plan, given)) else bound(path, given)
     plan = plan if asked is None else asked.plan
-    other = Plan.load(vs) if vs is not None and vs.endswith(".json") else vs
     answer = plan.explain(name, exact=exact) if vs is None else plan.explain(vs=other)
     if not as_json:
         click.echo(str(answer))
@@ -85,7 +87,7 @@ def memory(path: Path, rank: int, as_json: bool, **given: Any) -> None:
 @click.option("--constraint", "constraints", multiple=True, help="PATTERN=R, PATTERN:AXIS=S(0), ...")
 @click.option("--micro-batches", type=click.IntRange(min=1), help="Parts of the batch.")
 @click.option("--on", "other_cluster", help='Another cluster: "4x8 H100-SXM".')
-@click.option("-o", "--output", type=PLAN_FILE, help="Where the plan is written.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
 @given_options
 @as_json_option
 def what_if(
@@ -104,7 +106,6 @@ def what_if(
 
     Example: autopar what-if plan.json --dims dp_shard=-1 -o fsdp.json
     """
-    asked = bound(path, given)
     words = {"memory_limit": memory_limit, "dims": dims, "mesh": mesh, "micro_batches": micro_batches}
     changes: dict[str, Any] = {name: word for name, word in words.items() if word is not None}
     changes |= {"dims": parse_dims(dims)} if dims else {}
@@ -112,7 +113,10 @@ def what_if(
     changes |= {"constraints": parse_constraints(constraints)} if constraints else {}
     changes |= {"cluster": read_cluster(other_cluster)} if other_cluster else {}
     if not changes:
-        raise ConfigurationError("what if what? Give --memory-limit, --dims, --mesh, --constraint or --on")
+        raise ConfigurationError(
+            "what if what? Give --memory-limit, --dims, --mesh, --constraint, --micro-batches or --on"
+        )
+    asked = bound(path, given)
     found = asked.plan.what_if(**changes)
     said = {**words, "constraints": list(constraints) or None, "cluster_text": other_cluster}
     question = {**asked.plan.question, **{name: word for name, word in said.items() if word is not None}}
@@ -124,7 +128,7 @@ def what_if(
 @click.option(
     "--set", "placements", multiple=True, help="PATTERN=R, PATTERN:AXIS=S(0). None: check a file edited by hand."
 )
-@click.option("-o", "--output", type=PLAN_FILE, help="Where the plan is written.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
 @given_options
 @as_json_option
 def edit(path: Path, placements: tuple[str, ...], output: Path | None, as_json: bool, **given: Any) -> None:
@@ -132,8 +136,9 @@ def edit(path: Path, placements: tuple[str, ...], output: Path | None, as_json: 
 
     Example: autopar edit plan.json --set lm_head.weight=R -o edited.json
     """
+    changes = parse_constraints(placements) or {}
     asked = bound(path, given)
-    found = asked.plan.edit(parse_constraints(placements) or {})
+    found = asked.plan.edit(changes)
     _hand_out(asked.plan, found, output, as_json)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from autopar.cli.options import OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
 from autopar.cli.simulate import simulated
 from autopar.errors import ConfigurationError
@@ -21,7 +22,7 @@ from autopar.report.html.timeline import RecordedStep, read_timeline
 
 @click.command()
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: PATH with .html.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Default: PATH with .html.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="A step that `simulate` wrote.")
 @click.option("--simulate", is_flag=True, help="Capture the model that the plan names, and play its step.")
 @as_json_option

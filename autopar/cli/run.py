@@ -32,6 +32,8 @@ def run(path: Path | None, nproc_per_node: int | None, more: str, script: tuple[
 
     Example: autopar run --plan plan.json -- train.py --steps 10
     """
+    if not Path(script[0]).is_file():
+        raise ConfigurationError(f"there is no script {script[0]}: write the path of a Python file behind --")
     environment = dict(os.environ)
     if path is not None:
         nproc_per_node = nproc_per_node or Plan.load(path).num_ranks

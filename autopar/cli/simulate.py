@@ -16,8 +16,8 @@ import click
 from rich.console import Console
 
 from autopar.capture import Captures, normalize_example_inputs
-from autopar.capture.models import load_model
-from autopar.cli.options import OPTIMIZERS, read_cluster
+from autopar.cli.bound import cluster_of, given_options, model_of
+from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
 from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError, PlanMismatchError
@@ -36,17 +36,14 @@ COLUMNS = ("", "simulated", "predicted by the planner")
 
 @click.command()
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Where a Chrome trace is written.")
+@click.option("--trace", type=OUTPUT_FILE, help="Where a Chrome trace is written.")
 @click.option(
     "--measured",
     type=click.Path(dir_okay=False, path_type=Path),
     multiple=True,
     help="A rank's trace of torch.profiler, to stand beside in --trace; once per rank.",
 )
-@click.option("--model", help="pkg.module:factory or hf:CONFIG.json. Default: as the plan says.")
-@click.option("--batch", type=click.IntRange(min=1), help="Global batch. Default: as the plan says.")
-@click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: as the plan says.")
-@click.option("--cluster", help='"2x8 H100-SXM", a cluster file, or "here". Default: as the plan says.')
+@given_options
 @as_json_option
 def simulate(path: Path, trace: Path | None, measured: tuple[Path, ...], as_json: bool, **given: Any) -> None:
     """Play one step of the plan file PATH: seconds, exposed communication, bubble, peak memory.
@@ -69,20 +66,14 @@ def simulate(path: Path, trace: Path | None, measured: tuple[Path, ...], as_json
 def simulated(plan: Plan, given: Mapping[str, Any]) -> Simulation:
     """The step of a plan file. given: "model", "batch", "seq" and "cluster" in place of what the plan says of them."""
     said = {**plan.question, **{name: value for name, value in given.items() if value is not None}}
-    cluster = read_cluster(str(given.get("cluster") or said.get("cluster_text") or plan.cluster))
+    cluster = cluster_of(plan, said, given)
     optimizer = said.get("optimizer")
     return simulate_plan(plan, program_of(plan, said, cluster), cluster, OPTIMIZERS.get(str(optimizer), optimizer))
 
 
 def program_of(plan: Plan, said: dict[str, Any], cluster: Cluster) -> Program | MicroProgram:
     """The captured program that a plan speaks of. Raises ConfigurationError where nothing says the model."""
-    missing = [name for name in ("model", "batch", "seq") if said.get(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"the plan does not say its {' and '.join(missing)}: it was not made by `autopar plan`; give "
-            + " ".join(f"--{name}" for name in missing)
-        )
-    model, inputs = load_model(said["model"], said["batch"], said["seq"])
+    model, inputs = model_of(said)
     options = Options(cluster=cluster, precision=said.get("precision"))
     args, kwargs = normalize_example_inputs(inputs)
     captures = Captures()

@@ -77,7 +77,7 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
     training.refuse_where_on(("enable_cpu_offload",), "states live on the device")
     tp, pp = parallel.count("tensor_parallel_degree"), parallel.count("pipeline_parallel_degree")
     replicate, shard = _data_degrees(
-        num_devices // (tp * pp),
+        max(1, num_devices // (tp * pp)),
         replicate=parallel.count("data_parallel_replicate_degree"),
         shard=parallel.count("data_parallel_shard_degree", -1, least=-1),
     )
@@ -119,7 +119,7 @@ def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
     strategy = flags.one_of("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
     sharded = strategy or bool(flags.get("use-distributed-optimizer"))
     instances = flags.count("num-distributed-optimizer-instances")
-    data = num_devices // (tp * pp)
+    data = max(1, num_devices // (tp * pp))
     replicate, shard = _data_degrees(data, replicate=instances if sharded else data, shard=-1)
     batch = flags.optional_count("global-batch-size")
     chunked = flags.optional_count("num-virtual-stages-per-pipeline-rank")
@@ -160,7 +160,7 @@ def deepspeed(text: str, num_devices: int, origin: str) -> UniformPlan:
             raise ConfigurationError(f"{origin}: {half} is enabled; a plan computes in fp32 or bf16")
     tensor = Settings(document.get("tensor_parallel", {}), f"{origin} tensor_parallel")
     tp, stage = tensor.count("autotp_size"), zero.count("stage", 0, least=0)
-    data = num_devices // tp
+    data = max(1, num_devices // tp)
     groups = zero.get("mics_shard_size", zero.get("zero_hpz_partition_size"))
     shard = 1 if stage == 0 else int(groups) if groups not in (None, -1, 1) else data
     replicate, shard = _data_degrees(data, replicate=-1, shard=shard)
@@ -194,7 +194,7 @@ def accelerate(text: str, num_devices: int, origin: str) -> UniformPlan:
     prefix = "parallelism_config_"
     degrees.refuse_above_one({f"{prefix}cp_size": "context parallelism", f"{prefix}sp_size": "sequence parallelism"})
     tp = degrees.count(f"{prefix}tp_size")
-    data = num_devices // tp
+    data = max(1, num_devices // tp)
     wanted = [degrees.count(f"{prefix}{name}_size", least=-1) for name in ("dp_replicate", "dp_shard")]
     if not section:
         wanted = [1, data] if sharded else [data, 1]

@@ -201,7 +201,9 @@ def _named_axes(dims: dict[str, int], num_devices: int) -> dict[str, int]:
             raise ConfigurationError(f"axis {name} has size {size!r}; write a positive number, or -1 to fill")
     fixed = math.prod(size for size in dims.values() if size > 0)
     fill = [name for name, size in dims.items() if size == -1]
-    if num_devices % fixed or len(fill) > 1:
+    if len(fill) > 1:
+        raise ConfigurationError(f"dims {dims}: -1 fills what is left, so one axis at most may have it")
+    if num_devices % fixed:
         raise ConfigurationError(f"dims {dims} (product {fixed}) do not divide {num_devices} devices")
     if fill:
         dims[fill[0]] = num_devices // fixed

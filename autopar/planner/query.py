@@ -87,7 +87,7 @@ def budget(memory_limit: float | str | None, cluster: Cluster) -> float:
         value = parse_bytes(memory_limit)
     except ValueError as error:
         raise ConfigurationError(f"memory_limit={memory_limit!r}: write bytes, '72GiB' or a fraction") from error
-    if value <= 0:
+    if not value > 0:  # also what is not a number
         raise ConfigurationError(f"memory_limit={memory_limit!r} must be positive")
     return value * usable if value <= 1 else value
 

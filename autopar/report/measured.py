@@ -61,6 +61,8 @@ def read_measured(path: str | Path, place: int) -> MeasuredRank:
         events: list[Event] = [event for event in document["traceEvents"] if _counts(event)]
         rank = int((document.get("distributedInfo") or {}).get("rank", place))
         steps = [event for event in events if str(event["name"]).startswith(STEP) and event.get("dur")]
+        if not events:
+            raise ValueError("it holds no operator, kernel or memory event")
         first = min(float(event["ts"]) for event in events)
         last = max(float(event["ts"]) + float(event.get("dur", 0.0)) for event in events)
         if steps:

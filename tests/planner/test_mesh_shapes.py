@@ -115,7 +115,7 @@ def test_pinned_axes_leave_room_for_four_in_all() -> None:
         ({"pp": 2}, "unknown axis 'pp'"),
         ({"tensor": 2}, "unknown axis"),
         ({"tp": 0}, "size 0"),
-        ({"tp": -1, "dp_shard": -1}, "do not divide"),
+        ({"tp": -1, "dp_shard": -1}, "one axis at most"),
     ],
 )
 def test_impossible_dims_say_why(dims: dict[str, int], words: str) -> None:

@@ -86,6 +86,8 @@ def read_timeline(path: str | os.PathLike[str]) -> RecordedStep:
         raise ConfigurationError(
             f"{os.fspath(path)} is no Chrome trace ({error}); `autopar simulate PLAN --trace FILE` writes one"
         ) from error
+    if not spans:
+        raise ConfigurationError(f"the trace {os.fspath(path)} holds no span: there is no step to draw")
     return RecordedStep(spans=tuple(spans), memory=dict(memory))
 
 
