@@ -133,13 +133,15 @@ def grid_seconds(setting: Setting, subs: Sequence[SubMesh], count: int) -> tuple
         groups = setting.gpus // sub.table.devices
         chunks = (1, 2) if groups > 1 and setting.layers % (2 * groups) == 0 and count % groups == 0 else (1,)
         for each in chunks:
-            seconds = min(_equal_stages(setting, table, groups, each, count) for table in sub.tables)
+            seconds = min(equal_stages(setting, table, groups, each, count) for table in sub.tables)
             dp, tp = sub.solved.mesh.shape
             best = min(best, (seconds, f"dp={dp} tp={tp} pp={groups} x {each}, {count} micro-batches"))
     return best
 
 
-def _equal_stages(setting: Setting, table: BlockTable, groups: int, chunks: int, count: int) -> float:
+def equal_stages(setting: Setting, table: BlockTable, groups: int, chunks: int, count: int) -> float:
+    """The simulated step of `groups` ranks with `chunks` stages each, all of equally many layers, under 1F1B or
+    interleaved; infinity where it does not fit."""
     layers, family = setting.layers // (groups * chunks), "1f1b" if chunks == 1 else "interleaved"
     in_front = blocks_in_front(setting, table)
     ends = [in_front + layers * (stage + 1) for stage in range(groups * chunks)]

@@ -8,6 +8,7 @@ Both kinds of cgroup: v1 (/sys/fs/cgroup/cpu/NAME/cpu.cfs_quota_us) and v2 (/sys
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from autopar.errors import AutoparError
@@ -47,3 +48,8 @@ def make_group(name: str, cores: float, directory: Path) -> Path:
 def join_command(group: Path, command: list[str]) -> list[str]:
     """The command inside of the group, its children too."""
     return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
+
+
+def join(group: Path) -> None:
+    """This process with all its threads, from now on."""
+    (group / "cgroup.procs").write_text(str(os.getpid()))

@@ -3,6 +3,7 @@
     with Lab(PRESETS["flat-200mbit"]) as lab:
         outcome = lab.run(["python", "train.py"], seconds=60)
         outcome.link_bytes.payload             # (4, 4) bytes from node to node
+        lab.fork(train, seconds=60)            # a function of ours instead, called as train(limit_cores)
 
 What a killed lab left behind is found by name and removed when the next one starts.
 """
@@ -10,13 +11,14 @@ What a killed lab left behind is found by name and removed when the next one sta
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,9 +27,10 @@ from autopar.errors import AutoparError
 from autopar.files import cache_directory
 from benchmarks.netlab import cores, names
 from benchmarks.netlab.counters import LinkBytes, new_counters, read_counters
+from benchmarks.netlab.forks import Fork, fork
 from benchmarks.netlab.machine import built_switch, remove_groups, remove_leftovers, remove_nodes, run_ip
 from benchmarks.netlab.presets import Network
-from benchmarks.netlab.processes import end_sessions, last_lines, wait_for
+from benchmarks.netlab.processes import Process, end_sessions, last_lines, wait_for
 from benchmarks.netlab.shaping import DEVICE, node_commands, rank_command, rank_environment, switch_command
 
 LIFE_SECONDS = 3600.0
@@ -95,16 +98,28 @@ class Lab:
 
         Raises AutoparError where a rank fails or has not ended after `seconds`, with the last lines of its output.
         """
+        return self._all(lambda rank, log: self._start(rank, command, environment or {}, log), seconds, quiet)
+
+    def fork(
+        self, call: Callable[[Callable[[], None]], None], *, seconds: float = 600.0, quiet: bool = False
+    ) -> Outcome:
+        """Run `call` on every rank as a fork of this process, else as `run`.
+
+        A rank begins with all of the machine's cores, and has its share from where it calls the argument of `call`.
+        """
+        return self._all(lambda rank, log: self._fork(rank, call, log), seconds, quiet)
+
+    def _all(self, start: Callable[[int, Path | None], Process], seconds: float, quiet: bool) -> Outcome:
         before, begin = read_counters(self.counters, self.network.nodes), time.monotonic()
         logs = [Path(self._folder.name) / f"rank{rank}.log" for rank in range(self.network.num_ranks)]
         self._runs += 1
         with contextlib.ExitStack() as stack:
-            ranks: list[subprocess.Popen[bytes]] = []
+            ranks: list[Process] = []
             stack.callback(end_sessions, ranks)
             for rank, log in enumerate(logs):
-                ranks.append(self._start(rank, command, environment or {}, None if rank == 0 and not quiet else log))
+                ranks.append(start(rank, None if rank == 0 and not quiet else log))
             late = wait_for(ranks, begin + seconds)
-        codes = tuple(process.returncode for process in ranks)
+        codes = tuple(process.wait() for process in ranks)
         if late:
             raise AutoparError(f"ranks {late} had not ended after {seconds:g} s\n{last_lines(late, logs)}")
         failed = [rank for rank, code in enumerate(codes) if code]
@@ -121,13 +136,7 @@ class Lab:
     def _start(
         self, rank: int, command: Sequence[str], more: Mapping[str, str], log: Path | None
     ) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            **rank_environment(self.network, rank, FIRST_PORT + self._runs),
-            "AUTOPAR_CACHE": str(self.cache),
-            "AUTOPAR_NETLAB_COUNTERS": str(self.counters),
-            **more,
-        }
+        environment = {**os.environ, **self._environment(rank), **more}
         line = rank_command(self._nodes[rank // self.network.ranks_per_node], command)
         if self._groups:
             line = cores.join_command(self._groups[rank], line)
@@ -136,6 +145,22 @@ class Lab:
             return subprocess.Popen(
                 line, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
+
+    def _fork(self, rank: int, call: Callable[[Callable[[], None]], None], log: Path | None) -> Fork:
+        def limit_cores() -> None:
+            if self._groups:
+                cores.join(self._groups[rank])
+
+        node = self._nodes[rank // self.network.ranks_per_node]
+        return fork(functools.partial(call, limit_cores), namespace=node, environment=self._environment(rank), log=log)
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        """What a rank finds beside what we have."""
+        return {
+            **rank_environment(self.network, rank, FIRST_PORT + self._runs),
+            "AUTOPAR_CACHE": str(self.cache),
+            "AUTOPAR_NETLAB_COUNTERS": str(self.counters),
+        }
 
     def _make(self) -> None:
         program = built_switch()

@@ -5,17 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 GRACE_SECONDS = 5.0
 """How long ranks may go on once one has failed, and to end when they are asked to."""
 SHOWN_LINES = 30
 
 
-def wait_for(ranks: Sequence[subprocess.Popen[bytes]], deadline: float) -> list[int]:
+class Process(Protocol):
+    """A `subprocess.Popen` or a `forks.Fork` that leads a session of its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+
+def wait_for(ranks: Sequence[Process], deadline: float) -> list[int]:
     """Until all have ended, or `GRACE_SECONDS` after one has failed; the ranks that ran into the deadline itself."""
     patience = deadline
     while running := [rank for rank, process in enumerate(ranks) if process.poll() is None]:
@@ -27,7 +41,7 @@ def wait_for(ranks: Sequence[subprocess.Popen[bytes]], deadline: float) -> list[
     return []
 
 
-def end_sessions(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+def end_sessions(ranks: Sequence[Process]) -> None:
     """Ask every rank's session to end, then end it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in ranks:

@@ -38,10 +38,10 @@ def node_commands(node: int) -> list[str]:
 def switch_command(
     program: Path, counters: Path, network: Network, namespaces: Sequence[str], life_seconds: float
 ) -> list[str]:
-    """The switch in front of everything else: a late packet is a slower network."""
+    """The switch in front of everything else: a late packet is a slower network. It ends with the lab."""
     links = [text for name, mbit in zip(namespaces, network.node_mbit, strict=True) for text in (name, f"{mbit:g}")]
     numbers = [f"{network.latency_us:g}", f"{life_seconds:g}"]
-    return ["chrt", "-r", "2", str(program), str(counters), *numbers, *links]
+    return ["setpriv", "--pdeathsig", "KILL", "chrt", "-r", "2", str(program), str(counters), *numbers, *links]
 
 
 def rank_environment(network: Network, rank: int, port: int) -> dict[str, str]:

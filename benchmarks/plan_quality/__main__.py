@@ -1,7 +1,8 @@
 """`python -m benchmarks.plan_quality [--json] [--quick] [--resume] [--setting NAME ...]`: who wins, measured.
 
-Per setting: the network is profiled once (`autopar profile` on the emulated cluster), our plans are made from that
-profile, and they and the baselines train in turn in one pool of processes. Results are written after every setting.
+Networks are profiled (`autopar profile` on the emulated cluster) and our plans made from those profiles first, unless
+that is done (`planned.py`). Then, setting by setting, they and the baselines train in turn in one pool of processes.
+Results are written after every setting; a run that was ended goes on with --resume.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from benchmarks.netlab.lab import network_cache
 from benchmarks.netlab.machine import why_unavailable
 from benchmarks.netlab.processes import ended_by_signals
 from benchmarks.plan_quality.baselines import BASELINES
-from benchmarks.plan_quality.captured import Captured
 from benchmarks.plan_quality.job import WARM_UP_STEPS
-from benchmarks.plan_quality.measure import profiled, train
-from benchmarks.plan_quality.plans import describe, make_plans, predicted
+from benchmarks.plan_quality.measure import profile_age, profiled, train
+from benchmarks.plan_quality.planned import Planned, load, make_missing
+from benchmarks.plan_quality.plans import describe
 from benchmarks.plan_quality.rows import measured_runs, setting_row
 from benchmarks.plan_quality.settings import QUICK, SETTINGS, Setting
 from benchmarks.plan_quality.summary import summary
@@ -45,6 +46,7 @@ STEPS, AGAIN = 5, 6
 @click.option("--resume", is_flag=True, help="Keep the settings that the output has.")
 @click.option("--setting", "names", multiple=True, type=click.Choice(list(SETTINGS)), help="Default: all settings.")
 @click.option("--profile", "again", is_flag=True, help="Measure the networks again.")
+@click.option("--prepare", is_flag=True, help="Only profile the networks and make the plans.")
 @click.option("--steps", default=STEPS, show_default=True, help="Timed steps of every run; slow ones have fewer.")
 @click.option("--baselines", is_flag=True, help="Only the baselines, against each other; no results are written.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, show_default=True)
@@ -54,6 +56,7 @@ def main(
     resume: bool,
     names: Sequence[str],
     again: bool,
+    prepare: bool,
     steps: int,
     baselines: bool,
     output: Path,
@@ -67,24 +70,50 @@ def main(
     if again:
         for name in asked:
             shutil.rmtree(network_cache(SETTINGS[name].network) / "clusters", ignore_errors=True)
-    failed, began = [], time.perf_counter()
+    wanted = [name for name in asked if name not in rows]
     with ended_by_signals():
-        for name in asked:
-            try:
-                if baselines:
-                    console.print(run_baselines(name, steps))
-                    continue
-                if name not in rows:
-                    rows[name] = run(name, profiled(SETTINGS[name].network, console), steps, console)
-                    write_results(output, content(rows))
-                console.print(row_table(rows[name]), f"{time.perf_counter() - began:.0f} s so far")
-            except AutoparError as error:  # the others are worth running; --resume comes back to this one
-                failed.append(name)
-                console.print(f"{name}: {error}", style="red", markup=False)
+        if baselines:
+            for name in asked:
+                console.print(run_baselines(name, steps))
+            return
+        clusters, failed = prepared(wanted, console)
+        if not prepare:
+            failed |= measured(
+                {name: clusters[name] for name in wanted if name in clusters}, rows, steps, output, console
+            )
+    for name in asked:
+        if name in rows:
+            console.print(row_table(rows[name]))
     if as_json:
         print(json.dumps(content(rows)))
     if failed:
-        raise click.ClickException(f"no results of {', '.join(failed)}")
+        raise click.ClickException("\n".join(f"no results of {name}: {reason}" for name, reason in failed.items()))
+
+
+def prepared(names: Sequence[str], console: Console) -> tuple[dict[str, Cluster], dict[str, str]]:
+    """The clusters of the settings whose plans are made, and the reasons of those that have none."""
+    networks = {SETTINGS[name].network.name: SETTINGS[name].network for name in names}
+    profiles = {network: profiled(each, console) for network, each in networks.items()}
+    clusters = {name: profiles[SETTINGS[name].network.name] for name in names}
+    with timed("planning of all settings", console):
+        failed = make_missing(clusters, console)
+    return {name: cluster for name, cluster in clusters.items() if name not in failed}, failed
+
+
+def measured(
+    clusters: Mapping[str, Cluster], rows: dict[str, dict[str, Any]], steps: int, output: Path, console: Console
+) -> dict[str, str]:
+    """Train the settings, write each into `rows` and the output once it is done; setting -> why it has no row."""
+    failed = {}
+    for name, cluster in clusters.items():
+        try:
+            with timed(name, console):
+                rows[name] = run(name, load(name, cluster), steps)
+            write_results(output, content(rows))
+        except AutoparError as error:  # the others are worth running; --resume comes back to this one
+            failed[name] = str(error)
+            console.print(f"{name}: {error}", style="red", markup=False)
+    return failed
 
 
 def known_rows(output: Path) -> dict[str, dict[str, Any]]:
@@ -101,20 +130,17 @@ def content(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"run": made, "summary": summary(ordered), "settings": ordered}
 
 
-def run(name: str, cluster: Cluster, steps: int, console: Console) -> dict[str, Any]:
-    """Plan a setting, train all plans, and compare."""
-    setting, elapsed = SETTINGS[name], dict[str, float]()
-    with timed(f"{name}: planning", elapsed, console):
-        plans, left_out = make_plans(setting, cluster, console.print)
-        captured = Captured(setting)
-        said = {kind: predicted(captured, plan, cluster) for kind, plan in plans.items()}
+def run(name: str, planned: Planned, steps: int) -> dict[str, Any]:
+    """Train all plans of a setting, and compare."""
+    setting, began = SETTINGS[name], time.perf_counter()
     usable, reasons = usable_baselines(setting)
-    with timed(f"{name}: training", elapsed, console):
-        found = train(name, setting.network, setting_folder(name), plans, usable, steps, AGAIN)
-    words = {kind: describe(plan) for kind, plan in plans.items()} | {kind: BASELINES[kind].plan for kind in usable}
-    runs = measured_runs(found["rows"], WARM_UP_STEPS, words, said, found["peak_bytes"])
-    left_out |= reasons | found["errors"]
-    return setting_row(name, setting.network.name, runs, left_out, elapsed | found["elapsed"])
+    found = train(name, setting.network, setting_folder(name), planned.plans, usable, steps, AGAIN)
+    words = {kind: describe(plan) for kind, plan in planned.plans.items()}
+    words |= {kind: BASELINES[kind].plan for kind in usable}
+    runs = measured_runs(found["rows"], WARM_UP_STEPS, words, planned.predicted, found["peak_bytes"])
+    elapsed = {"planning": planned.seconds, **found["elapsed"], "in the lab": time.perf_counter() - began}
+    row = setting_row(name, setting.network.name, runs, {**planned.left_out, **reasons, **found["errors"]}, elapsed)
+    return row | {"profile_age_hours": round(profile_age(setting.network) / 3600.0, 1)}
 
 
 def run_baselines(name: str, steps: int) -> Table:
@@ -128,12 +154,11 @@ def run_baselines(name: str, steps: int) -> Table:
 
 
 @contextlib.contextmanager
-def timed(what: str, elapsed: dict[str, float], console: Console) -> Iterator[None]:
-    """Print how long a phase took, and note it under the last word of `what`."""
+def timed(what: str, console: Console) -> Iterator[None]:
+    """Print how long it took."""
     began = time.perf_counter()
     yield
-    seconds = elapsed[what.rpartition(" ")[2]] = time.perf_counter() - began
-    console.print(f"{what} took {seconds:.0f} s")
+    console.print(f"{what} took {time.perf_counter() - began:.0f} s")
 
 
 def setting_folder(name: str) -> Path:

@@ -1,11 +1,12 @@
 """What every rank does for a setting: build all runs, then train them in turn, step by step.
 
-    python -m benchmarks.plan_quality.job SETTING FOLDER STEPS AGAIN       reads FOLDER/runs.json, FOLDER/*.plan
+    lab.fork(functools.partial(train_all, setting, plans, baselines, captured, folder, 5, 6))
 
-Runs are interleaved, so that whatever disturbs the machine disturbs all of them. The first step of a run is its
-warm-up. After STEPS timed steps of each (fewer of the slow ones, see `wants_more`), the three fastest and our choice
-run AGAIN steps more. Rank 0 writes FOLDER/results.json, and FOLDER/NAME.jsonl, the `autopar.StepLog` of each of our
-plans.
+Runs are built, and make the first step of each, which is its warm-up and where its memory is counted, with all of the
+machine's cores; from there on a rank has its share. Runs are interleaved, so that whatever disturbs the machine
+disturbs all of them. After `steps` timed steps of each (fewer of the slow ones, see `wants_more`), the three fastest
+and our choice run `again` steps more. Rank 0 writes results.json into the folder, and NAME.jsonl, the
+`autopar.StepLog` of each of our plans.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import gc
 import json
 import os
 import statistics
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,15 @@ from benchmarks.plan_quality.baselines.trained import Trained, sgd, trained
 from benchmarks.plan_quality.captured import Captured
 from benchmarks.plan_quality.plans import CHOSEN, FORCED
 from benchmarks.plan_quality.rows import CLASSIC
-from benchmarks.plan_quality.settings import SETTINGS, SMALL, Setting
+from benchmarks.plan_quality.settings import Setting
 from benchmarks.storages import StorageTracker
 
-RUNS, RESULTS = "runs.json", "results.json"
+RESULTS = "results.json"
 WARM_UP_STEPS = 1
 FASTEST = 3
-SLOW = 3.0
+SLOW = 2.5
 """A run that takes so many times the fastest one's step will not win."""
-SLOW_RUN_SECONDS = 10.0
+SLOW_RUN_SECONDS = 5.0
 """A slow run has timed steps until they took so long together, and one in any case."""
 COMPARED = {run for runs in CLASSIC.values() for run in runs} | {f"{FORCED}{kind}" for kind in CLASSIC}
 """Runs that others are held against, however slow."""
@@ -66,70 +66,112 @@ class Mine:
     loss: float | None
 
 
-def main(name: str, folder: Path, steps: int, again: int) -> None:
-    """All runs of a setting on this rank."""
-    torch.set_num_threads(1)
+@dataclass(slots=True)
+class Built:
+    """What trains, by name. rows: its steps, the warm-up first; errors: name -> why it cannot be built;
+    peak_bytes: of our plans."""
+
+    runs: dict[str, Run] = field(default_factory=dict)
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    peak_bytes: dict[str, float] = field(default_factory=dict)
+
+
+def train_all(
+    setting: Setting,
+    plans: Mapping[str, Plan],
+    baselines: Sequence[str],
+    captured: Captured | None,
+    folder: Path,
+    steps: int,
+    again: int,
+    limit_cores: Callable[[], None],
+) -> None:
+    """All runs of a setting on this rank. limit_cores: gives it its share of a core."""
     dist.init_process_group("gloo")
     began = time.perf_counter()
     with contextlib.ExitStack() as logs:
-        runs, rows, errors = build_all({**SETTINGS, **SMALL}[name], folder, logs)
-        built = time.perf_counter()
+        built = build_all(setting, plans, baselines, captured, folder, logs)
+        limit_cores()
         gc.freeze()  # what was built stays; looking through it would be counted as somebody's step
+        built_at = time.perf_counter()
         for done in range(steps):
-            for run in [run for run in runs if wants_more(run, rows, done)]:
-                rows[run].append(measured_step(runs[run]))
-        best = fastest(rows)
+            for run in [run for run in built.runs if wants_more(run, built.rows, done)]:
+                built.rows[run].append(measured_step(built.runs[run]))
+        best = fastest(built.rows)
         for _ in range(again):
             for run in best:
-                rows[run].append(measured_step(runs[run]))
-    trained_at = time.perf_counter()
-    peaks = {run: peak_bytes(one) for run, one in runs.items() if run.startswith(CHOSEN)}
-    elapsed = {"building": built - began, "training": trained_at - built, "memory": time.perf_counter() - trained_at}
+                built.rows[run].append(measured_step(built.runs[run]))
+    elapsed = {"building": built_at - began, "training": time.perf_counter() - built_at}
     if dist.get_rank() == 0:
-        found = {"rows": rows, "errors": errors, "peak_bytes": peaks, "elapsed": elapsed}
+        found = {"rows": built.rows, "errors": built.errors, "peak_bytes": built.peak_bytes, "elapsed": elapsed}
         (folder / RESULTS).write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def build_all(
-    setting: Setting, folder: Path, logs: contextlib.ExitStack
-) -> tuple[dict[str, Run], dict[str, list[dict[str, Any]]], dict[str, str]]:
+    setting: Setting,
+    plans: Mapping[str, Plan],
+    baselines: Sequence[str],
+    captured: Captured | None,
+    folder: Path,
+    logs: contextlib.ExitStack,
+) -> Built:
     """What can be built and has made a first step, that step, and why the rest cannot."""
-    runs: dict[str, Run] = {}
-    rows: dict[str, list[dict[str, Any]]] = {}
-    errors: dict[str, str] = {}
-    names = json.loads((folder / RUNS).read_text())
-    captured = Captured(setting) if set(names) - set(BASELINES) else None
-    for name in names:
+    built = Built()
+    for name in (*plans, *baselines):
         began, before = time.perf_counter(), _payload()
         try:
-            run = build(name, setting, captured, folder, logs)
-            mine = timed_step(run)  # what cannot run fails here, and not between the others
+            run = ours(name, plans[name], captured, folder, logs) if name in plans else theirs(name, setting)
+            mine, peak = counted_step(run)  # what cannot run fails here, and not between the others
             error = None
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as reason:
             error = f"{type(reason).__name__}: {reason}"
         said: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(said, error)
         if any(said):
-            errors[name] = next(text for text in said if text)
+            built.errors[name] = next(text for text in said if text)
         else:
-            runs[name], rows[name] = run, [together(mine, before, _payload())]
+            built.runs[name], built.rows[name] = run, [together(mine, before, _payload())]
+            if peak is not None:
+                built.peak_bytes[name] = most(peak)
         if dist.get_rank() == 0:
-            print(f"  built {name} in {time.perf_counter() - began:.1f} s {errors.get(name, '')}", flush=True)
-    return runs, rows, errors
+            seconds, step = time.perf_counter() - began, 0.0 if any(said) else mine.seconds
+            print(f"  built {name} in {seconds:.1f} s, of which {step:.1f} s are its first step. ", end="")
+            print(built.errors.get(name, ""), flush=True)
+    return built
 
 
-def build(name: str, setting: Setting, captured: Captured | None, folder: Path, logs: contextlib.ExitStack) -> Run:
-    """A run by its name: a baseline, else ours by its plan's file."""
-    if name in BASELINES:
-        model, inputs = setting.model_and_inputs()
-        return Run(trained=BASELINES[name].build(model, inputs, dist.get_world_size()))
+def theirs(name: str, setting: Setting) -> Run:
+    """A baseline."""
+    model, inputs = setting.model_and_inputs()
+    return Run(trained=BASELINES[name].build(model, inputs, dist.get_world_size()))
+
+
+def ours(name: str, plan: Plan, captured: Captured | None, folder: Path, logs: contextlib.ExitStack) -> Run:
+    """A plan on our runtime, with its log."""
     assert captured is not None
-    plan = Plan.load(folder / f"{name}.plan")
     module = captured.module(plan)
     log = logs.enter_context(autopar.StepLog(folder / f"{name}.jsonl", plan))
     return Run(trained=trained(module, captured.inputs, sgd(module.parameters())), log=log)
+
+
+def counted_step(run: Run) -> tuple[Mine, float | None]:
+    """A step of this rank and, of our plans, its largest bytes: parameters and whatever lives with them. FSDP2 frees
+    storages by resizing them, which the counter does not see."""
+    if run.log is None:
+        return timed_step(run), None
+    with StorageTracker(run.trained.tensors()) as tracker:
+        mine = timed_step(run)
+    return mine, float(tracker.peak_bytes)
+
+
+def most(number: float) -> float:
+    """The largest of all ranks."""
+    found = torch.tensor(number, dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found)
 
 
 def timed_step(run: Run) -> Mine:
@@ -196,20 +238,7 @@ def fastest(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     return best if CHOSEN in best or CHOSEN not in medians else [*best, CHOSEN]
 
 
-def peak_bytes(run: Run) -> float:
-    """The largest peak of any rank in one more step: parameters and whatever lives with them."""
-    with StorageTracker(run.trained.tensors()) as tracker:
-        run.trained.step()
-    peak = torch.tensor(float(tracker.peak_bytes), dtype=torch.float64)
-    dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-    return float(peak)
-
-
 def _payload() -> list[list[int]]:
     nodes = int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
     payload: list[list[int]] = read_counters(Path(os.environ["AUTOPAR_NETLAB_COUNTERS"]), nodes).payload.tolist()
     return payload
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from autopar.cluster import Cluster
 from autopar.parallel_plan import Plan
 from benchmarks.netlab.lab import Lab, network_cache
 from benchmarks.netlab.presets import Network
-from benchmarks.plan_quality.job import RESULTS, RUNS
+from benchmarks.plan_quality.captured import Captured
+from benchmarks.plan_quality.job import RESULTS, train_all
+from benchmarks.plan_quality.settings import SETTINGS, SMALL
 
 SETTING_SECONDS = 900.0
 """After so long, something hangs."""
@@ -24,10 +29,20 @@ def profiled(network: Network, console: Console) -> Cluster:
     """The cluster as `autopar profile` measures it; measured once, then kept in the network's cache."""
     folder = network_cache(network) / "clusters"
     if not folder.exists():
-        console.print(f"profiling {network.name}")
+        began = time.perf_counter()
         with Lab(network) as lab:
             lab.run([sys.executable, "-m", "autopar", "profile", "--force"], quiet=True)
-    return Cluster.from_file(next(folder.glob("*.json")))
+        console.print(f"profiling {network.name} took {time.perf_counter() - began:.0f} s")
+    return Cluster.from_file(_profile(network))
+
+
+def profile_age(network: Network) -> float:
+    """Seconds since the network was profiled."""
+    return time.time() - _profile(network).stat().st_mtime
+
+
+def _profile(network: Network) -> Path:
+    return next((network_cache(network) / "clusters").glob("*.json"))
 
 
 def train(
@@ -42,14 +57,20 @@ def train(
     """What `job` measured of a setting: {"rows": run -> steps, "errors": run -> reason, "peak_bytes": run -> bytes,
     "elapsed": phase -> seconds}.
 
-    folder: a new one, for plans and results. Raises AutoparError where a rank fails or nothing comes back.
+    The model is captured here, once for all plans and ranks, which are forks of this process.
+
+    folder: a new one, for plans, logs and results. Raises AutoparError where a rank fails or nothing comes back.
     """
     folder.mkdir(parents=True)
+    torch.set_num_threads(1)  # before the first product: its threads would be lost in the forks
+    setting = {**SETTINGS, **SMALL}[name]
+    captured = Captured(setting) if plans else None
     for kind, plan in plans.items():
-        plan.save(folder / f"{kind}.plan")
-    (folder / RUNS).write_text(json.dumps([*plans, *baselines]))
-    command = [sys.executable, "-m", "benchmarks.plan_quality.job", name, str(folder), str(steps), str(again)]
+        plan.save(folder / f"{kind}.plan")  # for `autopar calibrate`, beside the run's log
+        assert captured is not None
+        captured.program(plan)
+    call = functools.partial(train_all, setting, plans, baselines, captured, folder, steps, again)
     with Lab(network) as lab:
-        lab.run(command, seconds=SETTING_SECONDS)
+        lab.fork(call, seconds=SETTING_SECONDS)
     found: dict[str, Any] = json.loads((folder / RESULTS).read_text())
     return found

@@ -4,8 +4,9 @@
 
     autopar    what the free search finds
     ddp, zero3 the known plans that the search prices beside its own, on the same prices
-    megatron   the best 3-D grid dp x tp x pp with equal stages (`benchmarks.published_plans`), under 1F1B or
-               interleaved, over the numbers of micro-batches of the case
+    megatron   the best 3-D grid dp x tp x pp with equal stages (`benchmarks.published_plans`): without stages in 1, 2
+               or 4 micro-batches, else under 1F1B or interleaved over the numbers of micro-batches of the case
+    expert     what NVIDIA's engineers run of that size on H100, with more copies where there are more devices
 
 Nodes of eight H100 behind the network of the hardware description. The table goes to docs/plan-quality.md by hand, the
 plot to docs/plan-quality-scaling.svg. A row takes minutes of planning and is written when it is done.
@@ -28,7 +29,9 @@ from rich.console import Console
 import autopar
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
+from autopar.planner.stages.shapes import SubMeshes
 from benchmarks.models import WORKLOADS, workload
+from benchmarks.plan_quality.experts import EXPERTS, Expert, expert_seconds
 from benchmarks.plan_quality.plans import describe
 from benchmarks.plan_quality.scaling_plot import plot
 from benchmarks.published_plans import PER_NODE, grid_meshes, grid_seconds
@@ -38,6 +41,8 @@ from benchmarks.sub_meshes import sub_meshes
 
 RESULTS = Path(__file__).parents[1] / "results" / "plan_quality_scaling.json"
 PLOT = Path(__file__).parents[2] / "docs" / "plan-quality-scaling.svg"
+WHOLE = (1, 2, 4)
+"""Counts of micro-batches that the grid tries without stages."""
 KNOWN = {"ddp": "DDP", "zero3": "ZeRO-3"}
 """Our keys and the names of the baselines of a plan."""
 
@@ -57,6 +62,10 @@ class Case:
     @property
     def name(self) -> str:
         return f"{self.workload}@{self.gpus}"
+
+    @property
+    def expert(self) -> Expert:
+        return EXPERTS[self.workload]
 
     @property
     def cluster(self) -> Cluster:
@@ -111,22 +120,23 @@ def run(case: Case) -> dict[str, Any]:
     for key, name in KNOWN.items():
         said = known.get(name)
         row[f"{key}_seconds"] = None if said is None else said.step_seconds
-    seconds, grid = megatron(case)
-    row |= {"megatron_seconds": seconds if math.isfinite(seconds) else None, "megatron_plan": grid}
+    row["planning_cpu_seconds"] = round(time.process_time() - began, 1)
+    shapes = sub_meshes(model, inputs, case.cluster)
+    others = {"megatron": megatron(case, shapes), "expert": expert_seconds(case.expert, grid_setting(case), shapes)}
+    for key, (seconds, words) in others.items():
+        row |= {f"{key}_seconds": seconds if math.isfinite(seconds) else None, f"{key}_plan": words}
     return row | {"cpu_seconds": round(time.process_time() - began, 1)}
 
 
-def megatron(case: Case) -> tuple[float, str]:
+def megatron(case: Case, shapes: SubMeshes) -> tuple[float, str]:
     """The best grid of the case: simulated seconds, and the grid in words."""
-    model, inputs = workload(case.workload, batch=case.batch)
     setting = grid_setting(case)
-    shapes = sub_meshes(model, inputs, case.cluster)
     best = (math.inf, "none fits")
-    for count in case.micro_batches:
+    for count in (*WHOLE, *case.micro_batches):
         subs = []
         for mesh in grid_meshes(setting):
-            if case.batch % (count * mesh.shape[0]):
-                continue  # a micro-batch has fewer samples than copies
+            if (mesh.size < case.gpus and count in WHOLE) or case.batch % (count * mesh.shape[0]):
+                continue  # stages ask for more micro-batches; or one has fewer samples than copies
             try:
                 sub = shapes.on_mesh(count, mesh)
             except AutoparError:  # heads or widths that this tp does not divide

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-COLOURS = {"autopar": "#1f6feb", "megatron": "#8c6bb1", "zero3": "#41ab5d", "ddp": "#bdbdbd"}
+COLOURS = {"autopar": "#1f6feb", "megatron": "#8c6bb1", "expert": "#d95f0e", "zero3": "#41ab5d", "ddp": "#bdbdbd"}
 BAR, GAP, HEIGHT, LEFT, TOP, BELOW = 16, 22, 220, 40, 34, 46
 CUT = 3.0
 """Longer bars end here, with their number on top."""

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,45 @@ def test_the_output_of_a_failing_rank_is_told_and_the_others_end(lab: Lab) -> No
 def test_a_late_command_is_ended(lab: Lab) -> None:
     with pytest.raises(AutoparError, match=r"ranks \[0, 1\] had not ended after 0.5 s"):
         lab.run(["sleep", "1000"], seconds=0.5)
+
+
+def test_a_fork_is_a_rank_that_has_its_share_of_cores_once_it_asks(tmp_path: Path) -> None:
+    known = ["what the parent knows"]
+
+    def tell(limit_cores: Callable[[], None]) -> None:
+        rank, groups = os.environ["RANK"], Path("/proc/self/cgroup")
+        before = groups.read_text()
+        limit_cores()
+        inside = names.PREFIX in groups.read_text() and names.PREFIX not in before
+        network = os.readlink("/proc/self/ns/net")
+        (tmp_path / rank).write_text(f"{known[0]}, {inside}, {network}")
+
+    with Lab(replace(SMALL, cores_per_rank=0.5)) as lab:
+        lab.fork(tell, seconds=60.0, quiet=True)
+    said = [(tmp_path / rank).read_text().split(", ") for rank in ("0", "1")]
+    assert [each[:2] for each in said] == [["what the parent knows", "True"]] * 2
+    assert len({os.readlink("/proc/self/ns/net"), *(each[2] for each in said)}) == 3
+    assert ours() == []
+
+
+def test_a_fork_that_fails_says_why_and_never_comes_back_here(lab: Lab) -> None:
+    def fail(limit_cores: Callable[[], None]) -> None:
+        raise SystemExit("no such thing") if os.environ["RANK"] == "1" else RuntimeError("no more of it")
+
+    with pytest.raises(AutoparError, match=r"ranks \[0, 1\] failed(.|\n)*no more of it(.|\n)*no such thing"):
+        lab.fork(fail, seconds=60.0, quiet=True)
+
+
+def test_a_process_with_threads_is_not_forked(lab: Lab) -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        with pytest.raises(AutoparError, match="cannot be forked: start the ranks as commands"):
+            lab.fork(lambda limit_cores: None, seconds=60.0, quiet=True)
+    finally:
+        over.set()
+        other.join()
 
 
 def test_what_fails_on_the_way_in_leaves_nothing_and_other_labs_alone(monkeypatch: pytest.MonkeyPatch) -> None:

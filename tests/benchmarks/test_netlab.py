@@ -59,7 +59,7 @@ def test_only_what_a_lab_of_a_gone_process_made_is_left_over() -> None:
 def test_every_node_is_shaped_at_its_own_rate() -> None:
     network = PRESETS["slow-node"]
     command = switch_command(Path("/switch"), Path("/counters"), network, ["a", "b", "c", "d"], 60.0)
-    assert command[3:] == ["/switch", "/counters", "200", "60", "a", "200", "b", "200", "c", "200", "d", "50"]
+    assert command[6:] == ["/switch", "/counters", "200", "60", "a", "200", "b", "200", "c", "200", "d", "50"]
 
 
 def test_nodes_have_addresses_of_their_own() -> None:

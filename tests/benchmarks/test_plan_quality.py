@@ -132,9 +132,9 @@ def test_waits_are_those_of_our_plans_without_stages() -> None:
 
 
 def test_slow_runs_stop_early_and_classic_ones_later() -> None:
-    rows = {"autopar": steps(9.0, 1.0), "zero1": steps(9.0, 3.1), "tp": steps(9.0, 9.0), "1f1b": steps(9.0, 2.9)}
+    rows = {"autopar": steps(9.0, 1.0), "zero1": steps(9.0, 2.6), "tp": steps(9.0, 4.0), "1f1b": steps(9.0, 2.4)}
     assert [name for name in rows if wants_more(name, rows, 1)] == ["autopar", "tp", "1f1b"]
-    rows = {"autopar": steps(9.0, 1.0, 1.0), "zero1": steps(9.0, 3.1), "tp": steps(9.0, 9.0, 9.0)}
+    rows = {"autopar": steps(9.0, 1.0, 1.0), "zero1": steps(9.0, 2.6), "tp": steps(9.0, 4.0, 4.0)}
     assert [name for name in rows if wants_more(name, rows, 2)] == ["autopar"]
 
 

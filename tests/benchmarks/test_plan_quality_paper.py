@@ -17,7 +17,14 @@ from benchmarks.plan_quality.settings import Setting, vectors
 from benchmarks.published_plans import grid_meshes
 
 SVG = "{http://www.w3.org/2000/svg}"
-ROW = {"name": "small@64", "autopar_seconds": 1.0, "megatron_seconds": 1.5, "zero3_seconds": 9.0, "ddp_seconds": None}
+ROW = {
+    "name": "small@64",
+    "autopar_seconds": 1.0,
+    "megatron_seconds": 1.5,
+    "expert_seconds": 2.0,
+    "zero3_seconds": 9.0,
+    "ddp_seconds": None,
+}
 
 
 def test_all_plans_of_a_pair_differ_and_are_few_enough_to_be_measured() -> None:
@@ -58,6 +65,16 @@ def test_every_case_has_a_grid_whose_micro_batches_split(name: str) -> None:
     meshes = grid_meshes(grid_setting(case))
     assert any(case.batch % (count * mesh.shape[0]) == 0 for mesh in meshes for count in case.micro_batches)
     assert case.cluster.num_devices == case.gpus
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_an_experts_plan_takes_all_devices_and_splits_the_batch(name: str) -> None:
+    case = CASES[name]
+    expert, copies = case.expert, case.gpus // (case.expert.tp * case.expert.pp)
+    assert copies * expert.tp * expert.pp == case.gpus
+    assert case.batch % (copies * expert.samples) == 0
+    assert case.layers % (expert.pp * expert.chunks) == 0
+    assert expert.chunks == 1 or case.batch // (copies * expert.samples) % expert.pp == 0, "interleaved"
 
 
 def test_pairs_train() -> None:
