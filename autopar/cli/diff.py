@@ -10,6 +10,7 @@ from rich.console import Console
 from autopar.cli.output import as_json_option, print_document
 from autopar.parallel_plan import Plan
 from autopar.plan_text import PLAN_COLUMNS, plan_rows
+from autopar.report.differences import changed_lines
 from autopar.report.tables import table
 
 
@@ -18,15 +19,16 @@ from autopar.report.tables import table
 @click.argument("other", type=click.Path(dir_okay=False, path_type=Path))
 @as_json_option
 def diff(this: Path, other: Path, as_json: bool) -> None:
-    """Compare the plan files THIS and OTHER: figures side by side, then the choices that differ.
+    """Compare the plan files THIS and OTHER: figures side by side, then the choices that differ (--json: every one).
 
     Example: autopar diff plan.json tp4.json
     """
     plans = {path: Plan.load(path) for path in (this, other)}
-    lines = plans[this].diff(plans[other]).splitlines()
+    lines = changed_lines(plans[this], plans[other], (this.name, other.name))
     if as_json:
         steps = {str(path): plan.predicted.step_seconds for path, plan in plans.items()}
-        print_document({"step_seconds": steps, "equal": not lines, "lines": lines})
+        every = plans[this].diff(plans[other]).splitlines()
+        print_document({"step_seconds": steps, "equal": not every, "lines": every})
         return
     rows = [(str(path), *plan_rows(plan)[0][1:]) for path, plan in plans.items()]
     Console().print(table("plans", PLAN_COLUMNS, rows))

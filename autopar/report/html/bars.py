@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.parallel_plan import Plan, Prediction
-from autopar.plan_text import format_mesh
+from autopar.plan_text import format_bytes, format_mesh, format_seconds
 
 COLOURS = 8
 """Colours of parts in the style sheet: part-0 to part-7."""
@@ -13,12 +13,11 @@ COLOURS = 8
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One plan; widths in percent of the longest step."""
+    """One plan; widths in percent of the longest step. value: step and memory, or that it has none."""
 
     name: str
     mesh: str
-    seconds: float
-    peak_bytes: float
+    value: str
     compute_width: float
     exposed_width: float
     chosen: bool
@@ -35,24 +34,21 @@ class Part:
 
 
 def plan_bars(plan: Plan) -> list[Bar]:
-    """The chosen plan first, then the baselines that have a price."""
-    rows: list[tuple[str, str, Prediction]] = [
+    """The chosen plan first, then the baselines; those without a price have an empty bar."""
+    rows: list[tuple[str, str, Prediction | None]] = [
         ("chosen", format_mesh(dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))), plan.predicted)
     ]
-    rows += [(b.name, format_mesh(b.dims), b.predicted) for b in plan.baselines if b.predicted is not None]
-    longest = max(predicted.step_seconds for _, _, predicted in rows) or 1.0
-    return [
-        Bar(
-            name=name,
-            mesh=mesh,
-            seconds=predicted.step_seconds,
-            peak_bytes=predicted.peak_bytes,
-            compute_width=100.0 * (predicted.step_seconds - predicted.exposed_communication_seconds) / longest,
-            exposed_width=100.0 * predicted.exposed_communication_seconds / longest,
-            chosen=index == 0,
-        )
-        for index, (name, mesh, predicted) in enumerate(rows)
-    ]
+    rows += [(b.name, format_mesh(b.dims), b.predicted) for b in plan.baselines]
+    longest = max(predicted.step_seconds for _, _, predicted in rows if predicted is not None) or 1.0
+    return [_bar(name, mesh, predicted, longest, index == 0) for index, (name, mesh, predicted) in enumerate(rows)]
+
+
+def _bar(name: str, mesh: str, predicted: Prediction | None, longest: float, chosen: bool) -> Bar:
+    if predicted is None:
+        return Bar(name, mesh, "does not run here: see below", 0.0, 0.0, chosen)
+    step, exposed = predicted.step_seconds, predicted.exposed_communication_seconds
+    value = f"{format_seconds(step)}, {format_bytes(predicted.peak_bytes)}"
+    return Bar(name, mesh, value, 100.0 * (step - exposed) / longest, 100.0 * exposed / longest, chosen)
 
 
 def memory_parts(plan: Plan) -> list[Part]:

@@ -40,13 +40,15 @@ class Refused:
 
 
 def headline(plan: Plan, timeline: RecordedStep | None) -> list[Figure]:
-    """Step, memory, bound and gap, and who set the prices."""
-    gap = "proven optimal" if plan.gap <= ROUNDING else f"at most {plan.gap:.2%} above the bound"
+    """Step, memory, bound and gap, and where the prices come from."""
+    tier, _, source = plan.profile.partition(": ")
     figures = [
         Figure("step", format_seconds(plan.predicted.step_seconds), "predicted by the cost model"),
         Figure("memory", format_bytes(plan.predicted.peak_bytes), "peak of a device" + _limit(plan)),
-        Figure("cost", format_seconds(plan.objective_seconds), gap),
+        Figure("cost", format_seconds(plan.objective_seconds), "what the search made small: nothing in it overlaps"),
         Figure("lower bound", format_seconds(plan.bound_seconds), "no plan on this mesh costs less at these prices"),
+        Figure("gap", "0" if plan.gap <= ROUNDING else f"{plan.gap:.2%}", _gap_meaning(plan)),
+        Figure("prices", tier, source or "where the seconds come from"),
         Figure(
             "waiting",
             format_seconds(plan.predicted.exposed_communication_seconds),
@@ -64,6 +66,14 @@ def headline(plan: Plan, timeline: RecordedStep | None) -> list[Figure]:
     if timeline is not None:
         figures.append(Figure("simulated", format_seconds(timeline.seconds), "the lowered program, action by action"))
     return figures
+
+
+def _gap_meaning(plan: Plan) -> str:
+    """What the gap belongs to; the bound over all meshes is weaker than that of the chosen one."""
+    meaning = "proven optimal on this mesh" if plan.gap <= ROUNDING else "the most that is lost on this mesh"
+    over_all = plan.statistics.get("gap_over_all_meshes")
+    known = isinstance(over_all, int | float) and over_all > max(plan.gap, ROUNDING)
+    return f"{meaning}; at most {over_all:.1%} over all meshes" if known else meaning
 
 
 def _utilisation(plan: Plan) -> Figure | None:

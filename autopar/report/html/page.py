@@ -22,7 +22,7 @@ from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_mesh, format_seconds
 from autopar.report.html.bars import memory_parts, plan_bars
 from autopar.report.html.headline import headline, mesh_axes, why_not
-from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks
+from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks, stage_bubbles
 from autopar.report.html.tree import module_tree
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -39,7 +39,8 @@ def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
     data: dict[str, Any] = {"tree": tree, "timeline": None if timeline is None else drawn_tracks(timeline)}
     template = _environment().get_template("report.html.j2")
     return template.render(
-        title=str(plan.question.get("model") or "plan").rpartition("/")[2],
+        title=_title(plan),
+        bubbles={} if timeline is None or plan.pipeline is None else stage_bubbles(timeline),
         plan=plan,
         headline=headline(plan, timeline),
         axes=mesh_axes(plan),
@@ -50,6 +51,11 @@ def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
         refused=why_not(plan),
         data=_for_script(data),
     )
+
+
+def _title(plan: Plan) -> str:
+    """The model without its folder: "llama-3-8b.json", "train:make_model"."""
+    return str(plan.question.get("model") or "plan").removeprefix("hf:").rpartition("/")[2]
 
 
 def _for_script(data: Any) -> str:

@@ -123,6 +123,23 @@ def drawn_tracks(step: RecordedStep) -> dict[str, Any]:
     }
 
 
+def stage_bubbles(step: RecordedStep) -> dict[int, str]:
+    """Share of the step in which a rank group neither computes nor communicates; a step has one rank of each."""
+    marks: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for span in step.spans:
+        marks[span.rank].append((span.start_seconds, span.end_seconds))
+    return {rank: f"{1.0 - _covered(spans) / step.seconds:.1%}" for rank, spans in sorted(marks.items())}
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds in which at least one span runs."""
+    covered, until = 0.0, 0.0
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered
+
+
 def _order(rank: int, stream: str) -> tuple[int, bool, str]:
     return (rank, stream != COMPUTE_STREAM, stream)
 
