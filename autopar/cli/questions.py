@@ -22,6 +22,7 @@ from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Comparison, Explanations
 from autopar.plan_text import PLAN_COLUMNS, matching_names, plan_rows
+from autopar.report.differences import changed_lines
 from autopar.report.tables import table
 
 PLAN_FILE = click.Path(dir_okay=False, path_type=Path)
@@ -151,6 +152,6 @@ def _hand_out(before: Plan, after: Plan, output: Path | None, as_json: bool) -> 
         return
     rows = [("before", *plan_rows(before)[0][1:]), ("after", *plan_rows(after)[0][1:])]
     Console().print(table("plans", PLAN_COLUMNS, rows))
-    click.echo(before.diff(after) or "the same choices")
+    click.echo("\n".join(changed_lines(before, after, ("before", "after"))) or "the same choices")
     for note in after.notes:
         click.echo(note)
