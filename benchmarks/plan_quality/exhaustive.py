@@ -53,13 +53,15 @@ def main(names: tuple[str, ...], output: Path) -> None:
     if (reason := why_unavailable()) is not None:
         raise click.ClickException(reason)
     console = Console(stderr=True)
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
+    if output.exists() and names:
+        rows = {row["name"]: row for row in json.loads(output.read_text())["settings"]}
     try:
         with ended_by_signals():
             for name in names or SMALL:
-                rows.append(run(name, console))
-                write_results(output, {"settings": rows})
-                console.print_json(json.dumps({key: value for key, value in rows[-1].items() if key != "runs"}))
+                rows[name] = run(name, console)
+                write_results(output, {"settings": [rows[known] for known in SMALL if known in rows]})
+                console.print_json(json.dumps({key: value for key, value in rows[name].items() if key != "runs"}))
     except AutoparError as error:
         raise click.ClickException(str(error)) from error
 

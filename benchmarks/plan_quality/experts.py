@@ -3,8 +3,8 @@
     EXPERTS["llama3-70b"]      # 4-way tensor, 8-way pipeline parallelism, five chunks of layers per rank
 
 A published plan is of one number of devices: here more devices are more copies, and the batch of a copy goes through
-as micro-batches of as many samples as published. Context parallelism of two (Llama 3.1 405B) is left out: the copies
-are twice as many.
+as micro-batches of as many samples as published. Two differ: context parallelism of two (Llama 3.1 405B) is left out,
+so that the copies are twice as many; and GPT's four samples are two micro-batches of two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Expert:
 
 EXPERTS: Mapping[str, Expert] = {
     "gpt2-1.3b": Expert(
-        tp=1, pp=1, chunks=1, samples=4, source="Megatron-LM README, weak scaling on H100: GPT of 1.7B on 48 GPUs"
+        tp=1, pp=1, chunks=1, samples=2, source="Megatron-LM README, weak scaling on H100: GPT of 1.7B on 48 GPUs"
     ),
     "llama3-8b": Expert(tp=1, pp=1, chunks=1, samples=1, source="Megatron-LM examples/llama: 8 H100"),
     "llama3-70b": Expert(tp=4, pp=8, chunks=5, samples=1, source="Megatron-LM examples/llama: 64 H100"),

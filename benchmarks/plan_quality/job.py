@@ -4,9 +4,9 @@
 
 Runs are built, and make the first step of each, which is its warm-up and where its memory is counted, with all of the
 machine's cores; from there on a rank has its share. Runs are interleaved, so that whatever disturbs the machine
-disturbs all of them. After `steps` timed steps of each (fewer of the slow ones, see `wants_more`), the three fastest
-and our choice run `again` steps more. Rank 0 writes results.json into the folder, and NAME.jsonl, the
-`autopar.StepLog` of each of our plans.
+disturbs all of them. After `steps` timed steps of each (fewer of the slow ones, see `wants_more`, and where all are
+slow, see `ROUNDS_SECONDS`), the three fastest and our choice run `again` steps more. Rank 0 writes results.json into
+the folder, and NAME.jsonl, the `autopar.StepLog` of each of our plans.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import statistics
 import time
@@ -44,6 +45,9 @@ SLOW = 2.5
 """A run that takes so many times the fastest one's step will not win."""
 SLOW_RUN_SECONDS = 5.0
 """A slow run has timed steps until they took so long together, and one in any case."""
+ROUNDS_SECONDS = 90.0
+"""Once the timed steps of all runs took so long together, no further round begins, `FEWEST_ROUNDS` in any case."""
+FEWEST_ROUNDS = 3
 COMPARED = {run for runs in CLASSIC.values() for run in runs} | {f"{FORCED}{kind}" for kind in CLASSIC}
 """Runs that others are held against, however slow."""
 
@@ -96,6 +100,8 @@ def train_all(
         gc.freeze()  # what was built stays; looking through it would be counted as somebody's step
         built_at = time.perf_counter()
         for done in range(steps):
+            if done >= FEWEST_ROUNDS and timed_seconds(built.rows) > ROUNDS_SECONDS:
+                break
             for run in [run for run in built.runs if wants_more(run, built.rows, done)]:
                 built.rows[run].append(measured_step(built.runs[run]))
         best = fastest(built.rows)
@@ -224,6 +230,11 @@ def wants_more(run: str, rows: Mapping[str, Sequence[Mapping[str, Any]]], done: 
     if medians[run] <= SLOW * min(medians.values()):
         return True
     return run in COMPARED and sum(step["seconds"] for step in rows[run][WARM_UP_STEPS:]) < SLOW_RUN_SECONDS
+
+
+def timed_seconds(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> float:
+    """Of all runs together; alike on all ranks, since the numbers are."""
+    return math.fsum(step["seconds"] for each in rows.values() for step in each[WARM_UP_STEPS:])
 
 
 def median_seconds(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:

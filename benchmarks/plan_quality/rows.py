@@ -72,7 +72,8 @@ def setting_row(
 ) -> dict[str, Any]:
     """The row. Runs whose losses differ from those of the others count for nothing and are named.
 
-    elapsed: phase -> seconds. Raises AutoparError where our choice is not among the runs that count.
+    elapsed: phase -> seconds. Raises AutoparError where our choice, or every classic baseline, is not among the runs
+    that count.
     """
     reference = reference_losses(runs)
     wrong = {run["name"]: loss_difference(run["losses"], reference) for run in runs}
@@ -84,9 +85,10 @@ def setting_row(
         )
         raise AutoparError(f"{name}: the plan that autopar chose is not among the runs: {reason}")
     chosen, best = right[CHOSEN], min(right.values(), key=lambda run: float(run["seconds"]))
-    baseline = min(
-        (right[run] for runs in CLASSIC.values() for run in runs if run in right), key=lambda run: float(run["seconds"])
-    )
+    classic = [right[run] for runs in CLASSIC.values() for run in runs if run in right]
+    if not classic:
+        raise AutoparError(f"{name}: neither DDP, FSDP2 nor TP is among the runs: {dict(left_out)}, {wrong}")
+    baseline = min(classic, key=lambda run: float(run["seconds"]))
     against_best = slowdown(chosen["steps"], best["steps"])
     against_baseline = slowdown(baseline["steps"], chosen["steps"])
     return {

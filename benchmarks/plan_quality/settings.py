@@ -122,20 +122,10 @@ SETTINGS: Mapping[str, Setting] = {
         build=lambda: llama(layers=4, width=256, hidden=640, heads=8, kv_heads=4, vocabulary=8192),
         inputs=tokens(16, 128, 8192),
     ),
-    "llama-two-by-two": Setting(
-        preset="two-by-two",
-        build=lambda: llama(layers=4, width=384, hidden=1024, heads=8, kv_heads=4, vocabulary=512),
-        inputs=tokens(8, 128, 512),
-    ),
     "vit-1gbit": Setting(
         preset="flat-1gbit",
         build=lambda: vit(layers=4, width=192, heads=4, size=64, patch=8, classes=64),
         inputs=pictures(64, 64, 64),
-    ),
-    "vit-200mbit": Setting(
-        preset="flat-200mbit",
-        build=lambda: vit(layers=4, width=192, heads=4, size=64, patch=8, classes=64),
-        inputs=pictures(48, 64, 64),
     ),
     "moe-200mbit": Setting(
         preset="flat-200mbit",
@@ -152,11 +142,6 @@ SETTINGS: Mapping[str, Setting] = {
         build=lambda: UNet(channels=(64, 128, 256), classes=8),
         inputs=masks(8, 48, 8),
     ),
-    "unet-200mbit": Setting(
-        preset="flat-200mbit",
-        build=lambda: UNet(channels=(32, 64, 128), classes=8),
-        inputs=masks(32, 48, 8),
-    ),
     "recommender-200mbit": Setting(
         preset="flat-200mbit",
         build=lambda: recommender(rows=10_000, width=32, fields=8, hidden=1024, layers=4),
@@ -166,6 +151,21 @@ SETTINGS: Mapping[str, Setting] = {
         preset="flat-1gbit",
         build=lambda: recommender(rows=40_000, width=32, fields=8, hidden=512, layers=4),
         inputs=clicks(8192, 40_000, 8),
+    ),
+    "llama-two-by-two": Setting(
+        preset="two-by-two",
+        build=lambda: llama(layers=4, width=384, hidden=1024, heads=8, kv_heads=4, vocabulary=512),
+        inputs=tokens(8, 128, 512),
+    ),
+    "vit-200mbit": Setting(
+        preset="flat-200mbit",
+        build=lambda: vit(layers=4, width=192, heads=4, size=64, patch=8, classes=64),
+        inputs=pictures(48, 64, 64),
+    ),
+    "unet-200mbit": Setting(
+        preset="flat-200mbit",
+        build=lambda: UNet(channels=(32, 64, 128), classes=8),
+        inputs=masks(32, 48, 8),
     ),
 }
 QUICK = ("gpt-200mbit", "recommender-200mbit")

@@ -144,6 +144,28 @@ def test_what_a_killed_lab_left_is_removed() -> None:
     assert not (NAMESPACES / node).exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_forks_end_with_their_lab_however_it_ends(number: signal.Signals) -> None:
+    script = (
+        "import os, time\nfrom benchmarks.netlab.lab import Lab\nfrom benchmarks.netlab.presets import Network\n"
+        "from benchmarks.netlab.processes import ended_by_signals\n"
+        "def rank(limit_cores):\n    limit_cores()\n    print(os.getpid(), flush=True)\n    time.sleep(1000)\n"
+        "with ended_by_signals(), Lab(Network(nodes=1, ranks_per_node=1, mbit=1.0, latency_us=0.0)) as lab:\n"
+        "    lab.fork(rank)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip().isdigit()
+    process.send_signal(number)
+    process.wait(60.0)
+    assert process.stdout.read() == "", "the pipe closes once the rank has gone"
+    left = remove_leftovers() if number == signal.SIGKILL else []
+    assert any(str(process.pid) in name for name in left) == (number == signal.SIGKILL)
+    assert not [path for path in NAMESPACES.iterdir() if str(process.pid) in path.name]
+    switches = subprocess.run(["pgrep", "-f", f"switch-.*-{process.pid}-"], capture_output=True, text=True).stdout
+    assert switches == ""
+
+
 def test_a_terminated_command_line_takes_everything_down() -> None:
     command = [sys.executable, "-m", "benchmarks.netlab", "--nodes", "2", "--", "sh", "-c", "echo running; sleep 1000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
