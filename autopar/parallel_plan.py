@@ -158,7 +158,7 @@ class Origin(Protocol):
 
     def compare(self, plan: Plan, other: Plan | str) -> Comparison: ...
 
-    def memory(self, plan: Plan, rank: int) -> MemoryTable: ...
+    def memory(self, plan: Plan, rank: int | None) -> MemoryTable: ...
 
     def what_if(self, plan: Plan, changes: Mapping[str, Any]) -> Plan: ...
 
@@ -274,8 +274,9 @@ class Plan:
             return from_plan_alone(self, names)
         return self.origin.explain(self, names, exact)
 
-    def memory(self, rank: int = 0) -> MemoryTable:
-        """The fullest moment of a step on one rank: by kind, by module and over time, in bytes."""
+    def memory(self, rank: int | None = None) -> MemoryTable:
+        """The fullest moment of a step on one rank: by kind, by module and over time, in bytes. None: rank 0, or with
+        stages the first rank of the tightest rank group, and what every stage keeps for micro-batches in flight."""
         return self._origin("memory()").memory(self, rank)
 
     def what_if(self, **changes: Any) -> Plan:
@@ -286,7 +287,8 @@ class Plan:
     def edit(self, changes: Mapping[str, Any]) -> Plan:
         """The plan with some placements changed by hand, completed, checked and priced again; everything else stays.
 
-        changes: as `constraints=` of `autopar.plan`: {"lm_head.weight": "S(0)"}, {"head": {"tp": "R"}}. Raises
+        changes: as `constraints=` of `autopar.plan`: {"lm_head.weight": "S(0)"}, {"head": {"tp": "R"}}; with stages also
+        {"layers.3": {"pp": 1}} (to stage 1), {"schedule": "gpipe"}, {"micro_batches": 8}. Raises
         ConfigurationError naming tensor, axis and reason for what cannot be meant, PlanMismatchError for choices that
         cannot stand side by side, and InfeasibleError where the edited plan does not fit into memory.
         """

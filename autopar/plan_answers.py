@@ -168,7 +168,9 @@ class Difference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Two plans at the same prices. differences: largest first; their totals add up to `objective_seconds` of this less
-    those of the other. step_seconds: as predicted, where communication runs beside computation."""
+    those of the other. step_seconds: as predicted, where communication runs beside computation. is_played: one of the
+    two has stages, so that both were simulated: `objective_seconds` are the simulated steps, and the differences those
+    of an average device."""
 
     names: tuple[str, str]
     objective_seconds: tuple[float, float]
@@ -176,11 +178,12 @@ class Comparison:
     peak_bytes: tuple[float, float]
     differences: tuple[Difference, ...]
     notes: tuple[str, ...] = ()
+    is_played: bool = False
 
     def __str__(self) -> str:
         this, other = self.names
         rows = [
-            ("sum of costs", *map(format_seconds, self.objective_seconds)),
+            ("simulated step" if self.is_played else "sum of costs", *map(format_seconds, self.objective_seconds)),
             ("predicted step", *map(format_seconds, self.step_seconds)),
             ("memory per device", *map(format_bytes, self.peak_bytes)),
         ]
@@ -209,15 +212,49 @@ class Comparison:
             },
             "by_term": self.by_label(),
             "differences": [{**asdict(d), "total": d.total} for d in self.differences],
+            "is_played": self.is_played,
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """What one stage holds: states, and the activations of micro-batches in flight. ranks: first and last; in_flight:
+    the most that are between the begin of its forward and the end of its backward at once; peak_bytes: of one rank of
+    the group, with its other stages."""
+
+    stage: int
+    name: str
+    ranks: tuple[int, int]
+    state_bytes: float
+    in_flight: int
+    bytes_per_micro_batch: float
+    peak_bytes: float
+
+    @property
+    def activation_bytes(self) -> float:
+        """Of all micro-batches in flight."""
+        return self.in_flight * self.bytes_per_micro_batch
+
+    @property
+    def row(self) -> tuple[str, str, str, str, str, str]:
+        first, last = self.ranks
+        return (
+            f"{self.stage} ({self.name})",
+            f"{first}" if first == last else f"{first} .. {last}",
+            format_bytes(self.state_bytes),
+            f"{self.in_flight} x {format_bytes(self.bytes_per_micro_batch)}",
+            format_bytes(self.activation_bytes),
+            format_bytes(self.peak_bytes),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTable:
     """The fullest moment of a step on one rank, in bytes. by_kind: parameters, optimizer state, gradients, ...; their
     sum is `peak_bytes`; by_module: layers that repeat are one; over_time: (moment, bytes), the fullest operator of
-    every module in the order in which it runs. limit_bytes: what the plan may fill."""
+    every module in the order in which it runs, or with stages of every pass ("2F0": stage 2, forward of micro-batch 0).
+    limit_bytes: what the plan may fill; stages: what each stage keeps, where there are stages."""
 
     rank: int
     moment: str
@@ -226,6 +263,7 @@ class MemoryTable:
     by_kind: Mapping[str, float]
     by_module: Mapping[str, float]
     over_time: tuple[tuple[str, float], ...] = field(default=())
+    stages: tuple[StageMemory, ...] = ()
 
     def __str__(self) -> str:
         limit = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"
@@ -238,12 +276,19 @@ class MemoryTable:
         for title, entries in tables:
             rows = [(name, format_bytes(size), f"{size / self.peak_bytes:.1%}") for name, size in entries]
             lines += ["", align((title, "memory", "of the peak"), rows)]
+        if self.stages:
+            head = ("stage", "ranks", "states", "micro-batches in flight", "their activations", "peak of the rank")
+            lines += ["", align(head, [stage.row for stage in self.stages])]
         return "\n".join(lines)
 
     def _moments(self) -> list[tuple[str, float]]:
-        """`over_time` with neighbouring blocks that repeat as one."""
+        """`over_time` with neighbouring blocks that repeat as one; of many passes, the first and the fullest ones."""
         runs = itertools.groupby(self.over_time, key=lambda entry: without_numbers(entry[0]))
-        return [(name, max(size for _, size in run)) for name, run in runs]
+        found = [(name, max(size for _, size in run)) for name, run in runs]
+        if not self.stages or len(found) <= LARGEST_LINES:
+            return found
+        shown = sorted(range(len(found)), key=lambda index: -found[index][1])[:LARGEST_LINES]
+        return [found[index] for index in sorted(shown)]
 
     def document(self) -> dict[str, Any]:
         """The table as JSON values, in bytes."""

@@ -62,7 +62,7 @@ def simulate_plan(plan: Plan, program: Program | MicroProgram, cluster: Cluster,
     """Play `plan`. program: the captured one, as parts of the batch where the plan has micro-batches or stages.
 
     optimizer: as `autopar.plan` takes it. Raises PlanMismatchError for another program than the plan's, and
-    ConfigurationError for a cluster of another size, or of several kinds of devices.
+    ConfigurationError for a cluster of another size, or of several kinds of devices where no stages keep to one each.
     """
     whole = program.program if isinstance(program, MicroProgram) else program
     if fingerprint(whole) != plan.fingerprint:
@@ -70,7 +70,8 @@ def simulate_plan(plan: Plan, program: Program | MicroProgram, cluster: Cluster,
             f"the plan was made for another graph (fingerprint {plan.fingerprint[:12]}, this one is "
             f"{fingerprint(whole)[:12]}): give the model, batch and sequence length that were planned"
         )
-    refuse_mixed(cluster, "a simulation")
+    if plan.pipeline is None:
+        refuse_mixed(cluster, "a step without stages")
     if cluster.num_devices != plan.num_ranks:
         raise ConfigurationError(
             f"the plan runs on {plan.num_ranks} devices, the cluster {cluster.name!r} has {cluster.num_devices}"

@@ -24,9 +24,9 @@ import torch
 
 from autopar.errors import InfeasibleError
 from autopar.explain.binding import Limits
-from autopar.explain.choices import switch_of
 from autopar.explain.origin import Remembered
 from autopar.explain.recovered import recovered_plan
+from autopar.explain.switches import switch_of
 from autopar.parallel_plan import Plan
 from autopar.planner.read import describe
 from autopar.planner.recomputation import RECOMPUTED, state_of

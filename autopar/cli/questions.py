@@ -67,10 +67,10 @@ def _document(answer: Explanations) -> dict[str, Any]:
 
 @click.command()
 @click.argument("path", type=PLAN_FILE)
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose memory.")
+@click.option("--rank", type=click.IntRange(min=0), help="Whose memory. Default: 0; with stages, the tightest.")
 @given_options
 @as_json_option
-def memory(path: Path, rank: int, as_json: bool, **given: Any) -> None:
+def memory(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
     """Say where the memory of the fullest moment of a step goes, by kind, by module and over time.
 
     Example: autopar memory plan.json
@@ -129,15 +129,28 @@ def what_if(
 @click.option(
     "--set", "placements", multiple=True, help="PATTERN=R, PATTERN:AXIS=S(0). None: check a file edited by hand."
 )
+@click.option("--schedule", help="With stages: another family of schedules.")
+@click.option("--micro-batches", type=click.IntRange(min=1), help="With stages: parts of the batch.")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
 @given_options
 @as_json_option
-def edit(path: Path, placements: tuple[str, ...], output: Path | None, as_json: bool, **given: Any) -> None:
+def edit(
+    path: Path,
+    placements: tuple[str, ...],
+    schedule: str | None,
+    micro_batches: int | None,
+    output: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Change placements of the plan file PATH (or check one that was edited by hand), complete and price it again.
+    With stages, --set PATTERN:pp=1 moves a block to stage 1.
 
     Example: autopar edit plan.json --set lm_head.weight=R -o edited.json
     """
-    changes = parse_constraints(placements) or {}
+    changes: dict[str, Any] = dict(parse_constraints(placements) or {})
+    changes |= {"schedule": schedule} if schedule is not None else {}
+    changes |= {"micro_batches": micro_batches} if micro_batches is not None else {}
     asked = bound(path, given)
     found = asked.plan.edit(changes)
     _hand_out(asked.plan, found, output, as_json)

@@ -11,19 +11,20 @@ what is proven: no plan without the choice costs less than that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from autopar.errors import InfeasibleError
 from autopar.explain.binding import Limits
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.source import Source
+from autopar.explain.stage_choices import explain_in_stages
+from autopar.explain.switches import switch_of, terms_by_name
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Explanation, Explanations, Switch, Term, alike, from_plan_alone
+from autopar.plan_answers import Explanation, Explanations, Switch, alike
 from autopar.plan_text import layout_lines
 from autopar.planner.cost_terms import cost_terms
-from autopar.planner.read import describe, switching_costs
-from autopar.planner.recover import Recovered
-from autopar.planner.resolve import Resolved, Resolver
+from autopar.planner.read import switching_costs
+from autopar.planner.resolve import Resolver
 
 SECONDS = 10.0
 """CPU seconds of one search for a runner-up, unless it is asked to be exact."""
@@ -36,11 +37,11 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
     """The explanation of every choice in `names`, equal layers together. Raises ConfigurationError and
     PlanMismatchError where the plan is none of its source's."""
     if plan.pipeline is not None:
-        return from_plan_alone(plan, names)
+        return explain_in_stages(source, plan, names, EXACT_SECONDS if exact else SECONDS)
     recovered = recovered_plan(source, plan)
     resolver = Resolver(recovered, EXACT_SECONDS if exact else SECONDS)
     limits = Limits(source, plan, resolver)
-    by_name = _by_name(cost_terms(recovered))
+    by_name = terms_by_name(cost_terms(recovered))
     nearest = switching_costs(recovered.built, recovered.labels)
     held = _held_bytes(resolver)
     found = []
@@ -64,13 +65,6 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
     return Explanations(choices=tuple(found))
 
 
-def _by_name(terms: Sequence[Term]) -> Mapping[str, list[Term]]:
-    found: dict[str, list[Term]] = {}
-    for term in terms:
-        found.setdefault(term.name, []).append(term)
-    return found
-
-
 def _held_bytes(resolver: Resolver) -> dict[int, float]:
     """Decision -> its bytes at the fullest moment of the plan, by the memory model."""
     labels = resolver.recovered.labels
@@ -87,26 +81,3 @@ def _switch(resolver: Resolver, index: int) -> tuple[Switch | None, tuple[str, .
     except InfeasibleError as error:
         return None, (f"no runner-up: {error}",)
     return switch_of(recovered, other, index), ()
-
-
-def switch_of(recovered: Recovered, other: Resolved, index: int) -> Switch:
-    """The way from a plan to the best one that was found without its choice `index`."""
-    seconds = other.objective - recovered.objective
-    return Switch(
-        choice=describe(other.built.variables[index], int(other.labels[index])),
-        seconds=seconds,
-        at_least=min(seconds, other.lower_bound - recovered.objective),
-        followers=_changed(recovered, other) - 1,
-        needed_memory=bool(other.rows),
-    )
-
-
-def _changed(recovered: Recovered, other: Resolved) -> int:
-    """Parameters and operators that two plans choose differently."""
-    return sum(
-        1
-        for mine, its, label, label_of_other in zip(
-            recovered.built.variables, other.built.variables, recovered.labels, other.labels, strict=True
-        )
-        if mine.kind in ("parameter", "operator") and describe(mine, int(label)) != describe(its, int(label_of_other))
-    )

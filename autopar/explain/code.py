@@ -11,24 +11,21 @@ list's for the kernel or collective that begins in this line. A kernel of severa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-
-from torch import fx
 
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.program_costs import COMPUTE, program_actions
-from autopar.explain.rank_graphs import RankGraphs, rank_graphs
+from autopar.cost_models.program_costs import program_actions
+from autopar.explain.graph_lines import graph_lines
+from autopar.explain.rank_graphs import rank_graphs
 from autopar.explain.source import Source
+from autopar.explain.stage_code import stage_program
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import RankProgram
-from autopar.plan_text import format_placements, format_seconds
-
-CODE_COLUMN = 72
-"""Where comments begin, if the line is not longer."""
 
 
 def rank_program(source: Source, plan: Plan, rank: int) -> RankProgram:
-    """The program of one rank. Raises ConfigurationError for stages and for a rank that the plan does not have."""
+    """The program of one rank. Raises ConfigurationError for a rank that the plan does not have."""
+    if plan.pipeline is not None:
+        return stage_program(source, plan, rank)
     graphs = rank_graphs(source, plan, rank)
     device = graphs.query.cluster.device
     lines, total = [f"# rank {rank} of {plan.num_ranks}, {plan.micro_batches} micro-batches per step"], []
@@ -44,65 +41,9 @@ def rank_program(source: Source, plan: Plan, rank: int) -> RankProgram:
         )
         prices = {action.position: (action.seconds, action.stream) for action in actions}
         total += [action.seconds for action in actions]
-        lines += ["", f"# {phase}", *_lines(graphs, plan, module.graph, prices)]
+        lines += [
+            "",
+            f"# {phase}",
+            *graph_lines(module.graph, plan, {entry.name for entry in graphs.lowered.inputs}, prices),
+        ]
     return RankProgram(rank=rank, text="\n".join(lines), seconds=math.fsum(total))
-
-
-def _lines(graphs: RankGraphs, plan: Plan, graph: fx.Graph, prices: dict[int, tuple[float, str]]) -> Iterator[str]:
-    inputs = {entry.name for entry in graphs.lowered.inputs}
-    for position, node in enumerate(graph.nodes):
-        if node.op == "output":
-            yield f"return {_argument(node.args[0])}"
-            continue
-        parts = [_owner(node, inputs), _layout(node, plan)]
-        if position in prices:
-            seconds, stream = prices[position]
-            parts.append(format_seconds(seconds) + (f" on {stream}" if stream != COMPUTE else ""))
-        comment = "  ".join(part for part in parts if part)
-        yield f"{_statement(node):<{CODE_COLUMN}}  # {comment}" if comment else _statement(node)
-
-
-def _statement(node: fx.Node) -> str:
-    if node.op == "placeholder":
-        return f"{node.name} = given({str(node.target)!r})"
-    if node.op == "get_attr":
-        return f"{node.name} = self.{node.target}"
-    arguments = [_argument(arg) for arg in node.args]
-    arguments += [f"{name}={_argument(arg)}" for name, arg in node.kwargs.items()]
-    return f"{node.name} = {_called(node)}({', '.join(arguments)})"
-
-
-def _called(node: fx.Node) -> str:
-    """ "aten.mm", "all_reduce", "getitem"."""
-    target = node.target
-    namespace = getattr(target, "namespace", "")
-    name = str(getattr(target, "_opname", "")) or str(getattr(target, "__name__", target))
-    return f"{namespace}.{name}" if namespace and namespace != "_c10d_functional" else name
-
-
-def _argument(value: object) -> str:
-    if isinstance(value, fx.Node):
-        return value.name
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_argument, value))}]"
-    return str(value) if not isinstance(value, str) else repr(value)
-
-
-def _owner(node: fx.Node, inputs: set[str]) -> str:
-    owner = str(node.meta.get("operator", ""))
-    return owner or (str(node.target) if str(node.target) in inputs else "")
-
-
-def _layout(node: fx.Node, plan: Plan) -> str:
-    """Local shape, and the placements of what an operator of the plan makes."""
-    shape = node.meta.get("local_shape")
-    if shape is None or any(isinstance(part, tuple | list) or part is None for part in shape):
-        return ""
-    text = f"{tuple(shape)}"
-    copy = node.meta.get("redistributes")
-    if copy is not None:
-        return f"{text} {format_placements(copy.layout, plan.mesh)}"
-    entry = plan.operators.get(str(node.meta.get("operator", "")))
-    if entry is not None and entry.outputs and getattr(node.target, "namespace", "") != "_c10d_functional":
-        return f"{text} {format_placements(entry.outputs[0], plan.mesh)}"
-    return text

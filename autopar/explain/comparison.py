@@ -5,7 +5,8 @@
 
 Both plans are priced by the same cluster, each on its own mesh, with all communication counted. Every second belongs to
 one parameter, operator or output, so the differences add up to the difference of the two sums of costs. What runs
-beside computation makes a step shorter than that sum: the predicted steps are stated beside it.
+beside computation makes a step shorter than that sum: the predicted steps are stated beside it. Where one of the two
+has stages, both steps are played instead, and a second is one of an average device (`played_costs.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.explain.played_costs import SCHEDULE, played_costs, schedule_in_words
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.layout import Mesh
@@ -43,22 +45,32 @@ class HasSource(Protocol):
 def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
     """A plan beside another one of the same program, or beside a known plan by name ("ddp", "fsdp", "tp", "hsdp").
 
-    Raises ConfigurationError for an unknown name and for plans with stages.
+    Where one has stages, both are played (`played_costs.py`). Raises ConfigurationError for an unknown name and for a
+    plan of another program.
     """
     name, notes, asked = "the other", list[str](), source.options
     if isinstance(other, str):
         name, (other, notes, asked) = other, _known(source, plan, other)
     elif isinstance(other.origin, HasSource):
         asked = other.origin.source.options
-    if other.micro_batches == plan.micro_batches and other.fingerprint != plan.fingerprint:
+    is_played = plan.pipeline is not None or other.pipeline is not None
+    if not is_played and other.micro_batches == plan.micro_batches and other.fingerprint != plan.fingerprint:
         raise ConfigurationError("the two plans are of different programs: compare plans of one model and one batch")
     sums, costs = [], []
     for each, options in ((plan, source.options), (other, asked)):
+        if is_played:
+            played = played_costs(source, each, options)
+            sums.append(played.step_seconds)
+            costs.append(_by_pattern(played.terms))
+            continue
         counted = replace(each, hidden_share=0.0)
         recovered = recover(query_of(source, counted, options), counted)
         sums.append(recovered.objective)
         costs.append(_by_pattern(cost_terms(recovered)))
     chosen = [_choices(each) for each in (plan, other)]
+    if is_played:
+        for each, choices in zip((plan, other), chosen, strict=True):
+            choices[SCHEDULE] = [schedule_in_words(each)]
     differences = [
         _difference(pattern, costs[0].get(pattern, {}), costs[1].get(pattern, {}), chosen)
         for pattern in dict.fromkeys([*costs[0], *costs[1]])
@@ -71,6 +83,7 @@ def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
         peak_bytes=(plan.predicted.peak_bytes, other.predicted.peak_bytes),
         differences=tuple(sorted(parted, key=lambda d: (-abs(d.total), d.pattern))),
         notes=tuple(notes),
+        is_played=is_played,
     )
 
 

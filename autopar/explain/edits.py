@@ -5,7 +5,7 @@
 
 Everything that the edit does not name keeps its choice, if that can stand beside the edit; where it cannot, the
 neighbours of the edit are chosen anew, with a note. Bound and gap of the edited plan say how far it is from the best
-one that obeys the edit.
+one that obeys the edit. Plans with stages also take edits of cut and schedule (`stage_edits.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
+from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.explain.completion import completed_beside, merged
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
+from autopar.explain.stage_edits import edited_stages, refuse_stage_changes
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes
 from autopar.planner.build import Built
@@ -27,7 +27,7 @@ from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.one_mesh import price, read_plan
 from autopar.planner.query import Query
 from autopar.planner.read import switching_costs
-from autopar.planner.recover import agreeing, completed, expanded, recover
+from autopar.planner.recover import expanded, recover
 from autopar.planner.resolve import solution_of
 from autopar.planner.solver import solve
 from autopar.planner.targets import meshes_with_axes
@@ -40,6 +40,9 @@ BOUND_SECONDS = 10.0
 def edited(source: Source, plan: Plan, changes: Mapping[str, Any]) -> Plan:
     """The plan with the placements in `changes`, see the module docstring; without changes it is only checked and
     priced again. Raises ConfigurationError, PlanMismatchError and InfeasibleError."""
+    if plan.pipeline is not None:
+        return edited_stages(source, plan, changes)
+    refuse_stage_changes(changes)
     recovered = recover(query_of(source, plan), plan)
     if not changes:
         return _read(recovered.query, plan, recovered.built, recovered.labels, plan.bound_seconds, [])
@@ -47,37 +50,14 @@ def edited(source: Source, plan: Plan, changes: Mapping[str, Any]) -> Plan:
     if parsed.recompute or parsed.no_replicated_compute:
         raise ConfigurationError("edit takes placements; recompute= and no_replicated_compute are wishes of what_if")
     meshes_with_axes(parsed.placements, [plan.mesh])
-    query = query_of(source, plan, replace(source.options, constraints=_merged(source.options.constraints, changes)))
+    query = query_of(source, plan, replace(source.options, constraints=merged(source.options.constraints, changes)))
     lifetimes = Lifetimes(query.program)
     built = price(query, plan.mesh)
     if recovered.built is not recovered.plain:
         built = expanded(query, built, lifetimes)
-    labels, notes = _completed(built, plan)
+    labels, notes = completed_beside(built, plan)
     bound = solve(built.problem, cpu_limit=BOUND_SECONDS, warm_start=labels).lower_bound
     return _read(query, plan, built, labels, bound, notes)
-
-
-def _merged(constraints: object, changes: Mapping[str, Any]) -> object:
-    """The wishes under which a plan was made, with those of the edit in place of equal ones."""
-    return {**constraints, **changes} if isinstance(constraints, Mapping) else dict(changes)
-
-
-def _completed(built: Built, plan: Plan) -> tuple[Rows, list[str]]:
-    """Labels that keep what they can of the plan, and notes on what else had to change."""
-    rows, changed = {}, set()
-    for index, variable in enumerate(built.variables):
-        same = agreeing(variable, built, plan)
-        if not len(same):
-            changed.add(index)
-        rows[index] = np.arange(len(variable.costs)) if variable.kind == "copy" or not len(same) else same
-    try:
-        return completed(built, rows), []
-    except PlanMismatchError as reason:
-        moved = changed | {i for i, variable in enumerate(built.variables) if variable.kind == "copy"}
-        near = {edge.target for edge in built.problem.edges if edge.source in moved}
-        near |= {edge.source for edge in built.problem.edges if edge.target in moved}
-        free = {index: np.arange(len(built.variables[index].costs)) for index in near}
-        return completed(built, {**rows, **free}), [f"edited by hand, and neighbours were chosen anew: {reason}"]
 
 
 def _read(query: Query, plan: Plan, built: Built, labels: Rows, bound: float, notes: list[str]) -> Plan:

@@ -76,7 +76,7 @@ class Remembered:
         found: Comparison = _answers().compare_plans(self.source, plan, other)
         return found
 
-    def memory(self, plan: Plan, rank: int) -> MemoryTable:
+    def memory(self, plan: Plan, rank: int | None) -> MemoryTable:
         found: MemoryTable = _answers().memory_table(self.source, plan, rank)
         return found
 

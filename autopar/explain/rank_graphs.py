@@ -38,12 +38,8 @@ class RankGraphs:
 
 
 def rank_graphs(source: Source, plan: Plan, rank: int) -> RankGraphs:
-    """Lower a plan without stages for one rank. Raises ConfigurationError for stages and for an unknown rank."""
-    if plan.pipeline is not None:
-        raise ConfigurationError(
-            f"a plan with stages ({plan.pipeline.schedule}, {len(plan.pipeline.stages)} of them) has a program per "
-            "stage and pass, which this does not show yet; `autopar simulate plan.json --trace step.json` plays them"
-        )
+    """Lower a plan without stages for one rank (`stage_graphs.py`: those with stages). Raises ConfigurationError for an
+    unknown rank."""
     if not 0 <= rank < plan.num_ranks:
         raise ConfigurationError(f"rank {rank}: the plan has the ranks 0 to {plan.num_ranks - 1}")
     query = query_of(source, plan)

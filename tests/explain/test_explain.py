@@ -13,9 +13,9 @@ import torch
 import autopar
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
 from autopar.explain.binding import Limits
-from autopar.explain.choices import switch_of
 from autopar.explain.origin import Remembered
 from autopar.explain.recovered import recovered_plan
+from autopar.explain.switches import switch_of
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Comparison, Explanations
 from autopar.planner.cost_terms import cost_terms

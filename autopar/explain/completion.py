@@ -1,0 +1,40 @@
+"""Completion: labels that obey an edit and keep what they can of a plan.
+
+labels, notes = completed_beside(built, plan)       notes: what else had to change
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from autopar.errors import PlanMismatchError
+from autopar.parallel_plan import Plan
+from autopar.planner.build import Built
+from autopar.planner.recover import agreeing, completed
+from autopar.planner.warm_start import Rows
+
+
+def merged(constraints: object, changes: Mapping[str, Any]) -> object:
+    """The wishes under which a plan was made, with those of the edit in place of equal ones."""
+    return {**constraints, **changes} if isinstance(constraints, Mapping) else dict(changes)
+
+
+def completed_beside(built: Built, plan: Plan) -> tuple[Rows, list[str]]:
+    """Labels that keep what they can of the plan, and notes on what else had to change."""
+    rows, changed = {}, set()
+    for index, variable in enumerate(built.variables):
+        same = agreeing(variable, built, plan)
+        if not len(same):
+            changed.add(index)
+        rows[index] = np.arange(len(variable.costs)) if variable.kind == "copy" or not len(same) else same
+    try:
+        return completed(built, rows), []
+    except PlanMismatchError as reason:
+        moved = changed | {i for i, variable in enumerate(built.variables) if variable.kind == "copy"}
+        near = {edge.target for edge in built.problem.edges if edge.source in moved}
+        near |= {edge.source for edge in built.problem.edges if edge.target in moved}
+        free = {index: np.arange(len(built.variables[index].costs)) for index in near}
+        return completed(built, {**rows, **free}), [f"edited by hand, and neighbours were chosen anew: {reason}"]

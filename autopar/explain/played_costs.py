@@ -1,0 +1,110 @@
+"""Played costs: two plans of which one has stages or both have, compared by what their steps take when they are played.
+
+    a device's share of the step, on the average of all devices       this      other     difference
+    layers.*.up        compute                                        3.1 ms    3.2 ms    -0.1 ms
+    layers.*.up        all_reduce over tp                             0.8 ms    -         +0.8 ms
+    schedule           waiting: bubble, transfers, less overlap       1.2 ms    -0.4 ms   +1.6 ms
+
+The layouts of a pipeline are no assignment of one problem, so the sums of costs of `comparison.py` do not exist for it.
+What runs does: every kernel and collective of the lowered stages, at the prices of the planner, counted per device
+and averaged over all of them, since stages do different work. What is left of the simulated step is waiting. So the
+differences add up to the difference of the two simulated steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.cluster import Cluster
+from autopar.cost_models.operators import optimizer_seconds
+from autopar.cost_models.program_costs import COMPUTE, ProgramAction
+from autopar.explain.source import Source
+from autopar.explain.stage_bodies import bodies, optimizer_parts
+from autopar.explain.stage_graphs import stage_graphs
+from autopar.parallel_plan import Plan
+from autopar.plan_answers import Term
+from autopar.planner.micro_batches import in_parts
+from autopar.program import MicroProgram, Program
+from autopar.questions import Options
+from autopar.simulation import simulate_plan
+from autopar.step_program import StepProgram
+
+SCHEDULE = "(schedule)"
+WAITING = "waiting less overlap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedCosts:
+    """The seconds of one simulated step, and where an average device spends them; the terms add up to it."""
+
+    step_seconds: float
+    terms: tuple[Term, ...]
+
+
+def played_costs(source: Source, plan: Plan, options: Options) -> PlayedCosts:
+    """A plan of the source's program played on the cluster of `options`.
+
+    Raises NotSeparable where the model does not run in the plan's micro-batches, and PlanMismatchError for the plan of
+    another program.
+    """
+    program: Program | MicroProgram = source.program
+    if plan.pipeline is not None or plan.micro_batches > 1:
+        program = in_parts(source.program, plan.micro_batches, source.at_batch)
+    cluster, optimizer = options.cluster, options.optimizer
+    step = simulate_plan(plan, program, cluster, optimizer).step_seconds
+    found = list(_terms(plan, program, cluster, optimizer))
+    waiting = step - math.fsum(term.seconds for term in found)
+    return PlayedCosts(step_seconds=step, terms=(*found, Term(SCHEDULE, WAITING, (), waiting)))
+
+
+def schedule_in_words(plan: Plan) -> str:
+    """ "1f1b, 4 micro-batches, stages layers.0 .. layers.1 on 2 ranks; layers.2 .. head on 2 ranks"."""
+    parts = f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''}"
+    if plan.pipeline is None:
+        return f"no stages, {parts}, all {plan.num_ranks} ranks"
+    groups = plan.rank_groups
+    stages = [f"{stage.name} on {groups[stage.rank_group].size} ranks" for stage in plan.pipeline.stages]
+    return f"{plan.pipeline.schedule}, {parts}, stages {'; '.join(stages)}"
+
+
+def _terms(plan: Plan, program: Program | MicroProgram, cluster: Cluster, optimizer: Any) -> Iterator[Term]:
+    step = StepProgram(plan, program, cluster, optimizer)
+    return _of_whole(step) if plan.pipeline is None else _of_stages(step)
+
+
+def _of_whole(step: StepProgram) -> Iterator[Term]:
+    lowered, partition = step.plain_graphs()
+    for phase, module in zip(("forward", "backward"), partition.graphs, strict=False):
+        yield from counted(step.actions(module.graph, phase), step.plan.micro_batches)
+    for entry in lowered.inputs:
+        if entry.role == "parameter" and step.program.training:
+            touched = math.prod(entry.shape) * step.state_bytes[entry.name].step_traffic
+            yield Term(entry.name, "optimizer", (), float(optimizer_seconds(step.cluster.device, touched)))
+
+
+def _of_stages(step: StepProgram) -> Iterator[Term]:
+    plan = step.plan
+    graphs = stage_graphs(plan, step.program, step.cluster)
+    for group, ranks in enumerate(plan.rank_groups):
+        share = ranks.size / plan.num_ranks
+        times = Counter((action.stage, action.kind) for action in graphs.schedule.ranks[group])
+        own = [graphs.of[stage] for stage in graphs.held_by(group)]
+        for stage in own:
+            kinds = {kind for number, kind in times if number == stage.number}
+            for body in bodies(step, stage, kinds):
+                count = 1 if body.turn in ("prepare", "late") else times[stage.number, body.turn]
+                yield from counted(body.actions, share * count)
+        for name, seconds in optimizer_parts(step, own).items():
+            yield Term(name, "optimizer", (), share * seconds)
+
+
+def counted(actions: Sequence[ProgramAction], times: float) -> Iterator[Term]:
+    for action in actions:
+        is_kernel = action.stream == COMPUTE
+        kind, axes = (COMPUTE, ()) if is_kernel else (action.kind, tuple(action.stream.split("+")))
+        name = "(views)" if action.kind == "views" else action.name
+        yield Term(name, kind, axes, action.seconds * times)

@@ -1,0 +1,185 @@
+"""Stage problem: a plan with equal stages as an assignment of its sub-mesh's problem again, and as the step it plays.
+
+    problem = stage_problem(source, plan)
+    problem.recovered.labels              the layouts of the program of one micro-batch, on the mesh of one rank group
+    problem.played(plan).step_seconds     plan.predicted.step_seconds, where the prices are still the same
+
+The planner solves the program of one micro-batch on one sub-mesh, reads the solution as costs of blocks, cuts these
+into stages and plays a schedule (`planner/stages`). Asked again, the cut, the recomputation of every stage and the
+schedule are those of the plan, so a change of layouts, cut or schedule has a price without any search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.cluster import MixedCluster
+from autopar.cost_models.pipeline import play_pipeline, schedule_for
+from autopar.errors import ConfigurationError, PlanMismatchError
+from autopar.explain.recovered import query_of
+from autopar.explain.source import Source
+from autopar.parallel_plan import PipelinePlan, Plan
+from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.choose_micro_batches import in_parts_of
+from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.micro_batches import in_parts
+from autopar.planner.one_mesh import price
+from autopar.planner.prices import Prices
+from autopar.planner.query import Query
+from autopar.planner.recomputation import RECOMPUTED, state_of
+from autopar.planner.recover import Recovered, recover
+from autopar.planner.stages.block_costs import Solved, weight_operators
+from autopar.planner.stages.block_table import MODES, BlockTable
+from autopar.planner.stages.choose import STALE_COPIES, Pipeline
+from autopar.planner.stages.cut import Cut, StageChoice
+from autopar.planner.stages.groups import sub_cluster
+from autopar.planner.stages.runs import Runs, find_runs
+from autopar.planner.stages.submesh import tables_of
+from autopar.planner.warm_start import Rows
+from autopar.questions import Options
+from autopar.schedules.list_scheduler import FAMILIES, OPT_IN_FAMILIES, TIMED_FAMILIES
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StageProblem:
+    """whole: the question on the whole cluster; query: that of one micro-batch on one rank group's devices."""
+
+    whole: Query
+    query: Query
+    lifetimes: Lifetimes
+    runs: Runs
+
+    def recovered(self, plan: Plan) -> Recovered:
+        """The layouts of a plan in the problem; recomputation is a choice of stages and not of operators. Raises
+        PlanMismatchError for what is no choice."""
+        return recover(self.query, without_stages(plan))
+
+    def solved(self, plan: Plan, labels: Rows) -> Solved:
+        """Labels of the problem as the solution of a sub-mesh."""
+        mesh = plan.layout_mesh
+        return Solved(
+            built=price(replace(self.query, micro=None), mesh),
+            labels=np.asarray(labels, dtype=np.int64),
+            mesh=mesh,
+            prices=Prices(self.query.cluster, mesh),
+            state_bytes=self.query.state_bytes,
+            lifetimes=self.lifetimes,
+            weights=weight_operators(self.query.program, self.lifetimes),
+        )
+
+    def played(self, plan: Plan, solved: Solved, modes: tuple[str, ...]) -> Pipeline:
+        """The stages and the schedule of a plan with these layouts. modes: the way of recomputation of every stage.
+
+        Raises ConfigurationError for a cut that is none of the model's, and for a schedule that cannot take it.
+        """
+        pipeline = _pipeline_of(plan)
+        table = self._table(plan, solved)
+        both_ways = pipeline.schedule in FAMILIES and FAMILIES[pipeline.schedule].both_ways
+        ends = [self.runs.last_operators.index(end) + 1 for end in self._ends(pipeline)]
+        begins = [0, *ends[:-1]]
+        choices = tuple(
+            StageChoice(begin, end, 0, table.modes.index(mode))
+            for begin, end, mode in zip(begins, ends, modes, strict=True)
+        )
+        stages = [table.stage(one.first, one.end, one.mode, twins=both_ways) for one in choices]
+        sends = [float(table.send_seconds[one.end - 1]) for one in choices[:-1]]
+        if pipeline.schedule in TIMED_FAMILIES and not pipeline.actions:
+            groups = plan.mesh.shape[0]
+            schedule = schedule_for(pipeline.schedule, stages, groups, plan.micro_batches, max(sends, default=0.0))
+        else:
+            schedule = pipeline.built(plan.micro_batches)
+        return Pipeline(
+            family=pipeline.schedule,
+            chunks=pipeline.chunks,
+            micro_batches=plan.micro_batches,
+            table=table,
+            cut=Cut(stages=choices, objective_seconds=0.0, slowest_seconds=0.0, passes=0, candidates=0),
+            costs=play_pipeline(stages, schedule, send_seconds=sends),
+        )
+
+    def modes(self, plan: Plan, solved: Solved) -> tuple[str, ...]:
+        """The way of recomputation of every stage of a plan. Raises PlanMismatchError for one that is none of them."""
+        ends = [self.runs.last_operators.index(end) + 1 for end in self._ends(_pipeline_of(plan))]
+        found = []
+        for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+            own = [
+                node
+                for node in self.lifetimes.in_order
+                if node.meta["phase"] != "backward" and begin <= self.runs.of(self.lifetimes, node) < end
+            ]
+            again = {str(n.meta["operator"]) for n in own if plan.operators[str(n.meta["operator"])].recompute}
+            found.append("none" if not again else self._mode(solved, {str(n.meta["operator"]) for n in own}, again))
+        return tuple(found)
+
+    def _mode(self, solved: Solved, own: set[str], again: set[str]) -> str:
+        for mode in MODES[1:]:
+            expanded = solved.expanded(mode)
+            if expanded is None:
+                continue
+            built, labels = expanded
+            recomputed = {
+                variable.name
+                for index, variable in enumerate(built.variables)
+                if variable.kind == "operator" and state_of(variable, int(labels[index])) == RECOMPUTED
+            }
+            if recomputed & own == again:
+                return mode
+        raise PlanMismatchError(
+            f"a stage computes {len(again)} operators again, which is no way of recomputation of a stage "
+            f"({', '.join(MODES)}): let all operators of a stage follow one of them"
+        )
+
+    def _ends(self, pipeline: PipelinePlan) -> list[str]:
+        """The last operator of every stage, as an end of a run of blocks."""
+        ends = [stage.last_operator or self.runs.last_operators[-1] for stage in pipeline.stages]
+        wrong = [end for end in ends if end not in self.runs.last_operators]
+        if wrong:
+            raise ConfigurationError(
+                f"a stage ends at {wrong[0]}, inside of a block; stages are priced block by block, and blocks end at "
+                f"{', '.join(self.runs.last_operators)}"
+            )
+        return ends
+
+    def _table(self, plan: Plan, solved: Solved) -> BlockTable:
+        pipeline, asked = _pipeline_of(plan), self.whole.recompute
+        modes = MODES if asked is None else tuple(dict.fromkeys((asked, *self.modes(plan, solved))))
+        tables = tables_of(self.whole, self.query, solved, self.runs, plan.mesh.shape[0], modes)
+        table = tables[0] if pipeline.stages[0].gather_once else tables[-1]
+        return table.with_copies(STALE_COPIES) if pipeline.schedule in OPT_IN_FAMILIES else table
+
+
+def stage_problem(source: Source, plan: Plan, options: Options | None = None) -> StageProblem:
+    """The problem of a plan with equal stages. options: in place of the source's.
+
+    Raises ConfigurationError for stages on unequal groups, and PlanMismatchError where the model does not run in the
+    plan's micro-batches.
+    """
+    asked = options or source.options
+    if _pipeline_of(plan).groups or isinstance(asked.cluster, MixedCluster):
+        raise ConfigurationError(
+            "stages on unequal rank groups have a problem per group, whose layouts the plan holds for its own stages "
+            "only: ask a plan with equal groups, or plan again with what_if(...)"
+        )
+    whole = query_of(source, replace(plan, pipeline=None, micro_batches=1), asked)
+    try:
+        micro = in_parts(source.program, plan.micro_batches, source.at_batch, whole.factorisation)
+    except NotSeparable as reason:
+        raise PlanMismatchError(
+            f"the plan runs {plan.micro_batches} micro-batches, but this model cannot: {reason}"
+        ) from reason
+    part = replace(in_parts_of(whole, micro), cluster=sub_cluster(asked.cluster, plan.mesh.shape[0]), hidden_share=0.0)
+    lifetimes = Lifetimes(part.program)
+    return StageProblem(whole=whole, query=part, lifetimes=lifetimes, runs=find_runs(lifetimes))
+
+
+def without_stages(plan: Plan) -> Plan:
+    """The layouts of a plan with equal stages, as a plan of the sub-mesh that saves everything."""
+    operators = {name: replace(operator, recompute=False) for name, operator in plan.operators.items()}
+    return replace(plan, mesh=plan.layout_mesh, pipeline=None, operators=operators, hidden_share=0.0)
+
+
+def _pipeline_of(plan: Plan) -> PipelinePlan:
+    assert plan.pipeline is not None
+    return plan.pipeline

@@ -1,0 +1,44 @@
+"""Switches: the way from a plan to the best one without one of its choices, and what each choice pays.
+
+switch_of(recovered, resolver.without_choice(index), index)      runner-up, seconds more, how many others follow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from autopar.plan_answers import Switch, Term
+from autopar.planner.read import describe
+from autopar.planner.recover import Recovered
+from autopar.planner.resolve import Resolved
+
+
+def terms_by_name(terms: Iterable[Term]) -> Mapping[str, list[Term]]:
+    """Parameter or operator -> its terms."""
+    found: dict[str, list[Term]] = {}
+    for term in terms:
+        found.setdefault(term.name, []).append(term)
+    return found
+
+
+def switch_of(recovered: Recovered, other: Resolved, index: int) -> Switch:
+    """The way from a plan to the best one that was found without its choice `index`."""
+    seconds = other.objective - recovered.objective
+    return Switch(
+        choice=describe(other.built.variables[index], int(other.labels[index])),
+        seconds=seconds,
+        at_least=min(seconds, other.lower_bound - recovered.objective),
+        followers=_changed(recovered, other) - 1,
+        needed_memory=bool(other.rows),
+    )
+
+
+def _changed(recovered: Recovered, other: Resolved) -> int:
+    """Parameters and operators that two plans choose differently."""
+    return sum(
+        1
+        for mine, its, label, label_of_other in zip(
+            recovered.built.variables, other.built.variables, recovered.labels, other.labels, strict=True
+        )
+        if mine.kind in ("parameter", "operator") and describe(mine, int(label)) != describe(its, int(label_of_other))
+    )
