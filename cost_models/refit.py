@@ -6,6 +6,10 @@
 
 Two factors and no more: a step has two parts that are seen apart, the time in which a rank waits for collectives and
 the rest. Each factor is the median over the steps behind the first, in which graphs are made and connections opened.
+Where nearly all communication is hidden behind computing, the step has one part: what is exposed is then the difference
+of two larger numbers, and waits for slower ranks. Measured on four emulated nodes at 200 Mbit/s: data parallelism was
+predicted to expose 0.04 s of 0.94 s and waited 0.16 of 0.78 s on links that were as fast as predicted; links 3.9 times
+slower made its prediction 1.57 s, one factor makes it 0.78 s.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ from autopar.hardware import Device, Link
 
 FEWEST_STEPS = 3
 SMALLEST_SHARE = 0.02
-"""A part that is predicted to take less of a step than this says nothing about its tier."""
+"""Where less of a step than this is predicted to be computing, a log says nothing about it."""
+MOSTLY_HIDDEN = 0.2
+"""Below this predicted share of exposed communication, a step counts as one part."""
 LARGEST_FACTOR = 20.0
 """Beyond it, prediction and run are of different things."""
 
@@ -70,6 +76,9 @@ def tiers_of(steps: Sequence[LoggedStep]) -> Tiers:
     if any(each is None for each in waited):  # a GPU: the whole step is one part
         ratio = _median_ratio([(step.seconds, step.predicted.seconds) for step in steps])
         return _checked(Tiers(compute=ratio, communication=ratio))
+    if any(step.predicted.exposed_communication_seconds < MOSTLY_HIDDEN * step.predicted.seconds for step in steps):
+        ratio = _median_ratio([(step.seconds, step.predicted.seconds) for step in steps])
+        return _checked(Tiers(compute=ratio, communication=1.0))
     measured = [(step, each) for step, each in zip(steps, waited, strict=True) if each is not None]
     exposed = [(each, step.predicted.exposed_communication_seconds) for step, each in measured]
     rest = [
@@ -77,11 +86,8 @@ def tiers_of(steps: Sequence[LoggedStep]) -> Tiers:
         for step, each in measured
     ]
     whole = min(step.predicted.seconds for step in steps)
-    compute, communication = (
-        _median_ratio(part) if min(predicted for _, predicted in part) > SMALLEST_SHARE * whole else 1.0
-        for part in (rest, exposed)
-    )
-    return _checked(Tiers(compute=compute, communication=communication))
+    computes = min(predicted for _, predicted in rest) > SMALLEST_SHARE * whole
+    return _checked(Tiers(compute=_median_ratio(rest) if computes else 1.0, communication=_median_ratio(exposed)))
 
 
 def _median_ratio(pairs: Sequence[tuple[float, float]]) -> float:

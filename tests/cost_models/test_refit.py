@@ -43,6 +43,12 @@ def test_a_part_that_is_not_predicted_says_nothing(tmp_path: Path) -> None:
     assert tiers_of(read_steps(log)) == Tiers(compute=pytest.approx(1.2), communication=pytest.approx(1.2))
 
 
+def test_hidden_communication_does_not_scale_the_links(tmp_path: Path) -> None:
+    hidden = {**PREDICTED, "exposed_communication_seconds": 0.04}
+    log = _write(tmp_path / "run.jsonl", *[(0.8, 0.16)] * 4, predicted=hidden)
+    assert tiers_of(read_steps(log)) == Tiers(compute=pytest.approx(0.8), communication=1.0)
+
+
 def test_the_refitted_cluster_takes_as_much_longer(tmp_path: Path) -> None:
     cluster = Cluster.parse("2x2 cpu")
     new = refitted(cluster, Tiers(compute=2.0, communication=3.0))
