@@ -11,6 +11,9 @@ from xml.sax.saxutils import escape
 
 COLOURS = {"autopar": "#1f6feb", "megatron": "#8c6bb1", "expert": "#d95f0e", "zero3": "#41ab5d", "ddp": "#bdbdbd"}
 BAR, GAP, HEIGHT, LEFT, TOP, BELOW = 16, 22, 220, 40, 34, 46
+ENTRY = 90
+"""Width of a word of the legend."""
+CAPTION = "simulated step over that of autopar's plan; x: does not fit"
 CUT = 3.0
 """Longer bars end here, with their number on top."""
 
@@ -18,12 +21,13 @@ CUT = 3.0
 def plot(rows: Sequence[Mapping[str, Any]]) -> str:
     """The picture. Plans that do not fit have no bar, but a cross."""
     group = len(COLOURS) * BAR + GAP
-    width, height = LEFT + group * len(rows) + GAP, TOP + HEIGHT + BELOW
+    width, height = LEFT + max(group * len(rows) + GAP, ENTRY * len(COLOURS)), TOP + HEIGHT + BELOW
     parts = [_legend(), _scale(width)]
     for number, row in enumerate(rows):
         left = LEFT + GAP + number * group
         parts += [_bar(row, plan, left + BAR * place) for place, plan in enumerate(COLOURS)]
         parts.append(_text(left + (group - GAP) / 2, TOP + HEIGHT + 18, row["name"], anchor="middle"))
+    parts.append(_text(width / 2, TOP + HEIGHT + 38, CAPTION, anchor="middle"))
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
@@ -57,8 +61,8 @@ def _scale(width: float) -> str:
 
 def _legend() -> str:
     return "\n".join(
-        f'<rect x="{LEFT + 90 * n}" y="8" width="10" height="10" fill="{colour}"/>'
-        + _text(LEFT + 90 * n + 14, 17, plan)
+        f'<rect x="{LEFT + ENTRY * n}" y="8" width="10" height="10" fill="{colour}"/>'
+        + _text(LEFT + ENTRY * n + 14, 17, plan)
         for n, (plan, colour) in enumerate(COLOURS.items())
     )
 
