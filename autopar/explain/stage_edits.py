@@ -34,6 +34,10 @@ from autopar.planner.warm_start import Rows
 from autopar.schedules.list_scheduler import FAMILIES, TIMED_FAMILIES, build_schedule
 
 SCHEDULE, MICRO_BATCHES = "schedule", "micro_batches"
+BOUND_NOTE = (
+    "objective: the simulated step; bound: the work of the busiest rank behind the forward of stages before it, for "
+    "any cut and schedule with these layouts, without transfers and memory; cut, schedule and layouts are as given"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ def edited_stages(source: Source, plan: Plan, changes: Mapping[str, Any]) -> Pla
     found = pipeline_plan(
         problem.query, solution_of(solved.built.problem, labels, 0.0), solved, problem.runs, pipeline, bound
     )
+    kept = [note for note in found.notes if not note.startswith("objective: ")]  # says how a search cut and solved
     said = f"edited by hand: step {format_seconds(found.predicted.step_seconds)}, before "
     said += format_seconds(plan.predicted.step_seconds)
     return replace(
@@ -102,7 +107,7 @@ def edited_stages(source: Source, plan: Plan, changes: Mapping[str, Any]) -> Pla
         baselines=plan.baselines,
         alternatives=plan.alternatives,
         explanations=switching_costs(solved.built, labels),
-        notes=(*found.notes, *notes, *([said] if changes else [])),
+        notes=(*kept, BOUND_NOTE, *notes, *([said] if changes else [])),
     )
 
 
