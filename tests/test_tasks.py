@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
+from benchmarks.tasks import answered, tasks
 from tests.test_cli import autopar
 from tests.test_cli_examples import CONFIG
 
-TASKS = Path(__file__).resolve().parent.parent / "docs" / "tasks.md"
 SMALLER = {
     "32x8 H100-SXM": "2x4 H100-SXM",
     "256": "8",
@@ -25,15 +23,20 @@ ELSEWHERE = {"verify"}
 
 
 def commands() -> list[list[str]]:
-    """The words behind `autopar` of every row of the table."""
-    found = re.findall(r"^\| .* \| `autopar (.*)` \|$", TASKS.read_text(), flags=re.MULTILINE)
-    return [[SMALLER.get(word, word) for word in shlex.split(line)] for line in found]
+    """The words behind `autopar` of every row of the table, for a small model."""
+    return [[SMALLER.get(word, word) for word in words] for words in tasks().values()]
 
 
 def test_the_list_has_every_task() -> None:
     names = [words[0] for words in commands()]
     assert names[0] == "plan"
-    assert {"explain", "memory", "what-if", "edit", "show", "report", "export", "verify"} <= set(names)
+    assert {"explain", "memory", "what-if", "diff", "edit", "show", "report", "export", "verify"} <= set(names)
+
+
+def test_a_row_keeps_the_command_as_it_can_be_typed_and_the_first_lines() -> None:
+    row = answered("plan it", ["plan", "m:f", "--cluster", "2x8 H100-SXM"], 0, 1.26, "line \n" * 20)
+    assert row.command == "autopar plan m:f --cluster '2x8 H100-SXM'"
+    assert (row.cpu_seconds, row.lines, len(row.begins), row.begins[0]) == (1.3, 20, 12, "line")
 
 
 @pytest.mark.slow
