@@ -41,7 +41,10 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import (
     SUPPORTED_NODES,
@@ -122,6 +125,12 @@ def lone_device_mesh(device_type: str, axis_names: tuple[str, ...]) -> DeviceMes
     return DeviceMesh(device_type, ranks, mesh_dim_names=axis_names, _init_backend=False, _rank=0)
 
 
+def dtensor(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
+    """The DTensor of this spec, without autograd: what torch's own operators make of their results."""
+    made: DTensor = DTensor(local, spec, requires_grad=False)
+    return made
+
+
 def resolve_group(name: str) -> ProcessGroup:
     """The process group that collectives in graphs name so."""
     named: Any = name  # torch 2.13 gives these names a type of their own
@@ -148,6 +157,7 @@ warn_about_untested_torch()
 __all__ = [
     "NEWEST_TESTED_TORCH",
     "BufferAOTInput",
+    "DTensorSpec",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
@@ -158,6 +168,7 @@ __all__ = [
     "GradAOTOutput",
     "HigherOrderOperator",
     "InputMutationAOTOutput",
+    "LazyGraphModule",
     "OpOverload",
     "OpOverloadPacket",
     "ParamAOTInput",
@@ -170,6 +181,7 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "default_store",
     "default_timeout",
+    "dtensor",
     "forget_device_meshes",
     "get_decompositions",
     "grouped_mm",

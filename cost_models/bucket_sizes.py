@@ -36,7 +36,7 @@ from autopar.cost_models.program_costs import (
 from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import Interference, Timeline, simulate
 from autopar.layout import Mesh
-from autopar.passes.bucket_collectives import KINDS, buckets, with_buckets
+from autopar.passes.bucket_collectives import KINDS, buckets, in_buckets
 from autopar.passes.chunk_products import chunked_products, in_chunks
 from autopar.passes.collectives import describe
 from autopar.passes.early_starts import early_order
@@ -77,12 +77,14 @@ class Issue:
         return sum(timeline.exposed_communication_seconds for timeline in self.passes)
 
 
-def issues(partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str) -> list[Issue]:
+def issues(
+    partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str, chunks: Sequence[int] = CHUNKS
+) -> list[Issue]:
     """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. The
     fastest in chunks stands in front, where that is faster still. Last comes what takes the least memory: as lowered,
     each collective awaited where it starts.
 
-    partition: as lowered, without buckets. mesh and backend: as of `program_actions`.
+    partition: as lowered, without buckets. mesh and backend: as of `program_actions`. chunks: numbers of them to try.
     """
     prices = KernelPrices(device=cluster.device)
     phases = zip(("forward", "backward"), partition.graphs, strict=False)
@@ -97,7 +99,8 @@ def issues(partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str) 
             found[joined] = Issue(bucket_bytes=bucket_bytes, passes=played)
     as_lowered = Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes))
     fastest_first = sorted(found.values(), key=lambda issue: issue.seconds)
-    return [*_in_chunks(passes, fastest_first[0], CHUNKS[:: 1 + (nodes > LARGE_PROGRAM)]), *fastest_first, as_lowered]
+    cut = _in_chunks(passes, fastest_first[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
+    return [*cut, *fastest_first, as_lowered]
 
 
 def _in_chunks(passes: Sequence[_Pass], whole: Issue, counts: Sequence[int]) -> list[Issue]:
@@ -123,19 +126,26 @@ class _Pass:
     def __init__(
         self, graph: fx.Graph, phase: str, cluster: Cluster, mesh: Mesh, backend: str, prices: KernelPrices
     ) -> None:
-        self._graph, self._phase, self._cluster, self._mesh, self._prices = graph, phase, cluster, mesh, prices
+        self._phase, self._cluster, self._mesh, self._prices = phase, cluster, mesh, prices
         nodes = list(graph.nodes)
         self._known = {node.name for node in nodes}
-        self._collectives = describe(nodes)
         actions = program_actions(
             graph, phase, cluster=cluster, mesh=mesh, backend=backend, prices=prices, segment_of=str
         )
         self._kernels = {nodes[action.position].name: action for action in actions if action.stream == COMPUTE}
+        self._graph = fx.Graph()  # of its own: buckets are written into it and taken back
+        self._graph.output(self._graph.graph_copy(graph, {}))
+        self._read()
+
+    def _read(self) -> None:
+        self._nodes = list(self._graph.nodes)
+        self._collectives = describe(self._nodes)
 
     def in_chunks(self, chunks: Mapping[str, int]) -> _Pass:
         """The same pass with products in chunks; other kernels keep their prices."""
         cut = copy.copy(self)
         cut._graph = in_chunks(self._graph, chunks)
+        cut._read()
         return cut
 
     def hidden_at_most(self) -> dict[str, float]:
@@ -155,8 +165,12 @@ class _Pass:
 
     def play(self, bucket_bytes: Mapping[str, float] | None) -> Timeline:
         """The pass with such buckets."""
-        nodes = with_buckets(self._graph, bucket_bytes) if bucket_bytes else list(self._graph.nodes)
-        order = nodes if bucket_bytes is None else early_order(nodes)
+        if bucket_bytes is None:
+            return self._played(self._nodes)
+        with in_buckets(self._graph, self._nodes, self._collectives, bucket_bytes) as nodes:
+            return self._played(early_order(nodes))
+
+    def _played(self, order: Sequence[fx.Node]) -> Timeline:
         describe_values(order)
         beside = Interference(compute=self._cluster.overlap_slowdown)
         return simulate(issued(list(self._actions(order)), wait_positions(order)), beside)

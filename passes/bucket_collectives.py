@@ -16,12 +16,12 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx import GraphModule
 
 from autopar.ops.buckets import packed, packed_rows, rows_part
 from autopar.passes.collectives import (
@@ -31,39 +31,45 @@ from autopar.passes.collectives import (
     REDUCE_SCATTER,
     WAIT,
     Collectives,
-    describe,
 )
-from autopar.passes.early_starts import LateOrder, in_order
 
 _aten = torch.ops.aten
 KINDS: Mapping[Any, str] = {ALL_GATHER: "all_gather", ALL_REDUCE: "all_reduce", REDUCE_SCATTER: "reduce_scatter"}
 
 
-def bucket_collectives(graph_module: GraphModule, bucket_bytes: Mapping[str, float]) -> GraphModule:
-    """A copy in which collectives are joined up to `bucket_bytes[kind]`; a kind that is not named stays as it is."""
-    return GraphModule(graph_module, bucketed(graph_module.graph, bucket_bytes))
+@contextmanager
+def in_buckets(
+    graph: fx.Graph, nodes: Sequence[fx.Node], found: Collectives, bucket_bytes: Mapping[str, float]
+) -> Iterator[list[fx.Node]]:
+    """The graph with collectives joined up to `bucket_bytes[kind]`; a kind that is not named stays as it is. At the end
+    the graph is as before, so that who tries many sizes copies nothing.
+
+    nodes: of the graph, the output last; found: `describe(nodes)`. Yields the nodes in their order, and a bucket where
+    it can begin, so that readers of its first tensors may stand in front of it: `early_order` sorts them.
+    """
+    order, written = _written(graph, nodes, buckets(found, bucket_bytes))
+    try:
+        yield order
+    finally:
+        for bucket in reversed(written):
+            bucket.take_back()
 
 
-def bucketed(source: fx.Graph, bucket_bytes: Mapping[str, float]) -> fx.Graph:
-    """As `bucket_collectives`, of a graph alone."""
-    nodes = with_buckets(source, bucket_bytes)
-    return in_order(LateOrder(nodes).run(), nodes[-1])
-
-
-def with_buckets(source: fx.Graph, bucket_bytes: Mapping[str, float]) -> list[fx.Node]:
-    """The nodes of a copy with buckets, the output last: in the order of the source, and a bucket where it can begin,
-    so that readers of its first tensors may stand in front of it. `LateOrder` sorts them."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(source, {}))
-    nodes = list(graph.nodes)
+def _written(
+    graph: fx.Graph, nodes: Sequence[fx.Node], found: Iterable[list[fx.Node]]
+) -> tuple[list[fx.Node], list[_Bucket]]:
+    """(the nodes with buckets of these members, the buckets)."""
     joined: dict[fx.Node, list[fx.Node]] = {}
-    for members in buckets(describe(nodes), bucket_bytes) if bucket_bytes else ():
+    written = []
+    for members in found:
         # a gather is needed when its first tensor is, a reduction can begin when its last one is there
         at = members[0] if members[0].target is ALL_GATHER else members[-1]
-        written = _Bucket(graph, members, at).write()
+        bucket = _Bucket(graph, members, at)
+        written.append(bucket)
+        new = bucket.write()
         joined.update((node, []) for member in members for node in (member, *member.users))
-        joined[at] = written
-    return [new for node in nodes for new in joined.get(node, (node,))]
+        joined[at] = new
+    return [new for node in nodes for new in joined.get(node, (node,))], written
 
 
 def buckets(found: Collectives, bucket_bytes: Mapping[str, float]) -> Iterator[list[fx.Node]]:
@@ -98,6 +104,7 @@ class _Bucket:
             name: at.meta[name] for name in ("phase", "operator", "dtype", "redistributes") if name in at.meta
         }
         self._written: list[fx.Node] = []
+        self._readers: list[tuple[fx.Node, fx.Node, tuple[fx.Node, ...]]] = []
 
     def write(self) -> list[fx.Node]:
         """The new nodes, operands first."""
@@ -116,8 +123,17 @@ class _Bucket:
         parts = self._rows(whole) if self._kind is ALL_GATHER else self._views(whole)
         for member, part in zip(self._members, parts, strict=True):
             for wait in list(member.users):
+                self._readers.append((wait, part, tuple(wait.users)))
                 wait.replace_all_uses_with(part)
         return self._written
+
+    def take_back(self) -> None:
+        """Give the readers what they read before, and remove the new nodes. The last bucket goes first."""
+        for wait, part, readers in self._readers:
+            for reader in readers:
+                reader.replace_input_with(part, wait)
+        for node in reversed(self._written):
+            self._graph.erase_node(node)
 
     def _views(self, whole: fx.Node) -> Iterator[fx.Node]:
         """Members one behind the other."""

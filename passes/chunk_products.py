@@ -29,6 +29,7 @@ import torch
 from torch import fx
 from torch.fx import GraphModule
 
+from autopar._compat import LazyGraphModule
 from autopar.ops.blocks import Cut, keeps_order, padded, pieces_first, pieces_joined
 from autopar.ops.row_chunks import row_chunk, rows_joined
 from autopar.passes.bucket_collectives import KINDS
@@ -72,7 +73,7 @@ class ChunkedProduct:
 def chunk_products(graph_module: GraphModule, chunks: Mapping[str, int]) -> GraphModule:
     """A copy in which products are cut into `chunks[kind]` chunks beside collectives of a kind; those of a kind that
     is not named stay whole."""
-    return GraphModule(graph_module, in_chunks(graph_module.graph, chunks))
+    return LazyGraphModule(graph_module, in_chunks(graph_module.graph, chunks))
 
 
 def in_chunks(source: fx.Graph, chunks: Mapping[str, int]) -> fx.Graph:

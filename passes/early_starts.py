@@ -21,29 +21,34 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 from torch.fx import GraphModule
 
+from autopar._compat import LazyGraphModule
+from autopar.passes.bucket_collectives import in_buckets
 from autopar.passes.collectives import ALL_GATHER, CHUNK_OF, REDUCE_SCATTER, WAIT, describe, is_start
 
 IN_FLIGHT = 2
 """One is on the wire while the next is made."""
 
 
-def early_starts(graph_module: GraphModule, ctx: object) -> GraphModule:
-    """A copy of the graph with starts as early and waits as late as its data allow."""
-    graph = graph_module.graph
-    return GraphModule(graph_module, in_order(early_order(list(graph.nodes)), graph.output_node()))
+def early_starts(graph_module: GraphModule, bucket_bytes: Mapping[str, float]) -> GraphModule:
+    """A copy of the graph with collectives in buckets, starts as early and waits as late as its data allow."""
+    graph, nodes = graph_module.graph, list(graph_module.graph.nodes)
+    with in_buckets(graph, nodes, describe(nodes), bucket_bytes) as joined:
+        sorted_graph = _in_order(_LateOrder(joined).run(), nodes[-1])
+    order = early_order(list(sorted_graph.nodes))
+    return LazyGraphModule(graph_module, _in_order(order, sorted_graph.output_node()))
 
 
 def early_order(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The order of `early_starts`, without the output; `nodes` as `LateOrder` takes them."""
+    """The order of `early_starts`, without the output; `nodes` as `in_buckets` gives them."""
     return _EarlyOrder(nodes).run()
 
 
-def in_order(order: list[fx.Node], output: fx.Node) -> fx.Graph:
+def _in_order(order: list[fx.Node], output: fx.Node) -> fx.Graph:
     """A new graph of copies of the nodes in `order`, which returns what `output` returns."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -53,7 +58,7 @@ def in_order(order: list[fx.Node], output: fx.Node) -> fx.Graph:
     return graph
 
 
-class LateOrder:
+class _LateOrder:
     """An order of nodes in which waits, and the layout work behind them, come where they are needed.
 
     The nodes may be given in any order as long as everything that computes, and every start, stands behind what
@@ -111,7 +116,7 @@ class LateOrder:
                 self._behind(current)
 
 
-class _EarlyOrder(LateOrder):
+class _EarlyOrder(_LateOrder):
     """Starts come by themselves: behind what makes their operand, one gather ahead, or where they are read."""
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from autopar._compat import LazyGraphModule
 from autopar.errors import PlanMismatchError
 from autopar.layout import Layout, format_layout, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
@@ -95,7 +96,7 @@ class _Lowering:
         pairs = self._returned_pairs()
         self._graph.output(tuple(gradients[n] if meanings.get(n) is m else self._returned(n, m) for n, m in pairs))
         _remove_unused(self._graph)
-        module = fx.GraphModule(self._program.graph_module, self._graph)
+        module = LazyGraphModule(self._program.graph_module, self._graph)
         if self._plan.kernel_backend == "triton":
             recomputed = [name for name, entry in self._plan.operators.items() if entry.recompute]
             module = use_kernels(module, recomputed)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.ops.attention import (
     attention_backward_by_index,
     attention_backward_with_mask_by_index,
@@ -85,7 +86,7 @@ def drawing_for(
     draws: operator -> dim of the samples. pieces: how many pieces of the whole batch, one behind the other, every part
     takes its samples from.
     """
-    copy = fx.GraphModule(graph_module, fx.Graph())
+    copy = LazyGraphModule(graph_module, fx.Graph())
     copy.graph.output(copy.graph.graph_copy(graph_module.graph, {}))
     for node in copy.graph.nodes:
         dim = draws.get(str(node.meta.get("operator"))) if node.target in DRAWING_FUNCTIONS else None
@@ -129,7 +130,7 @@ def _returning(graph_module: fx.GraphModule, results: Sequence[Any]) -> fx.Graph
     graph.graph_copy(graph_module.graph, copies)
     graph.output(tuple(copies[value] if isinstance(value, fx.Node) else value for value in results))
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)
 
 
 def _accumulating(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
@@ -152,4 +153,4 @@ def _accumulating(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[i
         for node in (last, added[-1]):
             node.meta = {key: gradient.meta[key] for key in ("phase", "operator") if key in gradient.meta}
     graph.output(tuple(added))
-    return fx.GraphModule(graph_module, graph), tuple(index for index, _ in gradients)
+    return LazyGraphModule(graph_module, graph), tuple(index for index, _ in gradients)

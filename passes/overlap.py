@@ -1,6 +1,6 @@
 """Overlap: what runs of a lowered step is this, so that communication hides behind computation.
 
-    forward, backward   -->   chunk_products   -->   bucket_collectives   -->   early_starts
+    forward, backward   -->   chunk_products   -->   early_starts, with collectives in buckets (`bucket_collectives`)
 
 The passes keep what is computed, bit by bit but for the order in which a bucket adds up its ranks. The planner, the
 simulator and the runtime all call `overlapped`, so that what is priced and what is counted is what runs.
@@ -14,13 +14,10 @@ from types import MappingProxyType
 
 from torch.fx import GraphModule
 
-from autopar.passes.bucket_collectives import bucket_collectives
 from autopar.passes.chunk_products import chunk_products
 from autopar.passes.early_starts import early_starts
 from autopar.passes.partition import Partition
-from autopar.passes.runner import Pass, run_passes
-
-OVERLAP_PASSES: tuple[Pass[Mapping[str, float]], ...] = (bucket_collectives, early_starts)
+from autopar.passes.runner import run_passes
 
 WHOLE: Mapping[str, int] = MappingProxyType({})
 """No product in chunks."""
@@ -46,4 +43,4 @@ def overlapped_graph(
         return graph_module
     if chunks:
         graph_module = run_passes(graph_module, (chunk_products,), chunks)[0]
-    return run_passes(graph_module, OVERLAP_PASSES, bucket_bytes)[0]
+    return run_passes(graph_module, (early_starts,), bucket_bytes)[0]

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.passes.emitter import node_bytes
 from autopar.passes.saved_values import SavedValues, is_backward
 from autopar.program import Program
@@ -85,7 +86,7 @@ def _forward_graph(program: Program, inputs: list[fx.Node], results: list[Any]) 
         if node in needed and node not in made:
             made[node] = graph.node_copy(node, made.__getitem__)
     graph.output(tuple(made[node] if isinstance(node, fx.Node) else node for node in results))
-    return fx.GraphModule(program.graph_module, graph)
+    return LazyGraphModule(program.graph_module, graph)
 
 
 def _reached_from(results: list[Any]) -> set[fx.Node]:
@@ -119,7 +120,7 @@ def _backward_graph(
             made[missing] = graph.node_copy(missing, made_operand)
             made[missing].meta = {**missing.meta, "phase": "backward"}
     graph.output(tuple(made_operand(g) if isinstance(g, fx.Node) else g for g in gradients))
-    return fx.GraphModule(program.graph_module, graph)
+    return LazyGraphModule(program.graph_module, graph)
 
 
 def _in_order(node: fx.Node, made: dict[fx.Node, fx.Node], replaced: dict[fx.Node, fx.Node]) -> Iterator[fx.Node]:

@@ -10,14 +10,23 @@ A sum of costs can be minimised exactly and proven, but it counts every collecti
 plan that is best by the sum competes with those that the same search finds when communication of parameters counts
 less (`hidden.py`), and with the known plans; the simulator, which plays the lowered program, decides. The bound and
 gap of the plan are those of the sum under which it was found, on its mesh.
+
+A mesh is solved under a share only where its optimum may be below the shortest played step: solves under other shares
+bound it (`hidden_bounds.py`), and a solve ends with its first bound above that step. That a plan whose sum under the
+share is above a played step is not played faster itself holds where at most the share of its parameters' communication
+hides and its collectives are joined no further than the sum counts them; elsewhere it is a guess. What was played is
+not played again.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
@@ -25,9 +34,13 @@ from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import format_seconds
 from autopar.planner.choose_mesh import Chosen, roles_of
 from autopar.planner.constraints import BATCH_AXES
+from autopar.planner.hidden_bounds import HiddenBounds
+from autopar.planner.mesh_search import CERTIFIED
 from autopar.planner.one_mesh import Candidate, fit, price, solve_free
 from autopar.planner.query import Progress, Query
 from autopar.planner.restrict import ImpossiblePlacement
+from autopar.planner.solved_meshes import ALWAYS_TRIED
+from autopar.planner.solver import Solution
 
 LEAST_GAIN = 0.01
 """A played step must be shorter by this share to take the place of the plan that is best by the sum."""
@@ -49,16 +62,23 @@ def shortest_step(
     """
     limit = step_seconds * (1.0 - LEAST_GAIN)
     best = _shortest([*chosen.others, *known], limit)
+    played = [each for each in (chosen.best, *chosen.others) if each is not None]
+    bounds = HiddenBounds(chosen.free_bounds)
     free = [mesh for mesh in chosen.free_bounds if not set(mesh.axis_names) <= NAMED]
-    meshes = sorted(free, key=lambda mesh: (chosen.free_bounds[mesh], mesh.shape))[:MOST_MESHES]
+    meshes = _promising(free, chosen.free_bounds)
     search = query.search
     end = time.process_time() + search.hidden_seconds
     less = replace(search, exact_seconds=LESS * search.exact_seconds, memory_seconds=LESS * search.memory_seconds)
     for share, mesh in itertools.product(search.hidden_shares, meshes):
         if time.process_time() > end or query.deadline.left() <= 0.0:
             break
-        asked = replace(query, hidden_share=share, search=less)
-        best = _found(asked, mesh, limit if best is None else _step(best), log) or best
+        below = limit if best is None else _step(best)
+        if bounds.at_least(mesh, share) >= below:
+            continue
+        found = _found(replace(query, hidden_share=share, search=less), mesh, below, bounds, played, log)
+        if found is not None:
+            played.append(found)
+            best = found if _step(found) < below else best
     if best is None:
         return None
     log(f"played, mesh {best.mesh.shape} takes {_step(best) * 1e3:.1f} ms instead of {step_seconds * 1e3:.1f}")
@@ -97,19 +117,37 @@ def _shortest(candidates: Sequence[Candidate], below: float) -> Candidate | None
     return min((each for each in candidates if _step(each) < below), key=_step, default=None)
 
 
-def _found(query: Query, mesh: Mesh, below: float, log: Progress) -> Candidate | None:
-    """The optimum on a mesh under the share of the query; None where its played step is not below, or nothing fits.
+def _promising(meshes: Sequence[Mesh], bounds: Mapping[Mesh, float]) -> list[Mesh]:
+    """Those with the smallest sums, but for meshes whose sum is no smaller than that of one with fewer axes: what more
+    axes do not make cheaper is solved on the smaller problem."""
+    found: list[Mesh] = []
+    for mesh in sorted(meshes, key=lambda mesh: (len(mesh.shape), bounds[mesh], mesh.shape)):
+        fewer = [bounds[other] for other in found if len(other.shape) < len(mesh.shape)]
+        if len(mesh.shape) <= ALWAYS_TRIED or bounds[mesh] < min(fewer, default=math.inf) * (1.0 - CERTIFIED):
+            found.append(mesh)
+    return sorted(found, key=lambda mesh: (bounds[mesh], mesh.shape))[:MOST_MESHES]
 
-    What takes longer even by this sum is not played: a guess, since more than the share may hide."""
+
+def _found(
+    query: Query, mesh: Mesh, below: float, bounds: HiddenBounds, played: Sequence[Candidate], log: Progress
+) -> Candidate | None:
+    """The optimum on a mesh under the share of the query, played; None where its sum is above `below`, where it was
+    played before, or where nothing fits."""
     try:
         built = price(query, mesh)
-        free = solve_free(query, built, mesh)
-        if free.lower_bound >= below:
+        free = solve_free(query, built, mesh, stop_above=below)
+        bounds.learn(mesh, query.hidden_share, free.lower_bound)
+        if free.lower_bound >= below or any(_is_same(each, mesh, free) for each in played):
             return None
-        return _shortest([fit(query, built, mesh, free, log, (), query.search.refined_labels)], below)
+        return fit(query, built, mesh, free, log, (), query.search.refined_labels)
     except (InfeasibleError, ImpossiblePlacement) as error:
         log(f"mesh {mesh.shape}, {query.hidden_share:.0%} of the parameters' communication hidden: {error}")
         return None
+
+
+def _is_same(candidate: Candidate, mesh: Mesh, free: Solution) -> bool:
+    """Whether a candidate chose the same of everything, on the same mesh."""
+    return candidate.mesh == mesh and np.array_equal(candidate.solution.assignment, free.assignment)
 
 
 def _step(candidate: Candidate) -> float:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost_models.bucket_sizes import Issue, issues
+from autopar.cost_models.bucket_sizes import CHUNKS, Issue, issues
 from autopar.cost_models.simulator import COMPUTE_STREAM, Action, Timeline, simulate
 from autopar.hardware import Device
 from autopar.parallel_plan import Plan
@@ -65,10 +65,10 @@ def choose_issue(
 ) -> tuple[Issue, Floats]:
     """How the collectives of a lowered micro-batch are issued, and what `measure` says of that: the fastest bucket
     sizes and chunks whose bytes stay within the budget; one by one where none do."""
-    found = issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend)
-    if cluster.device.kind == "cpu":  # a host's exchanges take the processor that the product beside them needs:
-        # GPT under tensor parallelism, 1 Gbit/s, half a core per rank: 1.13 s whole, 1.29 s in 2 chunks, 1.39 s in 4
-        found = [issue for issue in found if not issue.chunks]
+    # No chunks on CPUs: a host's exchanges take the processor that the product beside them needs. GPT under tensor
+    # parallelism, 1 Gbit/s, half a core per rank: 1.13 s whole, 1.29 s in 2 chunks, 1.39 s in 4
+    chunks = () if cluster.device.kind == "cpu" else CHUNKS
+    found = issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend, chunks=chunks)
     plain = next(index for index, issue in enumerate(found) if issue.bucket_bytes == {} and not issue.chunks)
     for issue in found[: plain + 1]:
         measured = measure(overlapped(partition, issue.bucket_bytes, issue.chunks))
