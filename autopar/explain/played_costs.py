@@ -23,7 +23,7 @@ from autopar.cluster import Cluster
 from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.explain.source import Source
-from autopar.explain.stage_bodies import bodies, optimizer_parts
+from autopar.explain.stage_bodies import Turn, bodies, optimizer_parts
 from autopar.explain.stage_graphs import stage_graphs
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Term
@@ -91,10 +91,11 @@ def _of_stages(step: StepProgram) -> Iterator[Term]:
     graphs = stage_graphs(plan, step.program, step.cluster)
     for group, ranks in enumerate(plan.rank_groups):
         share = ranks.size / plan.num_ranks
-        times = Counter((action.stage, action.kind) for action in graphs.schedule.ranks[group])
+        passes = graphs.schedule.ranks[group]
+        times = Counter[tuple[int, Turn]]((action.stage, action.kind) for action in passes)
         own = [graphs.of[stage] for stage in graphs.held_by(group)]
         for stage in own:
-            kinds = {kind for number, kind in times if number == stage.number}
+            kinds = {action.kind for action in passes if action.stage == stage.number}
             for body in bodies(step, stage, kinds):
                 count = 1 if body.turn in ("prepare", "late") else times[stage.number, body.turn]
                 yield from counted(body.actions, share * count)
