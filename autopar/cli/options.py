@@ -41,7 +41,7 @@ class OutputPath(click.Path):
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         """The path. Fails where it is a folder, or its folder is none or cannot be written."""
-        found = Path(super().convert(value, parameter, context))
+        found = Path(os.fsdecode(super().convert(value, parameter, context)))
         folder = next(above for above in found.absolute().parents if above.exists())
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             self.fail(f"{found} cannot be written: {folder} is {'no folder' if folder.is_file() else 'closed to you'}")
