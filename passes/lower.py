@@ -96,7 +96,7 @@ class _Lowering:
         pairs = self._returned_pairs()
         self._graph.output(tuple(gradients[n] if meanings.get(n) is m else self._returned(n, m) for n, m in pairs))
         _remove_unused(self._graph)
-        module = LazyGraphModule(self._program.graph_module, self._graph)
+        module: fx.GraphModule = LazyGraphModule(self._program.graph_module, self._graph)
         if self._plan.kernel_backend == "triton":
             recomputed = [name for name, entry in self._plan.operators.items() if entry.recompute]
             module = use_kernels(module, recomputed)
