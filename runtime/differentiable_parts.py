@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from autopar.runtime.accumulation import HeldGradients
-from autopar.runtime.emit import as_gradient
+from autopar.runtime.emit import as_gradient, parameter_shapes
 from autopar.runtime.step import Step
 
 BindPart = Callable[[int], list[torch.Tensor]]
@@ -84,6 +84,7 @@ class _PartsFunction(torch.autograd.Function):
             gradients[position] = late if gradients[position] is None else gradients[position] + late
         names = [output.name for output in step.lowered.outputs if output.role == "gradient"]
         by_name = dict(zip(names, gradients, strict=True))
+        shapes = parameter_shapes(step.program)
         return (
             None,
             None,
@@ -92,7 +93,7 @@ class _PartsFunction(torch.autograd.Function):
             None,
             None,
             *(
-                as_gradient(step.program, step.own_plan, step.groups, value.name, by_name.get(value.name))
+                as_gradient(shapes, step.own_plan, step.groups, value.name, by_name.get(value.name))
                 for value in step.lowered.inputs
                 if value.role == "parameter"
             ),

@@ -11,7 +11,7 @@ exactly those that the partition returns.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,8 +186,9 @@ def _by_input(step: WholeStep, gradients: Sequence[torch.Tensor | None]) -> list
     """One gradient per non-tangent input, None where there is none; parameters get DTensors in their layout."""
     outputs = [output for output in step.lowered.outputs if output.role == "gradient"]
     by_name = {output.name: value for output, value in zip(outputs, gradients, strict=True)}
+    shapes = parameter_shapes(step.program)
     return [
-        as_gradient(step.program, step.plan, step.groups, value.name, by_name.get(value.name))
+        as_gradient(shapes, step.plan, step.groups, value.name, by_name.get(value.name))
         if value.role == "parameter"
         else by_name.get(value.name)
         if value.role == "input"
@@ -197,14 +198,16 @@ def _by_input(step: WholeStep, gradients: Sequence[torch.Tensor | None]) -> list
     ]
 
 
+def parameter_shapes(program: Program) -> dict[str, tuple[int, ...]]:
+    """The global shape of every parameter."""
+    return {value.name: value.shape for value in program.inputs if value.role == "parameter"}
+
+
 def as_gradient(
-    program: Program, plan: Plan, groups: ProcessGroups, name: str, gradient: torch.Tensor | None
+    shapes: Mapping[str, tuple[int, ...]], plan: Plan, groups: ProcessGroups, name: str, gradient: torch.Tensor | None
 ) -> torch.Tensor | None:
     """The gradient of the parameter `name` as a DTensor in its layout, from the local block."""
-    if gradient is None:
-        return None
-    shape = next(value.shape for value in program.inputs if value.role == "parameter" and value.name == name)
-    return from_local(gradient, shape, plan.parameters[name].stored, groups)
+    return None if gradient is None else from_local(gradient, shapes[name], plan.parameters[name].stored, groups)
 
 
 def output_layout(plan: Plan, name: str) -> Layout:

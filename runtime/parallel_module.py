@@ -243,7 +243,12 @@ class ParallelModule(nn.Module):
         return self._output(step, results)
 
     def _results(self, step: Step, leaves: list[Any], mode: BatchMode) -> tuple[torch.Tensor, ...]:
-        states = {value.name: self._state(value) for value in step.lowered.inputs if value.role in _STATES}
+        parameters = dict(nn.Module.named_parameters(self, remove_duplicate=False))
+        states = {
+            value.name: parameters[value.name] if value.role == "parameter" else self._state(value)
+            for value in step.lowered.inputs
+            if value.role in _STATES
+        }
 
         def bind(part: Sequence[Any]) -> list[torch.Tensor]:
             return self._bind(step, part, mode, states)
@@ -308,8 +313,6 @@ class ParallelModule(nn.Module):
         ]
 
     def _state(self, value: Input) -> torch.Tensor:
-        if value.role == "parameter":
-            return self.get_parameter(value.name)
         if value.role == "buffer":
             return local_tensor(self.get_buffer(value.name)).detach()
         return torch.full(value.shape, self.seed(), dtype=value.dtype, device=self._planned().groups.device)

@@ -15,6 +15,7 @@ from torch import fx
 from autopar.errors import ConfigurationError
 from autopar.runtime.host_graphs import with_host_collectives
 from autopar.runtime.kernels.added_products import with_added_products
+from autopar.runtime.kernels.direct_calls import with_direct_calls
 
 GraphCall: TypeAlias = Callable[[list[Any]], Any]
 
@@ -26,7 +27,7 @@ def kernels(graph_module: fx.GraphModule, backend: str) -> GraphCall:
     Raises ConfigurationError for a backend that does not exist.
     """
     if backend in ("eager", "triton"):
-        return boxed(with_added_products(with_host_collectives(graph_module)))
+        return boxed(with_direct_calls(with_added_products(with_host_collectives(graph_module))))
     if backend == "inductor":
         compiled = torch.compile(graph_module, backend="inductor", dynamic=False)
         return lambda arguments: compiled(*arguments)
