@@ -83,7 +83,7 @@ def test_a_plan_is_played_for_its_own_model_and_cluster_only(plain: Path) -> Non
     assert "another graph" in wrong.stderr
     small = autopar("simulate", str(plain), "--cluster", "2 H100-SXM")
     assert small.returncode == 2
-    assert "4 devices" in small.stderr
+    assert "4 ranks" in small.stderr
 
 
 def test_a_plan_that_does_not_say_its_model_asks_for_it(plain: Path, tmp_path: Path) -> None:
