@@ -92,9 +92,7 @@ def collective(mesh: tuple[int, ...], axis: int, size: float) -> float:
 
 def divides(mesh: tuple[int, ...], strategy: Layout) -> bool:
     """Return whether every dim can be split by the axes that share it."""
-    parts = {
-        p: math.prod(n for n, q in zip(mesh, strategy, strict=True) if q == p) for p in strategy if p != "R"
-    }
+    parts = {p: math.prod(n for n, q in zip(mesh, strategy, strict=True) if q == p) for p in strategy if p != "R"}
     return all(SIZES[dim] % part == 0 for dim, part in parts.items())
 
 
@@ -133,9 +131,7 @@ def transformer(num_layers: int, mesh: tuple[int, ...]) -> Problem:
 
 def main() -> None:
     """Print one line per number of layers."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layers", type=int, nargs="*", default=[2, 32, 126])
     parser.add_argument("--mesh", default="16,8")
     arguments = parser.parse_args()

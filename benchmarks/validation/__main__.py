@@ -48,9 +48,7 @@ def _progress(title: str, rows: int) -> Iterator[Callable[[int], None]]:
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of measurements; else $AUTOPAR_GROUNDTRUTH.")
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only these kinds.")
 @click.option("--json", "to_json", is_flag=True, help="JSON on stdout in place of the table.")
-@click.option(
-    "--output", type=click.Path(path_type=Path), help="Where the JSON is kept; else in benchmarks/results."
-)
+@click.option("--output", type=click.Path(path_type=Path), help="Where the JSON is kept; else in benchmarks/results.")
 @click.pass_context
 def main(
     context: click.Context, data: Path | None, kinds: tuple[Kind, ...], to_json: bool, output: Path | None

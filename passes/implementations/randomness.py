@@ -1,7 +1,7 @@
 """Random operators draw by global element index, so that N processes draw what one process draws.
 
-    dropout(x, 0.1, salt 3)    -->   dropout_by_index(x_local, 0.1, seed, 3, runs of the block, global shape)
-    normal([8, 6], f32, 4)     -->   normal_by_index(f32, 4, seed, runs of the block, global shape)
+dropout(x, 0.1, salt 3)    -->   dropout_by_index(x_local, 0.1, seed, 3, runs of the block, global shape)
+normal([8, 6], f32, 4)     -->   normal_by_index(f32, 4, seed, runs of the block, global shape)
 """
 
 from __future__ import annotations

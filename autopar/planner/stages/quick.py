@@ -36,6 +36,9 @@ from autopar.planner.stages.write_plan import check_cut, pipeline_plan
 QUICK = ("1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved")
 LEAST_SECONDS = 8.0
 """CPU seconds that pipelines always get: what several pipelines of a small model take."""
+FIRST, FIRST_SECONDS = 4, 24.0
+"""So many of the best guesses are compared within so many CPU seconds, so that a busy machine does not decide what is
+found for a small model."""
 SHARE = 0.15
 """Of the CPU seconds of the search so far that are spent where pipelines do not look faster (`promise.py`)."""
 PROMISING_SHARE = 0.5
@@ -105,8 +108,9 @@ def compare_pipelines(
     until = began + max(LEAST_SECONDS, spent_seconds * (1.0 if math.isinf(plain_seconds) else share))
     log(f"{len(left)} pipelines, {until - began:.0f} CPU s for them; guessed first: {_guessed(left)}")
     broken: dict[int, str] = {}
-    for guess in in_order(left):
-        if time.process_time() > until or query.deadline.left() <= 0.0 or guess.count in broken:
+    for place, guess in enumerate(in_order(left)):
+        ends = max(until, began + FIRST_SECONDS) if place < FIRST else until
+        if time.process_time() > ends or query.deadline.left() <= 0.0 or guess.count in broken:
             why = f" ({broken[guess.count]})" if guess.count in broken else ""
             compared.left_out.append(f"{guess.name}{why}")
             continue
