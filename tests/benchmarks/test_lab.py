@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,31 +78,52 @@ def test_a_late_command_is_ended(lab: Lab) -> None:
         lab.run(["sleep", "1000"], seconds=0.5)
 
 
+FORKED = """
+import os, pathlib, sys
+from dataclasses import replace
+from benchmarks.netlab import names
+from benchmarks.netlab.lab import Lab
+from benchmarks.netlab.presets import Network
+
+folder, known = pathlib.Path(sys.argv[1]), ["what the parent knows"]
+
+def tell(limit_cores):
+    rank, groups = os.environ["RANK"], pathlib.Path("/proc/self/cgroup")
+    before = groups.read_text()
+    limit_cores()
+    inside = names.PREFIX in groups.read_text() and names.PREFIX not in before
+    (folder / rank).write_text(f"{known[0]}, {inside}, {os.readlink('/proc/self/ns/net')}")
+
+def fail(limit_cores):
+    raise SystemExit("no such thing") if os.environ["RANK"] == "1" else RuntimeError("no more of it")
+
+network = Network(nodes=2, ranks_per_node=1, mbit=100.0, latency_us=500.0, cores_per_rank=0.5)
+with Lab(network) as lab:
+    lab.fork({"tell": tell, "fail": fail}[sys.argv[2]], seconds=60.0, quiet=True)
+(folder / "parent").write_text(os.readlink("/proc/self/ns/net"))
+"""
+"""A process of its own: that of the tests has threads where they run in parallel, and cannot be forked."""
+
+
+def forked(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", FORKED, str(folder), what], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 def test_a_fork_is_a_rank_that_has_its_share_of_cores_once_it_asks(tmp_path: Path) -> None:
-    known = ["what the parent knows"]
-
-    def tell(limit_cores: Callable[[], None]) -> None:
-        rank, groups = os.environ["RANK"], Path("/proc/self/cgroup")
-        before = groups.read_text()
-        limit_cores()
-        inside = names.PREFIX in groups.read_text() and names.PREFIX not in before
-        network = os.readlink("/proc/self/ns/net")
-        (tmp_path / rank).write_text(f"{known[0]}, {inside}, {network}")
-
-    with Lab(replace(SMALL, cores_per_rank=0.5)) as lab:
-        lab.fork(tell, seconds=60.0, quiet=True)
+    done = forked(tmp_path, "tell")
+    assert done.returncode == 0, done.stderr
     said = [(tmp_path / rank).read_text().split(", ") for rank in ("0", "1")]
     assert [each[:2] for each in said] == [["what the parent knows", "True"]] * 2
-    assert len({os.readlink("/proc/self/ns/net"), *(each[2] for each in said)}) == 3
-    assert ours() == []
+    assert len({(tmp_path / "parent").read_text(), *(each[2] for each in said)}) == 3
 
 
-def test_a_fork_that_fails_says_why_and_never_comes_back_here(lab: Lab) -> None:
-    def fail(limit_cores: Callable[[], None]) -> None:
-        raise SystemExit("no such thing") if os.environ["RANK"] == "1" else RuntimeError("no more of it")
-
-    with pytest.raises(AutoparError, match=r"ranks \[0, 1\] failed(.|\n)*no more of it(.|\n)*no such thing"):
-        lab.fork(fail, seconds=60.0, quiet=True)
+def test_a_fork_that_fails_says_why_and_never_comes_back_to_the_parents_code(tmp_path: Path) -> None:
+    done = forked(tmp_path, "fail")
+    assert done.returncode == 1
+    assert re.search(r"ranks \[0, 1\] failed(.|\n)*no more of it(.|\n)*no such thing", done.stderr), done.stderr
+    assert not (tmp_path / "parent").exists()
 
 
 def test_a_process_with_threads_is_not_forked(lab: Lab) -> None:

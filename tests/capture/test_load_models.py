@@ -82,5 +82,5 @@ def test_what_cannot_be_found_is_named(spec: str, message: str) -> None:
 def test_configuration_without_architecture_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("{}")
-    with pytest.raises(ConfigurationError, match='no "architectures"'):
+    with pytest.raises(ConfigurationError, match='no list of "architectures"'):
         load_model(f"hf:{file}", 1, 1)
