@@ -127,7 +127,7 @@ def lone_device_mesh(device_type: str, axis_names: tuple[str, ...]) -> DeviceMes
 
 def dtensor(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
     """The DTensor of this spec, without autograd: what torch's own operators make of their results."""
-    made: DTensor = DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]  # torch has no types there
+    made: DTensor = DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]  # torch gives it no types
     return made
 
 
