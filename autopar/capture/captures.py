@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopar._compat import tree_leaves
-from autopar.capture.family import Family, family, input_shapes
+from autopar.capture.family import CallsAt, Family, family, input_shapes, varies
 from autopar.capture.inputs import FlatInputs, find_batch_dims, flatten_inputs
 from autopar.capture.step import BATCH, LossFunction
 from autopar.capture.trace import capture, forward_calls
@@ -23,7 +23,8 @@ class Captures:
 
     def __init__(self) -> None:
         self._families: dict[Any, Family] = {}
-        self._latest: dict[Any, Program] = {}
+        self._traced: dict[Any, list[Program]] = {}
+        self._pairs: dict[Any, list[tuple[Program, Program]]] = {}
         self.traces = 0
         self.computed = 0
 
@@ -46,15 +47,16 @@ class Captures:
         calls = functools.partial(
             forward_calls, model, args, kwargs, loss_fn=loss_fn, batch=batch, training=training, precision=precision
         )
-        if kind in self._families:
+        try:
+            known = self._family(kind, calls)
+            predicted = None if known is None else known.at([tuple(tensor.shape) for tensor in inputs.tensors], calls)
+        except CaptureError:  # the forward of the model itself does not trace: see `fallback.py`
+            predicted = None
+        if predicted is not None:
             dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
-            try:
-                program = self._families[kind].at([tuple(tensor.shape) for tensor in inputs.tensors], calls)
-            except CaptureError:  # the forward of the model itself does not trace: see `fallback.py`
-                program = None
-            if program is not None and dims == tuple(e.batch_dim for e in program.inputs if e.role == "input"):
+            if dims == tuple(e.batch_dim for e in predicted.inputs if e.role == "input"):
                 self.computed += 1
-                return program
+                return predicted
         program = capture(
             model,
             args,
@@ -66,14 +68,22 @@ class Captures:
             precision=precision,
         )
         self.traces += 1
-        earlier = self._latest.get(kind)
-        self._latest[kind] = program
-        if earlier is not None and kind not in self._families:
-            both = (calls(input_shapes(earlier)), calls(input_shapes(program)))
-            found = family(earlier, program, both)
+        traced = self._traced.setdefault(kind, [])
+        if kind not in self._families:
+            beside = next((each for each in traced if varies(each, program)), None)
+            self._pairs.setdefault(kind, []).extend([] if beside is None else [(beside, program)])
+        traced.append(program)
+        return program
+
+    def _family(self, kind: Any, calls: CallsAt) -> Family | None:
+        """What predicts further programs of a kind; two traced ones are compared when a third is asked for."""
+        pairs = self._pairs.get(kind, [])
+        while kind not in self._families and pairs:
+            first, second = pairs.pop()
+            found = family(first, second, (calls(input_shapes(first)), calls(input_shapes(second))))
             if found is not None:
                 self._families[kind] = found
-        return program
+        return self._families.get(kind)
 
 
 def _kind(model: nn.Module, inputs: FlatInputs, training: bool) -> Any:

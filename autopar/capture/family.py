@@ -129,7 +129,7 @@ def family(first: Program, second: Program, calls: Sequence[tuple[Call, ...]]) -
         and [_named(entry) for entry in first.inputs] == [_named(entry) for entry in second.inputs]
         and len(calls[0]) == len(calls[1])
     )
-    if not same or not _varies(first, second) or aligned(first, second) is None:
+    if not same or not varies(first, second) or aligned(first, second) is None:
         return None
     return Family(first=first, second=second, first_calls=calls[0], second_calls=calls[1])
 
@@ -147,7 +147,7 @@ def aligned(first: Program, second: Program) -> dict[Node, Node] | None:
     return pairs
 
 
-def _varies(first: Program, second: Program) -> bool:
+def varies(first: Program, second: Program) -> bool:
     """Whether some input dim differs, and none of those is 1, which broadcasts."""
     dims = [
         pair
