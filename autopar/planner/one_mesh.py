@@ -226,9 +226,19 @@ def _given_labels(query: Query, built: Built, mesh: Mesh) -> list[Labels]:
 
 def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Attempt:
     """The plan of a solution, lowered for one rank and measured."""
+    plan, measured = _predicted(query, plan_of(query, mesh, built, solution, lifetimes), lifetimes)
+    return Attempt(
+        candidate=Candidate(mesh=mesh, plan=plan, built=built, solution=solution),
+        measured=measured,
+        excess=plan.predicted.peak_bytes - query.budget_bytes,
+    )
+
+
+def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Plan:
+    """What a solution says, without a prediction."""
     inputs, buffers, outputs = read_data(query.program, built, solution.assignment, mesh)
     problem = built.problem
-    plan = Plan(
+    return Plan(
         mesh=mesh,
         parameters=read_parameters(built, solution.assignment),
         operators=read_operators(built, solution.assignment, mesh),
@@ -266,13 +276,6 @@ def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifeti
             "certificate": solution.certificate.kind,
             **recomputation_statistics(built, solution.assignment, lifetimes),
         },
-    )
-    plan, measured = _predicted(query, plan, lifetimes)
-    predicted = plan.predicted
-    return Attempt(
-        candidate=Candidate(mesh=mesh, plan=plan, built=built, solution=solution),
-        measured=measured,
-        excess=predicted.peak_bytes - query.budget_bytes,
     )
 
 

@@ -30,7 +30,7 @@ from autopar.parallel_plan import (
 from autopar.passes.place_stages import PlacedProgram, place_stages
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.constraints import Recompute
-from autopar.planner.one_mesh import read_plan
+from autopar.planner.one_mesh import plan_of
 from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
 from autopar.planner.solver import evaluate, is_forbidden
 from autopar.planner.stages.shapes import SubMesh
@@ -111,7 +111,7 @@ def _group(found: Unequal, sub: SubMesh, num_axes: int) -> _Group:
         if is_forbidden(np.array(cost)):
             raise InfeasibleError('stages of this model cannot recompute each in its own way; pass recompute="none"')
     solution = replace(sub.solution, assignment=labels, objective=evaluate(built.problem, labels)[0])
-    plan = read_plan(sub.query, solved.mesh, built, solution, solved.lifetimes).candidate.plan
+    plan = plan_of(sub.query, solved.mesh, built, solution, solved.lifetimes)
     missing = num_axes - len(solved.mesh.shape)
     return _Group(plan=_padded(plan, missing), shape=(*(1,) * missing, *solved.mesh.shape))
 

@@ -21,7 +21,7 @@ from autopar.passes.stages import cut_stages
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.build import Built
 from autopar.planner.constraints import Recompute
-from autopar.planner.one_mesh import read_plan
+from autopar.planner.one_mesh import plan_of
 from autopar.planner.query import Query
 from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
 from autopar.planner.solver import Solution, evaluate, is_forbidden
@@ -54,7 +54,7 @@ def pipeline_plan(
     built, labels = _with_recomputation(solved, runs, pipeline)
     objective, _ = evaluate(built.problem, labels)
     chosen = replace(solution, assignment=labels, objective=objective)
-    plan = read_plan(query, solved.mesh, built, chosen, solved.lifetimes).candidate.plan
+    plan = plan_of(query, solved.mesh, built, chosen, solved.lifetimes)
     stages = PipelinePlan(
         schedule=pipeline.family,
         chunks=pipeline.chunks,
