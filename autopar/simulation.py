@@ -64,6 +64,11 @@ def simulate_plan(plan: Plan, program: Program | MicroProgram, cluster: Cluster,
     optimizer: as `autopar.plan` takes it. Raises PlanMismatchError for another program than the plan's, and
     ConfigurationError for a cluster of another size, or of several kinds of devices where no stages keep to one each.
     """
+    return simulate_step(checked_step(plan, program, cluster, optimizer))
+
+
+def checked_step(plan: Plan, program: Program | MicroProgram, cluster: Cluster, optimizer: Any) -> StepProgram:
+    """The step of a plan. Raises as `simulate_plan`."""
     whole = program.program if isinstance(program, MicroProgram) else program
     if fingerprint(whole) != plan.fingerprint:
         raise PlanMismatchError(
@@ -76,8 +81,12 @@ def simulate_plan(plan: Plan, program: Program | MicroProgram, cluster: Cluster,
         raise ConfigurationError(
             f"the plan runs on {plan.num_ranks} devices, the cluster {cluster.name!r} has {cluster.num_devices}"
         )
-    step = StepProgram(plan, program, cluster, optimizer)
-    if plan.pipeline is not None:
-        return Simulation(plan=plan, timeline=simulate(step.pipeline()))
-    beside = Interference(compute=cluster.overlap_slowdown)
-    return Simulation(plan=plan, timeline=simulate(step.plain(), beside))
+    return StepProgram(plan, program, cluster, optimizer)
+
+
+def simulate_step(step: StepProgram) -> Simulation:
+    """Play the step of a plan that belongs to its program and cluster."""
+    if step.plan.pipeline is not None:
+        return Simulation(plan=step.plan, timeline=simulate(step.pipeline()))
+    beside = Interference(compute=step.cluster.overlap_slowdown)
+    return Simulation(plan=step.plan, timeline=simulate(step.plain(), beside))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import fx
@@ -28,7 +29,7 @@ from autopar.cost_models.program_timeline import (
 )
 from autopar.cost_models.simulator import Action
 from autopar.cost_models.stage_costs import host_pass_seconds
-from autopar.explain.stage_graphs import StageGraphs, stage_graphs
+from autopar.explain.stage_graphs import PipelineGraphs, StageGraphs, stage_graphs
 from autopar.hardware import Device
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
@@ -66,7 +67,7 @@ class StepProgram:
 
     def plain(self) -> list[Action]:
         """Every micro-batch forward and backward, then the optimizer."""
-        lowered, partition = self.plain_graphs()
+        lowered, partition = self.plain_graphs
         joined = 0.0 if self.micro is None else joined_bytes(self.micro, lowered)
         states = self._states([lowered], self.plan.micro_batches > 1, self.cluster.device)
         actions = [Action("states", COMPUTE, 0.0, allocates=states.bytes + joined)]
@@ -76,6 +77,7 @@ class StepProgram:
                 actions += _behind(program, len(actions))
         return [*actions, *self._end(states, rank=0, after=len(actions) - 1)]
 
+    @cached_property
     def plain_graphs(self) -> tuple[Program, Partition]:
         """What the first rank runs, and its two graphs of one micro-batch."""
         lowered = lower(self.program, self.plan, rank=0)
@@ -147,9 +149,14 @@ class StepProgram:
 
     # stages
 
+    @cached_property
+    def stage_graphs(self) -> PipelineGraphs:
+        """What the first rank of every rank group runs."""
+        return stage_graphs(self.plan, self.program, self.cluster)
+
     def pipeline(self) -> list[Action]:
         """One rank of every rank group: what is made once, the passes of the schedule, late sums, the optimizer."""
-        graphs = stage_graphs(self.plan, self.program, self.cluster)
+        graphs = self.stage_graphs
         schedule = graphs.schedule
         used = [{action.kind for actions in schedule.ranks for action in actions if action.stage == stage}
                 for stage in range(schedule.num_stages)]  # fmt: skip

@@ -91,7 +91,7 @@ def _known(source: Source, plan: Plan, name: str) -> tuple[Plan, list[str], Opti
     """A known plan by name, completed by the planner, and what was asked; one that does not fit too, with a note."""
     dims = _dims_of(source, plan, name)
     free = replace(source.options, constraints=None, recompute=None, micro_batches=None, schedule=None)
-    free = replace(free, dims=dims, mesh=None, with_baselines=False, cache_dir=None, warm_start=None)
+    free = replace(free, dims=dims, mesh=None, with_baselines=False, cache_dir=None, warm_start=None, mode="fast")
     try:
         return source.plan(free), [], free
     except InfeasibleError:

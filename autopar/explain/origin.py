@@ -18,7 +18,6 @@ from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Comparison, Explanations, MemoryTable, RankProgram
 from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.micro_batches import in_parts
 from autopar.questions import Options, as_cluster
 
 WISHES = frozenset(
@@ -51,7 +50,7 @@ def _fingerprint_under(plan: Plan, source: Source) -> str:
     if plan.pipeline is None and plan.micro_batches == 1:
         return fingerprint(source.program)
     try:
-        return fingerprint(in_parts(source.program, plan.micro_batches, source.at_batch).program)
+        return fingerprint(source.in_parts(plan.micro_batches).program)
     except NotSeparable as reason:
         raise PlanMismatchError(
             f"the plan runs {plan.micro_batches} micro-batches, but this model cannot: {reason}"

@@ -17,20 +17,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from autopar.cluster import Cluster
 from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.explain.source import Source
 from autopar.explain.stage_bodies import Turn, bodies, optimizer_parts
-from autopar.explain.stage_graphs import stage_graphs
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Term
-from autopar.planner.micro_batches import in_parts
 from autopar.program import MicroProgram, Program
 from autopar.questions import Options
-from autopar.simulation import simulate_plan
+from autopar.simulation import checked_step, simulate_step
 from autopar.step_program import StepProgram
 
 SCHEDULE = "(schedule)"
@@ -53,12 +49,12 @@ def played_costs(source: Source, plan: Plan, options: Options) -> PlayedCosts:
     """
     program: Program | MicroProgram = source.program
     if plan.pipeline is not None or plan.micro_batches > 1:
-        program = in_parts(source.program, plan.micro_batches, source.at_batch)
-    cluster, optimizer = options.cluster, options.optimizer
-    step = simulate_plan(plan, program, cluster, optimizer).step_seconds
-    found = list(_terms(plan, program, cluster, optimizer))
-    waiting = step - math.fsum(term.seconds for term in found)
-    return PlayedCosts(step_seconds=step, terms=(*found, Term(SCHEDULE, WAITING, (), waiting)))
+        program = source.in_parts(plan.micro_batches)
+    step = checked_step(plan, program, options.cluster, options.optimizer)
+    seconds = simulate_step(step).step_seconds
+    found = list(_of_whole(step) if plan.pipeline is None else _of_stages(step))
+    waiting = seconds - math.fsum(term.seconds for term in found)
+    return PlayedCosts(step_seconds=seconds, terms=(*found, Term(SCHEDULE, WAITING, (), waiting)))
 
 
 def schedule_in_words(plan: Plan) -> str:
@@ -71,13 +67,8 @@ def schedule_in_words(plan: Plan) -> str:
     return f"{plan.pipeline.schedule}, {parts}, stages {'; '.join(stages)}"
 
 
-def _terms(plan: Plan, program: Program | MicroProgram, cluster: Cluster, optimizer: Any) -> Iterator[Term]:
-    step = StepProgram(plan, program, cluster, optimizer)
-    return _of_whole(step) if plan.pipeline is None else _of_stages(step)
-
-
 def _of_whole(step: StepProgram) -> Iterator[Term]:
-    lowered, partition = step.plain_graphs()
+    lowered, partition = step.plain_graphs
     for phase, module in zip(("forward", "backward"), partition.graphs, strict=False):
         yield from counted(step.actions(module.graph, phase), step.plan.micro_batches)
     for entry in lowered.inputs:
@@ -88,7 +79,7 @@ def _of_whole(step: StepProgram) -> Iterator[Term]:
 
 def _of_stages(step: StepProgram) -> Iterator[Term]:
     plan = step.plan
-    graphs = stage_graphs(plan, step.program, step.cluster)
+    graphs = step.stage_graphs
     for group, ranks in enumerate(plan.rank_groups):
         share = ranks.size / plan.num_ranks
         passes = graphs.schedule.ranks[group]

@@ -13,7 +13,6 @@ from autopar.parallel_plan import Plan
 from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.constraints import parse_constraints
 from autopar.planner.factorisation import Factorisation
-from autopar.planner.micro_batches import in_parts
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.query import Query, budget, kernel_backend
 from autopar.planner.recover import Recovered, recover
@@ -45,7 +44,7 @@ def query_of(source: Source, plan: Plan, options: Options | None = None) -> Quer
     )
     if plan.micro_batches == 1:
         return query
-    return in_parts_of(query, in_parts(program, plan.micro_batches, source.at_batch, factorisation))
+    return in_parts_of(query, source.in_parts(plan.micro_batches))
 
 
 def recovered_plan(source: Source, plan: Plan) -> Recovered:

@@ -15,12 +15,16 @@ from torch import nn
 from autopar.capture import Captures
 from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
-from autopar.planner.kept import Kept
-from autopar.program import Program
+from autopar.planner.factorisation import Factorisation
+from autopar.planner.kept import Kept, Memo
+from autopar.planner.micro_batches import in_parts
+from autopar.program import MicroProgram, Program
 from autopar.questions import Options, capture_at, plan_program
 
 KEPT_MESHES = 32
 """Problems that are kept for the next question; those of a large model take some hundred MB each."""
+KEPT_PARTS = 2
+"""Programs of micro-batches that are kept: of the plan that is asked, and of another one beside it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +37,7 @@ class Source:
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     captures: Captures
     kept: Kept
+    parts: Memo[MicroProgram]
 
     @staticmethod
     def of(
@@ -43,7 +48,7 @@ class Source:
         captures: Captures,
     ) -> Source:
         """The source of plans of a model that was captured."""
-        return Source(program, options, weakref.ref(model), arguments, captures, Kept(KEPT_MESHES))
+        return Source(program, options, weakref.ref(model), arguments, captures, Kept(KEPT_MESHES), Memo(KEPT_PARTS))
 
     def at_batch(self, size: int) -> Program:
         """The model captured at another size of the batch. Raises ConfigurationError where it is gone."""
@@ -55,6 +60,11 @@ class Source:
             )
         args, kwargs = self.arguments
         return capture_at(self.program, model, args, kwargs, self.options, self.captures, size)
+
+    def in_parts(self, count: int) -> MicroProgram:
+        """The program of one of `count` micro-batches. Raises NotSeparable."""
+        factorisation = self.kept.factorisations.recall(self.program, lambda: Factorisation(self.program))
+        return self.parts.recall(count, lambda: in_parts(self.program, count, self.at_batch, factorisation))
 
     def plan(self, options: Options) -> Plan:
         """The plan that answers `options`."""

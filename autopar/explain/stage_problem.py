@@ -24,7 +24,6 @@ from autopar.parallel_plan import PipelinePlan, Plan
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.lifetimes import Lifetimes
-from autopar.planner.micro_batches import in_parts
 from autopar.planner.one_mesh import price
 from autopar.planner.prices import Prices
 from autopar.planner.query import Query
@@ -164,7 +163,7 @@ def stage_problem(source: Source, plan: Plan, options: Options | None = None) ->
         )
     whole = query_of(source, replace(plan, pipeline=None, micro_batches=1), asked)
     try:
-        micro = in_parts(source.program, plan.micro_batches, source.at_batch, whole.factorisation)
+        micro = source.in_parts(plan.micro_batches)
     except NotSeparable as reason:
         raise PlanMismatchError(
             f"the plan runs {plan.micro_batches} micro-batches, but this model cannot: {reason}"

@@ -259,3 +259,15 @@ def test_a_choice_on_unequal_groups_says_why_it_has_no_runner_up(unequal: Plan) 
     assert isinstance(found, Explanations)
     assert found.choices[0].switch is None
     assert any("unequal rank groups have a problem per group" in note for note in found.choices[0].notes)
+
+
+def test_questions_about_one_plan_capture_its_micro_batch_once(plan: Plan) -> None:
+    assert isinstance(plan.origin, Remembered)
+    source = plan.origin.source
+    parts = source.in_parts(plan.micro_batches)
+    before = source.captures.traces + source.captures.computed
+    plan.memory()
+    plan.edit({"schedule": "gpipe"})
+    plan.explain(vs=plan)
+    assert source.captures.traces + source.captures.computed == before
+    assert source.in_parts(plan.micro_batches) is parts
