@@ -13,8 +13,9 @@ is fitted first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,31 +46,45 @@ LESS = 0.25
 """Of the time for searches under the memory limit, that is left where another answer is close."""
 CLOSE = 1.5
 """Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
+FAR = 0.85
+"""Meshes of more axes are left out where another answer takes at most this part of the best optimum on fewer: they save
+less than that (Llama-3-8B on two nodes with a slow network: 5 %), and each takes 15 CPU s to solve."""
 MOST_STARTS = 3
 """From so many coarser meshes a plan is taken: blocks may nest in another order there, and cost more here."""
 
 Made = Sequence[Decision]
 
 
-Rival = Callable[[float], float]
-"""Seconds of the best other answer than a plan without stages, given what such a plan takes without a memory limit."""
+class Rival(Protocol):
+    """Seconds of the best other answer than a plan without stages, given what such a plan takes without a memory limit;
+    infinity where none is known."""
+
+    def before_finer(self, free_seconds: float) -> float:
+        """Asked before meshes of more than two axes are solved."""
+
+    def before_fitting(self, free_seconds: float) -> float:
+        """Asked before a mesh is fitted into memory."""
 
 
 class Slower(InfeasibleError):
-    """A mesh was not fitted into memory, as its bound is above the seconds of another answer."""
+    """A mesh was not fitted into memory, or not solved to its end, as its bound is above the seconds of another
+    answer."""
 
 
 class SolvedMeshes:
     """The state of one search over meshes. best: of those that were fitted; fastest: the one with the shortest played
     step; free_bounds: of those that were solved.
 
-    rival: asked once, where the best optimum is known and does not fit, as fitting it is most of the work. Meshes that
-    are slower without a memory limit are then not fitted; where the rival is `CLOSE` to that optimum, and so probably
-    faster than what fits, the search under the limit gets `LESS` of its time."""
+    rival: asked once before meshes of more than two axes are solved, which are left out where it is `FAR` below the
+    others, and else where their bound is above it; and once where the best optimum is known and does not fit, as
+    fitting it is most of the work. Meshes that are slower without a memory limit are then not fitted; where the rival
+    is `CLOSE` to that optimum, and so probably faster than what fits, the search under the limit gets `LESS` of its
+    time."""
 
     def __init__(self, query: Query, meshes: Sequence[Mesh], log: Progress, rival: Rival | None = None) -> None:
         self._query, self._log, self._rival = query, log, rival
         self._rival_seconds = math.inf
+        self._was_asked_early = False
         self._fit_query = query
         self._per_node = query.cluster.devices_per_node
         self._always = max(ALWAYS_TRIED, min(len(mesh.shape) for mesh in meshes))
@@ -96,9 +111,10 @@ class SolvedMeshes:
 
     def stages(self, mesh: Mesh) -> Iterator[Stage[Mesh, Plan]]:
         """What becomes known of one mesh, step by step. Raises InfeasibleError and ImpossiblePlacement."""
-        cutoff = self._lowest if self._is_refined(mesh) else math.inf
-        free = self._solved(mesh, cutoff)
+        free = self._solved(mesh, self._cutoff(mesh))
         yield Stage(bound=free.lower_bound)
+        if self._is_refined(mesh):
+            self._refuse_slower(mesh, free)
         if is_forbidden(np.asarray(free.objective)):
             free = self._solved(mesh, math.inf)
             yield Stage(bound=free.lower_bound)
@@ -123,6 +139,13 @@ class SolvedMeshes:
         num_axes, limit = len(mesh.shape), self._query.search.table_entries
         if not self._is_refined(mesh):
             return ""
+        if self._rival is not None and not self._was_asked_early and math.isfinite(self._lowest):
+            self._rival_seconds, self._was_asked_early = self._rival.before_finer(self._lowest), True
+        if self._rival_seconds < FAR * self._lowest:
+            return (
+                f"another answer takes {format_seconds(self._rival_seconds)}, and the best mesh of fewer axes at least "
+                f"{format_seconds(self._lowest)}"
+            )
         fewer = self._entries.get(num_axes - 1)
         if fewer is None:
             return f"no mesh of {num_axes - 1} axes was"
@@ -134,6 +157,12 @@ class SolvedMeshes:
 
     def _is_refined(self, mesh: Mesh) -> bool:
         return len(mesh.shape) > self._always
+
+    def _cutoff(self, mesh: Mesh) -> float:
+        """Seconds above which a bound is enough to know of a mesh."""
+        if not self._is_refined(mesh):
+            return math.inf
+        return min(self._lowest, self._rival_seconds)
 
     def _solved(self, mesh: Mesh, cutoff: float) -> Solution:
         """The optimum without a memory limit, or a bound above `cutoff`."""
@@ -164,12 +193,16 @@ class SolvedMeshes:
     def _ask_rival(self, mesh: Mesh, free: Solution) -> None:
         """Raises Slower."""
         if self._rival is not None and self.best is None and self._is_short(mesh, free):
-            self._rival_seconds = self._rival(free.objective)
+            self._rival_seconds = self._rival.before_fitting(free.objective)
             self._rival = None
             if self._rival_seconds < CLOSE * free.objective:
                 search = self._query.search
                 less = replace(search, memory_seconds=LESS * search.memory_seconds)
                 self._fit_query = replace(self._query, search=less)
+        if self._rival is None:
+            self._refuse_slower(mesh, free)
+
+    def _refuse_slower(self, mesh: Mesh, free: Solution) -> None:
         if free.lower_bound >= self._rival_seconds:
             raise Slower(
                 f"mesh {mesh.shape} takes at least {format_seconds(free.lower_bound)} without a memory limit, and "

@@ -29,6 +29,7 @@ from autopar.planner.stages.quick import (
     Compared,
     compare_pipelines,
     others_compared,
+    pipelines_promise,
     what_was_compared,
     write_compared,
 )
@@ -50,8 +51,16 @@ class FreePipelines:
         self._began = began
         self._compared: Compared | None = None
 
+    def before_finer(self, free_seconds: float) -> float:
+        """As a `Rival`, before meshes of more axes are solved: as `before_fitting` where pipelines look faster than
+        the best of the others, free_seconds; else infinity."""
+        query, at_batch = self._query, self._at_batch
+        if query.search.compares_all_pipelines or query.cluster.num_nodes == 1 or _why_not(query, at_batch):
+            return math.inf
+        return self.before_fitting(free_seconds) if pipelines_promise(query, self._count, free_seconds) else math.inf
+
     def before_fitting(self, free_seconds: float) -> float:
-        """`SolvedMeshes`' rival: the predicted step of the best pipeline, infinity where none is found. free_seconds:
+        """As a `Rival`: the predicted step of the best pipeline, infinity where none is found. free_seconds:
         of a step without stages and without a memory limit. Pipelines are compared once, by whoever asks first."""
         return self._step_seconds(free_seconds, None)
 

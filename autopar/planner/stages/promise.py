@@ -5,12 +5,13 @@
 
 A pipeline of p groups of d x t devices (data x tensor) and m micro-batches is guessed to take
 
-    (work + starts + tensor) (1 + (p - 1) / 3m) + gradients
+    max((work + starts + tensor) (1 + (p - 1) / 3m), sends) + 2 (p - 1) / m sends + gradients
 
 work: what a device computes without stages. starts: of every operator of a group, once more per further micro-batch,
 where a device waits for each (CPUs). tensor: an all_reduce of every cut of the model over t in forward and in
 backward, as in tensor parallelism. (p - 1) / 3m: the bubble of ZB-H1. gradients: a gather of the parameters and the sum
-of their gradients over d, once. Data ranks that share a sample cost `SHARED` more per halving. The guess orders the
+of their gradients over d, once. sends: of m cuts over one border, which the last of them crosses behind p - 1 others,
+there and back. Data ranks that share a sample cost `SHARED` more per halving. The guess orders the
 search and says how much of its time pipelines deserve; it is no bound and no price.
 """
 
@@ -43,6 +44,9 @@ PER_GROUP = (1, 2, 4)
 """Micro-batches per rank group, beside the number that gives every data rank one sample."""
 SHARED = 0.1
 """Part of the step by which it grows where data ranks share a sample, per halving of the samples."""
+ALONE = 0.03
+"""The same for micro-batches of one sample: their program is always traced, while those of other sizes are computed
+from two traces (`capture/family.py`)."""
 FINER = 0.01
 """By which a mesh of three axes stands behind that of two: it takes longer to solve."""
 
@@ -111,6 +115,7 @@ def guesses(query: Query, traffic: Traffic, count: int | None = None) -> list[Gu
                 seconds = guessed_seconds(traffic, query.cluster, groups, data, tensor, number)
                 for shape, more in _shapes(query, traffic, groups, data, tensor):
                     mesh = resolve_meshes(cluster_of(query.cluster, size), shape, None)[0]
+                    more += ALONE if number == traffic.samples else 0.0
                     guess = Guess(groups=groups, count=number, mesh=mesh, seconds=seconds * (1.0 + more))
                     if guess.seconds < found.get((number, mesh), guess).seconds or (number, mesh) not in found:
                         found[number, mesh] = guess
@@ -131,7 +136,9 @@ def guessed_seconds(traffic: Traffic, cluster: Cluster, groups: int, data: int, 
     start_seconds = cluster.device.launch_seconds if cluster.device.kind == "cpu" else 0.0
     starts_seconds = (count - 1) * traffic.num_operators / groups * start_seconds
     busy = (traffic.work_seconds + starts_seconds + tensor_seconds) * (1.0 + SHARED * sharing)
-    return busy * (1.0 + (groups - 1) / (3.0 * count)) + gradients
+    border = GroupTopology.of(cluster, shape, (0,)).border
+    send = float(collective_seconds("neighbours", traffic.cut_bytes / (count * data * tensor), border, cluster))
+    return max(busy * (1.0 + (groups - 1) / (3.0 * count)), count * send) + 2.0 * (groups - 1) * send + gradients
 
 
 def _group_counts(cluster: Cluster, pieces: int) -> Iterator[int]:

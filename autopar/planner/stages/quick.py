@@ -38,7 +38,8 @@ LEAST_SECONDS = 8.0
 """CPU seconds that pipelines always get: what several pipelines of a small model take."""
 FIRST, FIRST_SECONDS = 4, 24.0
 """So many of the best guesses are compared within so many CPU seconds, so that a busy machine does not decide what is
-found for a small model."""
+found for a small model. The first guess, and those that are looked at with it, are compared in any case: the program of
+a large model alone may take longer."""
 SHARE = 0.15
 """Of the CPU seconds of the search so far that are spent where pipelines do not look faster (`promise.py`)."""
 PROMISING_SHARE = 0.5
@@ -104,12 +105,13 @@ def compare_pipelines(
     began, compared, shapes = time.process_time(), Compared(), SubMeshes(query, at_batch)
     below = plain_seconds * MOST_SLOWER
     left = guesses(query, Traffic.of(query, work_seconds), counts)
-    share = PROMISING_SHARE if left and left[0].seconds < PROMISING * plain_seconds else SHARE
+    share = PROMISING_SHARE if _promises(left, plain_seconds) else SHARE
     until = began + max(LEAST_SECONDS, spent_seconds * (1.0 if math.isinf(plain_seconds) else share))
     log(f"{len(left)} pipelines, {until - began:.0f} CPU s for them; guessed first: {_guessed(left)}")
     broken: dict[int, str] = {}
     for place, guess in enumerate(in_order(left)):
         ends = max(until, began + FIRST_SECONDS) if place < FIRST else until
+        ends = math.inf if place < len(_near(left)) else ends
         if time.process_time() > ends or query.deadline.left() <= 0.0 or guess.count in broken:
             why = f" ({broken[guess.count]})" if guess.count in broken else ""
             compared.left_out.append(f"{guess.name}{why}")
@@ -130,14 +132,29 @@ def compare_pipelines(
     return compared
 
 
+def pipelines_promise(query: Query, counts: int | None, plain_seconds: float) -> bool:
+    """Whether the best guess of a pipeline is well below a step without stages."""
+    return _promises(guesses(query, Traffic.of(query), counts), plain_seconds)
+
+
+def _promises(left: Sequence[Guess], plain_seconds: float) -> bool:
+    return bool(left) and left[0].seconds < PROMISING * plain_seconds
+
+
 def in_order(left: Sequence[Guess]) -> Iterator[Guess]:
     """The guesses, best first; behind each the next ones with as many micro-batches, if they are about as good."""
     rest = list(left)
     while rest:
-        first = rest[0]
-        near = [g for g in rest if g.count == first.count and g.seconds <= TOGETHER * first.seconds][:MOST_TOGETHER]
+        near = _near(rest)
         yield from near
         rest = [guess for guess in rest if guess not in near]
+
+
+def _near(rest: Sequence[Guess]) -> list[Guess]:
+    """The first guess and those that are looked at with it."""
+    first = rest[0]
+    near = [guess for guess in rest if guess.count == first.count and guess.seconds <= TOGETHER * first.seconds]
+    return near[:MOST_TOGETHER]
 
 
 def _guessed(left: Sequence[Guess]) -> str:

@@ -99,6 +99,23 @@ def test_meshes_that_are_slower_than_a_pipeline_are_not_fitted(
     assert {baseline.name for baseline in plan.baselines} >= {"DDP"}
 
 
+def test_finer_meshes_are_left_out_where_a_pipeline_is_far_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its step is said to be a tenth of the best optimum on two axes."""
+    asked: list[float] = []
+
+    def tenth(self: free.FreePipelines, seconds: float) -> float:
+        asked.append(seconds)
+        return 0.1 * seconds
+
+    monkeypatch.setattr(free.FreePipelines, "before_finer", tenth)
+    model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
+    plan = autopar.plan(model, (TOKENS, TOKENS), cluster="2x4 H100-SXM")
+    assert len(asked) == 1
+    (left_out,) = [note for note in plan.notes if "axes were not tried: another answer takes" in note]
+    assert left_out.startswith("1 mesh shapes of 3 axes")
+    assert len(plan.mesh.shape) <= 2
+
+
 def nothing_fits(*_: object, **__: object) -> Chosen:
     return Chosen(best=None, failures=(DoesNotFit(Mesh(("a",), (2,)), 2.0, 1.0, {}),))
 

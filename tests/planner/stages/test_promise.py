@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -79,6 +80,26 @@ def test_those_with_as_many_micro_batches_come_together() -> None:
     assert [(g.count, g.seconds) for g in in_order(given)] == [(8, 1.0), (8, 1.1), (4, 1.01), (8, 1.3), (4, 1.4)]
     many = [guess(8, 1.0 + number / 100) for number in range(MOST_TOGETHER + 1)]
     assert [g.count for g in in_order([many[0], guess(4, 1.005), *many[1:]])] == [8] * MOST_TOGETHER + [4, 8]
+
+
+def test_a_slow_border_takes_as_long_as_what_crosses_it() -> None:
+    fast, slow = (Cluster.parse(f"2x8 A100-80 @ {rate}Gb") for rate in (1000, 1))
+    small = replace(LLAMA, samples=32, cut_bytes=32 * 4096 * 4096 * 2.0, parameter_bytes=16e9, state_bytes=48e9)
+    crossing = small.cut_bytes / (8 * 1e9 / 8)
+    assert guessed_seconds(small, fast, 2, 8, 1, 4) < 7.0
+    assert 8 * crossing < guessed_seconds(small, slow, 2, 8, 1, 4) - guessed_seconds(small, fast, 2, 8, 1, 4)
+    assert guesses(_query(slow), small)[0].groups == 2
+
+
+def test_micro_batches_of_one_sample_come_behind_others_that_are_as_fast() -> None:
+    shapes = [(guess.count, guess.seconds) for guess in guesses(_query(LARGE), replace(LLAMA, samples=64), 64)]
+    others = [(guess.count, guess.seconds) for guess in guesses(_query(LARGE), replace(LLAMA, samples=64), 32)]
+    plain = {
+        count: guessed_seconds(replace(LLAMA, samples=64), LARGE, 16, 128, 8, count) for count in (32, 64)
+    }
+    assert min(seconds for _, seconds in shapes) > 0.0
+    assert any(seconds == pytest.approx(plain[64] * 1.03) for _, seconds in shapes)
+    assert any(seconds == pytest.approx(plain[32]) for _, seconds in others)
 
 
 def test_on_cpus_every_further_micro_batch_starts_all_operators_again() -> None:
