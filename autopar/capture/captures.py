@@ -70,8 +70,8 @@ class Captures:
         self.traces += 1
         traced = self._traced.setdefault(kind, [])
         if kind not in self._families:
-            beside = next((each for each in traced if varies(each, program)), None)
-            self._pairs.setdefault(kind, []).extend([] if beside is None else [(beside, program)])
+            other = next((each for each in traced if varies(each, program)), None)
+            self._pairs.setdefault(kind, []).extend([] if other is None else [(other, program)])
         traced.append(program)
         return program
 
