@@ -10,12 +10,13 @@ import importlib
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._C._distributed_c10d import Store, _resolve_process_group
 from torch._decomp import get_decompositions
 from torch._functorch import config as functorch_config
@@ -87,6 +88,14 @@ def aot_export_joint_with_descriptors(*args: Any, **kwargs: Any) -> Any:
     """torch's function of this name, loaded by the first call: its module loads torch._dynamo, and that Triton."""
     module = importlib.import_module("torch._functorch.aot_autograd")
     return module.aot_export_joint_with_descriptors(*args, **kwargs)
+
+
+def compile_fx(graph_module: fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
+    """inductor's compilation of a graph for tensors of the forms of `examples`, without autograd or guards; loaded by
+    the first call, since its module loads torch._dynamo and Triton. The result takes the tensors one by one."""
+    module = importlib.import_module("torch._inductor.compile_fx")
+    found: Callable[..., Any] = module.compile_fx(graph_module, examples)
+    return found
 
 
 def whole_triton_operators() -> AbstractContextManager[None]:
@@ -179,6 +188,7 @@ __all__ = [
     "TangentAOTInput",
     "TreeSpec",
     "aot_export_joint_with_descriptors",
+    "compile_fx",
     "default_store",
     "default_timeout",
     "dtensor",

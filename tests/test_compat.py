@@ -1,6 +1,7 @@
 """Every private symbol of torch that autopar relies on exists and does what its users assume."""
 
 import contextlib
+import shutil
 import warnings
 import weakref
 from typing import Any
@@ -42,6 +43,18 @@ def test_joint_export_has_descriptors() -> None:
     outputs = [type(desc) for desc in graph.output_node().meta["desc"]]
     assert inputs == [_compat.ParamAOTInput] * 2 + [_compat.PlainAOTInput, _compat.TangentAOTInput]
     assert outputs == [_compat.PlainAOTOutput] + [_compat.GradAOTOutput] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_compile_fx_takes_a_graph_and_tensors() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.sin.default, (x,)),))
+    value = torch.randn(4, 3).t()
+    (found,) = _compat.compile_fx(torch.fx.GraphModule({}, graph), [value])(value)
+    torch.testing.assert_close(found, value.sin())
+    assert found.stride() == value.stride()
 
 
 def test_strided_shard_prints_its_split() -> None:

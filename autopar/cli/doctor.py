@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from autopar.errors import AutoparError
 from autopar.files import cache_directory
 from autopar.operator_profile import operator_profile_path
 from autopar.report.tables import table
+from autopar.runtime.kernels.inductor import cpp_compiler
 
 Status: TypeAlias = Literal["ok", "missing", "broken"]
 
@@ -103,9 +103,10 @@ def check_triton() -> Finding:
 
 def check_compiler() -> Finding:
     """Inductor, an emit backend, compiles C++."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    compiler = cpp_compiler()
     if compiler is None:
-        return Finding("C++ compiler", "missing", "none: inductor cannot compile for CPUs", "install g++")
+        mend = "install g++, or name a compiler in CXX"
+        return Finding("C++ compiler", "missing", "none: inductor cannot compile for CPUs", mend)
     return Finding("C++ compiler", "ok", compiler)
 
 

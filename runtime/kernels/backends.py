@@ -9,29 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import torch
 from torch import fx
 
 from autopar.errors import ConfigurationError
 from autopar.runtime.host_graphs import with_host_collectives
 from autopar.runtime.kernels.added_products import with_added_products
 from autopar.runtime.kernels.direct_calls import with_direct_calls
+from autopar.runtime.kernels.inductor import piece_by_piece
 
 GraphCall: TypeAlias = Callable[[list[Any]], Any]
 
 
 def kernels(graph_module: fx.GraphModule, backend: str) -> GraphCall:
     """The graph as a callable: "eager" runs it node by node, and so does "triton", for which the lowering put our
-    operators in the place of groups (`passes/use_kernels.py`); "inductor" compiles it at its first call.
+    operators in the place of groups (`passes/use_kernels.py`); "inductor" compiles what lies between collectives.
 
     Raises ConfigurationError for a backend that does not exist.
     """
     if backend in ("eager", "triton"):
-        return boxed(with_direct_calls(with_added_products(with_host_collectives(graph_module))))
+        return _node_by_node(with_added_products(with_host_collectives(graph_module)))
     if backend == "inductor":
-        compiled = torch.compile(graph_module, backend="inductor", dynamic=False)
-        return lambda arguments: compiled(*arguments)
+        return piece_by_piece(with_host_collectives(graph_module), _node_by_node)
     raise ConfigurationError(f"kernel backend {backend!r} is unknown; the plan may say eager, triton or inductor")
+
+
+def _node_by_node(graph_module: fx.GraphModule) -> GraphCall:
+    return boxed(with_direct_calls(graph_module))
 
 
 def boxed(graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -1,0 +1,23 @@
+"""Plans whose graphs inductor compiles, on real processes: collectives stay between the compiled pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.runtime.kernels.inductor import cpp_compiler
+from tests.distributed.pool import Pool
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.slow,
+    pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler is installed"),
+]
+
+
+@pytest.mark.parametrize(("name", "dims"), [("gpt", {"tp": 4}), ("llama", {"dp_shard": 2, "tp": 2})])
+def test_compiled_pieces_compute_what_the_plain_model_computes(pool: Pool, name: str, dims: dict[str, int]) -> None:
+    job = "tests.distributed.inductor_jobs:in_pieces"
+    for agreement, pieces, compilations in pool.run(job, world_size=4, timeout=400.0, name=name, dims=dims):
+        assert agreement.agrees, agreement
+        assert agreement.gradient_error < 1e-5
+        assert compilations < pieces
