@@ -27,6 +27,7 @@ from torch import nn
 
 import autopar
 from autopar.demo.gpt import GPT, GPTConfig
+from autopar.runtime.emit import WholeStep
 from autopar.runtime.kernels.inductor import CompiledPiece, PieceByPiece
 from benchmarks.agreement import compare, loss_of, reference
 from benchmarks.results import write_results
@@ -66,8 +67,14 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     eager = autopar.compile(copy.deepcopy(model), inputs)
     plan = eager.plan.with_(kernel_backend="inductor")
     ours = autopar.compile(copy.deepcopy(model), inputs, plan=plan)
-    whole = torch.compile(copy.deepcopy(model), backend="inductor")
-    modules = {"plain": copy.deepcopy(model), "eager": eager, "inductor": ours, "torch_compile": whole}
+    whole = copy.deepcopy(model)
+    whole.compile(backend="inductor")
+    modules: dict[str, nn.Module] = {
+        "plain": copy.deepcopy(model),
+        "eager": eager,
+        "inductor": ours,
+        "torch_compile": whole,
+    }
     first = {which: _step(module, inputs) for which, module in modules.items()}
     for _ in range(WARM_UP):
         for module in modules.values():
@@ -80,6 +87,7 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     ours.zero_grad(set_to_none=True)
     agreement = compare(ours, inputs, expected)
     step, _ = ours.step_for((), inputs)
+    assert isinstance(step, WholeStep)
     graphs = [graph for graph in (step.forward, step.backward) if isinstance(graph, PieceByPiece)]
     calls = [[call for _, call in graph.pieces if isinstance(call, CompiledPiece)] for graph in graphs]
     return {
@@ -98,7 +106,7 @@ def _step(module: nn.Module, inputs: Inputs) -> float:
     """CPU seconds of a forward and a backward; compilers are children, and count."""
     module.zero_grad(set_to_none=True)
     start, children = time.process_time(), _children()
-    loss_of(module(**inputs)).backward()
+    loss_of(module(**inputs)).backward()  # type: ignore[no-untyped-call]
     return time.process_time() - start + _children() - children
 
 
