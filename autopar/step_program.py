@@ -180,6 +180,12 @@ class StepProgram:
             for stage in held:
                 actions += _on(found[stage].behind, rank, len(actions), last[rank])
                 last[rank] = len(actions) - 1 if found[stage].behind else last[rank]
+        ended = dict(last)
+        for rank in range(len(own)):
+            groups, seconds = graphs.shared_gradients(rank) if self.program.training else ([], 0.0)
+            if groups:
+                needed, last[rank] = tuple(ended[group] for group in groups), len(actions)
+                actions.append(Action("shared gradients", "pp", seconds, needed, communication=True, rank=rank))
             actions += self._end(states[rank], rank, last[rank])
         return actions
 

@@ -54,6 +54,11 @@ def place_stages(program: Program, cuts: Sequence[str]) -> PlacedProgram:
     return _Placement(program, cuts).run()
 
 
+def made_everywhere(program: Program) -> set[fx.Node]:
+    """What no stage sends to another: views, what follows from data alone, and casts of parameters."""
+    return _Placement(program, ()).without_home()
+
+
 def base_of(node: fx.Node) -> fx.Node:
     """The node behind a chain of views."""
     while node.op == "call_function" and is_view(node):
@@ -92,6 +97,10 @@ class _Placement:
         return PlacedProgram(homes=self.homes, holders=holders, terms=terms, num_stages=self.last + 1)
 
     # what has no home
+
+    def without_home(self) -> set[fx.Node]:
+        self._find_everywhere([node for node in self.program.graph.nodes if node.op == "call_function"])
+        return self.everywhere
 
     def _find_everywhere(self, calls: Iterable[fx.Node]) -> None:
         for node in calls:

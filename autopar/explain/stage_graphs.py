@@ -148,6 +148,20 @@ class PipelineGraphs:
         """The stages of a rank group, in the order of the model."""
         return [stage for stage, holders in enumerate(self.schedule.holders) if group in holders]
 
+    def shared_gradients(self, group: int) -> tuple[list[int], float]:
+        """(the rank groups with which a group adds up gradients of parameters that they hold too, seconds of it on one
+        rank)."""
+        beside, seconds = set[int](), 0.0
+        for stage in self.held_by(group):
+            for entry in self.of[stage].lowered.inputs:
+                holders = self.cut.holders.get(entry.name, frozenset()) if entry.role == "parameter" else frozenset()
+                groups = {other for holder in holders for other in self.schedule.holders[holder]}
+                if len(groups) > 1:
+                    beside |= groups
+                    nbytes = math.prod(entry.shape) * entry.dtype.itemsize
+                    seconds += _border_seconds(self.plan, self.cluster, (min(holders), max(holders)), nbytes)
+        return sorted(beside), seconds
+
     def message(self, crossing: Crossing) -> tuple[int, float]:
         """(bytes, seconds) of a value on its way from one rank of a stage to its peer of another."""
         nbytes = _local_bytes(crossing, self.of[crossing.source].plan)

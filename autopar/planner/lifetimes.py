@@ -7,8 +7,11 @@ Time is counted in positions: the operators of forward in program order, then th
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from torch import fx
 
+from autopar.passes.place_stages import made_everywhere
 from autopar.planner.factorisation import Value
 from autopar.planner.operators import base_of, operators
 from autopar.planner.segments import Segments, find_segments
@@ -25,6 +28,7 @@ class Lifetimes:
     """
 
     def __init__(self, program: Program) -> None:
+        self._program = program
         self.segments: Segments = find_segments(program)
         nodes = operators(program)
         names = ((str(node.meta["phase"]), str(node.meta["operator"])) for node in nodes)
@@ -52,6 +56,11 @@ class Lifetimes:
         self.gradient_position: dict[fx.Node, int] = {}
         self.results: dict[int, fx.Node] = {}
         self._read_returned(program)
+
+    @cached_property
+    def everywhere(self) -> set[fx.Node]:
+        """What every stage of a pipeline makes for itself: what follows from data alone, and casts of parameters."""
+        return made_everywhere(self._program)
 
     def _read_returned(self, program: Program) -> None:
         for number, (node, output) in enumerate(zip(program.returned, program.outputs, strict=True)):

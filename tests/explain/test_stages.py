@@ -271,3 +271,32 @@ def test_questions_about_one_plan_capture_its_micro_batch_once(plan: Plan) -> No
     plan.explain(vs=plan)
     assert source.captures.traces + source.captures.computed == before
     assert source.in_parts(plan.micro_batches) is parts
+
+
+class Tied(torch.nn.Module):
+    """forward(tokens (B, 16), y (B, 16)) -> cross entropy over the 2,048 rows of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(2048, WIDTH)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, tokens: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return torch.nn.functional.cross_entropy((x @ self.embedding.weight.t()).flatten(0, 1), y.flatten())
+
+
+def test_stages_that_share_a_weight_cast_it_themselves_and_add_up_its_gradients_once() -> None:
+    tokens = torch.zeros(32, 16, dtype=torch.long)
+    asked_for = {"cluster": "2x1 A100-80 @ 10Gb", "optimizer": torch.optim.AdamW, "precision": "bf16"}
+    planner = autopar.Planner(Tied(), (tokens, tokens), **asked_for)
+    found = planner.plan(dims={"pp": 2}, micro_batches=4)
+    simulation = played(found)
+    added = [action for action in simulation.timeline.actions if action.name == "shared gradients"]
+    assert [action.rank for action in added] == [0, 1]
+    assert added[0].seconds > 2048 * WIDTH * 4 / (10e9 / 8)
+    assert found.predicted.step_seconds == pytest.approx(simulation.step_seconds, rel=0.1)
+    forward = [crossing for crossing in asked(found).stages().cut.crossings if not crossing.is_backward]
+    assert len(forward) == 1

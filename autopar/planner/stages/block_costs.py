@@ -15,12 +15,13 @@ gradient is W too, where it is done for every micro-batch.
 
 Where bytes belong. A value that backward reads: to the segment that reads it, its own or else the first. A parameter
 with its state: to every segment that reads it. A value of forward that a later segment reads crosses all borders
-between.
+between, but for what every stage makes for itself (`passes/place_stages.py`): masks, and casts of parameters that
+several stages read. Of such a parameter each stage has a gradient of its own, which they add up once per step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,6 +148,7 @@ def block_table(
         send_seconds=np.array([send_seconds(size) for size in sends], dtype=np.float64),
         parameter_bytes=parameters,
         twin_seconds=np.array([send_seconds(size) for size in parameters], dtype=np.float64),
+        shared=tuple((blocks, send_seconds(size)) for blocks, size in _shared_parameters(solved, runs)),
     )
 
 
@@ -375,13 +377,27 @@ class _Bytes:
 def _parameter_bytes(solved: Solved) -> Floats:
     """(segments,) of one device; two devices add up their gradients by sending each other as much."""
     found = np.zeros(len(solved.lifetimes.segments.names))
+    for parameter, held in _held_parameters(solved):
+        for segment in reading_segments(solved.lifetimes, parameter):
+            found[segment] += held
+    return found
+
+
+def _shared_parameters(solved: Solved, runs: Runs) -> Iterator[tuple[tuple[int, ...], float]]:
+    """(runs that read a parameter, its bytes on one device), of those that several read."""
+    for parameter, held in _held_parameters(solved):
+        blocks = {runs.of_segment[segment] for segment in reading_segments(solved.lifetimes, parameter)}
+        if len(blocks) > 1:
+            yield tuple(sorted(blocks)), held
+
+
+def _held_parameters(solved: Solved) -> Iterator[tuple[fx.Node, float]]:
+    """Every parameter with its bytes on one device, as it is stored."""
     for index, variable in enumerate(solved.built.variables):
         if variable.kind == "parameter":
             stored = variable.labels[int(solved.labels[index])].stored
             part = local_fraction(stored, shape_of(variable.node), solved.mesh)
-            for segment in reading_segments(solved.lifetimes, variable.node):
-                found[segment] += part * tensor_bytes(variable.node)
-    return found
+            yield variable.node, part * tensor_bytes(variable.node)
 
 
 def _crossing_bytes(solved: Solved, runs: Runs) -> Floats:
@@ -389,7 +405,7 @@ def _crossing_bytes(solved: Solved, runs: Runs) -> Floats:
     found = np.zeros(max(0, len(runs.names) - 1))
     for value, readers in solved.lifetimes.forward_readers.items():
         node, output = value
-        if node not in solved.lifetimes.segment:
+        if node not in solved.lifetimes.segment or node in solved.lifetimes.everywhere:
             continue
         first = runs.of(solved.lifetimes, node)
         last = max((runs.of(solved.lifetimes, reader) for reader in readers), default=first)
@@ -403,10 +419,19 @@ def _crossing_bytes(solved: Solved, runs: Runs) -> Floats:
 
 
 def reading_segments(lifetimes: Lifetimes, parameter: fx.Node) -> list[int]:
-    """Segments whose forward, or else backward, reads a parameter; the first where nothing does."""
-    value = (parameter, 0)
-    readers = lifetimes.forward_readers.get(value) or lifetimes.backward_readers.get(value) or []
+    """Segments whose forward, or else backward, reads a parameter or a cast of it; the first where nothing does."""
+    forward, backward = lifetimes.forward_readers, lifetimes.backward_readers
+    readers = _readers(lifetimes, forward, parameter) or _readers(lifetimes, backward, parameter)
     return sorted({lifetimes.segment[reader] for reader in readers}) or [0]
+
+
+def _readers(lifetimes: Lifetimes, readers: Mapping[Value, list[fx.Node]], node: fx.Node) -> list[fx.Node]:
+    """Who reads a value, behind what every stage makes for itself."""
+    found: list[fx.Node] = []
+    for reader in readers.get((node, 0), ()):
+        behind = _readers(lifetimes, readers, reader) if reader in lifetimes.everywhere else []
+        found += behind or [reader]
+    return found
 
 
 def first_segment(lifetimes: Lifetimes, parameter: fx.Node) -> int:

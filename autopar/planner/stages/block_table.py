@@ -52,6 +52,8 @@ class BlockTable:
     parameter_bytes: Floats | None = None
     twin_seconds: Floats | None = None
     across_seconds: Floats | None = None
+    shared: tuple[tuple[tuple[int, ...], float], ...] = ()
+    """(blocks that read one parameter, seconds of adding up its gradients over two stages), once per step."""
     group: int = 0
     gather_once: bool = False
     """Stages gather their parameters once per step."""
@@ -118,8 +120,13 @@ class BlockTable:
             forward_extra_bytes=float(self.forward_extra_bytes[mode, run].max()),
             backward_extra_bytes=float(self.backward_extra_bytes[mode, run].max()),
             state_bytes=float(self.state_bytes[run].sum()),
-            once_seconds=float(self.once_seconds[run].sum()) + added,
+            once_seconds=float(self.once_seconds[run].sum()) + added + self._shared_seconds(first, end),
         )
+
+    def _shared_seconds(self, first: int, end: int) -> float:
+        """Of parameters that these blocks read, and blocks of other stages too."""
+        inside = [(sum(first <= block < end for block in blocks), blocks, seconds) for blocks, seconds in self.shared]
+        return sum(seconds for number, blocks, seconds in inside if 0 < number < len(blocks))
 
 
 _BY_MODE = (
