@@ -2,6 +2,7 @@
 
     python -m benchmarks.tasks                              # all rows; writes benchmarks/results/tasks.json
     python -m benchmarks.tasks --only memory export --folder /tmp/walk     # some rows again, in a folder with plan.json
+    python -m benchmarks.tasks --only pipe.json                            # the rows of one plan
 
 Every row runs as a process of its own, in a folder that holds the configurations of docs/gallery (Llama-3-8B as
 config.json; no weights). CPU seconds are those of the process and its children. A row that was not run keeps what was
@@ -94,7 +95,7 @@ def merged(rows: Mapping[str, Answer], path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", help="Words that a row's command begins with: plan, explain, ...")
+    parser.add_argument("--only", nargs="+", help="Words of a row's command: plan, memory, pipe.json, ...")
     parser.add_argument("--folder", type=Path, help="Where the files stay. Default: a folder that is deleted.")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--json", action="store_true", help="Print the document instead of a line per row.")
@@ -103,7 +104,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = prepared(arguments.folder or Path(temporary))
         for task, words in tasks().items():
-            if arguments.only is None or words[0] in arguments.only:
+            if arguments.only is None or set(words) & set(arguments.only):
                 rows[task] = run(task, words, folder)
                 print(f"{rows[task].cpu_seconds:8.1f} CPU s  exit {rows[task].exit_code}  {task}", file=sys.stderr)
     content = {"command": "python -m benchmarks.tasks", "tasks": merged(rows, arguments.output)}

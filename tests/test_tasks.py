@@ -13,8 +13,11 @@ from tests.test_cli_examples import CONFIG
 
 SMALLER = {
     "32x8 H100-SXM": "2x4 H100-SXM",
+    "2x8 A100-80 @ 10Gb": "2x2 A100-80 @ 10Gb",
     "256": "8",
+    "32": "8",
     "8192": "32",
+    "4096": "32",
     "40GB": "100MB",
     "tp=4,dp_shard=-1": "tp=2,dp_shard=-1",
 }

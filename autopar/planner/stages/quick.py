@@ -38,8 +38,8 @@ LEAST_SECONDS = 8.0
 """CPU seconds that pipelines always get: what several pipelines of a small model take."""
 FIRST, FIRST_SECONDS = 4, 24.0
 """So many of the best guesses are compared within so many CPU seconds, so that a busy machine does not decide what is
-found for a small model. The first guess, and those that are looked at with it, are compared in any case: the program of
-a large model alone may take longer."""
+found for a small model. The first guess, and those that are looked at with it, are compared in any case where they look
+faster: the program of a large model alone may take longer."""
 SHARE = 0.15
 """Of the CPU seconds of the search so far that are spent where pipelines do not look faster (`promise.py`)."""
 PROMISING_SHARE = 0.5
@@ -105,13 +105,14 @@ def compare_pipelines(
     began, compared, shapes = time.process_time(), Compared(), SubMeshes(query, at_batch)
     below = plain_seconds * MOST_SLOWER
     left = guesses(query, Traffic.of(query, work_seconds), counts)
-    share = PROMISING_SHARE if _promises(left, plain_seconds) else SHARE
+    promising = _promises(left, plain_seconds)
+    share = PROMISING_SHARE if promising else SHARE
     until = began + max(LEAST_SECONDS, spent_seconds * (1.0 if math.isinf(plain_seconds) else share))
     log(f"{len(left)} pipelines, {until - began:.0f} CPU s for them; guessed first: {_guessed(left)}")
     broken: dict[int, str] = {}
     for place, guess in enumerate(in_order(left)):
         ends = max(until, began + FIRST_SECONDS) if place < FIRST else until
-        ends = math.inf if place < len(_near(left)) else ends
+        ends = math.inf if promising and place < len(_near(left)) else ends
         if time.process_time() > ends or query.deadline.left() <= 0.0 or guess.count in broken:
             why = f" ({broken[guess.count]})" if guess.count in broken else ""
             compared.left_out.append(f"{guess.name}{why}")
