@@ -170,15 +170,16 @@ class Origin(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """See the module docstring. `inputs` and `buffers` hold the layouts of data; `prices_hash` identifies the cost
-    tables to which objective, bound and gap belong; `statistics` counts strategies, nodes and replicated FLOPs.
-    `bucket_bytes` says up to which size collectives of a kind ("all_reduce") are joined, 0 or absent: not at all; where
-    it is None, each is also awaited where it starts, which takes the least memory. `product_chunks` says into how many
-    chunks of rows products are cut beside the collectives of a kind that bring or take these rows; absent: they stay
-    whole. `hidden_share` is the part of the communication of parameters that objective, bound and gap leave out, as it
-    runs beside computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and
-    a step runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other
-    axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of each, and `num_ranks`
-    counts devices."""
+    tables to which objective, bound and gap belong; `kernel_backend` says who writes the kernels, and `kernels` which
+    kinds of groups run as a kernel of ours instead (`plan_entries.KERNELS`); `statistics` counts strategies, nodes and
+    replicated FLOPs. `bucket_bytes` says up to which size collectives of a kind ("all_reduce") are joined, 0 or absent:
+    not at all; where it is None, each is also awaited where it starts, which takes the least memory. `product_chunks`
+    says into how many chunks of rows products are cut beside the collectives of a kind that bring or take these rows;
+    absent: they stay whole. `hidden_share` is the part of the communication of parameters that objective, bound and gap
+    leave out, as it runs beside computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th
+    of the batch, and a step runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout
+    is one on the other axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of
+    each, and `num_ranks` counts devices."""
 
     mesh: Mesh
     parameters: Mapping[str, ParameterPlan]
@@ -194,6 +195,7 @@ class Plan:
     cluster: str
     profile: str
     kernel_backend: str = "eager"
+    kernels: tuple[str, ...] = ()
     bucket_bytes: Mapping[str, float] | None = field(default_factory=dict)
     product_chunks: Mapping[str, int] = field(default_factory=dict)
     micro_batches: int = 1

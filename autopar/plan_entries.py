@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """Kinds that `bucket_bytes` and `product_chunks` speak of."""
+KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "cross_entropy", "pack")
+"""Kinds of kernels of ours that a plan may name (`passes/use_kernels.py`)."""
 PARTIAL_SUMS = "partial"
 """What an axis of an operator says that adds nothing up and hands partial sums on."""
 
@@ -37,6 +39,7 @@ def _all_problems(plan: Plan) -> Iterator[str]:
     yield from _problems(plan, plan.layout_mesh, "")
     yield from _input_dims(plan)
     yield from _collective_problems(plan)
+    yield from _kernel_problems(plan)
     for index, group in enumerate(() if plan.pipeline is None else plan.pipeline.groups):
         mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
         yield from _problems(group, mesh, f"pipeline.groups[{index}].")
@@ -100,6 +103,13 @@ def _choice_problems(where: str, operator: OperatorPlan, mesh: Mesh, axis: int, 
     if not fits:
         lie = f"its inputs are {format_layout(tuple(before))} and its outputs {format_layout(tuple(after))} there"
         yield f"{where} on axis {mesh.axis_names[axis]!r}: {wrong}, but {lie}; edit one of them"
+
+
+def _kernel_problems(plan: Plan) -> Iterator[str]:
+    """Kernels of ours that do not exist."""
+    for kind in plan.kernels:
+        if kind not in KERNELS:
+            yield f"kernels: {kind!r} is none of ours; write some of {', '.join(KERNELS)}"
 
 
 def _collective_problems(plan: Plan) -> Iterator[str]:

@@ -129,6 +129,8 @@ def facts(plan: Plan) -> list[str]:
     ]
     if plan.micro_batches > 1:
         lines.append(f"{plan.micro_batches} micro-batches: forward and backward of each in turn, gradients added up")
+    if plan.kernels:
+        lines.append(f"kernels of ours in the place of groups: {', '.join(plan.kernels)}; else {plan.kernel_backend}'s")
     prediction = plan.predicted
     lines.append(
         f"step {format_seconds(prediction.step_seconds)} = compute {format_seconds(prediction.compute_seconds)}"

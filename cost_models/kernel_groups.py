@@ -68,8 +68,6 @@ _LAYOUT_COPIES = frozenset(["clone", "contiguous", "padded", "pieces_first", "pi
 KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
     "eager": KernelBackend(adds_total_in_product=True),
     "inductor": KernelBackend(fuses_chains=True),
-    # groups became operators of ours when the program was lowered: one kernel each (passes/use_kernels.py)
-    "triton": KernelBackend(adds_total_in_product=True),
     # PyTorch as people write models: nn.Linear is addmm, products and attention read strided heads
     "torch": KernelBackend(adds_bias_in_product=True, free=_LAYOUT_COPIES),
     # Megatron-LM: bias + GELU and bias + dropout + residual are one kernel each, activations are (sequence, batch,
@@ -81,7 +79,8 @@ KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
         free=_LAYOUT_COPIES,
     ),
 }
-"""What the kernels of published runs are; "eager", "inductor" and "triton" are also what autopar runs."""
+"""What the kernels of published runs are; "eager" and "inductor" are also what autopar runs, where groups that a plan
+gives to kernels of ours became one operator each when the program was lowered (passes/use_kernels.py)."""
 
 
 @dataclass(frozen=True, slots=True)

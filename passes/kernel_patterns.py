@@ -18,6 +18,8 @@ class KernelPattern:
     values `anchors` (name of the line -> name of the value that it reads); optional lines may be missing."""
 
     name: str
+    kind: str
+    """As plans name the kernels that compute such groups."""
     forward: Pattern
     backward: Pattern
     anchors: Mapping[str, str]
@@ -33,6 +35,7 @@ class KernelPattern:
 
 RMS_NORM = KernelPattern(
     name="rms_norm",
+    kind="rms_norm",
     forward=pattern("""
         wide = cast(x)
         rstd = rsqrt(add(mean(pow(wide, 2), [-1], True), eps))
@@ -54,6 +57,7 @@ RMS_NORM = KernelPattern(
 GATED = tuple(
     KernelPattern(
         name=f"gated {activation}",
+        kind="gated",
         forward=pattern(f"""
             active = {forward}
             out = mul(active, up)
@@ -74,6 +78,7 @@ GATED = tuple(
 
 GELU_TANH = KernelPattern(
     name="gelu by hand",
+    kind="gelu",
     forward=pattern("""
         half = mul(x, 0.5)
         bent = tanh(mul(add(x, mul(pow(x, 3.0), 0.044715)), 0.7978845608028654))
@@ -92,6 +97,7 @@ GELU_TANH = KernelPattern(
 
 CROSS_ENTROPY = KernelPattern(
     name="cross-entropy",
+    kind="cross_entropy",
     forward=pattern("""
         wide = wider(logits)
         maximum = amax(wide, [1], True)

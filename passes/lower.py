@@ -97,9 +97,9 @@ class _Lowering:
         self._graph.output(tuple(gradients[n] if meanings.get(n) is m else self._returned(n, m) for n, m in pairs))
         _remove_unused(self._graph)
         module: fx.GraphModule = LazyGraphModule(self._program.graph_module, self._graph)
-        if self._plan.kernel_backend == "triton":
+        if self._plan.kernels:
             recomputed = [name for name, entry in self._plan.operators.items() if entry.recompute]
-            module = use_kernels(module, recomputed)
+            module = use_kernels(module, recomputed, self._plan.kernels)
         return replace(self._program, graph_module=module, inputs=tuple(inputs))
 
     # inputs

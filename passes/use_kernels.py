@@ -30,18 +30,19 @@ ours = torch.ops.autopar
 Recomputed = Collection[str]
 
 
-def use_kernels(graph_module: fx.GraphModule, recomputed: Recomputed) -> fx.GraphModule:
-    """Replace every group that a kernel computes.
+def use_kernels(graph_module: fx.GraphModule, recomputed: Recomputed, kinds: Collection[str]) -> fx.GraphModule:
+    """Replace every group that a kernel of these kinds computes.
 
     recomputed: names of the operators that backward makes again; the addition of a residual joins the norm behind it
     only where both are, or neither is.
     """
     write = GraphWriter(graph_module.graph)
-    for group in found_groups(graph_module.graph):
+    for group in found_groups(graph_module.graph, kinds):
         REWRITES[group.pattern.name](write, group, recomputed)
     for node in list(graph_module.graph.nodes):
-        if node.target in SINGLE:
-            SINGLE[node.target](write, node, recomputed)
+        kind, rewrite = SINGLE.get(node.target, ("", None))
+        if rewrite is not None and kind in kinds:
+            rewrite(write, node, recomputed)
     for node in reversed(graph_module.graph.nodes):
         if node.op == "call_function" and not node.users:
             graph_module.graph.erase_node(node)
@@ -242,9 +243,10 @@ REWRITES: Mapping[str, Callable[[GraphWriter, FoundGroup, Recomputed], None]] = 
     "gelu by hand": _gelu_tanh,
     "cross-entropy": _cross_entropy,
 }
-SINGLE: Mapping[Any, Callable[[GraphWriter, fx.Node, Recomputed], None]] = {
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_layer_norm_backward.default: _layer_norm_backward,
-    pieces_first: _pack,
-    pieces_joined: _unpack,
+SINGLE: Mapping[Any, tuple[str, Callable[[GraphWriter, fx.Node, Recomputed], None]]] = {
+    aten.native_layer_norm.default: ("layer_norm", _layer_norm),
+    aten.native_layer_norm_backward.default: ("layer_norm", _layer_norm_backward),
+    pieces_first: ("pack", _pack),
+    pieces_joined: ("pack", _unpack),
 }
+"""Operator -> kind of kernel, and what puts it in the operator's place."""

@@ -29,6 +29,7 @@ from autopar.passes.micro_batches import for_micro_batches, joined_bytes
 from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
 from autopar.planner.build import Built, build_problem
+from autopar.planner.choose_kernels import with_kernels
 from autopar.planner.hidden import with_hidden
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.micro_costs import in_micro_batches
@@ -285,11 +286,12 @@ def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
 
 
 def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Floats]:
-    """The plan with its bucket sizes and its prediction, of rank 0, read from the lowered program; and the bytes that
-    every moment holds."""
+    """The plan with its kernels, its bucket sizes and its prediction, of rank 0, read from the lowered program; and the
+    bytes that every moment holds."""
     with phase("lower"):
         lowered = lower(query.program, plan, rank=0)
         recomputed = [name for name, operator in plan.operators.items() if operator.recompute]
+        plan, lowered = with_kernels(plan, lowered, query.cluster, recomputed)
         partition = split_forward_backward(lowered, recomputed)
     joined = 0.0
     if query.micro is not None:

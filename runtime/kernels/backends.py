@@ -21,16 +21,15 @@ GraphCall: TypeAlias = Callable[[list[Any]], Any]
 
 
 def kernels(graph_module: fx.GraphModule, backend: str) -> GraphCall:
-    """The graph as a callable: "eager" runs it node by node, and so does "triton", for which the lowering put our
-    operators in the place of groups (`passes/use_kernels.py`); "inductor" compiles what lies between collectives.
+    """The graph as a callable: "eager" runs it node by node, "inductor" compiles what lies between collectives.
 
     Raises ConfigurationError for a backend that does not exist.
     """
-    if backend in ("eager", "triton"):
+    if backend == "eager":
         return _node_by_node(with_added_products(with_host_collectives(graph_module)))
     if backend == "inductor":
         return piece_by_piece(with_host_collectives(graph_module), _node_by_node)
-    raise ConfigurationError(f"kernel backend {backend!r} is unknown; the plan may say eager, triton or inductor")
+    raise ConfigurationError(f"kernel backend {backend!r} is unknown; the plan may say eager or inductor")
 
 
 def _node_by_node(graph_module: fx.GraphModule) -> GraphCall:

@@ -115,7 +115,7 @@ class Registry:
         known = self.fallbacks.setdefault(name, set())
         if reason not in known:
             known.add(reason)
-            log.info("autopar::%s runs its torch reference: %s", name, reason)
+            log.warning("autopar::%s runs its torch reference: %s", name, reason)
 
 
 def _refuse_rows(x: Tensor, *others: Any) -> str | None:

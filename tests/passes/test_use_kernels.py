@@ -16,6 +16,7 @@ from autopar.capture import capture
 from autopar.parallel_plan import Plan
 from autopar.passes.graph_patterns import name_of
 from autopar.passes.lower import lower
+from autopar.plan_entries import KERNELS
 from autopar.program import Program
 from tests.passes.hand_plans import Results, run_plan, tensors_of
 
@@ -92,7 +93,7 @@ def planned(style: str, precision: str | None, ranks: int) -> tuple[Program, Pla
     module, inputs = Small(style), batch()
     program = capture(module, (), inputs, precision=precision)
     plan = autopar.plan(module, inputs, cluster=f"{ranks}x1 H100-SXM", dims={"tp": ranks}, precision=precision)
-    return program, plan.with_(kernel_backend="eager"), tensors_of(program, module, inputs)
+    return program, plan.with_(kernel_backend="eager", kernels=()), tensors_of(program, module, inputs)
 
 
 def worst(found: Results, wanted: Results) -> float:
@@ -127,7 +128,7 @@ def test_one_rank_computes_the_same_and_saves_less(style: str) -> None:
     exact: Results | None = None
     for precision in (None, "bf16"):
         program, plan, tensors = planned(style, precision, 1)
-        ours = plan.with_(kernel_backend="triton")
+        ours = plan.with_(kernels=KERNELS)
         assert dict(counted(program, ours)) == WANTED[style] | LOSS
         plain, found = run_plan(program, plan, tensors), run_plan(program, ours, tensors)
         exact = exact or plain
@@ -138,7 +139,7 @@ def test_one_rank_computes_the_same_and_saves_less(style: str) -> None:
 @pytest.mark.parametrize("style", ["llama", "gpt"])
 def test_ranks_that_share_the_vocabulary_compute_the_same(style: str) -> None:
     program, plan, tensors = planned(style, None, 2)
-    ours = plan.with_(kernel_backend="triton")
+    ours = plan.with_(kernels=KERNELS)
     counts = counted(program, ours)
     assert counts["cross_entropy_rows"] == counts["cross_entropy_backward"] == 1
     plain, found = run_plan(program, plan, tensors), run_plan(program, ours, tensors)
@@ -155,7 +156,7 @@ def test_a_wrong_kernel_is_noticed() -> None:
                 node.args = (*node.args[:-1], 1)
 
     plain = run_plan(program, plan, tensors)
-    found = run_plan(program, plan.with_(kernel_backend="triton"), tensors, change=spoil)
+    found = run_plan(program, plan.with_(kernels=KERNELS), tensors, change=spoil)
     assert worst(found, plain) > 1e-3
 
 
@@ -168,7 +169,7 @@ def test_what_somebody_else_reads_is_left_alone() -> None:
     torch.manual_seed(0)
     module, inputs = Shown("llama"), batch()
     program = capture(module, (), inputs)
-    plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM").with_(kernel_backend="triton")
+    plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM").with_(kernels=KERNELS)
     assert counted(program, plan)["gated"] == 0
 
 
@@ -176,7 +177,7 @@ def test_evaluation_uses_the_forward_kernels() -> None:
     torch.manual_seed(0)
     module, inputs = Small("llama").requires_grad_(False), batch()
     program = capture(module, (), inputs)
-    plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM").with_(kernel_backend="triton")
+    plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM").with_(kernels=KERNELS)
     assert dict(counted(program, plan)) == {
         "rms_norm": 1, "add_rms_norm": 2, "gated": 2, "cross_entropy_rows": 1
     }  # fmt: skip

@@ -85,8 +85,9 @@ def planner_kernels(program: Program, candidate: Candidate, backend: str) -> Ker
 
 
 def lowered_kernels(program: Program, candidate: Candidate, backend: str) -> Kernels:
-    """The same of the lowered program, without copies that belong to redistributions."""
-    partition = split_forward_backward(lower(program, candidate.plan, rank=0))
+    """The same of the lowered program, without copies that belong to redistributions. Kernels of ours are chosen behind
+    the solve (`planner/choose_kernels.py`), so the tables hold those of the backend alone."""
+    partition = split_forward_backward(lower(program, candidate.plan.with_(kernels=()), rank=0))
     prices, found = KernelPrices(device=CLUSTER.device), Counter[frozenset[str]]()
     assert partition.backward is not None
     for graph in (partition.forward.graph, partition.backward.graph):

@@ -135,5 +135,5 @@ def test_every_kernel_has_its_operator_and_its_module() -> None:
 
 
 def test_an_unknown_backend_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="eager, triton or inductor"):
+    with pytest.raises(ConfigurationError, match="eager or inductor"):
         kernels(torch.fx.GraphModule({}, torch.fx.Graph()), "magic")
