@@ -8,10 +8,11 @@ played steps                other sums and the known plans (`choose_step`): the 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
@@ -22,6 +23,7 @@ from autopar.planner.choose_micro_batches import choose_micro_batches, query_in_
 from autopar.planner.choose_step import instead, shortest_step
 from autopar.planner.constraints import Constraints
 from autopar.planner.from_known import at_least_as_good
+from autopar.planner.known_first import KnownFirst
 from autopar.planner.known_plans import (
     Known,
     Shapes,
@@ -66,8 +68,10 @@ def best_plan(asked: Asked) -> Plan:
     """The answer, but for what the question was. Raises ConfigurationError, and InfeasibleError where nothing fits."""
     query = asked.query
     beside = None
+    known_plans = cache(partial(solved_known_plans, query, None, asked.log))
     if asked.tries_pipelines:
-        beside = FreePipelines(query, asked.micro_batches, asked.at_batch, asked.began, asked.log)
+        pipelines = FreePipelines(query, asked.micro_batches, asked.at_batch, asked.began, asked.log)
+        beside = KnownFirst(query, asked.micro_batches, pipelines, partial(_known_seconds, asked, known_plans))
     chosen = _over_meshes(asked, beside)
     if chosen.best is None and beside is not None and any(isinstance(why, Slower) for why in chosen.failures):
         pipeline = beside.instead(chosen)
@@ -80,7 +84,7 @@ def best_plan(asked: Asked) -> Plan:
         chosen, failures = _from_known_meshes(asked, chosen)
     if chosen.best is None:
         return _with_stages(asked, chosen, failures)
-    return _shortest(asked, chosen, beside)
+    return _shortest(asked, chosen, beside, known_plans)
 
 
 def shapes_of(mesh: Sequence[int] | None, constraints: Constraints, is_fixed: bool) -> Shapes | None:
@@ -92,7 +96,7 @@ def shapes_of(mesh: Sequence[int] | None, constraints: Constraints, is_fixed: bo
     return None if mesh is None else (tuple(mesh),)
 
 
-def _over_meshes(asked: Asked, beside: FreePipelines | None) -> Chosen:
+def _over_meshes(asked: Asked, beside: KnownFirst | None) -> Chosen:
     """The optimum over meshes and micro-batches; beside: pipelines that may spare the search what takes longest."""
     choose = partial(choose_mesh, meshes=asked.meshes, log=asked.log)
     if beside is None:
@@ -122,26 +126,34 @@ def _with_stages(asked: Asked, chosen: Chosen, failures: Sequence[Exception]) ->
     return replace(pipeline, notes=(*pipeline.notes, f"without stages nothing fits: {chosen.failures[0]}"))
 
 
-def _shortest(asked: Asked, chosen: Chosen, beside: FreePipelines | None) -> Plan:
+def _shortest(asked: Asked, chosen: Chosen, beside: KnownFirst | None, known_plans: Callable[[], Known]) -> Plan:
     """The shortest played step of what was chosen, the known plans, pipelines and other sums of costs."""
     query, log = asked.query, asked.log
     assert chosen.best is not None
-    known = _known(asked, chosen.best.plan)
+    known = _known(asked, chosen.best.plan, known_plans)
     chosen = at_least_as_good(query, chosen, cheapest(known, asked.shapes), log)
     assert chosen.best is not None
     plan = _finished(query, chosen, baselines(query, known) if asked.with_baselines else ())
-    if beside is not None:
-        plan = beside.better_of(plan)
+    if beside is not None and beside.were_asked:
+        plan, beside = beside.better_of(plan), None
     running = query_in_parts(query, chosen.best.plan.micro_batches, asked.at_batch)
     rivals = usable(known, asked.shapes) if running.micro is None else ()
     shorter = shortest_step(running, chosen, rivals, plan.predicted.step_seconds, log)
-    return plan if shorter is None else instead(plan, _finished(query, shorter, ()))
+    if shorter is not None:
+        plan = instead(plan, _finished(query, shorter, ()))
+    return plan if beside is None else beside.better_of(plan)
 
 
-def _known(asked: Asked, plan: Plan) -> Known:
+def _known_seconds(asked: Asked, known_plans: Callable[[], Known]) -> float:
+    """Of the shortest played step of a known plan that may be chosen, where they are solved in any case."""
+    known = usable(known_plans(), asked.shapes) if asked.with_baselines else []
+    return min((entry.plan.predicted.step_seconds for entry in known), default=math.inf)
+
+
+def _known(asked: Asked, plan: Plan, known_plans: Callable[[], Known]) -> Known:
     """The known plans: all of them where the user wants to see them, else those that may help a plan with a gap."""
     if asked.with_baselines:
-        return solved_known_plans(asked.query, None, asked.log)
+        return known_plans()
     return solved_known_plans(asked.query, asked.shapes, asked.log) if plan.gap > OPEN_GAP else {}
 
 

@@ -24,7 +24,6 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.leaves import StateBytes
-from autopar.planner.mesh_search import CERTIFIED
 from autopar.planner.micro_batches import AtBatch, batch_size, in_parts
 from autopar.planner.query import Progress, Query
 from autopar.planner.shortage import DoesNotFit
@@ -33,6 +32,8 @@ from autopar.program import MicroProgram
 
 PROMISE = 1.5
 """More parts are tried only where some mesh without a memory limit is so much faster than another answer."""
+LEAST_SAVED = 0.01
+"""Part of the cost that more parts must be able to save: their program alone takes as long as a few meshes."""
 LEAST_GAIN = 0.02
 """More parts are tried only while they need at least this share less memory than the number before."""
 
@@ -154,7 +155,7 @@ def _objective(chosen: Chosen) -> float:
 
 def _hopeful(chosen: Chosen, below: float) -> bool:
     """Whether some mesh that was solved would cost less than this in more parts, as far as is known."""
-    return any(bound < below * (1 - CERTIFIED) for bound in chosen.free_bounds.values())
+    return any(bound < below * (1 - LEAST_SAVED) for bound in chosen.free_bounds.values())
 
 
 def _needed_bytes(chosen: Chosen) -> float | None:
