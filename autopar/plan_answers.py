@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from autopar.mesh_links import mesh_axes
 from autopar.plan_text import align, format_bytes, format_seconds, layout_lines, why_no_runner_up, without_numbers
 
 if TYPE_CHECKING:
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
 
 OPTIMUM_ROUNDING = 1e-9
 """Relative difference below which two objectives are the same: rounding of the sums."""
+TIE_BREAK = "tie-break"
+"""The kind of a term that only orders equal choices."""
+LEAST_SHOWN = 1e-9
+"""Seconds below which a term is rounding, or stands at the kernel that it runs in."""
+EQUAL_PLANS = (
+    "the plans are equal: every parameter and every operator lies the same on every axis of the mesh, and pays the "
+    "same seconds term by term"
+)
+EQUAL_LAYOUTS = (
+    "the layouts are equal: every parameter and every operator lies the same and pays the same seconds; what differs "
+    "is how collectives are joined and started, or the number of micro-batches"
+)
+LEGEND = "S(0): split along dim 0; R: whole on every device; P(sum): partial sums, not yet added up"
 LARGEST_LINES = 30
 """Lines that a printed comparison or table has at most; the value holds all."""
 
@@ -68,12 +82,12 @@ class Switch:
         """Whether what was found is proven to be the cheapest."""
         return self.seconds - self.at_least <= max(abs(self.seconds), 1e-9) * 1e-3
 
-    def __str__(self) -> str:
-        price = f"{signed(self.seconds)} per step"
-        if not self.is_exact:
-            price += f", proven: at least {signed(self.at_least)} (exact=True searches on)"
-        follow = f", and {self.followers} other choices follow" if self.followers else ", nothing else changes"
-        return f"runner-up {self.choice}: {price}{follow}"
+    @property
+    def remark(self) -> str:
+        """What the search for it says beside its seconds."""
+        proven = "proven" if self.is_exact else f"found; proven: at least {signed(self.at_least)}"
+        others = "1 other choice follows" if self.followers == 1 else f"{self.followers} other choices follow"
+        return f"the runner-up, {proven}; {others if self.followers else 'nothing else changes'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +98,6 @@ class Binding:
     constraint: str
     gain_seconds: float
     instead: str | None = None
-
-    def __str__(self) -> str:
-        then = "this choice would stay" if self.instead is None else f"this would be {self.instead}"
-        return f"binds: {self.constraint}; without it {then}, and the plan {format_seconds(self.gain_seconds)} cheaper"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +116,46 @@ class Explanation:
     bindings: tuple[Binding, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def total_seconds(self) -> float:
+        """What it pays per step."""
+        return math.fsum(term.seconds for term in self.terms)
+
     def __str__(self) -> str:
         lines = [*self.layout]
         if self.count > 1:
             lines[0] += f" and {self.count - 1} like it in other layers"
-        if self.terms:
-            parts = [f"{label} {format_seconds(seconds)}" for label, seconds in by_label(self.terms).items()]
-            lines.append(f"  costs {', '.join(parts)} per step")
         if self.nbytes is not None:
-            lines.append(f"  holds {format_bytes(self.nbytes)} at the fullest moment")
-        lines += [f"  {self.switch}"] if self.switch is not None else []
+            lines.append(f"  holds     {format_bytes(self.nbytes)} at the fullest moment of the step")
+        without = [
+            f"  without the {binding.constraint}  {binding.instead}"
+            for binding in self.bindings
+            if binding.instead is not None
+        ]
+        return "\n".join([*lines, *self._seconds(), *without, *(f"  {note}" for note in self.notes)])
+
+    def _seconds(self) -> list[str]:
+        """The table of what it costs, and of what it would cost more otherwise."""
+        paid = {label: seconds for label, seconds in by_label(self.terms).items() if label != TIE_BREAK}
+        rows = [("costs per step", format_seconds(self.total_seconds), "")] if self.total_seconds > LEAST_SHOWN else []
+        if len(paid) > 1:
+            rows += [
+                (f"  {label}", format_seconds(seconds), f"{seconds / self.total_seconds:.0%}")
+                for label, seconds in paid.items()
+                if abs(seconds) > LEAST_SHOWN
+            ]
+        elif rows:
+            rows = [(f"costs per step, {next(iter(paid), TIE_BREAK)}", rows[0][1], "")]
+        if self.switch is not None:
+            rows.append((f"instead {self.switch.choice}", signed(self.switch.seconds), self.switch.remark))
         searched = None if self.switch is None else self.switch.choice
-        nearest = [(choice, seconds) for choice, seconds in self.nearest if choice != searched]
-        lines += [f"  instead {choice}: {signed(seconds)} per step" for choice, seconds in nearest]
-        lines += [f"  {binding}" for binding in self.bindings]
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+        rows += [
+            (f"instead {choice}", signed(seconds), "while all else stays")
+            for choice, seconds in self.nearest
+            if choice != searched
+        ]
+        names, times = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+        return [f"  {name:<{names}}  {time:>{times}}  {remark}".rstrip() for name, time, remark in rows]
 
     def document(self) -> dict[str, Any]:
         """The explanation as JSON values."""
@@ -138,16 +173,45 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanations:
-    """Several choices at once, in the order of the plan."""
+    """Several choices at once, in the order of the plan. axes: of the mesh, with their links; limits: of the plan that
+    were taken away one at a time, with the seconds per step that it would then cost less (0: it does not bind)."""
 
     choices: tuple[Explanation, ...]
+    axes: tuple[str, ...] = ()
+    limits: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
-        return "\n\n".join(map(str, self.choices))
+        lines = [f"mesh axis {axis}" for axis in self.axes]
+        for limit, gain in self.limits:
+            said = f"binds: without it the plan costs {format_seconds(gain)} less per step"
+            lines.append(f"{limit}: {said if gain > 0 else 'does not bind'}")
+        head = ["\n".join([*lines, LEGEND])]
+        if len(self.choices) > 1:
+            head.append(align(("choice", "is", "costs per step", "otherwise"), map(_overview, self.choices)))
+        return "\n\n".join([*head, *map(str, self.choices)])
 
     def document(self) -> dict[str, Any]:
         """The explanations as JSON values."""
-        return {"text": str(self), "choices": [choice.document() for choice in self.choices]}
+        return {
+            "text": str(self),
+            "axes": list(self.axes),
+            "limits": [{"limit": limit, "gain_seconds": gain} for limit, gain in self.limits],
+            "choices": [choice.document() for choice in self.choices],
+        }
+
+
+def _overview(choice: Explanation) -> tuple[str, str, str, str]:
+    """A choice in one line: what it is, what it pays, and what the cheapest other choice adds."""
+    others = [seconds for _, seconds in choice.nearest]
+    more = choice.switch.seconds if choice.switch is not None else min(others, default=None)
+    is_parameter = choice.layout[0].startswith("parameter ")
+    is_chosen = choice.layout[1].strip() if len(choice.layout) > 1 else ""
+    return (
+        choice.name + (f" x{choice.count}" if choice.count > 1 else ""),
+        is_chosen.removeprefix("stored").strip() if is_parameter else is_chosen,
+        format_seconds(choice.total_seconds) if choice.total_seconds > LEAST_SHOWN else "",
+        "" if more is None else signed(more),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +251,10 @@ class Comparison:
             ("predicted step", *map(format_seconds, self.step_seconds)),
             ("memory per device", *map(format_bytes, self.peak_bytes)),
         ]
+        if not self.differences:
+            head = align(("", this, other), rows)
+            is_same = self.step_seconds[0] == self.step_seconds[1] and self.peak_bytes[0] == self.peak_bytes[1]
+            return "\n".join([head, "", EQUAL_PLANS if is_same else EQUAL_LAYOUTS, *self.notes])
         parts = [(label, signed(seconds)) for label, seconds in self.by_label().items() if abs(seconds) > 0]
         lines = [align(("", this, other), rows), "", align((f"{this} less {other}, by term", "per step"), parts), ""]
         lines.append("where they part, largest first")
@@ -319,7 +387,12 @@ def from_plan_alone(plan: Plan, names: Sequence[str]) -> Explanations:
         notes = () if nearest else tuple(why_no_runner_up(plan))
         layout = layout_lines(plan, name)
         found.append(Explanation(name=name, count=1 + len(others), layout=layout, nearest=nearest, notes=notes))
-    return Explanations(choices=tuple(found))
+    return Explanations(choices=tuple(found), axes=axes_in_links(plan))
+
+
+def axes_in_links(plan: Plan) -> tuple[str, ...]:
+    """The axes of the mesh that split something, with their links."""
+    return tuple(str(axis) for axis in mesh_axes(plan) if axis.size > 1)
 
 
 def alike(plan: Plan, names: Sequence[str]) -> list[list[str]]:

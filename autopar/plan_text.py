@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Layout, Mesh, Shard
+from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard
 from autopar.redistribute import Step, redistribution
 
 if TYPE_CHECKING:
@@ -244,13 +244,43 @@ def _explain_parameter(parameter: ParameterPlan, mesh: Mesh) -> list[str]:
 
 
 def axes_at_work(operator: OperatorPlan, mesh: Mesh) -> str:
-    """What every axis of the mesh splits of an operator: "tp splits n; dp_shard splits batch"."""
-    splits = [
-        f"{axis} splits {name}" if name != "partial" else f"{axis} passes partial sums on"
-        for axis, name in zip(mesh.axis_names, operator.axes, strict=True)
-        if name is not None
+    """What every axis of the mesh splits of an operator, see `axes_in_words`."""
+    return axes_in_words(operator.axes, operator.outputs, mesh)
+
+
+def axes_in_words(axes: Sequence[str | None], outputs: Sequence[Layout | None], mesh: Mesh) -> str:
+    """What every axis splits of an operator with these outputs: "dp_shard splits m (dim 0); tp splits k (partial
+    sums)"; "whole on every device" where none does."""
+    roles = [
+        f"{axis} {_role(axes[index], _placed(outputs, index))}"
+        for index, (axis, size) in enumerate(zip(mesh.axis_names, mesh.shape, strict=True))
+        if axes[index] is not None and size > 1
     ]
-    return "; ".join(splits) or "runs replicated on every device"
+    return "; ".join(roles) or "whole on every device"
+
+
+def _role(name: str | None, placed: Placement) -> str:
+    """What an axis does that picks `name` of an operator's rule, and leaves an output placed so."""
+    if name == "partial":
+        return "passes partial sums on"
+    if isinstance(placed, Partial):
+        return f"splits {name} (partial {'sums' if placed.op == 'sum' else placed.op})"
+    if not isinstance(placed, Shard):
+        return f"splits {name}"
+    return f"splits dim {placed.dim}" if name == f"d{placed.dim}" else f"splits {name} (dim {placed.dim})"
+
+
+def _placed(outputs: Sequence[Layout | None], axis: int) -> Placement:
+    """What the first output that an axis divides is on that axis."""
+    divided = (layout[axis] for layout in outputs if layout is not None and layout[axis] != Replicate())
+    return next(divided, Replicate())
+
+
+def parameter_in_words(parameter: ParameterPlan, mesh: Mesh) -> str:
+    """ "stored dp_shard: S(0), used R"; "stored and used tp: S(1)"."""
+    stored, used = format_placements(parameter.stored, mesh), format_placements(parameter.used, mesh)
+    kept = ", kept for backward" if parameter.keep_gathered else ""
+    return f"stored and used {stored}{kept}" if stored == used else f"stored {stored}, used {used}{kept}"
 
 
 def _explain_operator(operator: OperatorPlan, mesh: Mesh) -> list[str]:

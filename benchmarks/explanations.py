@@ -112,7 +112,7 @@ def check(name: str, case: Case, seed: int = 0) -> dict[str, Any]:
 def _choice(recovered: Recovered, resolver: Resolver, name: str) -> dict[str, Any]:
     index = recovered.variable_of(name)
     variable = recovered.built.variables[index]
-    row: dict[str, Any] = {"name": name, "chosen": describe(variable, int(recovered.labels[index]))}
+    row: dict[str, Any] = {"name": name, "chosen": describe(variable, int(recovered.labels[index]), recovered.mesh)}
     try:
         other = resolver.without_choice(index)
     except InfeasibleError as error:
@@ -124,8 +124,9 @@ def _choice(recovered: Recovered, resolver: Resolver, name: str) -> dict[str, An
                                                                          strict=True)):  # fmt: skip
         row["recounted"] = _recount_of(recovered, other) - _recounted(recovered, recovered.labels.tolist())
     if raw_variables(other.built.problem) <= MOST_VARIABLES:
-        texts = np.array(described(other.built.variables[index], with_state=recovered.built is not recovered.plain))
-        forbidden = {index: texts == describe(variable, int(recovered.labels[index]))}
+        has_states = recovered.built is not recovered.plain
+        texts = np.array(described(other.built.variables[index], recovered.mesh, with_state=has_states))
+        forbidden = {index: texts == describe(variable, int(recovered.labels[index]), recovered.mesh)}
         with_it = raw_optimum(recovered.built.problem, (), {}, HIGHS_SECONDS)
         without_it = raw_optimum(other.built.problem, other.rows, forbidden, HIGHS_SECONDS)
         row |= {"raw": without_it - recovered.objective, "raw_optimum_with_the_choice": with_it}

@@ -86,7 +86,7 @@ def test_show_prints_tables_or_one_json_document(plan_file: str) -> None:
 
 
 def test_explain_names_the_runner_up(plan_file: str) -> None:
-    assert "instead stored R: +31 us" in autopar("explain", plan_file, "head").stdout
+    assert "instead stored R  +31 us" in autopar("explain", plan_file, "head").stdout
     document = json.loads(autopar("explain", plan_file, "head", "--json").stdout)
     assert document["alternatives"]["head"] == [{"instead": "stored R", "delta_seconds": 3.1e-5}]
 

@@ -33,7 +33,9 @@ LAYERS: tuple[frozenset[str], ...] = (
         {
             "rules",
             "parallel_plan",
+            "mesh_links",
             "plan_answers",
+            "plan_folding",
             "plan_entries",
             "plan_json",
             "plan_text",

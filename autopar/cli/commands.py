@@ -41,6 +41,7 @@ from autopar.cli.verification import verify_model
 from autopar.demo.journey import run_demo
 from autopar.errors import AutoparError, InfeasibleError, VerificationError
 from autopar.parallel_plan import Plan
+from autopar.plan_folding import folded
 from autopar.planner.constraints import Recompute
 from autopar.planner.search import Mode
 from autopar.report.tables import page
@@ -155,10 +156,12 @@ def plan(
 @commands.command()
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--code", "rank", type=click.IntRange(min=0), help="The program of this rank instead, line by line.")
+@click.option("--whole", is_flag=True, help="With --code on a terminal: repeated layers too. A pipe gets all lines.")
 @given_options
 @as_json_option
-def show(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
-    """Print the plan file PATH, or with --code the program that one rank runs.
+def show(path: Path, rank: int | None, whole: bool, as_json: bool, **given: Any) -> None:
+    """Print the plan file PATH, or with --code the program that one rank runs; on a terminal through the pager, with
+    repeated layers folded.
 
     Example: autopar show plan.json
     """
@@ -167,7 +170,10 @@ def show(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
         return
     asked = bound(path, given)
     found = asked.plan.code(rank)
-    print_answer(found, as_json)
+    if as_json or not sys.stdout.isatty():
+        print_answer(found, as_json)
+    else:
+        click.echo_via_pager(found.text if whole else folded(found.text))
 
 
 @commands.command()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.errors import InfeasibleError, PlanMismatchError
+from autopar.explain.pieces import loss_operators, moment_of
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.layout import Mesh
@@ -35,6 +36,7 @@ class Relaxed:
 
     constraint: str
     best: Resolved
+    mesh: Mesh
     gain_seconds: float
 
 
@@ -47,10 +49,10 @@ class Limits:
     def of(self, index: int) -> tuple[Binding, ...]:
         """The limits that bind the plan, with what they make of decision `index`."""
         recovered = self.resolver.recovered
-        chosen = describe(recovered.built.variables[index], int(recovered.labels[index]))
+        chosen = describe(recovered.built.variables[index], int(recovered.labels[index]), recovered.mesh)
         found = []
         for relaxed in self.binding:
-            then = describe(relaxed.best.built.variables[index], int(relaxed.best.labels[index]))
+            then = describe(relaxed.best.built.variables[index], int(relaxed.best.labels[index]), relaxed.mesh)
             found.append(
                 Binding(
                     constraint=relaxed.constraint,
@@ -63,7 +65,16 @@ class Limits:
     @cached_property
     def binding(self) -> list[Relaxed]:
         """Every limit without which the plan would cost less."""
-        return [relaxed for relaxed in self._tried() if relaxed.gain_seconds > 0.0]
+        return [relaxed for relaxed in self._all if relaxed.gain_seconds > 0.0]
+
+    @property
+    def tried(self) -> tuple[tuple[str, float], ...]:
+        """(limit, seconds per step that the plan would cost less without it) of every limit that was taken away."""
+        return tuple((relaxed.constraint, relaxed.gain_seconds) for relaxed in self._all)
+
+    @cached_property
+    def _all(self) -> list[Relaxed]:
+        return list(self._tried())
 
     def _tried(self) -> Iterator[Relaxed]:
         yield from self._memory()
@@ -79,24 +90,31 @@ class Limits:
     def _memory(self) -> Iterator[Relaxed]:
         best = self.resolver.without_limit()
         recovered = self.resolver.recovered
-        moment = self.resolver.model.name(self.resolver.fullest)
+        moment = self._moment()
         limit = format_bytes(recovered.query.budget_bytes)
         holds = format_bytes(float(self.resolver.over_time.max()))
-        yield self._relaxed(f"memory limit {limit} (the plan holds {holds} at {moment})", best)
+        yield self._relaxed(f"memory limit {limit} (the plan holds {holds} at {moment})", best, recovered.mesh)
+
+    def _moment(self) -> str:
+        """The fullest moment of the plan in words."""
+        lifetimes, fullest = self.resolver.recovered.lifetimes, self.resolver.fullest
+        if fullest == lifetimes.end:
+            return "the optimizer's step"
+        return moment_of(lifetimes.in_order, fullest, loss_operators(lifetimes.in_order))
 
     def _wish(self, text: str, options: Options, mesh: Mesh) -> Iterator[Relaxed]:
         """The best plan on a mesh of the same sizes for a question without a wish, from this plan on."""
         try:
             recovered = recover(query_of(self.source, self.plan, options), replace(self.plan, mesh=mesh))
-            yield self._relaxed(text, Resolver(recovered, self.resolver.cpu_seconds).optimum())
+            yield self._relaxed(text, Resolver(recovered, self.resolver.cpu_seconds).optimum(), mesh)
         except (InfeasibleError, PlanMismatchError):
             return  # the plan itself is no answer there, so nothing can be said
 
-    def _relaxed(self, text: str, best: Resolved) -> Relaxed:
+    def _relaxed(self, text: str, best: Resolved, mesh: Mesh) -> Relaxed:
         objective = self.resolver.recovered.objective
         rounding = (MEMORY_GAP if best.rows else OPTIMUM_ROUNDING) * objective
         gain = objective - best.objective
-        return Relaxed(text, best, gain if gain > rounding else 0.0)
+        return Relaxed(text, best, mesh, gain if gain > rounding else 0.0)
 
 
 def _without_one(constraints: object) -> Iterator[tuple[str, object]]:

@@ -20,7 +20,7 @@ from autopar.explain.source import Source
 from autopar.explain.stage_choices import explain_in_stages
 from autopar.explain.switches import switch_of, terms_by_name
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Explanation, Explanations, Switch, alike
+from autopar.plan_answers import Explanation, Explanations, Switch, alike, axes_in_links
 from autopar.plan_text import layout_lines
 from autopar.planner.cost_terms import cost_terms
 from autopar.planner.read import switching_costs
@@ -31,6 +31,7 @@ SECONDS = 10.0
 EXACT_SECONDS = 3600.0
 MOST_SEARCHES = 6
 """Runners-up that one answer searches for; of further choices it says the nearest ones only. exact: all."""
+NOT_SEARCHED = "runner-up not searched for: ask for this name alone, or for all with --exact"
 
 
 def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: bool) -> Explanations:
@@ -42,13 +43,13 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
     resolver = Resolver(recovered, EXACT_SECONDS if exact else SECONDS)
     limits = Limits(source, plan, resolver)
     by_name = terms_by_name(cost_terms(recovered))
-    nearest = switching_costs(recovered.built, recovered.labels)
+    nearest = switching_costs(recovered.built, recovered.labels, recovered.mesh)
     held = _held_bytes(resolver)
     found = []
     for number, (name, *others) in enumerate(alike(plan, names)):
         index = recovered.variable_of(name)
         is_searched = exact or number < MOST_SEARCHES
-        switch, notes = _switch(resolver, index) if is_searched else (None, ("runner-up not searched for: exact=True",))
+        switch, notes = _switch(resolver, index) if is_searched else (None, (NOT_SEARCHED,))
         found.append(
             Explanation(
                 name=name,
@@ -62,7 +63,7 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
                 notes=notes,
             )
         )
-    return Explanations(choices=tuple(found))
+    return Explanations(choices=tuple(found), axes=axes_in_links(plan), limits=limits.tried)
 
 
 def _held_bytes(resolver: Resolver) -> dict[int, float]:

@@ -31,10 +31,11 @@ def completed_beside(built: Built, plan: Plan) -> tuple[Rows, list[str]]:
             changed.add(index)
         rows[index] = np.arange(len(variable.costs)) if variable.kind == "copy" or not len(same) else same
     try:
-        return completed(built, rows), []
+        return completed(built, rows, plan.mesh), []
     except PlanMismatchError as reason:
         moved = changed | {i for i, variable in enumerate(built.variables) if variable.kind == "copy"}
         near = {edge.target for edge in built.problem.edges if edge.source in moved}
         near |= {edge.source for edge in built.problem.edges if edge.target in moved}
         free = {index: np.arange(len(built.variables[index].costs)) for index in near}
-        return completed(built, {**rows, **free}), [f"edited by hand, and neighbours were chosen anew: {reason}"]
+        labels = completed(built, {**rows, **free}, plan.mesh)
+        return labels, [f"edited by hand, and neighbours were chosen anew: {reason}"]

@@ -75,6 +75,6 @@ def _read(query: Query, plan: Plan, built: Built, labels: Rows, bound: float, no
         question=plan.question,
         baselines=plan.baselines,
         alternatives=plan.alternatives,
-        explanations=switching_costs(built, labels),
+        explanations=switching_costs(built, labels, plan.mesh),
         notes=(*found.notes, *notes),
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from torch import fx
@@ -24,10 +24,12 @@ from autopar.cost_models.memory import bytes_over_time
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.explain.pieces import (
     JOINED,
+    LOSS,
     OPTIMIZER,
     OUTSIDE,
     PARAMETERS,
     UPDATE,
+    loss_operators,
     module_of,
     moment_of,
     owner_of,
@@ -60,15 +62,16 @@ def memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTable:
     index = len(held) - 1 if is_end else fullest
     pieces = [*states, *(update if is_end else []), *pieces_at(graphs.lowered, graphs.partition, ranges, index)]
     nodes = graphs.nodes
-    moment = AT_OPTIMIZER if is_end else moment_of(nodes, min(fullest, len(nodes) - 1))
+    loss = loss_operators(nodes)
+    moment = AT_OPTIMIZER if is_end else moment_of(nodes, min(fullest, len(nodes) - 1), loss)
     return MemoryTable(
         rank=rank,
         moment=moment,
         peak_bytes=math.fsum(size for _, _, size in pieces),
         limit_bytes=graphs.query.budget_bytes,
         by_kind=sums((kind, size) for _, kind, size in pieces),
-        by_module=sums((module_of(name), size) for name, _, size in pieces),
-        over_time=(*_over_time(plan, nodes, (held + constant).tolist()), (AT_OPTIMIZER, at_end)),
+        by_module=sums((module_of(name, loss), size) for name, _, size in pieces),
+        over_time=(*_over_time(plan, nodes, loss, (held + constant).tolist()), (AT_OPTIMIZER, at_end)),
     )
 
 
@@ -93,10 +96,12 @@ def _step_buffers(graphs: RankGraphs) -> float:
     return step_buffer_bytes(updated, graphs.query.cluster.device.kind)
 
 
-def _over_time(plan: Plan, nodes: Sequence[fx.Node], held: Sequence[float]) -> Iterator[tuple[str, float]]:
+def _over_time(
+    plan: Plan, nodes: Sequence[fx.Node], loss: Collection[str], held: Sequence[float]
+) -> Iterator[tuple[str, float]]:
     """The fullest operator of every block, in the order in which blocks run."""
     named = [
-        (str(node.meta["phase"]), _block(owner_of(node)), float(size))
+        (str(node.meta["phase"]), _block(owner_of(node), loss), float(size))
         for node, size in zip(nodes, held, strict=False)
         if node.op == "call_function" and owner_of(node) in plan.operators and "redistributes" not in node.meta
     ]
@@ -104,8 +109,10 @@ def _over_time(plan: Plan, nodes: Sequence[fx.Node], held: Sequence[float]) -> I
         yield f"{phase} {block}", max(size for _, _, size in run)
 
 
-def _block(operator: str) -> str:
+def _block(operator: str, loss: Collection[str]) -> str:
     """The module of an operator up to its first number: "model.layers.3"; else up to the second name."""
+    if operator in loss:
+        return LOSS
     path = operator.partition("/")[0].split(".")
     end = next((index + 1 for index, part in enumerate(path) if part.isdigit()), 2)
     return ".".join(path[:end]) or OUTSIDE

@@ -7,8 +7,9 @@ Counted buffer by buffer (`passes/live_ranges.py`); parameters and what belongs 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import fx
 
@@ -22,7 +23,7 @@ SAVED, GATHERED, MOVED, WORKING = (
     "activations saved for backward", "gathered parameters", "moved by collectives", "working values"
 )  # fmt: skip
 INPUTS, JOINED, UPDATE = "inputs", "joined outputs", "buffers of the optimizer's step"
-OUTSIDE = "(outside of modules)"
+OUTSIDE, LOSS = "(outside of modules)", "the loss"
 
 
 def pieces_at(
@@ -65,16 +66,38 @@ def owner_of(node: fx.Node) -> str:
     return str(node.meta.get("operator", node.name if node.op == "placeholder" else ""))
 
 
-def module_of(name: str) -> str:
-    """The module of a parameter or operator, with repeated layers as one."""
-    path = name.partition("/")[0] if "/" in name else name.rpartition(".")[0]
-    return without_numbers(path) or OUTSIDE
+def loss_operators(nodes: Iterable[fx.Node]) -> frozenset[str]:
+    """The operators behind the last module of forward, and those of backward before its first: no module runs them, and
+    people know them as the loss. nodes: of a whole program in the order in which they run."""
+    owners = [owner_of(node) for node in nodes if "/" in owner_of(node)]
+    forward = [owner for owner in owners if not owner.endswith("/bwd")]
+    backward = [owner for owner in owners if owner.endswith("/bwd")]
+    if not any(map(_path, forward)):
+        return frozenset()
+    return frozenset([*_before_modules(reversed(forward)), *_before_modules(backward)])
 
 
-def moment_of(nodes: Sequence[fx.Node], index: int) -> str:
-    node = nodes[index]
-    phase = "backward" if node.meta.get("phase") == "backward" else "forward"
-    return f"{phase} {owner_of(node)}"
+def _before_modules(owners: Iterable[str]) -> Iterator[str]:
+    return itertools.takewhile(lambda owner: not _path(owner), owners)
+
+
+def _path(name: str) -> str:
+    return name.partition("/")[0] if "/" in name else name.rpartition(".")[0]
+
+
+def module_of(name: str, loss: Collection[str] = ()) -> str:
+    """The module of a parameter or operator, with repeated layers as one. loss: what belongs to the loss."""
+    return LOSS if name in loss else without_numbers(_path(name)) or OUTSIDE
+
+
+def moment_of(nodes: Sequence[fx.Node], index: int, loss: Collection[str] = ()) -> str:
+    """ "backward of layers.3.mlp.down_proj (mm)"; "backward of the loss (scatter)"."""
+    phase = "backward" if nodes[index].meta.get("phase") == "backward" else "forward"
+    owner = owner_of(nodes[index])
+    path = _path(owner)
+    last = owner.removeprefix(path)[1:].partition("#")[0]
+    where = LOSS if owner in loss else path or "what stands outside of modules"
+    return f"{phase} of {where} ({last})" if last else f"{phase} of {where}"
 
 
 def sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:

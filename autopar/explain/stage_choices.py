@@ -28,7 +28,7 @@ from autopar.explain.stage_graphs import PipelineGraphs
 from autopar.explain.stage_problem import StageProblem, stage_problem
 from autopar.explain.switches import switch_of, terms_by_name
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Explanation, Explanations, Switch, Term, alike, signed
+from autopar.plan_answers import Explanation, Explanations, Switch, Term, alike, axes_in_links, signed
 from autopar.plan_text import format_bytes, format_seconds, layout_lines
 from autopar.planner.resolve import Resolved, Resolver
 
@@ -65,7 +65,7 @@ def explain_in_stages(source: Source, plan: Plan, names: Sequence[str], cpu_seco
                 notes=(*stages.notes(name), *notes),
             )
         )
-    return Explanations(choices=tuple(found))
+    return Explanations(choices=tuple(found), axes=axes_in_links(plan))
 
 
 def _alike(plan: Plan, names: Sequence[str], stages: _Stages) -> list[list[str]]:

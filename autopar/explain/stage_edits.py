@@ -106,7 +106,7 @@ def edited_stages(source: Source, plan: Plan, changes: Mapping[str, Any]) -> Pla
         question=plan.question,
         baselines=plan.baselines,
         alternatives=plan.alternatives,
-        explanations=switching_costs(solved.built, labels),
+        explanations=switching_costs(solved.built, labels, solved.mesh),
         notes=(*kept, BOUND_NOTE, *notes, *([said] if changes else [])),
     )
 

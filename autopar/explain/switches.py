@@ -25,7 +25,7 @@ def switch_of(recovered: Recovered, other: Resolved, index: int) -> Switch:
     """The way from a plan to the best one that was found without its choice `index`."""
     seconds = other.objective - recovered.objective
     return Switch(
-        choice=describe(other.built.variables[index], int(other.labels[index])),
+        choice=describe(other.built.variables[index], int(other.labels[index]), recovered.mesh),
         seconds=seconds,
         at_least=min(seconds, other.lower_bound - recovered.objective),
         followers=_changed(recovered, other) - 1,
@@ -35,10 +35,9 @@ def switch_of(recovered: Recovered, other: Resolved, index: int) -> Switch:
 
 def _changed(recovered: Recovered, other: Resolved) -> int:
     """Parameters and operators that two plans choose differently."""
+    pairs = zip(recovered.built.variables, other.built.variables, recovered.labels, other.labels, strict=True)
     return sum(
-        1
-        for mine, its, label, label_of_other in zip(
-            recovered.built.variables, other.built.variables, recovered.labels, other.labels, strict=True
-        )
-        if mine.kind in ("parameter", "operator") and describe(mine, int(label)) != describe(its, int(label_of_other))
+        describe(mine, int(label), recovered.mesh) != describe(its, int(label_of_other), recovered.mesh)
+        for mine, its, label, label_of_other in pairs
+        if mine.kind in ("parameter", "operator")
     )

@@ -195,7 +195,7 @@ def _finished(query: Query, chosen: Chosen, known: tuple[Baseline, ...]) -> Plan
         best.plan,
         notes=tuple(notes),
         statistics={**best.plan.statistics, **structure, **chosen.statistics},
-        explanations=switching_costs(best.built, best.solution.assignment),
+        explanations=switching_costs(best.built, best.solution.assignment, best.plan.mesh),
         alternatives=chosen.alternatives,
         baselines=known,
     )

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.cost_models.operator_names import base_name
-from autopar.layout import Layout, Mesh, format_layout, replicated
+from autopar.layout import Layout, Mesh, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan
+from autopar.plan_text import axes_in_words, format_placements, parameter_in_words
 from autopar.planner.build import Built, Variable
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.prices import Floats
@@ -164,7 +165,7 @@ def prices_hash(problem: Problem) -> str:
     return digest.hexdigest()[:16]
 
 
-def switching_costs(built: Built, assignment: Assignment) -> Mapping[str, tuple[tuple[str, float], ...]]:
+def switching_costs(built: Built, assignment: Assignment, mesh: Mesh) -> Mapping[str, tuple[tuple[str, float], ...]]:
     """Name -> the two cheapest other choices (description, seconds more), everything else held: an upper bound of what
     switching costs, as neighbours might follow."""
     costs: list[Floats] = [np.array(variable.costs) for variable in built.variables]
@@ -178,29 +179,25 @@ def switching_costs(built: Built, assignment: Assignment) -> Mapping[str, tuple[
         chosen = int(assignment[index])
         delta = costs[index] - costs[index][chosen]
         delta[chosen] = np.inf
-        texts = {describe(variable, chosen): 0.0}
+        texts = {describe(variable, chosen, mesh): 0.0}
         for other in np.argsort(delta, kind="stable").tolist():
             if delta[other] < FORBIDDEN / 2 and len(texts) <= NEAREST:
-                texts.setdefault(describe(variable, other), float(delta[other]))
+                texts.setdefault(describe(variable, other, mesh), float(delta[other]))
         found[variable.name] = tuple(texts.items())[1:]
     return found
 
 
-def describe(variable: Variable, label: int, *, with_state: bool = True) -> str:
-    """A choice in words: "axes batch, n", "stored S(0) R, used R R, kept gathered"; with_state: whether backward
+def describe(variable: Variable, label: int, mesh: Mesh, *, with_state: bool = True) -> str:
+    """A choice in words: "dp_shard splits m (dim 0)", "stored dp_shard: S(0), used R"; with_state: whether backward
     computes it again belongs to it."""
     if variable.strategies is not None:
-        axes = "axes " + ", ".join(str(name or "replicated") for name in variable.strategies.axes[label])
+        strategies = variable.strategies
+        outputs = [None if o is None else o.distinct[o.index[label]] for o in strategies.outputs]
+        axes = axes_in_words(strategies.axes[label], outputs, mesh)
         again = with_state and state_of(variable, label) == RECOMPUTED
         return f"{axes}, computed again in backward" if again else axes
     if variable.labels:
-        choice = variable.labels[label]
-        kept = ", kept gathered" if choice.keep_gathered else ""
-        return f"stored {_text(choice.stored)}, used {_text(choice.used)}{kept}"
+        return parameter_in_words(variable.labels[label], mesh)
     layouts = variable.layouts[0]
     assert layouts is not None
-    return _text(layouts.distinct[layouts.index[label]])
-
-
-def _text(layout: Layout) -> str:
-    return " ".join(format_layout(layout))
+    return format_placements(layouts.distinct[layouts.index[label]], mesh)

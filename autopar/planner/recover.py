@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.errors import ConfigurationError, PlanMismatchError
-from autopar.layout import Mesh, format_layout
+from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
 from autopar.passes.check_plan import operator_plan
+from autopar.plan_text import axes_at_work, parameter_in_words
 from autopar.planner.build import Built, Variable
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.one_mesh import price
@@ -78,7 +79,7 @@ def recover(query: Query, plan: Plan) -> Recovered:
     for index, found in rows.items():
         if not len(found):
             raise _no_choice(built.variables[index], plan)
-    return Recovered(query, plan.mesh, plain, built, completed(built, rows), lifetimes)
+    return Recovered(query, plan.mesh, plain, built, completed(built, rows, plan.mesh), lifetimes)
 
 
 def expanded(query: Query, plain: Built, lifetimes: Lifetimes) -> Built:
@@ -95,31 +96,31 @@ def agreeing(variable: Variable, built: Built, plan: Plan) -> Rows:
     return rows
 
 
-def completed(built: Built, rows: Mapping[int, Rows]) -> Rows:
+def completed(built: Built, rows: Mapping[int, Rows], mesh: Mesh) -> Rows:
     """(variables,) the cheapest labels among `rows`. Raises PlanMismatchError naming two choices that cannot meet."""
     narrow = narrowed(built, dict(rows), ()).problem
     start = np.zeros(len(built.variables), dtype=np.int64)
     found = solve(narrow, warm_start=start).assignment
     labels = np.array([rows[index][label] for index, label in enumerate(found.tolist())], dtype=np.int64)
-    _check_allowed(built, labels)
+    _check_allowed(built, labels, mesh)
     return labels
 
 
-def _check_allowed(built: Built, labels: Rows) -> None:
+def _check_allowed(built: Built, labels: Rows, mesh: Mesh) -> None:
     chosen = labels.tolist()
     for edge in built.problem.edges:
         if is_forbidden(edge.costs[chosen[edge.source], chosen[edge.target]]):
             source, target = built.variables[edge.source], built.variables[edge.target]
             raise PlanMismatchError(
-                f"{target.name} ({describe(target, chosen[edge.target])}) cannot read what {source.name} makes "
-                f"({describe(source, chosen[edge.source])}): no redistribution leads from one to the other; change one "
-                "of the two"
+                f"{target.name} ({describe(target, chosen[edge.target], mesh)}) cannot read what {source.name} makes "
+                f"({describe(source, chosen[edge.source], mesh)}): no redistribution leads from one to the other; "
+                "change one of the two"
             )
 
 
-def described(variable: Variable, *, with_state: bool = True) -> list[str]:
+def described(variable: Variable, mesh: Mesh, *, with_state: bool = True) -> list[str]:
     """`describe` of every label."""
-    return [describe(variable, label, with_state=with_state) for label in range(len(variable.costs))]
+    return [describe(variable, label, mesh, with_state=with_state) for label in range(len(variable.costs))]
 
 
 def _no_choice(variable: Variable, plan: Plan) -> PlanMismatchError:
@@ -127,25 +128,18 @@ def _no_choice(variable: Variable, plan: Plan) -> PlanMismatchError:
     if variable.kind == "operator":
         operator_plan(plan, variable.node)  # raises with its own reason where the entry breaks the operator's rule
         entry = plan.operators[variable.name]
-        axes = ", ".join(str(name or "replicated") for name in entry.axes)
-        said = f"axes {axes}{', computed again in backward' * entry.recompute}"
+        said = f"{axes_at_work(entry, plan.mesh)}{', computed again in backward' * entry.recompute}"
     elif variable.kind == "parameter":
-        said = _said_of_parameter(plan, variable)
+        said = parameter_in_words(plan.parameters[variable.name], plan.mesh)
     else:
         said = "its layout"
-    known = list(dict.fromkeys(described(variable)))
+    known = list(dict.fromkeys(described(variable, plan.mesh)))
     more = f" and {len(known) - SHOWN_CHOICES} more" if len(known) > SHOWN_CHOICES else ""
     mesh = ", ".join(f"{name}={size}" for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
     return PlanMismatchError(
         f"{variable.name}: {said} is no choice on the mesh {mesh}{_on_axis(variable, plan)}; it can be "
         f"{'; '.join(known[:SHOWN_CHOICES])}{more}"
     )
-
-
-def _said_of_parameter(plan: Plan, variable: Variable) -> str:
-    entry = plan.parameters[variable.name]
-    kept = ", kept gathered" if entry.keep_gathered else ""
-    return f"stored {' '.join(format_layout(entry.stored))}, used {' '.join(format_layout(entry.used))}{kept}"
 
 
 def _on_axis(variable: Variable, plan: Plan) -> str:

@@ -104,10 +104,10 @@ class Resolver:
         none."""
         chosen = int(self.recovered.labels[index])
         has_states = self.recovered.built is not self.recovered.plain
-        said = describe(self.recovered.built.variables[index], chosen, with_state=has_states)
+        said = describe(self.recovered.built.variables[index], chosen, self.recovered.mesh, with_state=has_states)
 
         def forbidden(built: Built) -> dict[int, Flags]:
-            texts = described(built.variables[index], with_state=has_states)
+            texts = described(built.variables[index], self.recovered.mesh, with_state=has_states)
             return {index: np.array([text == said for text in texts])}
 
         if all(forbidden(self.recovered.plain)[index]) and not has_states:

@@ -14,6 +14,7 @@ import autopar
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
 from autopar.explain.binding import Limits
 from autopar.explain.origin import Remembered
+from autopar.explain.pieces import loss_operators, moment_of, owner_of
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.switches import switch_of
 from autopar.parallel_plan import Plan
@@ -66,8 +67,8 @@ def test_every_runner_up_costs_what_the_raw_program_says(plan: Plan) -> None:
     for name in ("up.weight", "up.bias", "down.weight", "up/mm#0", "down/mm#1/bwd"):
         index = recovered.variable_of(name)
         variable = recovered.built.variables[index]
-        said = describe(variable, int(recovered.labels[index]))
-        forbidden = {index: np.array([text == said for text in described(variable)])}
+        said = describe(variable, int(recovered.labels[index]), recovered.mesh)
+        forbidden = {index: np.array([text == said for text in described(variable, recovered.mesh)])}
         if forbidden[index].all():
             continue
         other = resolver.without_choice(index)
@@ -121,9 +122,11 @@ def _explained(plan: Plan, name: str) -> Explanations:
 def test_an_explanation_names_terms_runner_up_and_what_binds(plan: Plan) -> None:
     found = _explained(plan, "up.weight")
     text = str(found)
-    assert "runner-up " in text
-    assert "binds: axes named dp_shard, tp" in text
-    assert " costs " in text
+    assert "the runner-up, proven" in text
+    assert "axes named dp_shard, tp: binds" in text
+    assert "mesh axis tp=2: inside a node of 4, NVSwitch4" in text
+    assert "costs per step" in text
+    assert "tie-break" not in text
     document = found.document()["choices"][0]
     assert document["runner_up"]["is_exact"]
     json.dumps(found.document())
@@ -238,7 +241,7 @@ def test_a_file_edited_by_hand_names_operator_axis_and_reason(plan: Plan, planne
         read.edit({})
     stored = replace(plan.parameters["up.bias"], stored=(autopar.Replicate(), autopar.Replicate()))
     read = replace(plan, parameters={**plan.parameters, "up.bias": stored})
-    with pytest.raises(PlanMismatchError, match=r"up\.bias: stored R R.*on dp_shard no choice"):
+    with pytest.raises(PlanMismatchError, match=r"up\.bias: stored R, used .*on dp_shard no choice"):
         read.edit({})
 
 
@@ -247,3 +250,23 @@ def test_a_model_that_is_gone_is_missed_by_name_and_answers_the_rest() -> None:
     assert found.memory().peak_bytes == pytest.approx(found.predicted.peak_bytes)
     with pytest.raises(ConfigurationError, match="is gone"):
         found.what_if(micro_batches=2)
+
+
+def test_a_plan_beside_itself_is_equal_and_says_so(plan: Plan) -> None:
+    found = plan.explain(vs=plan)
+    assert isinstance(found, Comparison)
+    assert "the plans are equal" in str(found)
+    assert "where they part" not in str(found)
+
+
+def test_operators_behind_the_last_module_are_the_loss(plan: Plan) -> None:
+    assert isinstance(plan.origin, Remembered)
+    nodes = list(plan.origin.source.program.graph.nodes)
+    loss = loss_operators(nodes)
+    assert loss
+    assert all(name.startswith("/") for name in loss)
+    assert any(name.endswith("/bwd") for name in loss)
+    last = next(index for index, node in enumerate(nodes) if owner_of(node) == "down/mm#0")
+    assert moment_of(nodes, last, loss) == "forward of down (mm)"
+    first = next(index for index, node in enumerate(nodes) if owner_of(node) in loss)
+    assert moment_of(nodes, first, loss).startswith("forward of the loss (")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.cluster import Cluster, GroupTopology, MixedCluster
-from autopar.errors import ConfigurationError
-from autopar.parallel_plan import PIPELINE_AXIS, Baseline, Plan
+from autopar.mesh_links import cluster_of
+from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import ROUNDING, format_bytes, format_mesh, format_seconds
 from autopar.report.html.timeline import RecordedStep
 
@@ -18,16 +17,6 @@ class Figure:
     name: str
     value: str
     meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An axis of the mesh: where its groups lie. link: what its collectives cross; "" where that is not known."""
-
-    name: str
-    size: int
-    link: str
-    crosses_nodes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +67,7 @@ def _gap_meaning(plan: Plan) -> str:
 
 def _utilisation(plan: Plan) -> Figure | None:
     """FLOPs of the model per second and device, beside the fastest product measured; None where no one counted."""
-    cluster, flops = _cluster(plan), plan.statistics.get("flops_of_pass")
+    cluster, flops = cluster_of(plan), plan.statistics.get("flops_of_pass")
     if cluster is None or not isinstance(flops, int | float) or not plan.predicted.step_seconds:
         return None
     dtype = "bfloat16" if plan.question.get("precision") == "bf16" else "float32"
@@ -93,33 +82,6 @@ def _utilisation(plan: Plan) -> Figure | None:
 def _limit(plan: Plan) -> str:
     limit = plan.question.get("memory_limit_bytes")
     return f", of {format_bytes(float(limit))} allowed" if isinstance(limit, int | float) else ""
-
-
-def mesh_axes(plan: Plan) -> list[Axis]:
-    """Every axis with the link that its collectives cross."""
-    cluster = _cluster(plan)
-    return [_axis(plan, cluster, index) for index in range(len(plan.mesh.shape))]
-
-
-def _cluster(plan: Plan) -> Cluster | None:
-    """None where the plan was made for a cluster that its name does not describe, or for several kinds of devices."""
-    try:
-        cluster = Cluster.parse(plan.cluster)
-    except ConfigurationError:
-        return None
-    return None if isinstance(cluster, MixedCluster) or cluster.num_devices != plan.num_ranks else cluster
-
-
-def _axis(plan: Plan, cluster: Cluster | None, index: int) -> Axis:
-    name, size = plan.mesh.axis_names[index], plan.mesh.shape[index]
-    if cluster is None or (plan.pipeline is not None and plan.pipeline.groups):
-        return Axis(name, size, "", False)
-    topology = GroupTopology.of(cluster, plan.mesh.shape, (index,))
-    if topology.nodes > 1:
-        sharing = f", {topology.groups_per_node} groups share a node's network" if topology.groups_per_node > 1 else ""
-        what = "messages between stages" if name == PIPELINE_AXIS else f"groups over {topology.nodes} nodes"
-        return Axis(name, size, f"{what}{sharing}", True)
-    return Axis(name, size, f"inside a node of {cluster.devices_per_node}", False)
 
 
 def why_not(plan: Plan) -> list[Refused]:

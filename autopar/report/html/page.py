@@ -18,10 +18,11 @@ import jinja2
 import msgspec
 
 from autopar.files import write_atomically
+from autopar.mesh_links import mesh_axes
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_mesh, format_seconds
 from autopar.report.html.bars import memory_parts, plan_bars
-from autopar.report.html.headline import headline, mesh_axes, why_not
+from autopar.report.html.headline import headline, why_not
 from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks, stage_bubbles
 from autopar.report.html.tree import module_tree
 
