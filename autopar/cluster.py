@@ -271,6 +271,15 @@ class GroupTopology:
         )
 
 
+def between_groups(cluster: Cluster, mesh_shape: Sequence[int], groups: tuple[int, int]) -> GroupTopology:
+    """Every device of one rank group, an index of a mesh's first axis, with its peer of another, all at once."""
+    size = math.prod(mesh_shape[1:])
+    nodes = {group * size // cluster.devices_per_node for group in groups}
+    if cluster.num_nodes == 1 or size >= cluster.devices_per_node or len(nodes) > 1:
+        return GroupTopology.of(cluster, mesh_shape, (0,)).border
+    return GroupTopology(ranks=2, nodes=1, ranks_per_node=2, groups_per_node=cluster.devices_per_node // 2)
+
+
 def cut_at_nodes(mesh_shape: Sequence[int], devices_per_node: int) -> tuple[tuple[int, int], ...] | None:
     """(part across nodes, part inside a node) of every axis of a mesh laid row-major over the ranks.
 

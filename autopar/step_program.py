@@ -172,6 +172,7 @@ class StepProgram:
             schedule,
             {(stage, kind): program for stage, each in enumerate(found) for kind, program in each.passes.items()},
             send_seconds=graphs.send_seconds,
+            near=graphs.near,
             state_bytes=[each.bytes for each in states],
         )
         actions += [replace(a, depends_on=tuple(index + shift for index in a.depends_on)) for a in played]

@@ -1,7 +1,7 @@
 """Play a pipeline schedule: stages x schedule -> step seconds, bubble, memory over time, exposed communication.
 
 Every pass starts when its rank is free and its input has arrived; an input leaves when the pass that makes it has ended
-and the link is free, and travels `send_seconds`. Four equal stages, 8 micro-batches, 1F1B:
+and the sender's wire is free, and travels `send_seconds`. Four equal stages, 8 micro-batches, 1F1B:
 
     stages = [StageCosts(forward_seconds=1.0, backward_seconds=2.0)] * 4
     play_pipeline(stages, build_schedule("1f1b", 4, 8)).step_seconds           # 33.0 = (8 + 4 - 1) (1 + 2)
@@ -14,7 +14,7 @@ passes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -103,11 +103,14 @@ def play_pipeline(
     schedule: Schedule,
     *,
     send_seconds: Sequence[float] | float = 0.0,
+    near: Collection[int] = (),
     blocking: bool = False,
     step_end: StepEnd = "each",
 ) -> StepCosts:
     """Time one step; `stages` in the order of the model, `send_seconds` from each to the next (and back).
 
+    near: borders inside of a node. A rank has a wire to its own node and one to the others, and what it sends over one,
+    activations to the next stage and gradients to the one before, goes one after the other.
     Stages on one rank hand over at no cost. `blocking`: the sender computes on only when its transfer has ended.
     Raises ConfigurationError where stages and schedule do not fit, or ranks wait for each other.
     """
@@ -120,7 +123,7 @@ def play_pipeline(
     starts: list[list[float]] = [[] for _ in range(num_ranks)]
     ends: list[float] = []
     arrivals: list[float] = []
-    link_free: dict[tuple[int, int], float] = defaultdict(float)
+    wire_free: dict[tuple[int, bool], float] = defaultdict(float)
     for rank, stage, kind, needed, target, edge in _links(schedule):
         start = clock[rank]
         if needed >= 0 and arrivals[needed] > start:
@@ -131,7 +134,8 @@ def play_pipeline(
         computed[rank] += length
         end = arrival = start + length
         if target >= 0:
-            arrival = link_free[rank, target] = max(end, link_free[rank, target]) + travel[edge]
+            wire = rank, edge in near
+            arrival = wire_free[wire] = max(end, wire_free[wire]) + travel[edge]
         ends.append(end)
         arrivals.append(arrival)
         clock[rank] = arrival if blocking else end

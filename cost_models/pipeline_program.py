@@ -2,7 +2,7 @@
 
 Every pass of a schedule becomes the actions of its stage's program, which stand on the streams of the stage's rank, so
 that collectives of one pass run beside the computation of the next. What a pass hands on travels on a stream of its
-own per link. A step of equal stages without communication inside of passes:
+rank: one inside of the node, one to other nodes. A step of equal stages without communication inside of passes:
 
     programs = stage_programs(stages)                        # {(0, "F"): PassProgram(...), ...}
     simulate(pipeline_program(schedule, programs, send_seconds=1e-3)).write_chrome_trace("step.json")
@@ -10,7 +10,7 @@ own per link. A step of equal stages without communication inside of passes:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.pipeline import pass_bytes, pass_seconds, send_list
@@ -49,6 +49,7 @@ def pipeline_program(
     programs: Mapping[tuple[int, Kind], PassProgram],
     *,
     send_seconds: Sequence[float] | float = 0.0,
+    near: Collection[int] = (),
     state_bytes: Sequence[float] = (),
 ) -> list[Action]:
     """All ranks' actions in an order in which each stands behind what it needs.
@@ -71,8 +72,9 @@ def pipeline_program(
         target = receiver(action, num_stages)
         peer = rank if target is None else schedule.rank_of(target, action.micro_batch)
         if target is not None and peer != rank:
-            name, stream = f"{action} -> {target}", f"to rank {peer}"
-            seconds = sends[min(action.stage, target)]
+            edge = min(action.stage, target)
+            name, stream = f"{action} -> {target}", "to its node" if edge in near else "to other nodes"
+            seconds = sends[edge]
             actions.append(Action(name, stream, seconds, (output,), communication=True, rank=rank))
             output = len(actions) - 1
         if action.kind != "W":

@@ -6,7 +6,8 @@
 A forward operator belongs to the run between two cuts in which it stands. A backward operator runs on the latest stage
 that has what it reads of forward, behind the stages of the gradients that it reads: so an activation is never sent for
 backward alone, and a gradient crosses where its activation did. A sum of gradients from several stages runs where it
-is used, so that the gradient of a skip goes straight back. What follows from data alone (masks, positions), views, and
+is used, so that the gradient of a skip goes straight back, and so does what is made of nothing but a gradient that
+crosses for others. What follows from data alone (masks, positions), views, and
 casts of parameters have no stage: they are made again wherever they are read.
 """
 
@@ -76,6 +77,7 @@ class _Placement:
         self.homes: dict[fx.Node, int] = {}
         self.everywhere: set[fx.Node] = set()
         self.sources: dict[fx.Node, frozenset[fx.Node]] = {}
+        self.readers: dict[fx.Node, list[fx.Node]] = {}
 
     def run(self) -> PlacedProgram:
         calls = [node for node in self.program.graph.nodes if node.op == "call_function"]
@@ -174,15 +176,14 @@ class _Placement:
                 for term in terms.get(output.name, (node,)):
                     targets.setdefault(base_of(term), []).append(holders.get(output.name, frozenset()))
         allowed: dict[fx.Node, Stages] = {}
-        readers: dict[fx.Node, list[fx.Node]] = {}
         for node in backward:
             for source in self._read(node):
-                readers.setdefault(source, []).append(node)
+                self.readers.setdefault(source, []).append(node)
         wanted: dict[fx.Node, int] = {}
         for node in reversed(backward):
             kept = self._kept_sets(node)
-            sets = [*targets.get(node, []), *(allowed.get(r, frozenset()) for r in readers.get(node, []))]
-            stages = [*(max(s) for s in targets.get(node, []) if s), *(wanted[r] for r in readers.get(node, []))]
+            sets = [*targets.get(node, []), *(allowed.get(r, frozenset()) for r in self.readers.get(node, []))]
+            stages = [*(max(s) for s in targets.get(node, []) if s), *(wanted[r] for r in self.readers.get(node, []))]
             wanted[node] = (
                 max(reduce(operator.and_, kept), default=self.last) if kept else max(stages, default=self.last)
             )
@@ -210,13 +211,22 @@ class _Placement:
         elif node in allowed:
             home = max((stage for stage in allowed[node] if stage <= latest), default=latest)
         else:
-            home = min(latest, wanted[node]) if len(before) > 1 else latest
+            home = min(latest, wanted[node]) if len(before) > 1 or self._follows(node, wanted) else latest
         if home > latest:
             raise PlanMismatchError(
                 f"{node.meta['operator']} needs a gradient of stage {latest} and a value of stage {home}, which comes "
                 "later: cut the model elsewhere"
             )
         return home
+
+    def _follows(self, node: fx.Node, wanted: Mapping[fx.Node, int]) -> bool:
+        """Whether the one gradient that a node reads goes to where the node is wanted in any case, for another reader.
+
+        clone(expand(g)), the gradient of a sum over a token's experts, is k times g, which the residual needs too.
+        """
+        read = self._read(node)
+        others = [other for source in read for other in self.readers.get(source, ()) if other is not node]
+        return len(read) == 1 and any(wanted[other] <= wanted[node] for other in others)
 
 
 def _positions(program: Program, cuts: Sequence[str], order: Mapping[fx.Node, int]) -> list[int]:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cluster import Cluster, GroupTopology, MixedCluster, machine_name, measured_cluster_path
+from autopar.cluster import (
+    Cluster,
+    GroupTopology,
+    MixedCluster,
+    between_groups,
+    machine_name,
+    measured_cluster_path,
+)
 from autopar.errors import ConfigurationError
 from autopar.hardware import preset_names
 
@@ -172,3 +179,17 @@ def test_what_needs_equal_devices_refuses_several_kinds() -> None:
     cluster = Cluster.parse("8 H100-SXM + 8 A100-80")
     with pytest.raises(ConfigurationError, match=r"a mesh needs devices of one kind.*H100-SXM, A100-80"):
         GroupTopology.of(cluster, (2, 8), (1,))
+
+
+def test_rank_groups_of_one_node_send_over_its_inside() -> None:
+    cluster = Cluster.parse("2x8 A100-80")
+    inside, across = (between_groups(cluster, (4, 4), ends) for ends in ((0, 1), (1, 2)))
+    assert (inside.nodes, inside.ranks, inside.groups_per_node) == (1, 2, 4)
+    assert across == GroupTopology.of(cluster, (4, 4), (0,)).border
+    assert across.nodes == 2
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (1, 16)])
+def test_rank_groups_that_fill_a_node_send_across(shape: tuple[int, int]) -> None:
+    cluster = Cluster.parse("2x8 A100-80")
+    assert between_groups(cluster, shape, (0, 1)) == GroupTopology.of(cluster, shape, (0,)).border

@@ -59,7 +59,7 @@ def test_a_trace_holds_every_rank_group_with_its_streams_and_its_bytes(pipeline:
     simulated(pipeline, "--trace", str(tmp_path / "step.json"))
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     tracks = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "thread_name"}
-    assert {(0, "compute"), (1, "compute"), (0, "tp"), (1, "tp"), (0, "to rank 1"), (1, "to rank 0")} <= tracks
+    assert {(0, "compute"), (1, "compute"), (0, "tp"), (1, "tp"), (0, "to its node"), (1, "to its node")} <= tracks
     passes = {event["name"].split()[0] for event in events if event["ph"] == "X"}
     assert {"0F0", "1F3", "optimizer"} <= passes
     for rank in (0, 1):

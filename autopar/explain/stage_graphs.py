@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.cluster import Cluster, GroupTopology, MixedCluster, refuse_mixed
+from autopar.cluster import Cluster, GroupTopology, MixedCluster, between_groups, refuse_mixed
 from autopar.cost_models.collectives import collective_seconds
 from autopar.cost_models.memory import LiveRange, bytes_over_time
 from autopar.cost_models.program_timeline import PassBytes
@@ -143,6 +143,8 @@ class PipelineGraphs:
     of: tuple[StageGraphs, ...]
     send_seconds: tuple[float, ...]
     """From every stage to the next: what crosses the border in forward, of one rank."""
+    near: frozenset[int]
+    """The borders, by number, that lie inside of a node."""
 
     def held_by(self, group: int) -> list[int]:
         """The stages of a rank group, in the order of the model."""
@@ -189,6 +191,7 @@ def stage_graphs(plan: Plan, program: Program, cluster: Cluster, place: int = 0)
         cut=cut,
         of=tuple(found),
         send_seconds=tuple(_sends(plan, cut, found, cluster)),
+        near=frozenset(e for e in range(len(found) - 1) if _between(plan, cluster, (e, e + 1))[0].nodes == 1),
     )
 
 
@@ -252,11 +255,16 @@ def _sends(plan: Plan, cut: StagePrograms, stages: list[StageGraphs], cluster: C
 
 def _border_seconds(plan: Plan, cluster: Cluster, ends: tuple[int, int], nbytes: float) -> float:
     """Seconds from every device of one stage to its peer of the next, as the planner prices a border."""
+    topology, part = _between(plan, cluster, ends)
+    return float(collective_seconds("neighbours", nbytes, topology, part))
+
+
+def _between(plan: Plan, cluster: Cluster, ends: tuple[int, int]) -> tuple[GroupTopology, Cluster]:
+    """How the devices of two stages lie, and the cluster whose links they use."""
     assert plan.pipeline is not None
     groups = [plan.pipeline.stages[stage].rank_group for stage in ends]
     if not plan.pipeline.groups:
-        topology = GroupTopology.of(cluster, plan.mesh.shape, (0,)).border
-        return float(collective_seconds("neighbours", nbytes, topology, cluster))
+        return between_groups(cluster, plan.mesh.shape, (groups[0], groups[1])), cluster
     own = plan.on_group(groups[0]).mesh
     part, other = (_part_of(plan, cluster, group) for group in groups)
     if part is not other:
@@ -267,7 +275,7 @@ def _border_seconds(plan: Plan, cluster: Cluster, ends: tuple[int, int], nbytes:
         count = part.num_devices // own.size
         shape = (count, *own.shape) if count > 1 else (part.num_devices,)
         topology = GroupTopology.of(part, shape, (0,)).border
-    return float(collective_seconds("neighbours", nbytes, topology, part))
+    return topology, part
 
 
 def _local_bytes(crossing: Crossing, own: Plan) -> int:

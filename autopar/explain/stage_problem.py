@@ -83,10 +83,10 @@ class StageProblem:
             for begin, end, mode in zip(begins, ends, modes, strict=True)
         )
         stages = [table.stage(one.first, one.end, one.mode, twins=both_ways) for one in choices]
-        sends = [float(table.send_seconds[one.end - 1]) for one in choices[:-1]]
+        borders = table.borders(ends[:-1], pipeline.built(plan.micro_batches).route(0))
         if pipeline.schedule in TIMED_FAMILIES and not pipeline.actions:
-            groups = plan.mesh.shape[0]
-            schedule = schedule_for(pipeline.schedule, stages, groups, plan.micro_batches, max(sends, default=0.0))
+            groups, slowest = plan.mesh.shape[0], max(borders.seconds, default=0.0)
+            schedule = schedule_for(pipeline.schedule, stages, groups, plan.micro_batches, slowest)
         else:
             schedule = pipeline.built(plan.micro_batches)
         return Pipeline(
@@ -95,7 +95,7 @@ class StageProblem:
             micro_batches=plan.micro_batches,
             table=table,
             cut=Cut(stages=choices, objective_seconds=0.0, slowest_seconds=0.0, passes=0, candidates=0),
-            costs=play_pipeline(stages, schedule, send_seconds=sends),
+            costs=play_pipeline(stages, schedule, send_seconds=borders.seconds, near=borders.near),
         )
 
     def modes(self, plan: Plan, solved: Solved) -> tuple[str, ...]:

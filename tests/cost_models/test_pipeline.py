@@ -254,3 +254,20 @@ def test_joined_chunks_add_up_and_share_their_transients() -> None:
     assert (both.send_bytes, both.once_seconds, both.compute_seconds) == (7.0, 5.0, 6.0)
     with pytest.raises(ConfigurationError, match="at least one"):
         joined([])
+
+
+def test_a_rank_sends_forward_and_back_over_one_wire() -> None:
+    """Every second border inside of a node: a middle stage sends one way inside, the other way to another node."""
+    stages, schedule = equal(4), build_schedule("1f1b", 4, 8)
+    shared = play_pipeline(stages, schedule, send_seconds=2.5)
+    apart = play_pipeline(stages, schedule, send_seconds=2.5, near=(0, 2))
+    assert apart.step_seconds < shared.step_seconds
+
+
+def test_the_simulator_has_the_same_wires() -> None:
+    stages, schedule = equal(4), build_schedule("1f1b", 4, 8)
+    for near in ((), (0, 2)):
+        step = play_pipeline(stages, schedule, send_seconds=2.5, near=near)
+        program = pipeline_program(schedule, stage_programs(stages), send_seconds=2.5, near=near)
+        ends = zip(program, simulate(program).end_seconds, strict=True)
+        assert max(end for action, end in ends if not action.communication) == pytest.approx(step.step_seconds)

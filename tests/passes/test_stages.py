@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
+from autopar.capture import Captures
+from autopar.cluster import Cluster
 from autopar.errors import PlanMismatchError
 from autopar.passes.stages import StagePrograms, cut_stages
+from autopar.planner.micro_batches import in_parts
 from autopar.program import MicroProgram, Program
+from autopar.questions import Options, capture_at, capture_program
+from benchmarks.plan_quality.models import mixture
 from tests.distributed.pipeline_models import CASES
 from tests.distributed.pipeline_plans import block_ends, micro_program
 
@@ -68,6 +75,18 @@ def test_the_encoder_reaches_every_decoder_stage() -> None:
     stages = _cut("t5")
     encoded = [c for c in stages.crossings if c.source == 1 and not c.is_backward and "encoder" in c.name]
     assert sorted(c.target for c in encoded) == [2, 3]
+
+
+def test_the_copies_of_a_gradient_for_the_experts_are_made_behind_the_border() -> None:
+    """The gradient of the sum over a token's two experts is twice the gradient of the sum, which the residual needs."""
+    torch.manual_seed(0)
+    model = mixture(layers=2, width=16, hidden=32, heads=2, experts=4, chosen=2, vocabulary=32)
+    batch = {name: torch.randint(0, 32, (8, 6)) for name in ("x", "labels")}
+    given, captures = Options(cluster=Cluster.parse("1x1 H100-SXM")), Captures()
+    whole = capture_program(model, (), batch, True, given, captures)
+    micro = in_parts(whole, 4, functools.partial(capture_at, whole, model, (), batch, given, captures))
+    stages = cut_stages(micro.program, block_ends(micro, ["layers.0"]))
+    assert _ways(stages, backward=True) == [(1, 0)]
 
 
 def test_cuts_that_the_program_does_not_have_are_named() -> None:

@@ -10,7 +10,8 @@ on the fullest device of the sub-mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,14 @@ MODES = ("none", "selective", "full")
 """Ways of recomputation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Borders:
+    """seconds: from every stage to the next; near: the borders that lie inside of a node, by number."""
+
+    seconds: tuple[float, ...]
+    near: frozenset[int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockTable:
     """Costs of N blocks under R ways of recomputation, on sub-meshes of `devices` devices of the device group `group`.
@@ -31,8 +40,9 @@ class BlockTable:
     Arrays are (R, N), but for state_bytes and once_seconds (N,) and those of borders (N - 1,). send_seconds: of the
     activation over a border, one way. parameter_bytes and twin_seconds, (N,): a block's parameters, and adding up their
     gradients over two rank groups that both hold it; None counts as 0. across_seconds, (N - 1,): as send_seconds, where
-    the next stage stands on another device group; None: the same. capacity_bytes: what one device holds. Raises
-    ConfigurationError for other shapes and for costs that are negative or not finite.
+    the next stage stands on another device group; None: the same. near_seconds, (N - 1,): as send_seconds, between two
+    of the `groups_per_node` rank groups of a node. capacity_bytes: what one device holds. Raises ConfigurationError for
+    other shapes and for costs that are negative or not finite.
     """
 
     name: str
@@ -52,6 +62,8 @@ class BlockTable:
     parameter_bytes: Floats | None = None
     twin_seconds: Floats | None = None
     across_seconds: Floats | None = None
+    near_seconds: Floats | None = None
+    groups_per_node: int = 1
     shared: tuple[tuple[tuple[int, ...], float], ...] = ()
     """(blocks that read one parameter, seconds of adding up its gradients over two stages), once per step."""
     group: int = 0
@@ -73,7 +85,11 @@ class BlockTable:
             **dict.fromkeys(_BY_MODE, shape),
             **dict.fromkeys(("state_bytes", "once_seconds"), shape[1:]),
             **dict.fromkeys(("send_bytes", "send_seconds"), (shape[1] - 1,)),
-            **({} if self.across_seconds is None else {"across_seconds": (shape[1] - 1,)}),
+            **{
+                name: (shape[1] - 1,)
+                for name in ("across_seconds", "near_seconds")
+                if getattr(self, name) is not None
+            },
         }
         for name, expected in wanted.items():
             found: Floats = getattr(self, name)
@@ -94,6 +110,18 @@ class BlockTable:
     def sends_to(self, group: int) -> Floats:
         """(N - 1,) seconds over every border to a stage on a device group."""
         return self.send_seconds if group == self.group or self.across_seconds is None else self.across_seconds
+
+    def borders(self, ends: Sequence[int], route: Sequence[int]) -> Borders:
+        """Between stages that end in front of these blocks. route: the rank group of every stage."""
+        nodes = [group // self.groups_per_node for group in route]
+        near = frozenset(edge for edge, (node, other) in enumerate(itertools.pairwise(nodes)) if node == other)
+        inside = self.send_seconds if self.near_seconds is None else self.near_seconds
+        return Borders(
+            seconds=tuple(
+                float((inside if edge in near else self.send_seconds)[end - 1]) for edge, end in enumerate(ends)
+            ),
+            near=near,
+        )
 
     def with_copies(self, count: int) -> BlockTable:
         """The same blocks with so many more copies of their parameters."""

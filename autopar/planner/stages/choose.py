@@ -136,26 +136,26 @@ def _one_pipeline(
     shares = 2 * chunks if both_ways else chunks
     if family in OPT_IN_FAMILIES:
         table = table.with_copies(STALE_COPIES)
-    holders = build_schedule(family, num_ranks, 1, chunks).route(0)
+    route = build_schedule(family, num_ranks, 1, chunks).route(0)
     kept = in_flight(family, num_ranks, micro_batches, chunks)
     question = CutQuestion(
         tables=(replace(table, devices=1, capacity_bytes=limit_bytes / shares),),
         devices=(num_stages,),
         micro_batches=micro_batches,
-        in_flight=tuple(kept[rank] / shares for rank in reversed(holders)),
+        in_flight=tuple(kept[rank] / shares for rank in reversed(route)),
         least_stages=num_stages,
     )
     cut = cut_into_stages(question)
     if cut is None:
         return None
     stages = [table.stage(stage.first, stage.end, stage.mode, twins=both_ways) for stage in cut.stages]
-    sends = [float(table.send_seconds[stage.end - 1]) for stage in cut.stages[:-1]]
-    schedule = schedule_for(family, stages, num_ranks, micro_batches, max(sends, default=0.0))
+    borders = table.borders([stage.end for stage in cut.stages[:-1]], route)
+    schedule = schedule_for(family, stages, num_ranks, micro_batches, max(borders.seconds, default=0.0))
     return Pipeline(
         family=family,
         chunks=chunks,
         micro_batches=micro_batches,
         table=table,
         cut=cut,
-        costs=play_pipeline(stages, schedule, send_seconds=sends),
+        costs=play_pipeline(stages, schedule, send_seconds=borders.seconds, near=borders.near),
     )

@@ -37,9 +37,9 @@ def search_order(pipeline: Pipeline, effort: float = 5.0) -> tuple[Pipeline, str
             f"schedule={SEARCHED!r} orders at most {MOST_PASSES} passes; {schedule.num_stages} stages with "
             f"{schedule.micro_batches} micro-batches have {passes}: use fewer micro-batches, or {pipeline.family!r}"
         )
-    sends = [float(pipeline.table.send_seconds[stage.end - 1]) for stage in pipeline.cut.stages[:-1]]
-    found = _searched(schedule, stages, sends, pipeline.table.capacity_bytes, effort)
-    costs = play_pipeline(stages, found.schedule, send_seconds=sends)
+    borders = pipeline.table.borders([stage.end for stage in pipeline.cut.stages[:-1]], schedule.route(0))
+    found = _searched(schedule, stages, borders.seconds, pipeline.table.capacity_bytes, effort)
+    costs = play_pipeline(stages, found.schedule, send_seconds=borders.seconds, near=borders.near)
     fits = max(costs.peak_bytes) <= pipeline.table.capacity_bytes
     better = fits and costs.step_seconds < pipeline.step_seconds
     note = (

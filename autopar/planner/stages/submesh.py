@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.cluster import Cluster, GroupTopology
+from autopar.cluster import Cluster, between_groups
 from autopar.cost_models.collectives import collective_seconds
 from autopar.layout import Mesh
 from autopar.parallel_plan import PIPELINE_AXIS
@@ -60,12 +60,13 @@ def table_of(
 ) -> BlockTable:
     """The block table of a sub-mesh. cluster: the whole one; query: of the whole question, for its memory limit."""
     across = whole_mesh(num_groups, solved.mesh) if num_groups > 1 else Mesh((PIPELINE_AXIS,), (cluster.num_devices,))
-    border = GroupTopology.of(cluster, across.shape, (0,)).border
+    per_node = 1 if cluster.num_nodes == 1 else max(1, cluster.devices_per_node // solved.mesh.size)
+    far, near = (between_groups(cluster, across.shape, ends) for ends in ((per_node - 1, per_node), (0, 1)))
 
     def send_seconds(nbytes: float) -> float:
-        return float(collective_seconds("neighbours", nbytes, border, cluster))
+        return float(collective_seconds("neighbours", nbytes, far, cluster))
 
-    return block_table(
+    table = block_table(
         solved,
         ways,
         runs,
@@ -74,6 +75,10 @@ def table_of(
         1 if query.micro is None else query.micro.count,
         gather_once=gather_once,
     )
+    if near == far:
+        return table
+    seconds = collective_seconds("neighbours", table.send_bytes, near, cluster)
+    return replace(table, near_seconds=seconds, groups_per_node=per_node)
 
 
 def tables_of(

@@ -102,3 +102,12 @@ def test_steps_that_do_not_drain_keep_three_more_copies_of_the_weights_and_are_n
     assert stale.pipeline.peak_bytes == pytest.approx(plain.pipeline.peak_bytes + 2 * 3 * 0.25)
     assert stale.pipeline.step_seconds == pytest.approx(8 * 6.0 + 3 * 2.0)
     assert "2bw" not in {tried.family for tried in try_families(table, 4, 8)}
+
+
+def test_borders_inside_of_a_node_cost_its_link() -> None:
+    table = replace(random_table(np.random.default_rng(0), 5), near_seconds=np.full(4, 1e-3), groups_per_node=2)
+    found = table.borders([1, 2, 4], (0, 1, 2, 3))
+    assert found.near == {0, 2}
+    assert found.seconds == (1e-3, float(table.send_seconds[1]), 1e-3)
+    back_and_forth = table.borders([1, 2, 4], (0, 1, 1, 0))
+    assert back_and_forth.near == {0, 1, 2}
