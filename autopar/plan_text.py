@@ -87,7 +87,7 @@ def _baseline_row(baseline: Baseline) -> tuple[str, ...]:
         return (
             baseline.name,
             mesh,
-            baseline.error or "not priced",
+            "does not run" if baseline.error else "not priced",
             "",
             format_seconds(baseline.objective_seconds),
             "",
@@ -122,7 +122,8 @@ def _parameter_layouts(parameter: ParameterPlan, mesh: Mesh) -> str:
 
 
 def facts(plan: Plan) -> list[str]:
-    """Lines that belong under the table: cluster, parts of the step, largest memory, uncovered operators, notes."""
+    """Lines that belong under the table: cluster, parts of the step, largest memory, why baselines do not run, uncovered
+    operators, notes."""
     lines = [
         f"cluster {plan.cluster}, priced by {plan.profile}",
         "step and memory (per device) are the simulator's; no plan costs less than the bound",
@@ -139,6 +140,7 @@ def facts(plan: Plan) -> list[str]:
     if prediction.bytes_by_kind:
         parts = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])
         lines.append("memory " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts))
+    lines.extend(f"{known.name} does not run: {known.error}" for known in plan.baselines if known.error)
     lines.extend(f"{name}: {_number(value)}" for name, value in plan.statistics.items())
     for operator, seconds in plan.uncovered.items():
         lines.append(f"no rule for {operator}: replicated, +{format_seconds(seconds)} per step")

@@ -67,7 +67,7 @@ def test_rows_put_the_chosen_plan_beside_priced_and_impossible_baselines() -> No
     chosen, zero, megatron = plan_rows(small_plan())
     assert chosen[:4] == ("chosen", "dp_shard=2 tp=4", "12.8 ms", "3.0 GiB")
     assert zero[:3] == ("ZeRO-3", "dp_shard=8", "20 ms")
-    assert megatron[2] == "7 heads do not divide by 8"
+    assert megatron[2] == "does not run"
 
 
 def test_summary_names_cluster_and_baselines() -> None:
@@ -75,6 +75,7 @@ def test_summary_names_cluster_and_baselines() -> None:
     assert "1x8 H100-SXM" in text
     assert "ZeRO-3" in text
     assert "layers.*.up" in text
+    assert "Megatron does not run: 7 heads do not divide by 8" in text
 
 
 def test_explain_names_collectives_and_the_runner_up() -> None:

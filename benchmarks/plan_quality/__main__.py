@@ -124,10 +124,13 @@ def known_rows(output: Path) -> dict[str, dict[str, Any]]:
 def content(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The document, settings in the order of the table."""
     ordered = [rows[name] for name in SETTINGS if name in rows]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     command = ["python -m benchmarks.plan_quality", *sys.argv[1:]]
-    made = {"commit": commit or None, "command": " ".join(command)}
-    return {"run": made, "summary": summary(ordered), "settings": ordered}
+    return {"run": {"command": " ".join(command)}, "summary": summary(ordered), "settings": ordered}
+
+
+def commit() -> str | None:
+    """What is checked out; None outside of a repository."""
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip() or None
 
 
 def run(name: str, planned: Planned, steps: int) -> dict[str, Any]:
@@ -140,7 +143,7 @@ def run(name: str, planned: Planned, steps: int) -> dict[str, Any]:
     runs = measured_runs(found["rows"], WARM_UP_STEPS, words, planned.predicted, found["peak_bytes"])
     elapsed = {"planning": planned.seconds, **found["elapsed"], "in the lab": time.perf_counter() - began}
     row = setting_row(name, setting.network.name, runs, {**planned.left_out, **reasons, **found["errors"]}, elapsed)
-    return row | {"profile_age_hours": round(profile_age(setting.network) / 3600.0, 1)}
+    return row | {"profile_age_hours": round(profile_age(setting.network) / 3600.0, 1), "commit": commit()}
 
 
 def run_baselines(name: str, steps: int) -> Table:
