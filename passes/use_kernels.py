@@ -169,6 +169,8 @@ def _gelu_tanh(write: GraphWriter, group: FoundGroup, recomputed: Recomputed) ->
 
 def _cross_entropy(write: GraphWriter, group: FoundGroup, recomputed: Recomputed) -> None:
     match = group.match
+    if len(shape_of(match["wide"])) != 2:  # classes per pixel: no rows
+        return
     rows, width = shape_of(match["wide"])
     start, one_per_row = match["start"], [rows]
     if shape_of(match["target"]) != (rows, 1) or (group.has_backward and not _is_one_hot(match)):

@@ -15,6 +15,7 @@ from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
 from autopar.planner.choose_kernels import with_kernels
 from autopar.simulation import simulate_plan
+from benchmarks.vision import UNet
 
 
 def model() -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -59,3 +60,12 @@ def test_cpus_have_nothing_to_choose(plan: Plan) -> None:
     bare = plan.with_(kernels=())
     lowered = lower(capture(module, (), inputs, precision="bf16"), bare, rank=0)
     assert with_kernels(bare, lowered, Cluster.parse("1x2 cpu"), ()) == (bare, lowered)
+
+
+def test_classes_per_pixel_are_no_rows_for_the_cross_entropy() -> None:
+    images, masks = torch.randn(4, 3, 16, 16), torch.zeros(4, 16, 16, dtype=torch.long)
+    found = autopar.plan(
+        UNet(channels=(32, 64), classes=4), {"images": images, "masks": masks}, cluster="1x2 H100-SXM", mode="fast"
+    )
+    assert isinstance(found, Plan)
+    assert "cross_entropy" not in found.kernels
