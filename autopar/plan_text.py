@@ -122,8 +122,8 @@ def _parameter_layouts(parameter: ParameterPlan, mesh: Mesh) -> str:
 
 
 def facts(plan: Plan) -> list[str]:
-    """Lines that belong under the table: cluster, parts of the step, largest memory, why baselines do not run, uncovered
-    operators, notes."""
+    """Lines that belong under the table: cluster, parts of the step, largest memory, why baselines do not run,
+    uncovered operators, notes."""
     lines = [
         f"cluster {plan.cluster}, priced by {plan.profile}",
         "step and memory (per device) are the simulator's; no plan costs less than the bound",

@@ -130,7 +130,8 @@ def content(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def commit() -> str | None:
     """What is checked out; None outside of a repository."""
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip() or None
+    said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return said.stdout.strip() or None
 
 
 def run(name: str, planned: Planned, steps: int) -> dict[str, Any]:
