@@ -1,0 +1,18 @@
+"""What holds for all tests: plans are priced by presets, not by what somebody measured on this machine before."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+
+_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """An empty folder for profiles, for this process and those that it starts, until the session ends."""
+    folder = tempfile.TemporaryDirectory(prefix="autopar-tests-")
+    config.stash[_FOLDER] = folder
+    os.environ["AUTOPAR_CACHE"] = folder.name
+    config.add_cleanup(folder.cleanup)
