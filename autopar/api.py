@@ -28,9 +28,8 @@ from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches
 from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
-from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.constraints import Recompute
-from autopar.planner.micro_batches import AtBatch, in_parts
+from autopar.planner.micro_batches import AtBatch, planned_parts
 from autopar.planner.search import Mode
 from autopar.program import MicroProgram, Program
 from autopar.questions import Options, as_cluster, capture_at, capture_program, check_options, plan_program
@@ -269,12 +268,7 @@ def _in_parts(program: Program, chosen: Plan, at_batch: AtBatch) -> MicroProgram
     """The program in the micro-batches of the plan; None where that is the whole batch."""
     if chosen.micro_batches == 1 and chosen.pipeline is None:
         return None
-    try:
-        return in_parts(program, chosen.micro_batches, at_batch)
-    except NotSeparable as reason:
-        raise PlanMismatchError(
-            f"the plan runs {chosen.micro_batches} micro-batches, but this model cannot: {reason}; plan again"
-        ) from reason
+    return planned_parts(program, chosen.micro_batches, at_batch)
 
 
 def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:

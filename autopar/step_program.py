@@ -31,7 +31,7 @@ from autopar.cost_models.simulator import Action
 from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.explain.stage_graphs import PipelineGraphs, StageGraphs, stage_graphs
 from autopar.hardware import Device
-from autopar.parallel_plan import Plan
+from autopar.parallel_plan import PIPELINE_AXIS, Plan
 from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches, joined_bytes
 from autopar.passes.overlap import overlapped
@@ -186,7 +186,8 @@ class StepProgram:
             groups, seconds = graphs.shared_gradients(rank) if self.program.training else ([], 0.0)
             if groups:
                 needed, last[rank] = tuple(ended[group] for group in groups), len(actions)
-                actions.append(Action("shared gradients", "pp", seconds, needed, communication=True, rank=rank))
+                name = "shared gradients"
+                actions.append(Action(name, PIPELINE_AXIS, seconds, needed, communication=True, rank=rank))
             actions += self._end(states[rank], rank, last[rank])
         return actions
 

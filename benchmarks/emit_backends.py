@@ -12,17 +12,18 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-import transformers
 from torch import nn
 
 import autopar
@@ -30,39 +31,64 @@ from autopar.demo.gpt import GPT, GPTConfig
 from autopar.runtime.emit import WholeStep
 from autopar.runtime.kernels.inductor import CompiledPiece, PieceByPiece
 from benchmarks.agreement import compare, loss_of, reference
+from benchmarks.models import Inputs, llama
 from benchmarks.results import write_results
 
-VOCABULARY, BATCH, LENGTH = 512, 4, 128
 WARM_UP = 3
-Inputs = dict[str, torch.Tensor]
 
 
-def gpt() -> tuple[nn.Module, Inputs]:
-    """Six layers of width 256 with layer norms and GELU."""
-    config = GPTConfig(vocabulary=VOCABULARY, positions=LENGTH, width=256, heads=4, layers=6)
-    return GPT(config), _inputs("tokens")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Of a model and its batch."""
+
+    layers: int
+    width: int
+    vocabulary: int
+    batch: int
+    length: int
+
+    def inputs(self, tokens: str) -> Inputs:
+        """`tokens` and `labels`, (batch, length)."""
+        shape = (self.batch, self.length)
+        return {name: torch.randint(0, self.vocabulary, shape) for name in (tokens, "labels")}
 
 
-def llama() -> tuple[nn.Module, Inputs]:
-    """Six layers of width 256 with RMS norms, SwiGLU and grouped queries."""
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=688, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=2, use_cache=False,
+def gpt(size: Size) -> tuple[nn.Module, Inputs]:
+    """Layer norms and GELU."""
+    config = GPTConfig(
+        vocabulary=size.vocabulary, positions=size.length, width=size.width, heads=4, layers=size.layers
+    )
+    return GPT(config), size.inputs("tokens")
+
+
+def grouped_llama(size: Size) -> tuple[nn.Module, Inputs]:
+    """RMS norms, SwiGLU of 8/3 of the width (up to a multiple of 16), two queries per key."""
+    model = llama(
+        layers=size.layers, width=size.width, hidden=16 * math.ceil(size.width / 6), heads=4, kv_heads=2,
+        vocabulary=size.vocabulary, positions=size.length,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config), _inputs("input_ids")
+    return model, size.inputs("input_ids")
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {"gpt": gpt, "llama": llama}
+MODELS: Mapping[str, Callable[[Size], tuple[nn.Module, Inputs]]] = {"gpt": gpt, "llama": grouped_llama}
 
 
-def _inputs(tokens: str) -> Inputs:
-    return {name: torch.randint(0, VOCABULARY, (BATCH, LENGTH)) for name in (tokens, "labels")}
+def compilations(module: Any, inputs: Inputs) -> tuple[int, int]:
+    """Compiled pieces of the step of these inputs, and how many compilations they took."""
+    step, _ = module.step_for((), inputs)
+    assert isinstance(step, WholeStep)
+    graphs = [graph for graph in (step.forward, step.backward) if isinstance(graph, PieceByPiece)]
+    found = [[call for _, call in graph.pieces if isinstance(call, CompiledPiece)] for graph in graphs]
+    return sum(map(len, found)), sum(len(calls[0].made) for calls in found)
+
+
+MEASURED = Size(layers=6, width=256, vocabulary=512, batch=4, length=128)
 
 
 def measure(name: str, steps: int) -> dict[str, Any]:
     """The row of one model."""
     torch.manual_seed(0)
-    model, inputs = MODELS[name]()
+    model, inputs = MODELS[name](MEASURED)
     expected = reference(model, inputs)
     eager = autopar.compile(copy.deepcopy(model), inputs)
     plan = eager.plan.with_(kernel_backend="inductor")
@@ -86,17 +112,14 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     median = {which: statistics.median(found) for which, found in seconds.items()}
     ours.zero_grad(set_to_none=True)
     agreement = compare(ours, inputs, expected)
-    step, _ = ours.step_for((), inputs)
-    assert isinstance(step, WholeStep)
-    graphs = [graph for graph in (step.forward, step.backward) if isinstance(graph, PieceByPiece)]
-    calls = [[call for _, call in graph.pieces if isinstance(call, CompiledPiece)] for graph in graphs]
+    pieces, made = compilations(ours, inputs)
     return {
         "model": name,
         "step_cpu_s": median,
         "over_eager": {which: median[which] / median["eager"] for which in median},
         "first_step_cpu_s": first,
-        "compiled_pieces": sum(map(len, calls)),
-        "compilations": sum(len(found[0].made) for found in calls),
+        "compiled_pieces": pieces,
+        "compilations": made,
         "gradient_error": agreement.gradient_error,
         "agrees": agreement.agrees,
     }

@@ -40,6 +40,7 @@ from autopar.passes.bucket_collectives import KINDS, buckets, in_buckets
 from autopar.passes.chunk_products import chunked_products, in_chunks
 from autopar.passes.collectives import describe
 from autopar.passes.early_starts import early_order
+from autopar.passes.graph_copies import copied
 from autopar.passes.partition import Partition
 
 MIB = 2**20
@@ -133,8 +134,7 @@ class _Pass:
             graph, phase, cluster=cluster, mesh=mesh, backend=backend, prices=prices, segment_of=str
         )
         self._kernels = {nodes[action.position].name: action for action in actions if action.stream == COMPUTE}
-        self._graph = fx.Graph()  # of its own: buckets are written into it and taken back
-        self._graph.output(self._graph.graph_copy(graph, {}))
+        self._graph = copied(graph)  # buckets are written into it and taken back
         self._read()
 
     def _read(self) -> None:

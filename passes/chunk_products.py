@@ -34,6 +34,7 @@ from autopar.ops.blocks import Cut, keeps_order, padded, pieces_first, pieces_jo
 from autopar.ops.row_chunks import row_chunk, rows_joined
 from autopar.passes.bucket_collectives import KINDS
 from autopar.passes.collectives import ALL_GATHER, CHUNK_OF, REDUCTIONS, describe, waits_of
+from autopar.passes.graph_copies import copied
 
 _aten = torch.ops.aten
 _MM = _aten.mm.default
@@ -78,8 +79,7 @@ def chunk_products(graph_module: GraphModule, chunks: Mapping[str, int]) -> Grap
 
 def in_chunks(source: fx.Graph, chunks: Mapping[str, int]) -> fx.Graph:
     """As `chunk_products`, of a graph alone."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(source, {}))
+    graph = copied(source)
     cut: set[fx.Node] = set()
     for found in list(chunked_products(list(graph.nodes))):
         count = chunks.get(found.kind, 1)

@@ -26,6 +26,7 @@ from autopar.ops.attention import (
 from autopar.ops.dropout import dropout_by_index
 from autopar.ops.random import exponential_by_index, integers_by_index, normal_by_index, uniform_by_index
 from autopar.passes.emitter import node_bytes
+from autopar.passes.graph_copies import copied
 from autopar.passes.partition import Partition
 from autopar.program import MicroProgram, Program, returned_values
 
@@ -86,8 +87,7 @@ def drawing_for(
     draws: operator -> dim of the samples. pieces: how many pieces of the whole batch, one behind the other, every part
     takes its samples from.
     """
-    copy = LazyGraphModule(graph_module, fx.Graph())
-    copy.graph.output(copy.graph.graph_copy(graph_module.graph, {}))
+    copy = LazyGraphModule(graph_module, copied(graph_module.graph))
     for node in copy.graph.nodes:
         dim = draws.get(str(node.meta.get("operator"))) if node.target in DRAWING_FUNCTIONS else None
         if dim is None:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from autopar._compat import release_saved_tensors
 from autopar.layout import Layout, replicated
 from autopar.parallel_plan import Plan
+from autopar.passes.graph_copies import copied
 from autopar.passes.overlap import overlapped
 from autopar.passes.partition import Partition
 from autopar.program import Input, Output, Program
@@ -49,16 +50,12 @@ def bind_groups(graph_module: fx.GraphModule, groups: ProcessGroups) -> fx.Graph
 
     all_reduce(x, "sum", "dp_shard+tp")   -->   all_reduce(x, "sum", "7")
     """
-    bound = fx.GraphModule(graph_module, fx.Graph())
-    graph = bound.graph
-    result = graph.graph_copy(graph_module.graph, {})
-    graph.output(result)
+    graph = copied(graph_module.graph)
     for node in graph.nodes:
         symbol = _symbol(node)
         if symbol is not None:
             node.args = (*node.args[:-1], groups.name(symbol))
-    bound.recompile()
-    return bound
+    return fx.GraphModule(graph_module, graph)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

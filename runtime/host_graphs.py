@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from autopar.passes.graph_copies import copied
 from autopar.runtime.communicator import communicator_of
 from autopar.runtime.host_collectives import (
     REDUCTIONS,
@@ -92,9 +93,7 @@ COLLECTIVES: Mapping[Any, Callable[..., MaybeStarted]] = {
 
 def with_host_collectives(graph_module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph bound to process groups whose collectives are those of the module docstring."""
-    changed = fx.GraphModule(graph_module, fx.Graph())
-    graph = changed.graph
-    graph.output(graph.graph_copy(graph_module.graph, {}))
+    graph = copied(graph_module.graph)
     for node in graph.nodes:
         if node.target in COLLECTIVES:
             assert not node.kwargs, f"{node} takes arguments by name"
@@ -104,8 +103,7 @@ def with_host_collectives(graph_module: fx.GraphModule) -> fx.GraphModule:
             node.target = COLLECTIVES[node.target]
             for waiting in waits:
                 waiting.target = wait
-    changed.recompile()
-    return changed
+    return fx.GraphModule(graph_module, graph)
 
 
 def operator_text(node: fx.Node) -> str:

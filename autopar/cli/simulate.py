@@ -20,11 +20,10 @@ from autopar.cli.bound import cluster_of, given_options, model_of
 from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
 from autopar.cluster import Cluster
-from autopar.errors import ConfigurationError, PlanMismatchError
+from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds
-from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.micro_batches import in_parts
+from autopar.planner.micro_batches import planned_parts
 from autopar.program import MicroProgram, Program
 from autopar.questions import Options, capture_at, capture_program
 from autopar.report.measured import write_side_by_side
@@ -80,11 +79,8 @@ def program_of(plan: Plan, said: dict[str, Any], cluster: Cluster) -> Program | 
     program = capture_program(model, args, kwargs, model.training, options, captures)
     if plan.micro_batches == 1 and plan.pipeline is None:
         return program
-    try:
-        at_batch = functools.partial(capture_at, program, model, args, kwargs, options, captures)
-        return in_parts(program, plan.micro_batches, at_batch)
-    except NotSeparable as reason:
-        raise PlanMismatchError(f"this model does not run in {plan.micro_batches} micro-batches: {reason}") from reason
+    at_batch = functools.partial(capture_at, program, model, args, kwargs, options, captures)
+    return planned_parts(program, plan.micro_batches, at_batch)
 
 
 def document(found: Simulation) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Comparison, Explanations, MemoryTable, RankProgram
-from autopar.planner.batch_flow import NotSeparable
 from autopar.questions import Options, as_cluster
 
 WISHES = frozenset(
@@ -49,12 +48,7 @@ def _fingerprint_under(plan: Plan, source: Source) -> str:
     """Of the program that the plan would run: one micro-batch's where it has several, or stages."""
     if plan.pipeline is None and plan.micro_batches == 1:
         return fingerprint(source.program)
-    try:
-        return fingerprint(source.in_parts(plan.micro_batches).program)
-    except NotSeparable as reason:
-        raise PlanMismatchError(
-            f"the plan runs {plan.micro_batches} micro-batches, but this model cannot: {reason}"
-        ) from reason
+    return fingerprint(source.in_parts(plan.micro_batches).program)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

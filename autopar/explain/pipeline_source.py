@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster, MixedCluster
-from autopar.errors import ConfigurationError, PlanMismatchError
+from autopar.errors import ConfigurationError
 from autopar.explain.source import Source
 from autopar.explain.stage_graphs import PipelineGraphs, stage_graphs
 from autopar.parallel_plan import Plan
-from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.query import budget
 from autopar.program import MicroProgram
 from autopar.step_program import StepProgram
@@ -60,9 +59,4 @@ class PipelineSource:
 
 def pipeline_source(source: Source, plan: Plan) -> PipelineSource:
     """The parts of a plan with stages. Raises PlanMismatchError where the model does not run in its micro-batches."""
-    try:
-        return PipelineSource(source, plan, source.in_parts(plan.micro_batches))
-    except NotSeparable as reason:
-        raise PlanMismatchError(
-            f"the plan runs {plan.micro_batches} micro-batches, but this model cannot: {reason}"
-        ) from reason
+    return PipelineSource(source, plan, source.in_parts(plan.micro_batches))

@@ -44,8 +44,8 @@ class PlayedCosts:
 def played_costs(source: Source, plan: Plan, options: Options) -> PlayedCosts:
     """A plan of the source's program played on the cluster of `options`.
 
-    Raises NotSeparable where the model does not run in the plan's micro-batches, and PlanMismatchError for the plan of
-    another program.
+    Raises PlanMismatchError where the model does not run in the plan's micro-batches, and for the plan of another
+    program.
     """
     program: Program | MicroProgram = source.program
     if plan.pipeline is not None or plan.micro_batches > 1:

@@ -17,7 +17,7 @@ from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.kept import Kept, Memo
-from autopar.planner.micro_batches import in_parts
+from autopar.planner.micro_batches import planned_parts
 from autopar.program import MicroProgram, Program
 from autopar.questions import Options, capture_at, plan_program
 
@@ -62,9 +62,9 @@ class Source:
         return capture_at(self.program, model, args, kwargs, self.options, self.captures, size)
 
     def in_parts(self, count: int) -> MicroProgram:
-        """The program of one of `count` micro-batches. Raises NotSeparable."""
+        """The program of one of `count` micro-batches. Raises PlanMismatchError where the model does not run so."""
         factorisation = self.kept.factorisations.recall(self.program, lambda: Factorisation(self.program))
-        return self.parts.recall(count, lambda: in_parts(self.program, count, self.at_batch, factorisation))
+        return self.parts.recall(count, lambda: planned_parts(self.program, count, self.at_batch, factorisation))
 
     def plan(self, options: Options) -> Plan:
         """The plan that answers `options`."""

@@ -21,7 +21,6 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.parallel_plan import PipelinePlan, Plan
-from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.one_mesh import price
@@ -162,13 +161,8 @@ def stage_problem(source: Source, plan: Plan, options: Options | None = None) ->
             "only: ask a plan with equal groups, or plan again with what_if(...)"
         )
     whole = query_of(source, replace(plan, pipeline=None, micro_batches=1), asked)
-    try:
-        micro = source.in_parts(plan.micro_batches)
-    except NotSeparable as reason:
-        raise PlanMismatchError(
-            f"the plan runs {plan.micro_batches} micro-batches, but this model cannot: {reason}"
-        ) from reason
-    part = replace(in_parts_of(whole, micro), cluster=sub_cluster(asked.cluster, plan.mesh.shape[0]), hidden_share=0.0)
+    part = in_parts_of(whole, source.in_parts(plan.micro_batches))
+    part = replace(part, cluster=sub_cluster(asked.cluster, plan.mesh.shape[0]), hidden_share=0.0)
     lifetimes = Lifetimes(part.program)
     return StageProblem(whole=whole, query=part, lifetimes=lifetimes, runs=find_runs(lifetimes))
 

@@ -26,6 +26,7 @@ from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_names import is_causal
 from autopar.cost_models.program_costs import describe_values
 from autopar.parallel_plan import Plan
+from autopar.passes.graph_copies import copied
 from autopar.passes.use_kernels import use_kernels
 from autopar.plan_entries import KERNELS
 from autopar.program import Program
@@ -60,10 +61,8 @@ def with_kernels(plan: Plan, lowered: Program, cluster: Cluster, recomputed: Col
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    copied: fx.GraphModule = LazyGraphModule(module, graph)
-    return copied
+    copy: fx.GraphModule = LazyGraphModule(module, copied(module.graph))
+    return copy
 
 
 def _targets(module: fx.GraphModule) -> Counter[object]:

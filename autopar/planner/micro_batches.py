@@ -16,7 +16,7 @@ from fractions import Fraction
 from torch import fx
 
 from autopar.capture.family import aligned
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, PlanMismatchError
 from autopar.planner.batch_flow import BatchFlow, Kind, NotSeparable
 from autopar.planner.factorisation import Factorisation, value_of
 from autopar.program import Input, Joined, MicroProgram, Output, Program
@@ -67,6 +67,18 @@ def in_parts(whole: Program, count: int, at_batch: AtBatch, factorisation: Facto
     except CaptureError as error:
         raise NotSeparable(f"the model does not run at batch {size // count}: {error}") from error
     return micro_program(whole, part, count, factorisation or Factorisation(whole))
+
+
+def planned_parts(
+    whole: Program, count: int, at_batch: AtBatch, factorisation: Factorisation | None = None
+) -> MicroProgram:
+    """`in_parts`, for the number that a plan says. Raises PlanMismatchError where the model does not run so."""
+    try:
+        return in_parts(whole, count, at_batch, factorisation)
+    except NotSeparable as reason:
+        raise PlanMismatchError(
+            f"the plan runs {count} micro-batches, but this model cannot: {reason}; plan again"
+        ) from reason
 
 
 def _name(node: fx.Node) -> str:

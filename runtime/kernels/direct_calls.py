@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.passes.graph_copies import copied
+
 _aten = torch.ops.aten
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
@@ -70,9 +72,7 @@ METHODS: Mapping[Any, str] = {
 
 def with_direct_calls(graph_module: fx.GraphModule) -> fx.GraphModule:
     """A copy whose operators on tensors are called directly where torch has a function or method of theirs."""
-    changed = fx.GraphModule(graph_module, fx.Graph())
-    graph = changed.graph
-    graph.output(graph.graph_copy(graph_module.graph, {}))
+    graph = copied(graph_module.graph)
     for node in graph.nodes:
         if not node.args or isinstance(node.args[0], int | float | complex):
             continue  # functions take no number for `self`
@@ -80,5 +80,4 @@ def with_direct_calls(graph_module: fx.GraphModule) -> fx.GraphModule:
             node.target = FUNCTIONS[node.target]
         elif node.target in METHODS and not node.kwargs:
             node.op, node.target = "call_method", METHODS[node.target]
-    changed.recompile()
-    return changed
+    return fx.GraphModule(graph_module, graph)

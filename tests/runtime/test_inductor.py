@@ -13,7 +13,8 @@ from autopar.passes.pieces import cut_into_pieces
 from autopar.runtime.kernels import kernels
 from autopar.runtime.kernels.inductor import CompiledPiece, PieceByPiece, check_compiler, cpp_compiler
 from benchmarks.agreement import compare, reference
-from tests.distributed.inductor_jobs import MODELS, compilations
+from benchmarks.emit_backends import MODELS, compilations
+from tests.distributed.inductor_jobs import SMALL
 from tests.passes.test_pieces import aten, layers
 
 needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler is installed")
@@ -23,7 +24,8 @@ needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compi
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_one_process_computes_what_the_plain_model_computes(name: str) -> None:
-    model, inputs = MODELS[name]()
+    torch.manual_seed(0)
+    model, inputs = MODELS[name](SMALL)
     plan = autopar.compile(copy.deepcopy(model), inputs).plan.with_(kernel_backend="inductor")
     module = autopar.compile(copy.deepcopy(model), inputs, plan=plan)
     found = compare(module, inputs, reference(model, inputs))
