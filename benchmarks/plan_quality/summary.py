@@ -3,11 +3,15 @@ runtime and the predictions are."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
+from benchmarks.plan_quality.bootstrap import slowdown
 from benchmarks.plan_quality.rows import CLASSIC
 
 AS_GOOD = 1.05
@@ -38,6 +42,9 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "median_kendall_tau": median(
             [row for row in rows if row["kendall_tau"] is not None], lambda r: r["kendall_tau"]
         ),
+        "median_kendall_tau_beyond_chance": median(
+            [row for row in rows if tau_beyond_chance(row) is not None], tau_beyond_chance
+        ),
         "wrong_losses": {row["name"]: row["wrong_losses"] for row in rows if row["wrong_losses"]},
     }
 
@@ -53,6 +60,17 @@ def bytes_error(run: Row) -> float | None:
     if not said or not sum(said):
         return None
     return float(abs(sum(map(sum, run["link_bytes"])) / sum(said) - 1.0))
+
+
+def tau_beyond_chance(row: Row) -> float | None:
+    """Kendall's tau of predicted and measured seconds over the pairs of our plans of which one is slower than the other
+    beyond chance; None without such a pair."""
+    ours = sorted((run for run in row["runs"] if run["predicted"] is not None), key=itemgetter("seconds"))
+    pairs = [(a, b) for a, b in itertools.combinations(ours, 2) if slowdown(b["steps"], a["steps"]).significant]
+    if not pairs:
+        return None
+    found = (np.sign(slower["predicted"]["seconds"] - faster["predicted"]["seconds"]) for faster, slower in pairs)
+    return float(sum(found)) / len(pairs)
 
 
 def median(rows: Sequence[Row], value: Callable[[Row], Any]) -> float | None:

@@ -18,7 +18,7 @@ from benchmarks.plan_quality.models import chain_loss, gpt, llama, mixture, reco
 from benchmarks.plan_quality.rows import exposed, link_bytes, measured_runs, setting_row
 from benchmarks.plan_quality.searches import galvatron, megatron, style
 from benchmarks.plan_quality.settings import QUICK, SETTINGS
-from benchmarks.plan_quality.summary import summary
+from benchmarks.plan_quality.summary import summary, tau_beyond_chance
 from benchmarks.vision import UNet
 
 MODELS: dict[str, tuple[nn.Module, torch.Tensor]] = {
@@ -110,6 +110,17 @@ def test_the_ranking_of_our_plans_is_scored() -> None:
     rows = {"autopar": steps(9.0, 1.0), "autopar as ddp": steps(9.0, 2.0), "ddp": steps(9.0, 2.0)}
     assert row_of(rows, **{"autopar": 1.0, "autopar as ddp": 3.0})["kendall_tau"] == 1.0
     assert row_of(rows, **{"autopar": 1.0, "autopar as ddp": 0.5})["kendall_tau"] == -1.0
+
+
+def test_the_ranking_beyond_chance_counts_pairs_of_which_one_is_slower_beyond_chance() -> None:
+    rows = {"autopar": steps(9.0, 1.0, 1.2, 1.1), "autopar as ddp": steps(9.0, 1.05, 1.25, 1.15)}
+    rows |= {"ddp": steps(9.0, 2.0, 2.0, 2.0)}
+    tied = row_of(rows, **{"autopar": 1.1, "autopar as ddp": 1.0})
+    assert tied["kendall_tau"] == -1.0
+    assert tau_beyond_chance(tied) is None
+    rows |= {"autopar as tp": steps(9.0, 2.0, 2.1, 2.0)}
+    assert tau_beyond_chance(row_of(rows, **{"autopar": 1.1, "autopar as ddp": 1.0, "autopar as tp": 3.0})) == 1.0
+    assert tau_beyond_chance(row_of(rows, **{"autopar": 1.1, "autopar as ddp": 1.0, "autopar as tp": 1.05})) == 0.0
 
 
 def test_the_summary_counts_settings_and_takes_medians() -> None:
