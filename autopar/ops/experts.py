@@ -31,13 +31,12 @@ def expert_linear(x: Tensor, weight: Tensor, expert_ids: Tensor, transposed: boo
     expert_ids (T,) int64; ids outside [0, E) give zero rows.
     """
     matrices = weight.transpose(1, 2) if transposed else weight
+    if not x.shape[0]:
+        return x.new_empty(0, matrices.shape[2])
     order, counts = _by_expert(expert_ids, weight.shape[0])
-    out = x.new_zeros(x.shape[0], matrices.shape[2])
-    if x.shape[0]:
-        rows = x[order]
-        product = _grouped_rows(rows, matrices, counts) if _has_kernel(x, matrices) else _rows(rows, matrices, counts)
-        out[order] = product
-    return out
+    rows = x.index_select(0, order)
+    product = _grouped_rows(rows, matrices, counts) if _has_kernel(x, matrices) else _rows(rows, matrices, counts)
+    return product.index_select(0, _inverse(order))
 
 
 @expert_linear.register_fake
@@ -57,10 +56,10 @@ def expert_outer(x: Tensor, grad: Tensor, expert_ids: Tensor, num_experts: int, 
     """
     left, right = (grad, x) if transposed else (x, grad)
     order, counts = _by_expert(expert_ids, num_experts)
-    left, right = left[order], right[order]
+    left, right = left.index_select(0, order), right.index_select(0, order)
     if _has_kernel(left, right) and left.shape[0]:
         return _grouped_outer(left, right, counts)
-    out = x.new_zeros(num_experts, left.shape[1], right.shape[1])
+    out = x.new_empty(num_experts, left.shape[1], right.shape[1])
     start = 0
     for expert, count in enumerate(counts.tolist()):
         torch.mm(left[start : start + count].t(), right[start : start + count], out=out[expert])
@@ -97,13 +96,19 @@ def _by_expert(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return keys.argsort(stable=True), counts[:num_experts]
 
 
+def _inverse(order: Tensor) -> Tensor:
+    """Where every row went."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
 def _rows(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
     """One product per expert."""
-    out = rows.new_zeros(rows.shape[0], matrices.shape[2])
+    out = rows.new_empty(rows.shape[0], matrices.shape[2])
     start = 0
     for expert, count in enumerate(counts.tolist()):
         torch.mm(rows[start : start + count], matrices[expert], out=out[start : start + count])
         start += count
+    out[start:].zero_()
     return out
 
 

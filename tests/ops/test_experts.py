@@ -38,6 +38,18 @@ def test_forward_and_backward_equal_row_by_row(expert_ids: Tensor, transposed: b
         torch.testing.assert_close(mine, theirs)
 
 
+def test_rows_and_experts_without_each_other_are_written_too() -> None:
+    x, weight = torch.randn(7, 5), torch.randn(NUM_EXPERTS, 5, 3)
+    torch.use_deterministic_algorithms(True)  # fills what is not written with nan
+    try:
+        found = expert_linear(x, weight, IDS["no expert"], False)
+        gradient = expert_outer(x, torch.randn(7, 3), IDS["one expert"], NUM_EXPERTS, False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [bool((row == 0.0).all()) for row in found] == [True, True, False, True, False, True, False]
+    assert [bool((each == 0.0).all()) for each in gradient] == [True, True, False, True]
+
+
 def test_operators_keep_their_promises_to_torch() -> None:
     x = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(NUM_EXPERTS, 5, 3, dtype=torch.float64, requires_grad=True)
