@@ -129,7 +129,7 @@ def test_nothing_recomputed_is_saved_and_a_partition_that_does_is_noticed(captur
 
 @pytest.mark.slow
 def test_a_tighter_limit_costs_more_and_is_kept():
-    captured = captured_of(gpt2)
+    captured = captured_of(llama)
     free = captured.plan(mesh=(4,))
     assert not recomputed(free)
     least = captured.plan(mesh=(4,), recompute="full").predicted.peak_bytes
@@ -138,8 +138,8 @@ def test_a_tighter_limit_costs_more_and_is_kept():
         limit = least + share * (free.predicted.peak_bytes - least)
         plan = captured.plan(mesh=(4,), memory_limit=limit)
         assert plan.predicted.peak_bytes <= limit
-        assert bool(recomputed(plan)) == ("recomputed" in plan.statistics)
-        objectives.append(plan.objective_seconds * (1 + 1e-3))
+        assert recomputed(plan)
+        objectives.append(plan.objective_seconds)
     assert objectives == sorted(objectives)
 
 
