@@ -384,7 +384,7 @@ def from_plan_alone(plan: Plan, names: Sequence[str]) -> Explanations:
     found = []
     for name, *others in alike(plan, names):
         nearest = plan.explanations.get(name, ())
-        notes = () if nearest else tuple(why_no_runner_up(plan))
+        notes = () if nearest else tuple(why_no_runner_up(plan, name))
         layout = layout_lines(plan, name)
         found.append(Explanation(name=name, count=1 + len(others), layout=layout, nearest=nearest, notes=notes))
     return Explanations(choices=tuple(found), axes=axes_in_links(plan))

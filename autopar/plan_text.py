@@ -195,11 +195,15 @@ def layout_lines(plan: Plan, name: str) -> tuple[str, ...]:
     return (f"operator {name}", *_explain_operator(plan.operators[name], plan.layout_mesh))
 
 
-def why_no_runner_up(plan: Plan) -> list[str]:
-    """What to say of a choice of which the plan names no other."""
+def why_no_runner_up(plan: Plan, name: str) -> list[str]:
+    """What to say of a choice of which the plan itself names no other."""
     if plan.pipeline is not None and plan.alternatives:
         return _other_pipelines(plan)
-    return ["no runner-up: other choices ask their neighbours to change too, or a hand wrote the plan"]
+    if not plan.explanations:
+        return ["no runner-up: the plan lists no other choices, so no search wrote it; its model could tell"]
+    if name not in plan.explanations:
+        return ["there is no other choice"]
+    return ["no other choice while all else stays: a neighbour would have to follow; the model tells which, and at what cost"]
 
 
 def _other_pipelines(plan: Plan) -> list[str]:

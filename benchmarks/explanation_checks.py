@@ -1,12 +1,20 @@
-"""Two evaluators, beside what explains, of what an explanation says that switching costs; they share its prices and its
-finder of steps, but no table.
+"""Two evaluators, beside what explains, of what an explanation says that switching costs.
 
-    raw_optimum(problem, rows, forbidden)     the one-hot program, written out and given to HiGHS: small graphs
-    recounted(recovered, labels)              seconds of an assignment, operator by operator and collective by
-                                              collective, from layouts and prices alone: graphs of any size
+    raw_optimum(problem, rows, forbidden)       the one-hot program, written out and given to HiGHS: small graphs
+    recounted(query, mesh, built, labels)       seconds of an assignment, operator by operator and collective by
+                                                collective, from its layouts: graphs of any size
 
-The first proves that no plan without the choice is cheaper; the second that tables, reductions and labels say what the
-layouts cost.
+The first proves that no plan without the choice is cheaper; it takes the tables of the problem as they are. The second
+takes none of them: it says that tables, routes, classes of equal entries and labels are what the layouts cost. What it
+shares with the planner:
+
+- the skeleton: which tensors are redistributed from whom to whom, behind which views (read again, by the same code);
+- seconds of an operator in a layout (`Prices.operator_costs`), of the optimizer and of tie-breaks;
+- seconds of one collective of given kind, bytes and group, and of a copy (`cost_models`, compared with measurements by
+  `benchmarks.validation`).
+
+A redistribution that moves one axis alone is worked out here (`_one_axis`): which collective, how many bytes, which
+group. Others, with nested or uneven blocks or several axes, take their steps from the lowering's finder.
 """
 
 from __future__ import annotations
@@ -18,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver.python import model_builder
 
-from autopar.cost_models.operators import optimizer_seconds
-from autopar.layout import Layout, Mesh, Replicate, replicated
+from autopar.cluster import Cluster, GroupTopology
+from autopar.cost_models.collectives import CollectiveKind, collective_seconds
+from autopar.cost_models.operators import copy_seconds, optimizer_seconds
+from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard, replicated
 from autopar.passes.emit_redistribution import redistribution_steps
 from autopar.passes.view_layouts import layout_before_view
 from autopar.planner.build import Built, Variable
@@ -103,17 +113,19 @@ def _edge_terms(
 
 def recounted(query: Query, mesh: Mesh, built: Built, labels: Sequence[int]) -> float:
     """Seconds of an assignment without recomputation, from its layouts."""
-    return _Recount(query, mesh, built, labels).seconds()
+    return Recount(query, mesh, built, labels).seconds()
 
 
-class _Recount:
-    """One assignment, priced from a new skeleton and new prices."""
+class Recount:
+    """One assignment, priced from a new skeleton and new prices. own, found: redistributions that were worked out here,
+    and those that took their steps from the lowering's finder."""
 
     def __init__(self, query: Query, mesh: Mesh, built: Built, labels: Sequence[int]) -> None:
         self.query, self.mesh, self.built, self.labels = query, mesh, built, labels
         self.prices = Prices(query.cluster, mesh)
         self.skeleton: Skeleton = skeleton_of(query.program, query.kernel_backend, Factorisation(query.program))
         self.count = 1 if query.micro is None else query.micro.count
+        self.own = self.found = 0
 
     def seconds(self) -> float:
         nodes = [self._node(index, variable) for index, variable in enumerate(self.built.variables)]
@@ -165,11 +177,59 @@ class _Recount:
         return self._steps(kin.shape, kin.nbytes, source, target)
 
     def _steps(self, shape: tuple[int, ...], nbytes: int, source: Layout, target: Layout) -> float:
-        steps = redistribution_steps(shape, source, target, self.mesh)
         ties = zip(self.prices.tie_breaks, source, target, strict=True)
-        return math.fsum(self.prices.step_seconds(step, nbytes) for step in steps) + float(
-            sum(tie for tie, before, after in ties if before != after)
-        )
+        tie = float(sum(tie for tie, before, after in ties if before != after))
+        if source == target:
+            return tie
+        seconds = _one_axis(shape, nbytes, source, target, self.mesh, self.query.cluster)
+        if seconds is not None:
+            self.own += 1
+            return seconds + tie
+        self.found += 1
+        steps = redistribution_steps(shape, source, target, self.mesh)
+        return math.fsum(self.prices.step_seconds(step, nbytes) for step in steps) + tie
+
+
+def _one_axis(
+    shape: Sequence[int], nbytes: int, source: Layout, target: Layout, mesh: Mesh, cluster: Cluster
+) -> float | None:
+    """Seconds of a redistribution that moves one axis, whose blocks are even and share no dim with another axis; None
+    of any other.
+
+        S -> R      all_gather of what the other axes leave of the tensor
+        P -> R      all_reduce of it
+        P -> S      reduce_scatter of it
+        S -> S'     all_to_all of one block
+        R -> S      a copy of the block
+    """
+    axes = [axis for axis, (before, after) in enumerate(zip(source, target, strict=True)) if before != after]
+    if len(axes) != 1:
+        return None
+    axis, ranks = axes[0], mesh.shape[axes[0]]
+    before, after = source[axis], target[axis]
+    moved = [placement for placement in (before, after) if isinstance(placement, Shard)]
+    others = [(other, p) for other, p in enumerate(source) if other != axis and isinstance(p, Shard)]
+    dims = {shard.dim for shard in moved}
+    if len(dims) < len(moved) or dims & {shard.dim for _, shard in others}:
+        return None
+    if any(shape[shard.dim] // shard.split % ranks or shape[shard.dim] % shard.split for shard in moved):
+        return None
+    kept = nbytes / math.prod(mesh.shape[other] for other, _ in others)  # what the other axes leave
+    if isinstance(before, Replicate):
+        return float(copy_seconds(cluster.device, kept / ranks))
+    kind = _COLLECTIVES[type(before), type(after)]
+    sent = kept / ranks if kind == "all_to_all" else kept
+    seconds = float(collective_seconds(kind, sent, GroupTopology.of(cluster, mesh.shape, (axis,)), cluster))
+    strided = any(shard != Shard(0) for shard in moved)  # blocks of any other dim are no ranges of memory
+    return seconds + (float(copy_seconds(cluster.device, sent, transposing=True)) if strided else 0.0)
+
+
+_COLLECTIVES: Mapping[tuple[type[Placement], type[Placement]], CollectiveKind] = {
+    (Shard, Replicate): "all_gather",
+    (Partial, Replicate): "all_reduce",
+    (Partial, Shard): "reduce_scatter",
+    (Shard, Shard): "all_to_all",
+}
 
 
 def _wanted(variable: Variable, port: int) -> LayoutSet | None:

@@ -106,7 +106,8 @@ class Limits:
         """The best plan on a mesh of the same sizes for a question without a wish, from this plan on."""
         try:
             recovered = recover(query_of(self.source, self.plan, options), replace(self.plan, mesh=mesh))
-            yield self._relaxed(text, Resolver(recovered, self.resolver.cpu_seconds).optimum(), mesh)
+            resolver = Resolver(recovered, self.resolver.cpu_seconds, self.resolver.memory_gap)
+            yield self._relaxed(text, resolver.optimum(), mesh)
         except (InfeasibleError, PlanMismatchError):
             return  # the plan itself is no answer there, so nothing can be said
 

@@ -4,6 +4,7 @@
     holds       its bytes at the fullest moment of the step
     runner-up   the best plan in which it is otherwise, found by solving again with this choice forbidden
     binds       the limits without which the plan would cost less, and what the choice would then be (`binding.py`)
+    no split    what the axes cannot split because it does not divide (`indivisible.py`)
 
 Layers that repeat are explained once. A search for a runner-up that ends at its time limit is reported as found, with
 what is proven: no plan without the choice costs less than that.
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 from autopar.errors import InfeasibleError
 from autopar.explain.binding import Limits
+from autopar.explain.indivisible import indivisible_names
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.source import Source
 from autopar.explain.stage_choices import explain_in_stages
@@ -23,8 +25,10 @@ from autopar.parallel_plan import Plan
 from autopar.plan_answers import Explanation, Explanations, Switch, alike, axes_in_links
 from autopar.plan_text import layout_lines
 from autopar.planner.cost_terms import cost_terms
+from autopar.planner.one_mesh import EXACT_GAP
 from autopar.planner.read import switching_costs
 from autopar.planner.resolve import Resolver
+from autopar.planner.within_memory import MEMORY_GAP
 
 SECONDS = 10.0
 """CPU seconds of one search for a runner-up, unless it is asked to be exact."""
@@ -40,7 +44,8 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
     if plan.pipeline is not None:
         return explain_in_stages(source, plan, names, EXACT_SECONDS if exact else SECONDS)
     recovered = recovered_plan(source, plan)
-    resolver = Resolver(recovered, EXACT_SECONDS if exact else SECONDS)
+    seconds, gap = (EXACT_SECONDS, EXACT_GAP) if exact else (SECONDS, MEMORY_GAP)
+    resolver = Resolver(recovered, seconds, gap)
     limits = Limits(source, plan, resolver)
     by_name = terms_by_name(cost_terms(recovered))
     nearest = switching_costs(recovered.built, recovered.labels, recovered.mesh)
@@ -60,7 +65,7 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
                 nearest=nearest.get(name, ()),
                 switch=switch,
                 bindings=limits.of(index),
-                notes=notes,
+                notes=(*notes, *indivisible_names(recovered, index)),
             )
         )
     return Explanations(choices=tuple(found), axes=axes_in_links(plan), limits=limits.tried)

@@ -61,10 +61,11 @@ class Resolved:
 
 
 class Resolver:
-    """Asks the problem of one plan again. cpu_seconds: of one answer."""
+    """Asks the problem of one plan again. cpu_seconds: of one answer; memory_gap: relative gap at which a search within
+    memory ends."""
 
-    def __init__(self, recovered: Recovered, cpu_seconds: float) -> None:
-        self.recovered, self.cpu_seconds = recovered, cpu_seconds
+    def __init__(self, recovered: Recovered, cpu_seconds: float, memory_gap: float = MEMORY_GAP) -> None:
+        self.recovered, self.cpu_seconds, self.memory_gap = recovered, cpu_seconds, memory_gap
 
     # what the plan itself holds
 
@@ -154,7 +155,7 @@ class Resolver:
         warm = None if start is None else _nearest(problem, start)
         solution = solve(
             problem,
-            gap=MEMORY_GAP if rows else EXACT_GAP,
+            gap=self.memory_gap if rows else EXACT_GAP,
             cpu_limit=self.cpu_seconds,
             warm_start=warm,
             stop=self.recovered.query.deadline.stop,
