@@ -24,6 +24,7 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.origin import remembering
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
+from autopar.passes.check_plan import refuse_unknown_names
 from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches
 from autopar.passes.partition import split_forward_backward
@@ -254,7 +255,7 @@ def _build(
         chosen = Plan.from_json(text)
     step = attempt_on_all(lambda: _in_parts(program, chosen, at_batch))
     if given is not None and pinned is None:
-        _check_plan(chosen, fingerprint(program if step is None else step.program))
+        _check_plan(chosen, program if step is None else step.program)
     return realize(step or program, chosen, groups or _processes_of(chosen, _device_type(model)))
 
 
@@ -292,7 +293,8 @@ def _load(plan: Plan | str | Path | None) -> Plan | None:
     return Plan.load(plan) if isinstance(plan, str | Path) else plan
 
 
-def _check_plan(chosen: Plan, mark: str) -> None:
+def _check_plan(chosen: Plan, program: Program) -> None:
+    mark = fingerprint(program)
     if chosen.num_ranks != world_size():
         raise PlanMismatchError(
             f"the plan is for {chosen.num_ranks} devices (mesh {chosen.mesh.shape}), {world_size()} processes are "
@@ -303,6 +305,7 @@ def _check_plan(chosen: Plan, mark: str) -> None:
             f"the plan was made for another graph (fingerprint {chosen.fingerprint[:12]}, this model with these inputs "
             f"has {mark[:12]}): pass the same model configuration, input shapes and loss, or plan again"
         )
+    refuse_unknown_names(chosen, program)
 
 
 def _running_cluster(cluster: Cluster | str | None) -> Cluster:

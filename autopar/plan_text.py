@@ -203,7 +203,7 @@ def why_no_runner_up(plan: Plan, name: str) -> list[str]:
         return ["no runner-up: the plan lists no other choices, so no search wrote it; its model could tell"]
     if name not in plan.explanations:
         return ["there is no other choice"]
-    return ["no other choice while all else stays: a neighbour would have to follow; the model tells which, and at what cost"]
+    return ["no other choice while all else stays: neighbours would have to follow; its model tells what that costs"]
 
 
 def _other_pipelines(plan: Plan) -> list[str]:

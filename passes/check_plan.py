@@ -10,6 +10,7 @@ does a split of a later part of the factor, if all tensors agree on the part.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 
@@ -20,8 +21,26 @@ from autopar.errors import PlanMismatchError
 from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, format_layout, is_legal
 from autopar.parallel_plan import OperatorPlan, Plan
 from autopar.passes.view_layouts import cut_positions
+from autopar.program import Program
 from autopar.rules.engine import rule_for, tensor_operands
 from autopar.rules.rule import Rule, Tensor
+
+
+def refuse_unknown_names(plan: Plan, program: Program) -> None:
+    """Raises PlanMismatchError for an entry of something that the plan's program does not have: what was meant for it
+    would be lost."""
+    operators = {str(node.meta["operator"]) for node in program.graph.nodes if "operator" in node.meta}
+    inputs = {entry.name for entry in program.inputs}
+    for kind, names, known in (
+        ("parameter", plan.parameters, inputs),
+        ("operator", plan.operators, operators),
+        ("input", plan.inputs, inputs),
+        ("buffer", plan.buffers, inputs),
+    ):
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, sorted(known - set(names)) or sorted(known), 1, 0.0)
+                raise PlanMismatchError(f"{kind}s.{name}: the model has no such {kind}; nearest: {', '.join(near)}")
 
 
 def operator_plan(plan: Plan, node: fx.Node) -> OperatorPlan:
@@ -109,10 +128,18 @@ def _axis_problem(
     if choice == "partial":
         marks = tuple(isinstance(p, Partial) for p in before)
         linear = all(p in (Replicate(), Partial()) for p in before) and all(p == Partial() for p in after)
-        return None if marks in rule.linear and linear else f"linear operands must be one of {rule.linear}"
+        return None if marks in rule.linear and linear else _linear_in(rule)
     if choice not in rule.names:
         return f"the operator has only the names {list(rule.names)}"
     return _split_problem(rule, axis, choice, entry, inputs, outputs, mesh)
+
+
+def _linear_in(rule: Rule) -> str:
+    """Through which operands partial sums may pass."""
+    if not rule.linear:
+        return "no partial sums may pass: the operator is linear in none of its inputs"
+    ways = [" and ".join(f"input {i}" for i, marked in enumerate(marks) if marked) for marks in rule.linear]
+    return f"partial sums pass through {' or '.join(ways)}, with every output P(sum) and the other inputs R"
 
 
 def _split_problem(

@@ -102,6 +102,15 @@ def test_unknown_name_is_an_error_with_the_nearest_names() -> None:
         small_plan().explain("heads")
 
 
+def test_a_plan_alone_says_why_it_names_no_other_choice() -> None:
+    plan = small_plan()
+    held = {**plan.explanations, "head": ()}
+    assert "neighbours would have to follow" in str(replace(plan, explanations=held).explain("head"))
+    assert "so no search wrote it" in str(replace(plan, explanations={}).explain("head"))
+    only = {name: others for name, others in held.items() if name != "head"} or {"other": ()}
+    assert "there is no other choice" in str(replace(plan, explanations=only).explain("head"))
+
+
 def test_a_pipeline_is_explained_by_what_was_compared() -> None:
     stages = PipelinePlan(schedule="1f1b", chunks=1, stages=())
     others = (

@@ -16,7 +16,9 @@ from autopar.capture import fingerprint
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
+from autopar.passes.check_plan import refuse_unknown_names
 from autopar.plan_answers import Comparison, Explanations, MemoryTable, RankProgram
+from autopar.program import Program
 from autopar.questions import Options, as_cluster
 
 WISHES = frozenset(
@@ -35,20 +37,22 @@ def remembering(plan: Plan, source: Source) -> Plan:
 
 def bound(plan: Plan, source: Source) -> Plan:
     """A plan of unknown origin with this source. Raises PlanMismatchError for the plan of another program."""
-    mark = _fingerprint_under(plan, source)
+    program = _program_under(plan, source)
+    mark = fingerprint(program)
     if plan.fingerprint != mark:
         raise PlanMismatchError(
             f"the plan was made for another graph (fingerprint {plan.fingerprint[:12]}, this one is {mark[:12]}): give "
             "the model, batch and sequence length that were planned"
         )
+    refuse_unknown_names(plan, program)
     return remembering(plan, source)
 
 
-def _fingerprint_under(plan: Plan, source: Source) -> str:
-    """Of the program that the plan would run: one micro-batch's where it has several, or stages."""
+def _program_under(plan: Plan, source: Source) -> Program:
+    """The program that the plan would run: one micro-batch's where it has several, or stages."""
     if plan.pipeline is None and plan.micro_batches == 1:
-        return fingerprint(source.program)
-    return fingerprint(source.in_parts(plan.micro_batches).program)
+        return source.program
+    return source.in_parts(plan.micro_batches).program
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.errors import ConfigurationError, PlanMismatchError
-from autopar.layout import Mesh
+from autopar.layout import Mesh, Shard
 from autopar.parallel_plan import Plan
 from autopar.passes.check_plan import operator_plan
 from autopar.plan_text import axes_at_work, parameter_in_words
 from autopar.planner.build import Built, Variable
+from autopar.planner.factorisation import shape_of
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.one_mesh import price
 from autopar.planner.query import Query
@@ -147,8 +148,22 @@ def _on_axis(variable: Variable, plan: Plan) -> str:
     for axis, name in enumerate(plan.mesh.axis_names):
         said, known = _entries(variable, plan, axis)
         if said not in known:
-            return f": on {name} no choice has {said}"
+            return f": on {name} no choice has {said}{_misfit(variable, plan, axis)}"
     return ": each axis by itself can lie so, but not these together"
+
+
+def _misfit(variable: Variable, plan: Plan, axis: int) -> str:
+    """What about the shape of a parameter keeps an axis from cutting it as the plan says, if anything."""
+    if variable.kind != "parameter":
+        return ""
+    shape, size, entry = shape_of(variable.node), plan.mesh.shape[axis], plan.parameters[variable.name]
+    for placement in (entry.stored[axis], entry.used[axis]):
+        if isinstance(placement, Shard) and placement.dim >= len(shape):
+            return f", since its shape {shape} has no dim {placement.dim}"
+        if isinstance(placement, Shard) and shape[placement.dim] % (placement.split * size):
+            parts = f"{placement.split} parts of {size} blocks" if placement.split > 1 else f"{size} blocks"
+            return f", since {shape[placement.dim]} does not divide into {parts}"
+    return ""
 
 
 def _entries(variable: Variable, plan: Plan, axis: int) -> tuple[str, Sequence[str]]:

@@ -6,8 +6,9 @@ The plan is made once; what needs no model is refused before one is captured.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from autopar.errors import AutoparError, ConfigurationError, InfeasibleError
 from tests.test_cli import autopar
 from tests.test_cli_examples import CONFIG
 
+Edit = Callable[[dict[str, Any]], object]
 ON = ("--cluster", "2x4 H100-SXM", "--batch", "8", "--seq", "32", "--mode", "fast")
 NO_PLAN, NO_JSON = 'a plan file begins with "schema_version"', "is damaged: JSON is malformed"
 FILES = {
@@ -161,6 +163,42 @@ def test_what_cannot_mean_anything_is_said_before_a_model_is_captured(folder: Pa
 )
 def test_what_only_the_model_can_tell(folder: Path, words: str, code: int, message: str) -> None:
     refused(words, code, message)
+
+
+def whole_edit(kind: str, name: str, placement: str) -> Edit:
+    """A parameter that lies so on every axis."""
+
+    def edit(document: dict[str, Any]) -> None:
+        entry = document[kind][name]
+        entry.update({field: [placement] * len(entry["stored"]) for field in ("stored", "used", "gradient")})
+
+    return edit
+
+
+def renamed(kind: str, old: str, new: str) -> Edit:
+    return lambda document: document[kind].update({new: document[kind].pop(old)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda d: d["mesh"].update(axis_names=["tp"] * 9), "one size >= 1 per axis name"),
+        (whole_edit("parameters", "transformer.wte.weight", "S(7)"), "since its shape (96, 32) has no dim 7"),
+        (whole_edit("parameters", "transformer.wte.weight", "S(0, split=5)"), "since 96 does not divide into 5"),
+        (whole_edit("parameters", "transformer.wte.weight", "P(sum)"), "a sum that is not complete"),
+        (renamed("operators", "lm_head/mm#0", "lm_hed/mm#0"),
+         "operators.lm_hed/mm#0: the model has no such operator; nearest: lm_head/mm#0"),
+        (renamed("parameters", "transformer.wte.weight", "transformer.wtf.weight"),
+         "parameters.transformer.wtf.weight: the model has no such parameter; nearest: transformer.wte.weight"),
+        (renamed("inputs", "labels", "label"), "inputs.label: the model has no such input; nearest: labels"),
+    ],
+)  # fmt: skip
+def test_a_file_edited_by_hand_says_what_makes_no_sense(folder: Path, edit: Edit, message: str) -> None:
+    document = json.loads((folder / "plan.json").read_text())
+    edit(document)
+    (folder / "by_hand.json").write_text(json.dumps(document))
+    refused("edit by_hand.json", 2, message)
 
 
 def test_another_number_of_devices_is_another_question(folder: Path) -> None:
