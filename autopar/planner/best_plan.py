@@ -130,7 +130,7 @@ def _shortest(asked: Asked, chosen: Chosen, beside: KnownFirst | None, known_pla
     """The shortest played step of what was chosen, the known plans, pipelines and other sums of costs."""
     query, log = asked.query, asked.log
     assert chosen.best is not None
-    known = _known(asked, chosen.best.plan, known_plans)
+    known = _known(asked, chosen.best.plan, known_plans, math.inf if beside is None else beside.step_seconds)
     chosen = at_least_as_good(query, chosen, cheapest(known, asked.shapes), log)
     assert chosen.best is not None
     plan = _finished(query, chosen, baselines(query, known) if asked.with_baselines else ())
@@ -150,11 +150,13 @@ def _known_seconds(asked: Asked, known_plans: Callable[[], Known]) -> float:
     return min((entry.plan.predicted.step_seconds for entry in known), default=math.inf)
 
 
-def _known(asked: Asked, plan: Plan, known_plans: Callable[[], Known]) -> Known:
-    """The known plans: all of them where the user wants to see them, else those that may help a plan with a gap."""
+def _known(asked: Asked, plan: Plan, known_plans: Callable[[], Known], pipeline_seconds: float) -> Known:
+    """The known plans: all of them where the user wants to see them, else those that may help a plan with a gap, which
+    then must be cheaper than it and than the best pipeline."""
     if asked.with_baselines:
         return known_plans()
-    return solved_known_plans(asked.query, asked.shapes, asked.log) if plan.gap > OPEN_GAP else {}
+    below = min(plan.objective_seconds, pipeline_seconds)
+    return solved_known_plans(asked.query, asked.shapes, asked.log, below) if plan.gap > OPEN_GAP else {}
 
 
 def _why_nothing_fits(asked: Asked, chosen: Chosen, more: Sequence[Exception]) -> Exception:

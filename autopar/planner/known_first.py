@@ -36,6 +36,11 @@ class KnownFirst:
         self._best_guess: float | None = None
         self.were_asked = False
 
+    @property
+    def step_seconds(self) -> float:
+        """Of the best pipeline that was compared so far; infinity where there is none."""
+        return self._pipelines.step_seconds
+
     def before_finer(self, free_seconds: float) -> float:
         """As of `FreePipelines`, which compares them here only where they look far faster."""
         seconds = self._pipelines.before_finer(free_seconds)

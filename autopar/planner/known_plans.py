@@ -5,6 +5,7 @@ known_plans(Cluster.parse("8 H100-SXM"))      {"DDP": {"dp_replicate": 8}, "ZeRO
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TypeAlias
@@ -56,10 +57,10 @@ def as_baseline(plan: Plan) -> Baseline:
     )
 
 
-def solved_known_plans(query: Query, shapes: Shapes | None, log: Progress) -> Known:
+def solved_known_plans(query: Query, shapes: Shapes | None, log: Progress, below: float = math.inf) -> Known:
     """The known plans, each completed by the planner on the same prices, without the user's own constraints.
 
-    shapes: of the meshes that count (None: all).
+    shapes: of the meshes that count (None: all). below: plans whose bound in seconds is no smaller are left out.
     """
     free = replace(query, constraints=Constraints(), wishes=())
     found: dict[str, Candidate | InfeasibleError] = {}
@@ -68,7 +69,7 @@ def solved_known_plans(query: Query, shapes: Shapes | None, log: Progress) -> Kn
             found[name] = InfeasibleError("not priced: the time was over")
             continue
         try:
-            found[name] = plan_on_mesh(free, mesh, log)
+            found[name] = plan_on_mesh(free, mesh, log, below)
         except InfeasibleError as error:
             found[name] = error
     return found

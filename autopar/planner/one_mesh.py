@@ -28,6 +28,7 @@ from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches, joined_bytes
 from autopar.passes.partition import split_forward_backward
 from autopar.phases import phase
+from autopar.plan_text import format_seconds
 from autopar.planner.build import Built, build_problem
 from autopar.planner.choose_kernels import with_kernels
 from autopar.planner.hidden import with_hidden
@@ -79,10 +80,15 @@ class Attempt:
     excess: float
 
 
-def plan_on_mesh(query: Query, mesh: Mesh, log: Progress) -> Candidate:
-    """The optimum on one mesh, under the memory limit. Raises InfeasibleError."""
+def plan_on_mesh(query: Query, mesh: Mesh, log: Progress, below: float = math.inf) -> Candidate:
+    """The optimum on one mesh, under the memory limit. Raises InfeasibleError, also where without the limit it takes
+    `below` seconds or more."""
     built = price(query, mesh)
-    return fit(query, built, mesh, solve_free(query, built, mesh), log)
+    free = solve_free(query, built, mesh, stop_above=below)
+    if free.lower_bound >= below:
+        seconds = f"{format_seconds(free.lower_bound)} without a memory limit"
+        raise InfeasibleError(f"not fitted into memory: mesh {mesh.shape} takes at least {seconds}")
+    return fit(query, built, mesh, free, log)
 
 
 @phase("price")
@@ -115,6 +121,19 @@ def _build(query: Query, mesh: Mesh) -> Built:
     return built if query.micro is None else in_micro_batches(built, query.micro.count, prices)
 
 
+def as_it_is(query: Query, built: Built, mesh: Mesh, free: Solution) -> Candidate | None:
+    """The optimum without a memory limit, lowered and played; None where its program holds more than there is, or where
+    something is to be recomputed whatever the limit."""
+    if _asks_for_recomputation(query):
+        return None
+    attempt = read_plan(query, mesh, built, free, Lifetimes(query.program))
+    return None if attempt.excess > 0 else attempt.candidate
+
+
+def _asks_for_recomputation(query: Query) -> bool:
+    return "full" in (query.recompute, *query.constraints.recompute.values())
+
+
 def fit(
     query: Query,
     built: Built,
@@ -129,7 +148,7 @@ def fit(
     lifetimes = Lifetimes(query.program)
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = read_plan(query, mesh, built, free, lifetimes)
-    if attempt.excess > 0 or "full" in (query.recompute, *query.constraints.recompute.values()):
+    if attempt.excess > 0 or _asks_for_recomputation(query):
         search = WithinMemory.of(query, mesh, built, lifetimes, starts)
         labels = sum(costs.size for costs in search.built.problem.node_costs)
         if labels > most_labels:
@@ -160,6 +179,8 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
             if found:
                 break
             raise
+        if _is_same(attempt.candidate, search.built, solution):
+            break  # what was measured and played would be so again
         attempt = read_plan(query, mesh, search.built, solution, search.lifetimes)
         if attempt.excess <= 0:
             found.append(attempt)
@@ -169,6 +190,11 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
         predicted = attempt.candidate.plan.predicted
         raise DoesNotFit(mesh, predicted.peak_bytes, query.budget_bytes, predicted.bytes_by_kind)
     return min(found, key=lambda each: each.candidate.plan.objective_seconds)
+
+
+def _is_same(candidate: Candidate, built: Built, solution: Solution) -> bool:
+    """Whether a candidate chose the same of everything, in the same problem."""
+    return candidate.built is built and np.array_equal(candidate.solution.assignment, solution.assignment)
 
 
 @phase("solve")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
-from autopar.parallel_plan import Plan
+from autopar.parallel_plan import Plan, Prediction
 from autopar.plan_text import format_seconds
 from autopar.planner.build import Built
 from autopar.planner.finer_plans import Decision, decisions, labels_on
@@ -30,7 +30,7 @@ from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.memory_rows import MemoryModel
 from autopar.planner.mesh_search import Stage
 from autopar.planner.mesh_shapes import coarser, link_key, parts_of
-from autopar.planner.one_mesh import Candidate, fit, price, solve_free
+from autopar.planner.one_mesh import Candidate, as_it_is, fit, price, solve_free
 from autopar.planner.query import Progress, Query
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver import Problem, Solution, Status, is_forbidden
@@ -49,6 +49,11 @@ CLOSE = 1.5
 FAR = 0.85
 """Meshes of more axes are left out where another answer takes at most this part of the best optimum on fewer: they save
 less than that (Llama-3-8B on two nodes with a slow network: 5 %), and each takes 15 CPU s to solve."""
+LEAST_EXPOSED = 0.01
+"""Meshes of more axes are left out where communication takes less than this part of the played step of the best optimum
+on fewer: that is all that they can save, and each takes 5 to 20 CPU s to solve (Llama-3-8B on 256 H100: 0.5 %)."""
+FITS_MAYBE = 1.2
+"""Of the limit: what rows of moments count beyond it may still fit when lowered, as kernels of ours hold less."""
 MOST_STARTS = 3
 """From so many coarser meshes a plan is taken: blocks may nest in another order there, and cost more here."""
 
@@ -96,7 +101,9 @@ class SolvedMeshes:
         self._entries: dict[int, int] = {}
         self._expected = 0.0
         self._lowest = math.inf
-        self._held: tuple[Mesh, Built] | None = None
+        self._held: tuple[Mesh, Built, Solution] | None = None
+        self._early: Candidate | None = None
+        self._was_played_early = False
         self._binds: bool | None = None
         self._free: dict[Mesh, tuple[float, Made]] = {}
         self._fitted: dict[Mesh, tuple[float, Made]] = {}
@@ -146,6 +153,12 @@ class SolvedMeshes:
                 f"another answer takes {format_seconds(self._rival_seconds)}, and the best mesh of fewer axes at least "
                 f"{format_seconds(self._lowest)}"
             )
+        early = self._played_early()
+        if early is not None and early.exposed_communication_seconds < LEAST_EXPOSED * early.step_seconds:
+            return (
+                f"{format_seconds(early.exposed_communication_seconds)} of a step of "
+                f"{format_seconds(early.step_seconds)} on fewer axes is communication that nothing hides"
+            )
         fewer = self._entries.get(num_axes - 1)
         if fewer is None:
             return f"no mesh of {num_axes - 1} axes was"
@@ -154,6 +167,16 @@ class SolvedMeshes:
             return f"their tables have about {expected:.0e} entries each, and {limit:.0e} are allowed in all"
         self._expected += expected
         return ""
+
+    def _played_early(self) -> Prediction | None:
+        """Of the best optimum on few axes, which is played once, when they are all solved; None where it does not
+        fit."""
+        if not self._was_played_early and self._held is not None:
+            self._was_played_early = True
+            mesh, built, free = self._held
+            if self._modelled_bytes(built, mesh, free) <= FITS_MAYBE * self._query.budget_bytes:
+                self._early = as_it_is(self._query, built, mesh, free)
+        return None if self._early is None else self._early.plan.predicted
 
     def _is_refined(self, mesh: Mesh) -> bool:
         return len(mesh.shape) > self._always
@@ -175,7 +198,7 @@ class SolvedMeshes:
         if free.lower_bound <= cutoff:
             self._free[mesh] = free.objective, decisions(built, free.assignment)
             if free.objective < self._lowest:
-                self._lowest, self._held = free.objective, (mesh, built)
+                self._lowest, self._held = free.objective, (mesh, built, _light(free))
         return _light(free)
 
     def _helper(self, mesh: Mesh, free: Solution) -> Mesh | None:
@@ -183,9 +206,7 @@ class SolvedMeshes:
         if not self._is_refined(mesh):
             return None
         if self._binds is None and self._held is not None and self._held[0] == mesh:
-            query, built = self._query, self._held[1]
-            model = MemoryModel(built, mesh, query.state_bytes, Lifetimes(query.program))
-            self._binds = bool(model.over_time(free.assignment).max() > query.budget_bytes)
+            self._binds = self._is_short(mesh, free)
         known = [other for other in self._coarser[mesh] if other in self.free_bounds]
         best = min(known, key=self.free_bounds.__getitem__, default=None)
         return best if self._binds else None
@@ -211,13 +232,32 @@ class SolvedMeshes:
 
     def _is_short(self, mesh: Mesh, free: Solution) -> bool:
         """Whether the best optimum so far needs more memory than there is."""
-        query = self._query
         if self._held is None or self._held[0] != mesh:
             return False
-        model = MemoryModel(self._held[1], mesh, query.state_bytes, Lifetimes(query.program))
-        return bool(model.over_time(free.assignment).max() > query.budget_bytes)
+        if self._early is not None and self._early.mesh == mesh:
+            return False
+        return self._modelled_bytes(self._held[1], mesh, free) > self._query.budget_bytes
+
+    def _modelled_bytes(self, built: Built, mesh: Mesh, free: Solution) -> float:
+        """At the fullest moment, as far as rows of moments count."""
+        model = MemoryModel(built, mesh, self._query.state_bytes, Lifetimes(self._query.program))
+        return float(model.over_time(free.assignment).max())
 
     def _fit(self, mesh: Mesh, free: Solution) -> Plan:
+        early = self._early
+        if early is not None and early.mesh == mesh:
+            candidate, self._binds = early, False
+        else:
+            candidate = self._fitted_candidate(mesh, free)
+        plan = candidate.plan
+        self._fitted[mesh] = plan.objective_seconds, decisions(candidate.built, candidate.solution.assignment)
+        if self.best is None or plan.objective_seconds < self.best.plan.objective_seconds:
+            self.best = candidate
+        if self.fastest is None or plan.predicted.step_seconds < self.fastest.plan.predicted.step_seconds:
+            self.fastest = candidate
+        return plan
+
+    def _fitted_candidate(self, mesh: Mesh, free: Solution) -> Candidate:
         query = self._fit_query
         held, self._held = self._held, None
         built = held[1] if held is not None and held[0] == mesh else price(query, mesh)
@@ -232,13 +272,7 @@ class SolvedMeshes:
         self._binds = candidate.built is not built
         if not self._binds and free.status is Status.GAP:
             candidate = fit(query, built, mesh, solve_free(query, built, mesh, (free.assignment,)), self._log, starts)
-        plan = candidate.plan
-        self._fitted[mesh] = plan.objective_seconds, decisions(candidate.built, candidate.solution.assignment)
-        if self.best is None or plan.objective_seconds < self.best.plan.objective_seconds:
-            self.best = candidate
-        if self.fastest is None or plan.predicted.step_seconds < self.fastest.plan.predicted.step_seconds:
-            self.fastest = candidate
-        return plan
+        return candidate
 
     def _starts(
         self, mesh: Mesh, built: Built, known: Mapping[Mesh, tuple[float, Made]]

@@ -51,6 +51,11 @@ class FreePipelines:
         self._began = began
         self._compared: Compared | None = None
 
+    @property
+    def step_seconds(self) -> float:
+        """Of the best pipeline that was compared so far; infinity where there is none."""
+        return math.inf if self._compared is None else self._compared.step_seconds
+
     def before_finer(self, free_seconds: float) -> float:
         """As a `Rival`, before meshes of more axes are solved: as `before_fitting` where pipelines look faster than
         the best of the others, free_seconds; else infinity."""
@@ -68,7 +73,7 @@ class FreePipelines:
         """The same before more micro-batches are tried without stages. plan: of one part, if something fits."""
         if plan is not None:
             return self._step_seconds(plan.predicted.step_seconds, _work_seconds(plan))
-        return math.inf if self._compared is None else self._compared.step_seconds
+        return self.step_seconds
 
     def _step_seconds(self, plain_seconds: float, work_seconds: float | None) -> float:
         query, at_batch = self._query, self._at_batch
