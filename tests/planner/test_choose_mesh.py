@@ -12,6 +12,7 @@ from torch import nn
 import autopar
 from autopar.capture import capture, normalize_example_inputs
 from autopar.cluster import Cluster
+from autopar.errors import InfeasibleError
 from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
 from autopar.planner.axis_roles import axis_notes
@@ -122,6 +123,27 @@ def test_refinements_are_refused_in_words_once_their_tables_grow_too_large() -> 
     bound = found.statistics["bound_over_all_meshes_seconds"]
     assert isinstance(bound, float)
     assert 0 < bound < found.objective_seconds
+
+
+def test_refinements_are_left_out_where_hardly_any_communication_shows() -> None:
+    """Computation fills the step: meshes of three axes could only save what little communication it does not hide."""
+    with torch.device("meta"):
+        layers, x = Mlp(4096, 16384), torch.empty(8192, 512, 4096)
+    asked = free_query(capture(layers, *normalize_example_inputs(x)), Cluster.parse(CLUSTER), "max")
+    found = choose_mesh(asked, resolve_meshes(asked.cluster, None, None), lambda message: None)
+    assert found.best is not None
+    assert len(found.best.mesh.shape) <= 2
+    assert max(len(mesh.shape) for mesh in found.free_bounds) == 2
+    assert any("is communication that nothing hides" in note for note in found.notes), found.notes
+
+
+def test_a_plan_that_must_be_cheaper_is_not_fitted_above() -> None:
+    asked, mesh = query(), Mesh(("tp",), (8,))
+    seconds = solve_free(asked, price(asked, mesh), mesh).objective
+    with pytest.raises(InfeasibleError, match="takes at least"):
+        plan_on_mesh(asked, mesh, lambda message: None, below=0.99 * seconds)
+    plan = plan_on_mesh(asked, mesh, lambda message: None, below=1.01 * seconds).plan
+    assert plan.objective_seconds == pytest.approx(seconds)
 
 
 def test_a_given_mesh_has_no_alternatives() -> None:
