@@ -101,8 +101,8 @@ def _played(setting: Setting, subs: Sequence[SubMesh], share: float) -> StepCost
 
 
 def blocks_in_front(setting: Setting, table: BlockTable) -> int:
-    """Embedding or stem: what is no layer, but for one head behind them. None where embedding and head take the place of
-    a layer each, as in Llama 3.1 405B: all stages have equally many blocks then."""
+    """Embedding or stem: what is no layer, but for one head behind them; 0 where embedding and head take the place of a
+    layer each, as in Llama 3.1 405B, so that all stages have equally many blocks."""
     return max(0, table.num_blocks - setting.layers - 1)
 
 

@@ -35,6 +35,18 @@ def measured_bytes(partition: Partition, lifetimes: Lifetimes, states: float, st
     return found
 
 
+def completed_bytes(measured: Floats, modelled: Floats) -> Floats:
+    """`measured_bytes` with what operators without a node of their own hold: what the model says of them, `modelled`,
+    but no more than the fuller of the moments around them, since a kernel computes several operators in one node and
+    what they would hand each other is not held. Both (positions,), the last one measured."""
+    missing = np.isnan(measured)
+    places = np.arange(len(measured))
+    before = np.maximum.accumulate(np.where(missing, -1, places))
+    behind = np.minimum.accumulate(np.where(missing, len(measured), places)[::-1])[::-1]
+    around = np.fmax(np.where(before < 0, np.nan, measured[before]), measured[behind])
+    return np.where(missing, np.minimum(modelled, around), measured)
+
+
 def _places(partition: Partition, position_of: Mapping[str, int]) -> Iterator[int]:
     """The position to which every node of forward, then of backward, belongs: its own operator's; what is moved, looked
     at, taken of forward or made again belongs to the operator that comes next, behind the last one to that."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from autopar.errors import InfeasibleError
 from autopar.planner.build import Built
 from autopar.planner.memory_rows import MemoryModel
+from autopar.planner.moments import completed_bytes
 from autopar.planner.one_mesh import EXACT_GAP, Attempt, read_plan
 from autopar.planner.prices import Floats
 from autopar.planner.read import describe
@@ -85,8 +86,7 @@ class Resolver:
     @cached_property
     def over_time(self) -> Floats:
         """(positions,) bytes of the plan's program."""
-        measured = self.attempt.measured
-        return np.where(np.isnan(measured), self.model.over_time(self.recovered.labels), measured)
+        return completed_bytes(self.attempt.measured, self.model.over_time(self.recovered.labels))
 
     @cached_property
     def beyond(self) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,7 +14,9 @@ from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
+from autopar.plan_text import format_bytes
 from autopar.planner.choose_kernels import with_kernels
+from autopar.planner.moments import completed_bytes
 from autopar.simulation import simulate_plan
 from benchmarks.vision import UNet
 
@@ -31,7 +34,7 @@ def model() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     module, inputs = model()
-    found = autopar.plan(module, inputs, cluster="1x2 H100-SXM", dims={"dp_shard": 2}, precision="bf16", mode="fast")
+    found = autopar.plan(module, inputs, cluster="1x2 H100-SXM", dims={"dp_shard": 2}, precision="bf16")
     assert isinstance(found, Plan)
     return found
 
@@ -44,6 +47,21 @@ def test_a_plan_for_gpus_names_kernels_that_make_its_step_shorter_and_smaller(pl
     assert ours.step_seconds < plain.step_seconds
     assert ours.peak_bytes < plain.peak_bytes
     assert plan.predicted.step_seconds == pytest.approx(ours.step_seconds, rel=1e-6)
+
+
+def test_what_a_kernel_computes_in_one_node_is_not_held_in_between() -> None:
+    module, inputs = model()
+    planner = autopar.Planner(module, inputs, cluster="1x2 H100-SXM", precision="bf16")
+    asked = planner.plan(dims={"dp_shard": 2}, mode="fast")
+    assert "cross_entropy" in asked.kernels
+    (limit, _), *_ = asked.explain("lm_head.weight").limits
+    assert f"the plan holds {format_bytes(asked.predicted.peak_bytes)} at" in limit
+
+
+def test_moments_without_a_node_hold_what_the_model_says_within_those_around() -> None:
+    measured = np.array([np.nan, 2.0, np.nan, np.nan, 5.0, np.nan, 3.0])
+    modelled = np.array([9.0, 1.0, 4.0, 9.0, 1.0, 9.0, 1.0])
+    assert completed_bytes(measured, modelled).tolist() == [2.0, 2.0, 4.0, 5.0, 5.0, 5.0, 3.0]
 
 
 def test_the_file_says_which_and_takes_an_edit(plan: Plan) -> None:
