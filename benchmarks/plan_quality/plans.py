@@ -27,6 +27,8 @@ from benchmarks.plan_quality.settings import Inputs, Setting
 
 CHOSEN = "autopar"
 FORCED = "autopar as "
+SAME_AS = "the same plan as "
+"""Begins the reason why a plan did not run of its own, and its twin's name follows."""
 
 
 def wishes(ranks: int, batch: int) -> dict[str, dict[str, Any]]:
@@ -78,8 +80,13 @@ def different(found: Mapping[str, Plan], reasons: dict[str, str], log: Callable[
         if twin is None:
             plans[name] = plan
         else:
-            reasons[name] = f"the same plan as {twin!r}"
+            reasons[name] = f"{SAME_AS}{twin!r}"
     return plans
+
+
+def twin_of(reason: str) -> str | None:
+    """The plan that ran for one that was left out; None where it was left out for another reason."""
+    return reason.removeprefix(SAME_AS).strip("'") if reason.startswith(SAME_AS) else None
 
 
 def batch_of(inputs: Inputs) -> int:

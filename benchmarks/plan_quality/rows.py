@@ -13,7 +13,7 @@ from typing import Any
 
 from autopar.errors import AutoparError
 from benchmarks.plan_quality.bootstrap import slowdown
-from benchmarks.plan_quality.plans import CHOSEN, FORCED
+from benchmarks.plan_quality.plans import CHOSEN, FORCED, twin_of
 from benchmarks.validation.metrics import kendall_tau_b
 
 CLASSIC = {"ddp": ("ddp",), "fsdp2": ("fsdp2", "fsdp2-kept"), "tp": ("tp",)}
@@ -105,7 +105,7 @@ def setting_row(
         "speedup_to_baseline": against_baseline.ratio,
         "significantly_faster": against_baseline.significant,
         "significantly_slower_than_baseline": slowdown(chosen["steps"], baseline["steps"]).significant,
-        "runtime_ratios": runtime_ratios(right),
+        "runtime_ratios": runtime_ratios(right, left_out),
         "kendall_tau": ranking(list(right.values())),
         "wrong_losses": wrong,
         "left_out": dict(left_out),
@@ -125,13 +125,15 @@ def loss_difference(losses: Sequence[float], reference: Sequence[float]) -> floa
     return max(abs(a / b - 1.0) for a, b in zip(losses, reference, strict=False))
 
 
-def runtime_ratios(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Our seconds over theirs (the faster variant's) where the baseline's own plan is forced on our runtime."""
+def runtime_ratios(runs: Mapping[str, Mapping[str, Any]], left_out: Mapping[str, str]) -> dict[str, float]:
+    """Our seconds over theirs (the faster variant's) where the baseline's own plan is forced on our runtime: its run's,
+    or those of an equal plan that ran in its place."""
     ratios = {}
     for kind, variants in CLASSIC.items():
         theirs = [float(runs[name]["seconds"]) for name in variants if name in runs]
-        if FORCED + kind in runs and theirs:
-            ratios[kind] = float(runs[FORCED + kind]["seconds"]) / min(theirs)
+        ours = twin_of(left_out.get(FORCED + kind, "")) or FORCED + kind
+        if ours in runs and theirs:
+            ratios[kind] = float(runs[ours]["seconds"]) / min(theirs)
     return ratios
 
 

@@ -15,7 +15,8 @@ from benchmarks.plan_quality.baselines.pipelining import micro_batches, stage_of
 from benchmarks.plan_quality.bootstrap import slowdown
 from benchmarks.plan_quality.job import wants_more
 from benchmarks.plan_quality.models import chain_loss, gpt, llama, mixture, recommender, vit
-from benchmarks.plan_quality.rows import exposed, link_bytes, measured_runs, setting_row
+from benchmarks.plan_quality.plans import SAME_AS
+from benchmarks.plan_quality.rows import exposed, link_bytes, measured_runs, runtime_ratios, setting_row
 from benchmarks.plan_quality.searches import galvatron, megatron, style
 from benchmarks.plan_quality.settings import QUICK, SETTINGS
 from benchmarks.plan_quality.summary import summary, tau_beyond_chance
@@ -104,6 +105,12 @@ def test_the_runtime_is_compared_with_the_faster_variant_of_a_baseline() -> None
         "fsdp2-kept": steps(9.0, 2.5),
     }
     assert row_of(rows, autopar=1.0)["runtime_ratios"] == {"fsdp2": pytest.approx(0.8)}
+
+
+def test_a_baselines_plan_that_we_chose_ourselves_is_compared_too() -> None:
+    runs = {name: {"seconds": seconds} for name, seconds in (("autopar", 1.0), ("ddp", 1.25), ("tp", 2.0))}
+    left_out = {"autopar as ddp": f"{SAME_AS}'autopar'", "autopar as tp": "does not fit"}
+    assert runtime_ratios(runs, left_out) == {"ddp": pytest.approx(0.8)}
 
 
 def test_the_ranking_of_our_plans_is_scored() -> None:
