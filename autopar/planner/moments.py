@@ -35,6 +35,13 @@ def measured_bytes(partition: Partition, lifetimes: Lifetimes, states: float, st
     return found
 
 
+def transient_bytes(measured: Floats, modelled: Floats) -> Floats:
+    """What moments hold beyond what the model says of them, `modelled`, as memory rows take it; 0 for operators without
+    a node of their own. Rows therefore count what a kernel of ours keeps to itself: plans that use this room up as well
+    have none left to overlap communication (Llama-3-8B within 40 GB on 256 H100: 1.29 s a step instead of 1.02)."""
+    return np.where(np.isnan(measured), 0.0, measured - modelled)
+
+
 def completed_bytes(measured: Floats, modelled: Floats) -> Floats:
     """`measured_bytes` with what operators without a node of their own hold: what the model says of them, `modelled`,
     but no more than the fuller of the moments around them, since a kernel computes several operators in one node and

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from autopar.errors import InfeasibleError
 from autopar.planner.build import Built
 from autopar.planner.memory_rows import MemoryModel
-from autopar.planner.moments import completed_bytes
+from autopar.planner.moments import completed_bytes, transient_bytes
 from autopar.planner.one_mesh import EXACT_GAP, Attempt, read_plan
 from autopar.planner.prices import Floats
 from autopar.planner.read import describe
@@ -90,8 +90,8 @@ class Resolver:
 
     @cached_property
     def beyond(self) -> Floats:
-        """(positions,) bytes of transients that the memory model does not count."""
-        return self.over_time - self.model.over_time(self.recovered.labels)
+        """(positions,) bytes of transients that the memory model does not count, as memory rows take them."""
+        return transient_bytes(self.attempt.measured, self.model.over_time(self.recovered.labels))
 
     @property
     def fullest(self) -> int:
@@ -129,7 +129,8 @@ class Resolver:
         recovered = self.recovered
         if recovered.built is recovered.plain:
             free = self._solved(recovered.plain, forbidden(recovered.plain), (), self._plain_labels())
-            if float(np.max(self.model.over_time(free.labels) + self.beyond)) <= recovered.query.budget_bytes:
+            holds = self.model.over_time(free.labels) - self.model.over_time(recovered.labels) + self.over_time
+            if float(np.max(holds)) <= recovered.query.budget_bytes:
                 return free
         built = self._with_recomputation
         return self._within_memory(built, forbidden(built))

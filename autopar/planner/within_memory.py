@@ -24,7 +24,7 @@ from autopar.plan_text import format_bytes
 from autopar.planner.build import Built
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.memory_rows import MemoryModel
-from autopar.planner.moments import completed_bytes
+from autopar.planner.moments import transient_bytes
 from autopar.planner.prices import Floats
 from autopar.planner.query import Query
 from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
@@ -92,7 +92,7 @@ class WithinMemory:
     def learn(self, built: Built, labels: Labels, measured: Floats) -> None:
         """Take what every moment of a lowered plan holds beyond its row as transient."""
         modelled = self.models[id(built)].over_time(labels)
-        beyond = completed_bytes(measured, modelled) - modelled
+        beyond = transient_bytes(measured, modelled)
         was_short = built is self.built and np.nanmax(measured) > self.query.budget_bytes
         self.beyond = np.maximum(beyond, self.beyond) if was_short else beyond
 
