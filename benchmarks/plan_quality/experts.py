@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from autopar.errors import AutoparError
 from autopar.layout import Mesh
+from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.stages.shapes import SubMeshes
 from benchmarks.published_plans import equal_stages
 from benchmarks.published_settings import Setting
@@ -49,7 +50,7 @@ def expert_seconds(expert: Expert, setting: Setting, shapes: SubMeshes) -> tuple
     words = f"dp={copies} tp={expert.tp} pp={expert.pp} x {expert.chunks}, {count} micro-batches"
     try:
         sub = shapes.on_mesh(count, Mesh(("dp_replicate", "tp"), (copies, expert.tp)))
-    except AutoparError as error:
+    except (AutoparError, NotSeparable) as error:
         return math.inf, f"{words}: {error}"
     if sub is None:
         return math.inf, f"{words}: no layouts"

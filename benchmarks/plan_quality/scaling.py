@@ -29,6 +29,7 @@ from rich.console import Console
 import autopar
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
+from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.stages.shapes import SubMeshes
 from benchmarks.models import WORKLOADS, workload
 from benchmarks.plan_quality.experts import EXPERTS, Expert, expert_seconds
@@ -139,7 +140,7 @@ def megatron(case: Case, shapes: SubMeshes) -> tuple[float, str]:
                 continue  # stages ask for more micro-batches; or one has fewer samples than copies
             try:
                 sub = shapes.on_mesh(count, mesh)
-            except AutoparError:  # heads or widths that this tp does not divide
+            except (AutoparError, NotSeparable):  # heads or widths that this tp does not divide, one part
                 continue
             if sub is not None:
                 subs.append(sub)
