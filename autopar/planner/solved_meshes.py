@@ -51,7 +51,8 @@ FAR = 0.85
 less than that (Llama-3-8B on two nodes with a slow network: 5 %), and each takes 15 CPU s to solve."""
 LEAST_EXPOSED = 0.01
 """Meshes of more axes are left out where communication takes less than this part of the played step of the best optimum
-on fewer: that is all that they can save, and each takes 5 to 20 CPU s to solve (Llama-3-8B on 256 H100: 0.5 %)."""
+on fewer: a rule, no proof, as finer splits could make the computation cheaper too. Each takes 5 to 20 CPU s to solve
+(Llama-3-8B on 256 H100: 0.5 %, and no mesh has cheaper operators by more than 0.1 %)."""
 FITS_MAYBE = 1.2
 """Of the limit: what rows of moments count beyond it may still fit when lowered, as kernels of ours hold less."""
 MOST_STARTS = 3
