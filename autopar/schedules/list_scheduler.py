@@ -74,7 +74,7 @@ class Policy:
 FAMILIES: Mapping[str, Policy] = {
     "gpipe": Policy(slope=None),
     "1f1b": Policy(slope=1),
-    "interleaved": Policy(slope=2, chunks=(2, 3, 4)),
+    "interleaved": Policy(slope=2, chunks=(2, 3, 4, 6, 8)),
     "zb-h1": Policy(slope=1, split_backward=True),
     "zb-h2": Policy(slope=2, split_backward=True),
     "zb-v": Policy(order="block", steps=(4, 2, 4, 2), split_backward=True, chunks=(2,)),
