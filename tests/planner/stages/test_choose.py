@@ -38,6 +38,13 @@ def test_equal_blocks_under_1f1b_take_the_closed_form() -> None:
     assert [(s.first, s.end) for s in found.pipeline.cut.stages] == [(0, 2), (2, 4), (4, 6), (6, 8)]
 
 
+def test_stages_are_interleaved_more_often_until_the_step_grows() -> None:
+    """Eight ranks and eight micro-batches wait for 7 / 8 of the work under 1F1B, for an eighth of that with 8 stages."""
+    assert try_families(_even(64), 8, 8, ["interleaved"])[0].chunks == 8
+    dear = replace(_even(64), send_seconds=np.full(63, 30.0))
+    assert [one.chunks for one in try_families(dear, 8, 8, ["interleaved"])] == [2, 3]
+
+
 def test_zero_bubbles_win_where_memory_allows_them() -> None:
     tried = try_families(_even(8), 4, 16)
     first = tried[0].pipeline
