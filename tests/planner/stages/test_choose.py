@@ -39,7 +39,7 @@ def test_equal_blocks_under_1f1b_take_the_closed_form() -> None:
 
 
 def test_stages_are_interleaved_more_often_until_the_step_grows() -> None:
-    """Eight ranks and eight micro-batches wait for 7 / 8 of the work under 1F1B, an eighth of that with 8 stages each."""
+    """Eight ranks and micro-batches wait for 7 / 8 of the work under 1F1B, an eighth of that with 8 stages each."""
     assert try_families(_even(64), 8, 8, ["interleaved"])[0].chunks == 8
     dear = replace(_even(64), send_seconds=np.full(63, 30.0))
     assert [one.chunks for one in try_families(dear, 8, 8, ["interleaved"])] == [2, 3]
