@@ -33,7 +33,7 @@ from benchmarks.netlab.counters import read_counters
 from benchmarks.plan_quality.baselines import BASELINES
 from benchmarks.plan_quality.baselines.trained import Trained, sgd, trained
 from benchmarks.plan_quality.captured import Captured
-from benchmarks.plan_quality.plans import CHOSEN, FORCED
+from benchmarks.plan_quality.plans import CHOSEN
 from benchmarks.plan_quality.rows import CLASSIC
 from benchmarks.plan_quality.settings import Setting
 from benchmarks.storages import StorageTracker
@@ -49,9 +49,9 @@ ROUNDS_SECONDS = 90.0
 """Once the timed steps of all runs took so long together, no further round begins, `FEWEST_ROUNDS` in any case."""
 FEWEST_ROUNDS = 3
 SPARE_MEMORY = 2.0
-"""Of the largest peak of our plans: what the allocator has at hand before steps are timed."""
-COMPARED = {run for runs in CLASSIC.values() for run in runs} | {f"{FORCED}{kind}" for kind in CLASSIC}
-"""Runs that others are held against, however slow."""
+"""Times the largest peak of our plans: what the allocator has at hand before steps are timed."""
+COMPARED = {run for runs in CLASSIC.values() for run in runs}
+"""Runs that ours are held against, however slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +153,9 @@ def build_all(
 
 
 def touch_memory(peak_bytes: Iterable[float]) -> None:
-    """Have the pages that steps will need: what was built lies between what was freed, so that the first steps of a run
-    with large activations would ask the kernel for new ones, which no later step does."""
+    """Have the pages that steps will need, `SPARE_MEMORY` times the largest of these bytes: what was built lies between
+    what was freed, so that the first steps of a run with large activations would ask the kernel for new ones, which no
+    later step does."""
     torch.empty(int(SPARE_MEMORY * max(peak_bytes, default=0.0)), dtype=torch.uint8).fill_(1)
 
 
@@ -228,8 +229,8 @@ def together(mine: Mine, before: Sequence[Sequence[int]], after: Sequence[Sequen
 def wants_more(run: str, rows: Mapping[str, Sequence[Mapping[str, Any]]], done: int) -> bool:
     """Whether a run takes part in the round behind `done` timed ones; alike on all ranks, since the numbers are.
 
-    The first is everybody's. Then what takes `SLOW` times the fastest step stops, at once or, where others are held
-    against it, once its steps took `SLOW_RUN_SECONDS`.
+    The first is everybody's. Then what takes `SLOW` times the fastest step stops, at once or, where it is a plan of
+    ours or one of `COMPARED`, once its steps took `SLOW_RUN_SECONDS`.
     """
     if done < 1:
         return True
@@ -238,8 +239,8 @@ def wants_more(run: str, rows: Mapping[str, Sequence[Mapping[str, Any]]], done: 
     medians = median_seconds(rows)
     if medians[run] <= SLOW * min(medians.values()):
         return True
-    held_against = run in COMPARED or run.startswith(CHOSEN)
-    return held_against and sum(step["seconds"] for step in rows[run][WARM_UP_STEPS:]) < SLOW_RUN_SECONDS
+    is_compared = run in COMPARED or run.startswith(CHOSEN)  # every plan of ours begins so
+    return is_compared and sum(step["seconds"] for step in rows[run][WARM_UP_STEPS:]) < SLOW_RUN_SECONDS
 
 
 def timed_seconds(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> float:

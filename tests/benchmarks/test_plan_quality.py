@@ -149,11 +149,13 @@ def test_waits_are_those_of_our_plans_without_stages() -> None:
     assert exposed(timed, None) is None
 
 
-def test_slow_runs_stop_early_and_classic_ones_later() -> None:
+def test_slow_runs_stop_early_and_what_is_compared_later() -> None:
     rows = {"autopar": steps(9.0, 1.0), "zero1": steps(9.0, 2.6), "tp": steps(9.0, 4.0), "1f1b": steps(9.0, 2.4)}
     assert [name for name in rows if wants_more(name, rows, 1)] == ["autopar", "tp", "1f1b"]
     rows = {"autopar": steps(9.0, 1.0, 1.0), "zero1": steps(9.0, 2.6), "tp": steps(9.0, 4.0, 4.0)}
     assert [name for name in rows if wants_more(name, rows, 2)] == ["autopar"]
+    rows = {"autopar": steps(9.0, 1.0), "autopar without pipeline": steps(9.0, 4.0), "alone": steps(9.0, 4.0)}
+    assert [name for name in rows if wants_more(name, rows, 1)] == ["autopar", "autopar without pipeline"]
 
 
 def test_a_search_offers_plans_of_all_ranks_and_only_wishes_that_the_model_has() -> None:

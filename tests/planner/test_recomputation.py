@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -139,8 +140,9 @@ def test_a_tighter_limit_costs_more_and_is_kept():
         plan = captured.plan(mesh=(4,), memory_limit=limit)
         assert plan.predicted.peak_bytes <= limit
         assert bool(recomputed(plan)) == ("recomputed" in plan.statistics)
-        objectives.append(plan.objective_seconds * (1 + 1e-3))
-    assert objectives == sorted(objectives)
+        objectives.append(plan.objective_seconds)
+    for looser, tighter in pairwise(objectives):
+        assert tighter >= looser * (1 - 1e-3)  # searches within memory end a thousandth above the optimum
 
 
 def test_what_does_not_fit_names_the_smallest_with_recomputation():
