@@ -7,12 +7,14 @@ its real schedule, and the shortest simulated step that fits into memory wins. W
 (halves of backward keep more than the search counts), the search runs again with a smaller one.
 
 Restricted: families with several chunks per rank are cut as if a rank's memory were shared out equally among its
-chunks; the played peak is checked against the whole. So are the two stages of a rank in pipelines of both directions,
-which also pay for adding up the gradients of every stage over its two rank groups.
+chunks, and as if it were no limit; both cuts then recompute as what their ranks really hold allows (`settle.py`), and
+the shorter step wins. The two stages of a rank in pipelines of both directions share it equally; these also pay for
+adding up the gradients of every stage over its two rank groups.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +23,7 @@ from autopar.errors import ConfigurationError
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import Cut, CutQuestion, cut_into_stages
 from autopar.planner.stages.in_flight import in_flight
+from autopar.planner.stages.settle import settled
 from autopar.planner.stages.wish import SEARCHED
 from autopar.schedules.list_scheduler import FAMILIES, OPT_IN_FAMILIES, build_schedule
 from autopar.schedules.orders import check_both_ways
@@ -49,6 +52,11 @@ class Pipeline:
     @property
     def step_seconds(self) -> float:
         return self.costs.step_seconds
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a stage computes anything twice."""
+        return any(self.table.modes[stage.mode] != "none" for stage in self.cut.stages)
 
     @property
     def peak_bytes(self) -> float:
@@ -81,7 +89,7 @@ def try_tables(
         found += try_families(table, num_ranks, micro_batches, families)
         found.sort(key=_step_seconds)
         best = found[0].pipeline
-        if best is not None and all(best.table.modes[stage.mode] == "none" for stage in best.cut.stages):
+        if best is not None and not best.recomputes:
             break
     return found
 
@@ -93,8 +101,9 @@ def _step_seconds(one: Tried) -> float:
 def try_families(
     table: BlockTable, num_ranks: int, micro_batches: int, families: Sequence[str] = COMPARED
 ) -> list[Tried]:
-    """Every family with the numbers of chunks that the blocks fill, more of them until the step grows: a smaller bubble
-    for more messages. Those that fit first, the fastest in front.
+    """Every family with every number of chunks that the blocks fill: more of them are a smaller bubble for more
+    messages, and stages of fewer blocks, of which some numbers divide evenly. Those that fit first, the fastest in
+    front.
 
     Raises ConfigurationError where the blocks do not fill the ranks.
     """
@@ -112,25 +121,42 @@ def try_families(
             f"{table.num_blocks} pieces of the model do not fill {least * num_ranks} stages; a model is cut between "
             "its blocks (modules whose path ends in a number): use a smaller pp, or another schedule"
         )
-    tried: dict[str, list[Tried]] = {}
-    for family, chunks in possible:
-        known = tried.setdefault(family, [])
-        if len(known) < 2 or _step_seconds(known[-1]) <= _step_seconds(known[-2]):
-            known.append(_fitted(table, num_ranks, micro_batches, family, chunks))
-    return sorted((one for known in tried.values() for one in known), key=_step_seconds)
+    tried = [_fitted(table, num_ranks, micro_batches, family, chunks) for family, chunks in possible]
+    return sorted(tried, key=_step_seconds)
 
 
 def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int) -> Tried:
-    limit, least = table.capacity_bytes, list[float]()
+    """One family: the cut of the formula, with less memory until it fits when played; with several chunks per rank also
+    with recomputation settled by what ranks hold."""
+    limit, least, fitting = table.capacity_bytes, list[float](), list[Pipeline]()
     for _ in range(ROUNDS):
         found = _one_pipeline(table, num_ranks, micro_batches, family, chunks, limit)
         if found is None:
             break
         if found.peak_bytes <= table.capacity_bytes:
-            return Tried(family=family, chunks=chunks, pipeline=found)
+            fitting.append(found)
+            break
         least.append(found.peak_bytes)
         limit *= SAFETY * table.capacity_bytes / found.peak_bytes
-    return Tried(family=family, chunks=chunks, pipeline=None, least_peak_bytes=min(least, default=None))
+    if chunks > 1 and not FAMILIES[family].both_ways and (not fitting or fitting[0].recomputes):
+        free = _one_pipeline(table, num_ranks, micro_batches, family, chunks, math.inf)
+        better = [_settled(each) for each in (*fitting, free) if each is not None]
+        fitting += [each for each in better if each is not None]
+    best = min(fitting, key=lambda each: each.step_seconds, default=None)
+    return Tried(family=family, chunks=chunks, pipeline=best, least_peak_bytes=min(least, default=None))
+
+
+def _settled(pipeline: Pipeline) -> Pipeline | None:
+    """The same cut, recomputed as the memory of the ranks allows; None where it does not fit."""
+    modes = settled(pipeline.table, pipeline.cut.stages, pipeline.costs.schedule)
+    if modes is None:
+        return None
+    stages = tuple(replace(stage, mode=mode) for stage, mode in zip(pipeline.cut.stages, modes, strict=True))
+    if stages == pipeline.cut.stages:
+        return pipeline
+    cut, num_ranks = replace(pipeline.cut, stages=stages), len(pipeline.costs.schedule.ranks)
+    found = _played(pipeline.table, cut, pipeline.family, num_ranks, pipeline.micro_batches)
+    return found if found.peak_bytes <= found.table.capacity_bytes else None
 
 
 def _one_pipeline(
@@ -144,16 +170,33 @@ def _one_pipeline(
     route = build_schedule(family, num_ranks, 1, chunks).route(0)
     kept = in_flight(family, num_ranks, micro_batches, chunks)
     question = CutQuestion(
-        tables=(replace(table, devices=1, capacity_bytes=limit_bytes / shares),),
+        tables=(_share(table, limit_bytes, shares),),
         devices=(num_stages,),
         micro_batches=micro_batches,
         in_flight=tuple(kept[rank] / shares for rank in reversed(route)),
         least_stages=num_stages,
     )
     cut = cut_into_stages(question)
-    if cut is None:
-        return None
+    return None if cut is None else _played(table, cut, family, num_ranks, micro_batches)
+
+
+def _share(table: BlockTable, limit_bytes: float, shares: int) -> BlockTable:
+    """The table for one of so many stages of a rank: an equal share of the memory, and of transients, which are there
+    once at a time."""
+    return replace(
+        table,
+        devices=1,
+        capacity_bytes=limit_bytes / shares,
+        forward_extra_bytes=table.forward_extra_bytes / shares,
+        backward_extra_bytes=table.backward_extra_bytes / shares,
+    )
+
+
+def _played(table: BlockTable, cut: Cut, family: str, num_ranks: int, micro_batches: int) -> Pipeline:
+    """A cut under the schedule of a family."""
+    chunks, both_ways = len(cut.stages) // num_ranks, FAMILIES[family].both_ways
     stages = [table.stage(stage.first, stage.end, stage.mode, twins=both_ways) for stage in cut.stages]
+    route = build_schedule(family, num_ranks, 1, chunks).route(0)
     borders = table.borders([stage.end for stage in cut.stages[:-1]], route)
     schedule = schedule_for(family, stages, num_ranks, micro_batches, max(borders.seconds, default=0.0))
     return Pipeline(

@@ -5,14 +5,15 @@
 
 A pipeline of p groups of d x t devices (data x tensor) and m micro-batches is guessed to take
 
-    max((work + starts + tensor) (1 + (p - 1) / 3m), sends) + 2 (p - 1) / m sends + gradients
+    max((work + starts + tensor) (1 + (p - 1) / v m), c sends) + 2 (p - 1) / m sends + gradients
 
 work: what a device computes without stages. starts: of every operator of a group, once more per further micro-batch,
 where a device waits for each (CPUs). tensor: an all_reduce of every cut of the model over t in forward and in
-backward, as in tensor parallelism. (p - 1) / 3m: the bubble of ZB-H1. gradients: a gather of the parameters and the sum
-of their gradients over d, once. sends: of m cuts over one border, which the last of them crosses behind p - 1 others,
-there and back. Data ranks that share a sample cost `SHARED` more per halving. The guess orders the
-search and says how much of its time pipelines deserve; it is no bound and no price.
+backward, as in tensor parallelism. (p - 1) / v m: the bubble, v = 3 of ZB-H1 (c = 1) or as many stages as a rank
+interleaves (c = v), whichever makes the step shorter. gradients: a gather of the parameters and the sum of their
+gradients over d, once. sends: of m cuts over one border, which the last of them crosses behind p - 1 others, there and
+back. Data ranks that share a sample cost `SHARED` more per halving. The guess orders the search and says how much of
+its time pipelines deserve; it is no bound and no price.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ from autopar.planner.operators import operators
 from autopar.planner.prices import tensor_bytes
 from autopar.planner.query import Query
 from autopar.planner.stages.groups import cluster_of
+from autopar.schedules.list_scheduler import FAMILIES
 
 MOST_GROUPS = 64
 ENDS = 2
 """Pieces of a model beside its blocks: what lies in front of them and behind."""
 MOST_TENSOR = 8
 """Devices of a node over which weights are split."""
+ZB_H1 = (3, 1)
+"""(by what its bubble is smaller than that of 1F1B, how often a micro-batch crosses a border each way)."""
 PER_GROUP = (1, 2, 4)
 """Micro-batches per rank group, beside the number that gives every data rank one sample."""
 SHARED = 0.1
@@ -138,7 +142,10 @@ def guessed_seconds(traffic: Traffic, cluster: Cluster, groups: int, data: int, 
     busy = (traffic.work_seconds + starts_seconds + tensor_seconds) * (1.0 + SHARED * sharing)
     border = GroupTopology.of(cluster, shape, (0,)).border
     send = float(collective_seconds("neighbours", traffic.cut_bytes / (count * data * tensor), border, cluster))
-    return max(busy * (1.0 + (groups - 1) / (3.0 * count)), count * send) + 2.0 * (groups - 1) * send + gradients
+    pieces = traffic.num_blocks + ENDS
+    orders = [ZB_H1, *((v, v) for v in FAMILIES["interleaved"].chunks if v > ZB_H1[0] and v * groups <= pieces)]
+    body = min(max(busy * (1.0 + (groups - 1) / (v * count)), c * count * send) for v, c in orders)
+    return body + 2.0 * (groups - 1) * send + gradients
 
 
 def _group_counts(cluster: Cluster, pieces: int) -> Iterator[int]:

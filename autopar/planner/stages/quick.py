@@ -8,18 +8,20 @@ micro-batches share their program. What was solved for a size serves every
 pipeline of that size. A pipeline whose bound (`bound.py`) is above the best step so far is not played. `QUICK` are the
 schedules that are compared, for less than the time of one solve.
 
-Restricted, and said in a note: few meshes, solved without a memory limit; few numbers of micro-batches; layouts at the
-borders of stages are those of the sub-mesh's plan. `mode="max"` compares more, `dims={"pp": ...}` pins.
+Restricted, and said in a note: few meshes, solved without a memory limit (where no cut of that fits, with the layouts
+that axes of the usual names stand for); few numbers of micro-batches; layouts at the borders of stages are those of the
+sub-mesh's plan. `mode="max"` compares more, `dims={"pp": ...}` pins.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.errors import ConfigurationError
+from autopar.layout import Mesh
 from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import format_seconds
 from autopar.planner.batch_flow import NotSeparable
@@ -52,8 +54,16 @@ TOGETHER = 1.15
 """Guesses up to this much above the first one are looked at with it if they have as many micro-batches, whose program
 is the larger part of the work."""
 MOST_TOGETHER = 3
+DOES_NOT_FIT = "does not fit"
 SHOWN = 6
 """Pipelines that the note lists."""
+USUAL_NAMES: Mapping[int, tuple[tuple[str, ...], ...]] = {
+    1: (("dp_shard",), ("tp",)),
+    2: (("dp_replicate", "tp"), ("dp_shard", "tp")),
+    3: (("dp_replicate", "dp_shard", "tp"),),
+}
+"""Number of axes -> names under which a sub-mesh is solved again where what is cheapest does not fit: with samples and
+sequences cut over all devices, every one may hold the weights of the whole stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,10 @@ class Comparison:
     @property
     def text(self) -> str:
         return f"{self.name}: {self.outcome}"
+
+    @property
+    def does_not_fit(self) -> bool:
+        return self.outcome == DOES_NOT_FIT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,15 +132,14 @@ def compare_pipelines(
             compared.left_out.append(f"{guess.name}{why}")
             continue
         try:
-            sub = shapes.on_mesh(guess.count, guess.mesh)
+            found = _compare(compared, shapes, guess, below)
         except NotSeparable as reason:
             broken[guess.count] = str(reason)
             compared.left_out.append(f"{guess.name} ({reason})")
             continue
-        if sub is None:
+        if not found:
             compared.left_out.append(f"{guess.name} (the constraints leave nothing there)")
             continue
-        _compare(compared, sub, guess, min(below, compared.step_seconds))
         log(compared.tried[-1].text)
     for count in sorted({guess.count for guess in left}):
         _compare_unequal(compared, shapes.known(count), query, count, below)
@@ -181,27 +194,44 @@ def _compare_unequal(compared: Compared, subs: Sequence[SubMesh], query: Query, 
     compared.best = found
 
 
-def _compare(compared: Compared, sub: SubMesh, guess: Guess, below: float) -> None:
-    """One sub-mesh: its bound, and the best of its schedules where that may be below."""
+def _compare(compared: Compared, shapes: SubMeshes, guess: Guess, below: float) -> bool:
+    """One guess: with the cheapest layouts of its mesh, and where these do not fit with those of the usual names; False
+    where the constraints leave nothing on the mesh."""
+    outcomes = _compare_meshes(compared, shapes, guess, [guess.mesh], below)
+    if not outcomes:
+        return False
+    if outcomes[0].does_not_fit:
+        named = [replace(guess.mesh, axis_names=names) for names in USUAL_NAMES.get(len(guess.mesh.shape), ())]
+        outcomes = _compare_meshes(compared, shapes, guess, named, below) or outcomes
+    compared.tried.append(min(outcomes, key=_by_step))
+    return True
+
+
+def _compare_meshes(
+    compared: Compared, shapes: SubMeshes, guess: Guess, meshes: Sequence[Mesh], below: float
+) -> list[Comparison]:
+    """What came out on each mesh on which the constraints leave something."""
+    subs = [shapes.on_mesh(guess.count, mesh) for mesh in meshes]
+    return [_compare_on(compared, sub, guess, below) for sub in subs if sub is not None]
+
+
+def _compare_on(compared: Compared, sub: SubMesh, guess: Guess, below: float) -> Comparison:
+    """One sub-mesh: its bound, and the best of its schedules where that may be below, and shorter than the best one."""
     groups, count = guess.groups, guess.count
     least = min(least_step_seconds(table, groups, count) for table in sub.tables)
     compared.least_seconds = min(compared.least_seconds, least)
-    if least >= below:
-        compared.tried.append(Comparison(guess.name, f"at least {format_seconds(least)}", bound_seconds=least))
-        return
+    if least >= min(below, compared.step_seconds):
+        return Comparison(guess.name, f"at least {format_seconds(least)}", bound_seconds=least)
     families = [name for name in QUICK if name not in ("zb-v", "interleaved") or 2 * groups <= sub.table.num_blocks]
     try:
         found = try_tables(sub.tables, groups, count, families)[0].pipeline
     except ConfigurationError as reason:
-        compared.tried.append(Comparison(guess.name, str(reason)))
-        return
+        return Comparison(guess.name, str(reason))
     if found is None:
-        compared.tried.append(Comparison(guess.name, "does not fit", bound_seconds=least))
-        return
-    step = found.step_seconds
-    compared.tried.append(Comparison(guess.name, f"{found.family} {format_seconds(step)}", step, least))
-    if step < below:
+        return Comparison(guess.name, DOES_NOT_FIT, bound_seconds=least)
+    if found.step_seconds < min(below, compared.step_seconds):
         compared.best = found, sub
+    return Comparison(guess.name, f"{found.family} {format_seconds(found.step_seconds)}", found.step_seconds, least)
 
 
 def write_compared(query: Query, compared: Compared) -> Plan | None:

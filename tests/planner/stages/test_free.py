@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import autopar
+from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layout import Mesh
@@ -19,7 +20,9 @@ from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solved_meshes import SolvedMeshes
 from autopar.planner.stages import free, quick
 from autopar.planner.stages.free import better_by_prediction
+from autopar.planner.stages.promise import Guess
 from autopar.planner.stages.quick import Compared
+from benchmarks.sub_meshes import sub_meshes
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
 
@@ -142,3 +145,25 @@ def test_a_fast_search_tries_none_where_nothing_fits(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(best_plan, "choose_micro_batches", nothing_fits)
     with pytest.raises(InfeasibleError, match="no plan fits"):
         autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", mode="fast")
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_where_the_cheapest_layouts_do_not_fit_those_of_the_usual_names_are_tried(
+    monkeypatch: pytest.MonkeyPatch, usual: bool
+) -> None:
+    """Cheapest is to cut samples over all devices of a group, each with all weights of its stages."""
+    if not usual:
+        monkeypatch.setattr(quick, "USUAL_NAMES", {})
+    model = GPT(GPTConfig(vocabulary=64, positions=32, width=128, heads=4, layers=2))
+    tokens = torch.zeros(64, 32, dtype=torch.long)
+    cluster, compared = Cluster.parse("2x4 H100-SXM"), Compared()
+    shapes = sub_meshes(model, {"tokens": tokens, "labels": tokens}, cluster, "8MiB")
+    guess = Guess(groups=2, count=2, mesh=Mesh(("outer", "inner"), (2, 2)), seconds=1.0)
+    quick._compare(compared, shapes, guess, math.inf)
+    (outcome,) = compared.tried
+    assert outcome.does_not_fit == (not usual)
+    if usual:
+        assert isinstance(compared.best, tuple)
+        pipeline, sub = compared.best
+        assert sub.solved.mesh.axis_names == ("dp_replicate", "tp")
+        assert pipeline.peak_bytes <= 8 << 20

@@ -39,8 +39,16 @@ def test_fewer_groups_and_more_micro_batches_wait_less() -> None:
 
 def test_data_ranks_that_share_a_sample_cost_more() -> None:
     alone, shared = (guessed_seconds(LLAMA, LARGE, 16, 128, 8, count) for count in (16, 32))
-    bubble = (1 + 15 / 48) / (1 + 15 / 96)
+    bubble = (1 + 15 / (8 * 16)) / (1 + 15 / (8 * 32))  # eight interleaved stages a rank
     assert shared * bubble > 1.05 * alone
+
+
+def test_blocks_that_can_be_interleaved_wait_less() -> None:
+    as_many_blocks_as_ranks = replace(LLAMA, num_blocks=14)
+    interleaved, plain = (
+        guessed_seconds(model, LARGE, 16, 128, 8, 16) for model in (LLAMA, as_many_blocks_as_ranks)
+    )
+    assert interleaved < 0.9 * plain
 
 
 def test_meshes_are_data_times_tensor_inside_of_a_node() -> None:
