@@ -10,10 +10,12 @@ from typing import Any, cast
 import pytest
 
 from autopar.cluster import Cluster
+from autopar.layout import Mesh
 from autopar.parallel_plan import Plan, Prediction
 from autopar.planner.known_first import KnownFirst
 from autopar.planner.search import SEARCH
 from autopar.planner.stages.free import FreePipelines
+from autopar.planner.stages.promise import Guess
 from tests.planner.problems import captured_mlp, free_query
 
 QUERY = free_query(captured_mlp(batch=8, width=16), Cluster.parse("2x2 H100-SXM"))
@@ -40,9 +42,12 @@ class Pipelines:
 
 
 def known_first(pipelines: Pipelines, known_seconds: float, query: Any = QUERY) -> KnownFirst:
-    made = KnownFirst(query, None, cast(FreePipelines, pipelines), lambda: known_seconds)
-    made._best_guess = GUESS
-    return made
+    return with_guess(KnownFirst(query, None, cast(FreePipelines, pipelines), lambda: known_seconds))
+
+
+def with_guess(first: KnownFirst) -> KnownFirst:
+    first._guesses = [Guess(groups=2, count=2, mesh=Mesh(("ranks",), (2,)), seconds=GUESS)]
+    return first
 
 
 def plan_of(step_seconds: float) -> Any:
@@ -60,15 +65,26 @@ def test_a_known_plan_below_the_guess_spares_the_pipelines(known: float, expecte
     assert first.were_asked == bool(pipelines.asked) == math.isfinite(expected)
 
 
-def test_pipelines_that_look_far_faster_are_compared_without_known_plans() -> None:
-    pipelines = Pipelines()
+def nobody_asks() -> float:
+    raise AssertionError("known plans were solved")
 
-    def nobody_asks() -> float:
-        raise AssertionError("known plans were solved")
 
-    first = KnownFirst(QUERY, None, cast(FreePipelines, pipelines), nobody_asks)
-    first._best_guess = GUESS
-    assert first.before_fitting(10.0) == PIPELINE_SECONDS
+@pytest.mark.parametrize(("budget_bytes", "plain_seconds"), [(1e12, 10.0), (1e3, 1.1)])
+def test_pipelines_that_look_far_faster_are_compared_without_known_plans(
+    budget_bytes: float, plain_seconds: float
+) -> None:
+    """Where the model fills more than a node, it is enough that they look faster."""
+    query = replace(QUERY, budget_bytes=budget_bytes)
+    first = with_guess(KnownFirst(query, None, cast(FreePipelines, Pipelines()), nobody_asks))
+    assert first.before_fitting(plain_seconds) == PIPELINE_SECONDS
+
+
+@pytest.mark.parametrize(("budget_bytes", "plain_seconds"), [(1e12, 1.1), (1e3, 0.95)])
+def test_known_plans_are_asked_where_pipelines_do_not_look_faster(budget_bytes: float, plain_seconds: float) -> None:
+    query = replace(QUERY, budget_bytes=budget_bytes)
+    first = with_guess(KnownFirst(query, None, cast(FreePipelines, Pipelines()), nobody_asks))
+    with pytest.raises(AssertionError, match="known plans were solved"):
+        first.before_fitting(plain_seconds)
 
 
 def test_the_longest_search_compares_all_pipelines_whatever_is_guessed() -> None:
@@ -87,4 +103,4 @@ def test_a_plan_above_the_guess_is_compared_at_last() -> None:
 
 def test_the_guess_is_that_of_the_most_promising_pipeline() -> None:
     first = KnownFirst(QUERY, None, cast(FreePipelines, Pipelines()), lambda: 0.0)
-    assert 0.0 < first._guess() < math.inf
+    assert 0.0 < first._guess < math.inf

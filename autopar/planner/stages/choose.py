@@ -138,7 +138,7 @@ def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, 
             break
         least.append(found.peak_bytes)
         limit *= SAFETY * table.capacity_bytes / found.peak_bytes
-    if chunks > 1 and not FAMILIES[family].both_ways and (not fitting or fitting[0].recomputes):
+    if not FAMILIES[family].both_ways and (not fitting or fitting[0].recomputes):
         free = _one_pipeline(table, num_ranks, micro_batches, family, chunks, math.inf)
         better = [_settled(each) for each in (*fitting, free) if each is not None]
         fitting += [each for each in better if each is not None]

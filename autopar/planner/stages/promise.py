@@ -37,6 +37,8 @@ from autopar.planner.query import Query
 from autopar.planner.stages.groups import cluster_of
 from autopar.schedules.list_scheduler import FAMILIES
 
+PROMISING = 0.8
+"""A guess below this part of a step without stages is far below it."""
 MOST_GROUPS = 64
 ENDS = 2
 """Pieces of a model beside its blocks: what lies in front of them and behind."""
@@ -105,6 +107,14 @@ class Traffic:
             parameter_bytes=sum(held for held, _ in parameters),
             state_bytes=sum(held + states for held, states in parameters),
         )
+
+
+def look_faster(query: Query, traffic: Traffic, found: Sequence[Guess], plain_seconds: float) -> bool:
+    """Whether the first guess is far below a step without stages. Where parameters and states fill more than a node,
+    whether it is below: what then fits without stages is slow to find, and slower than without a memory limit."""
+    node_bytes = query.cluster.devices_per_node * query.budget_bytes
+    share = 1.0 if traffic.state_bytes > node_bytes else PROMISING
+    return bool(found) and found[0].seconds < share * plain_seconds
 
 
 def guesses(query: Query, traffic: Traffic, count: int | None = None) -> list[Guess]:

@@ -29,7 +29,7 @@ from autopar.planner.micro_batches import AtBatch
 from autopar.planner.query import Progress, Query
 from autopar.planner.stages.bound import least_over_all_groups, least_step_seconds
 from autopar.planner.stages.choose import Pipeline, try_tables
-from autopar.planner.stages.promise import Guess, Traffic, guesses
+from autopar.planner.stages.promise import Guess, Traffic, guesses, look_faster
 from autopar.planner.stages.shapes import SubMesh, SubMeshes
 from autopar.planner.stages.unequal import Unequal, best_unequal
 from autopar.planner.stages.write_groups import unequal_plan
@@ -45,8 +45,7 @@ faster: the program of a large model alone may take longer."""
 SHARE = 0.15
 """Of the CPU seconds of the search so far that are spent where pipelines do not look faster (`promise.py`)."""
 PROMISING_SHARE = 0.5
-"""The same where the guess is below `PROMISING` of the plan without stages."""
-PROMISING = 0.8
+"""The same where the first guess looks faster (`look_faster`)."""
 MOST_SLOWER = 2.0
 """Pipelines up to so much above are played: what is known without stages may not fit into memory, and then become
 slower."""
@@ -118,8 +117,9 @@ def compare_pipelines(
     nothing else is known, as many again."""
     began, compared, shapes = time.process_time(), Compared(), SubMeshes(query, at_batch)
     below = plain_seconds * MOST_SLOWER
-    left = guesses(query, Traffic.of(query, work_seconds), counts)
-    promising = _promises(left, plain_seconds)
+    traffic = Traffic.of(query, work_seconds)
+    left = guesses(query, traffic, counts)
+    promising = look_faster(query, traffic, left, plain_seconds)
     share = PROMISING_SHARE if promising else SHARE
     until = began + max(LEAST_SECONDS, spent_seconds * (1.0 if math.isinf(plain_seconds) else share))
     log(f"{len(left)} pipelines, {until - began:.0f} CPU s for them; guessed first: {_guessed(left)}")
@@ -147,12 +147,9 @@ def compare_pipelines(
 
 
 def pipelines_promise(query: Query, counts: int | None, plain_seconds: float) -> bool:
-    """Whether the best guess of a pipeline is well below a step without stages."""
-    return _promises(guesses(query, Traffic.of(query), counts), plain_seconds)
-
-
-def _promises(left: Sequence[Guess], plain_seconds: float) -> bool:
-    return bool(left) and left[0].seconds < PROMISING * plain_seconds
+    """Whether the best guess of a pipeline looks faster than a step without stages."""
+    traffic = Traffic.of(query)
+    return look_faster(query, traffic, guesses(query, traffic, counts), plain_seconds)
 
 
 def in_order(left: Sequence[Guess]) -> Iterator[Guess]:

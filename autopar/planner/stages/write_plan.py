@@ -1,6 +1,7 @@
 """Write the plan of a chosen pipeline: the layouts of one sub-mesh, stages, schedule, and what each stage holds.
 
-    stage 0 on ranks of group 0: embedding .. layers.1, forward 1.2 ms, backward 2.5 ms, peak 1.1 GiB
+    stage 0 on group 0 (embedding .. layers.1): forward 1.2 ms, backward 2.5 ms + weights 1.1 ms
+    stages 1 to 12 (layers.2 .. layers.25), each: forward 1.1 ms, backward 1.4 ms + weights 1.1 ms, recomputes: full
     bubble 12.1 %: of the longest rank's step, the part in which ranks do not compute
 
 Step, bubble and peaks are those of the played schedule. Objective and bound of such a plan: the simulated step, and
@@ -10,11 +11,13 @@ note states.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 from torch import fx
 
+from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
 from autopar.parallel_plan import PipelinePlan, Plan, Prediction, StagePlan, check_pipeline
 from autopar.passes.stages import cut_stages
@@ -27,11 +30,14 @@ from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, wi
 from autopar.planner.solver import Solution, evaluate, is_forbidden
 from autopar.planner.stages.block_costs import Labels, Solved
 from autopar.planner.stages.choose import Pipeline
+from autopar.planner.stages.cut import StageChoice
 from autopar.planner.stages.runs import Runs
 from autopar.planner.stages.submesh import whole_mesh
 from autopar.planner.stages.wish import SEARCHED
 from autopar.schedules.list_scheduler import TIMED_FAMILIES
 
+FOLDED = 3
+"""So many stages in a row that cost the same are one line of the notes."""
 WRITTEN_OUT = TIMED_FAMILIES | {SEARCHED}
 """Schedules of which a plan holds the actions."""
 MODE_OF: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
@@ -147,23 +153,37 @@ def statistics(pipeline: Pipeline) -> dict[str, float | int | str]:
 
 
 def _stage_notes(runs: Runs, pipeline: Pipeline) -> list[str]:
-    """What every stage is and costs, and how full every rank group is."""
+    """What every stage is and costs, three or more in a row that cost the same in one line, and how full every rank
+    group is."""
     costs = pipeline.costs
     groups = costs.schedule.route(0)
-    lines = [
+    head = (
         f"pipeline: {len(groups)} stages on {len(costs.schedule.ranks)} groups of {pipeline.table.devices} devices, "
         f"{pipeline.family}, {pipeline.micro_batches} micro-batches, bubble {costs.bubble_rate:.1%}"
-    ]
-    for number, (stage, choice) in enumerate(zip(costs.stages, pipeline.cut.stages, strict=True)):
-        mode = pipeline.table.modes[choice.mode]
-        lines.append(
-            f"stage {number} on group {groups[number]} ({stage_name(runs, choice.first, choice.end)}): forward "
-            f"{format_seconds(stage.forward_seconds)}, backward {format_seconds(stage.backward_seconds)} + weights "
-            f"{format_seconds(stage.weight_seconds)}, keeps {format_bytes(stage.saved_bytes)} per micro-batch"
-            + ("" if mode == "none" else f", recomputes: {mode}")
-            + f", peak of the group {format_bytes(costs.peak_bytes[groups[number]])}"
-        )
-    return lines
+    )
+    chosen = pipeline.cut.stages
+    words = [_costs_of(stage, pipeline, choice) for stage, choice in zip(costs.stages, chosen, strict=True)]
+    lines = []
+    for cost, equal in itertools.groupby(range(len(words)), key=words.__getitem__):
+        numbers = list(equal)
+        if len(numbers) >= FOLDED:
+            name = stage_name(runs, chosen[numbers[0]].first, chosen[numbers[-1]].end)
+            lines.append(f"stages {numbers[0]} to {numbers[-1]} ({name}), each: {cost}")
+            continue
+        for number in numbers:
+            name = stage_name(runs, chosen[number].first, chosen[number].end)
+            lines.append(f"stage {number} on group {groups[number]} ({name}): {cost}")
+    peaks = ", ".join(format_bytes(size) for size in costs.peak_bytes)
+    return [head, *lines, f"peak of each group: {peaks}"]
+
+
+def _costs_of(stage: StageCosts, pipeline: Pipeline, choice: StageChoice) -> str:
+    mode = pipeline.table.modes[choice.mode]
+    return (
+        f"forward {format_seconds(stage.forward_seconds)}, backward {format_seconds(stage.backward_seconds)} + weights "
+        f"{format_seconds(stage.weight_seconds)}, keeps {format_bytes(stage.saved_bytes)} per micro-batch"
+        + ("" if mode == "none" else f", recomputes: {mode}")
+    )
 
 
 def _bound_note(solution: Solution) -> str:

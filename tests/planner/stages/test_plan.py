@@ -36,6 +36,22 @@ def test_stages_and_tensor_parallelism() -> None:
     words = plan.summary()
     assert "2 stages on 2 groups of 2 devices, 1f1b, 4 micro-batches, bubble" in words
     assert "stage 1 on group 1 (layers.2 .. norm, head): forward" in words
+    peaks = next(note for note in plan.notes if note.startswith("peak of each group: "))
+    assert peaks.count("B") == 2
+    assert peaks.endswith(str(plan.statistics["peak_bytes_by_rank_group"]))
+
+
+def test_equal_stages_in_a_row_are_one_line() -> None:
+    model = GPT(GPTConfig(vocabulary=64, positions=16, width=32, heads=4, layers=6))
+    tokens = torch.zeros(8, 16, dtype=torch.long)
+    plan = autopar.plan(
+        model, (tokens, tokens), cluster="4 H100-SXM", dims={"pp": 4}, schedule="interleaved", micro_batches=4
+    )
+    stages = [note for note in plan.notes if note.startswith("stage")]
+    assert plan.pipeline is not None
+    assert len(plan.pipeline.stages) == 8
+    assert any(note.startswith("stages 1 to 5 (layers.0 .. layers.4), each: forward ") for note in stages)
+    assert len(stages) == 4
 
 
 def test_the_schedule_and_the_micro_batches_are_chosen() -> None:
