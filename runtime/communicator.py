@@ -4,7 +4,9 @@
     communicator.inside, communicator.across         # group of 2 nodes x 2 ranks, on rank 0: (0, 1), (0, 2)
 
 A collective takes tags of its own from it when it starts, which every rank of the group does in one order. What has to
-go on when its first exchange is through runs in the communicator's thread, one collective after the other.
+go on when a round of its exchanges is through runs in the communicator's thread for that round, one collective after
+the other: with one thread for all rounds, a collective waited until the one before it had ended (64 KiB on 2 x 2 ranks
+of 0.3 cores that compute: 44 ms each).
 """
 
 from __future__ import annotations
@@ -14,9 +16,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from datetime import timedelta
-from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ from autopar._compat import default_timeout, resolve_group
 from autopar.cluster import nodes_of_job
 from autopar.runtime.exchange import Exchange
 
-Calls: TypeAlias = "queue.SimpleQueue[tuple[Callable[[], torch.Tensor], Future[torch.Tensor]] | None]"
+Calls: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 """None ends the thread that works them off."""
 
 FIRST_TAG, NUM_TAGS, TAGS_OF_A_COLLECTIVE = 1 << 20, 1 << 20, 4
@@ -45,6 +45,7 @@ class Communicator:
         self.speaks_gloo = "cpu:gloo" in dist.get_backend_config(group)
         self.waited_seconds = 0.0
         self._collectives = itertools.count()
+        self._queues: dict[int, Calls] = {}
         nodes = [rank // ranks_per_node for rank in self.ranks]
         mine = nodes[self.place]
         self.inside = tuple(place for place, node in enumerate(nodes) if node == mine)
@@ -79,29 +80,22 @@ class Communicator:
             received={place: received[place] for place in reversed(ahead) if place in received},
         )
 
-    def later(self, call: Callable[[], torch.Tensor]) -> Future[torch.Tensor]:
-        """Run `call` in this communicator's thread, behind what it was given before."""
-        future: Future[torch.Tensor] = Future()
-        self._queue.put((call, future))
-        return future
-
-    @cached_property
-    def _queue(self) -> Calls:
-        """What the thread has to do; the thread starts with the first of it, and ends with this communicator."""
-        made: Calls = queue.SimpleQueue()
-        threading.Thread(target=_work_off, args=(made,), name="autopar-collectives", daemon=True).start()
-        weakref.finalize(self, made.put, None)
-        return made
+    def later(self, number: int, call: Callable[[], None]) -> None:
+        """Run `call`, which does not raise, in this communicator's thread of that number, behind what it was given
+        before. A thread starts with the first of it, and ends with this communicator."""
+        if number not in self._queues:
+            made: Calls = queue.SimpleQueue()
+            name = f"autopar-collectives-{number}"
+            threading.Thread(target=_work_off, args=(made,), name=name, daemon=True).start()
+            weakref.finalize(self, made.put, None)
+            self._queues[number] = made
+        self._queues[number].put(call)
 
 
 def _work_off(calls: Calls) -> None:
-    while (given := calls.get()) is not None:
-        call, future = given
-        try:
-            future.set_result(call())
-        except Exception as error:  # of whatever class: it belongs to the one who waits
-            future.set_exception(error)
-        del call, future, given  # not held until the next one comes
+    while (call := calls.get()) is not None:
+        call()
+        del call  # not held until the next one comes
 
 
 _communicators: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicator] = weakref.WeakKeyDictionary()

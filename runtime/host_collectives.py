@@ -8,7 +8,8 @@ all_gather; a small one gathers all copies. Ranks on several nodes first add up 
 sends each byte once (`cost_models/gloo.py` says when, and prices the same).
 
 The first exchange of a collective (`exchanged.py`) is posted where the collective starts; the result is taken where it
-is waited for, and what lies between runs in the communicator's thread.
+is waited for, and what lies between runs in the communicator's threads, one for every round: while one collective
+waits for its second round, the next goes on to its own.
 Sums are taken in the order of ranks, in fp32 for narrower floats, each element by one rank: all have equal bits.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import torch
 
@@ -59,20 +61,29 @@ class Started:
         self._rest: Future[torch.Tensor] | None = None
         try:
             with torch.no_grad():
-                self._first: Exchange | None = next(collective)
+                self._exchange: Exchange | None = next(collective)
         except LostPeersError as error:
             raise lost_ranks(self._waiting, error) from error
 
     def go_on(self) -> Started:
-        """Let the communicator's thread do what comes behind the first exchange."""
+        """Let the communicator's threads do what comes behind the first exchange."""
+        self._rest = Future()
         inference = torch.is_inference_mode_enabled()  # of this thread: what was made under it changes only under it
-
-        def finish() -> torch.Tensor:
-            with torch.inference_mode(inference):
-                return self._finish()
-
-        self._rest = self._communicator.later(finish)
+        self._communicator.later(0, partial(self._next_round, self._rest, 0, inference))
         return self
+
+    def _next_round(self, rest: Future[torch.Tensor], number: int, inference: bool) -> None:
+        """One round; the next one is for the thread behind this."""
+        try:
+            with torch.inference_mode(inference):
+                result = self._round()
+        except Exception as error:  # of whatever class: it belongs to the one who waits
+            rest.set_exception(error)
+            return
+        if result is None:
+            self._communicator.later(number + 1, partial(self._next_round, rest, number + 1, inference))
+        else:
+            rest.set_result(result)
 
     def wait(self) -> torch.Tensor:
         """The result. Raises RankLostError that names this collective's operator and the ranks that are missing."""
@@ -85,16 +96,22 @@ class Started:
             self._communicator.waited_seconds += time.perf_counter() - begin
 
     def _finish(self) -> torch.Tensor:
-        exchange, self._first = self._first, None
-        while True:
-            assert exchange is not None
-            exchange.wait(self._communicator.timeout)
-            try:
-                with torch.no_grad():
-                    exchange = next(self._collective)
-            except StopIteration as end:
-                result: torch.Tensor = end.value
-                return result
+        while (result := self._round()) is None:
+            pass
+        return result
+
+    def _round(self) -> torch.Tensor | None:
+        """Wait for the exchange that is on its way, and post the next one; the result behind the last."""
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        exchange.wait(self._communicator.timeout)
+        try:
+            with torch.no_grad():
+                self._exchange = next(self._collective)
+        except StopIteration as end:
+            result: torch.Tensor = end.value
+            return result
+        return None
 
 
 def wait(started: Started) -> torch.Tensor:
