@@ -108,9 +108,14 @@ def find_wishes(program: Program, constraints: Constraints, factorisation: Facto
     return tuple(wishes)
 
 
+def named_axes(rules: PlacementRules) -> dict[str, str]:
+    """Every axis that the constraints name, and a pattern that does."""
+    return {axis: pattern for pattern, by_axis in rules.items() for axis in by_axis if axis != EVERY_AXIS}
+
+
 def meshes_with_axes(rules: PlacementRules, meshes: Sequence[Mesh]) -> list[Mesh]:
     """The meshes that have every axis which the constraints name. Raises ConfigurationError where none has."""
-    named = {axis: pattern for pattern, by_axis in rules.items() for axis in by_axis if axis != EVERY_AXIS}
+    named = named_axes(rules)
     found = [mesh for mesh in meshes if named.keys() <= set(mesh.axis_names)]
     if not found:
         known = list(dict.fromkeys(name for mesh in meshes for name in mesh.axis_names))

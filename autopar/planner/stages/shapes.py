@@ -34,6 +34,7 @@ from autopar.planner.stages.block_table import MODES, BlockTable
 from autopar.planner.stages.groups import cluster_of
 from autopar.planner.stages.runs import Runs, find_runs
 from autopar.planner.stages.submesh import tables_of
+from autopar.planner.targets import named_axes
 
 MOST_SOLVE_SECONDS = 3.0
 """CPU seconds of one solve: without a memory limit most end sooner."""
@@ -100,7 +101,10 @@ class SubMeshes:
                 yield found
 
     def on_mesh(self, count: int, mesh: Mesh) -> SubMesh | None:
-        """One mesh of the caller's choice, None where the constraints leave nothing on it. Raises as `of` does."""
+        """One mesh of the caller's choice, None where the constraints leave nothing on it, or name an axis that it does
+        not have. Raises as `of` does."""
+        if not named_axes(self._query.constraints.placements).keys() <= set(mesh.axis_names):
+            return None
         if (count, mesh) not in self._found:
             part, cluster = self._part(count), cluster_of(self._query.cluster, mesh.size)
             query = replace(part.query, cluster=cluster, budget_bytes=self._query.budget_bytes)

@@ -16,6 +16,7 @@ from autopar.layout import Mesh
 from autopar.parallel_plan import Plan
 from autopar.planner import best_plan
 from autopar.planner.choose_mesh import Chosen
+from autopar.planner.constraints import parse_constraints
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solved_meshes import SolvedMeshes
 from autopar.planner.stages import free, quick
@@ -145,6 +146,20 @@ def test_a_fast_search_tries_none_where_nothing_fits(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(best_plan, "choose_micro_batches", nothing_fits)
     with pytest.raises(InfeasibleError, match="no plan fits"):
         autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", mode="fast")
+
+
+def test_groups_whose_mesh_lacks_an_axis_that_a_constraint_names_are_left_out() -> None:
+    model = GPT(GPTConfig(vocabulary=64, positions=8, width=32, heads=4, layers=2))
+    plan = autopar.plan(
+        model, (TOKENS, TOKENS), cluster="2x2 H100-SXM", mode="fast", constraints={"head.weight": {"outer": "S(0)"}}
+    )
+    assert "outer" in plan.mesh.axis_names
+    shapes = sub_meshes(model, {"tokens": TOKENS, "labels": TOKENS}, Cluster.parse("2x4 H100-SXM"))
+    constraints = parse_constraints({"head.weight": {"outer": "S(0)"}})
+    shapes._query = replace(shapes._query, constraints=constraints)
+    assert shapes.on_mesh(2, Mesh(("dp_replicate", "tp"), (2, 2))) is None
+    assert shapes.on_mesh(2, Mesh(("inner",), (4,))) is None
+    assert shapes.on_mesh(2, Mesh(("outer", "inner"), (2, 2))) is not None
 
 
 @pytest.mark.parametrize("usual", [True, False])
