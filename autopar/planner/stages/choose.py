@@ -126,8 +126,8 @@ def try_families(
 
 
 def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int) -> Tried:
-    """One family: the cut of the formula, with less memory until it fits when played; with several chunks per rank also
-    with recomputation settled by what ranks hold."""
+    """One family: the cut of the formula, with less memory until it fits when played; where it recomputes or does not
+    fit, also with recomputation settled by what ranks hold (stages on one rank each)."""
     limit, least, fitting = table.capacity_bytes, list[float](), list[Pipeline]()
     for _ in range(ROUNDS):
         found = _one_pipeline(table, num_ranks, micro_batches, family, chunks, limit)
