@@ -43,6 +43,10 @@ SLICING_OPERATORS = frozenset([
 ])  # fmt: skip
 """Views of a part: two of them on one tensor read different bytes."""
 
+_RESHAPES = frozenset(
+    {torch.ops.aten.reshape.default, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+)
+
 Phase = Callable[[fx.Node], str]
 Bytes = TypeVar("Bytes")
 
@@ -54,7 +58,7 @@ class KernelBackend:
     fuses_chains: bool = False
     """Maximal chains of pointwise operators, with trailing reductions, are one kernel."""
     adds_bias_in_product: bool = False
-    """A bias added to a product is part of the product's kernel (cuBLAS epilogue), where no chain took it."""
+    """A bias added to a product is part of the product's kernel (`biased_product`), where no chain took it."""
     adds_total_in_product: bool = False
     """A gradient that is a product is added to its total by the product's kernel (`added_product`)."""
     pointwise: frozenset[str] = frozenset()
@@ -66,7 +70,7 @@ class KernelBackend:
 _LAYOUT_COPIES = frozenset(["clone", "contiguous", "padded", "pieces_first", "pieces_joined"])
 
 KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
-    "eager": KernelBackend(adds_total_in_product=True),
+    "eager": KernelBackend(adds_bias_in_product=True, adds_total_in_product=True),
     "inductor": KernelBackend(fuses_chains=True),
     # PyTorch as people write models: nn.Linear is addmm, products and attention read strided heads
     "torch": KernelBackend(adds_bias_in_product=True, free=_LAYOUT_COPIES),
@@ -198,14 +202,47 @@ def is_reduction(node: fx.Node) -> bool:
 
 
 def _merge_biases(graph: fx.Graph, groups: dict[fx.Node, int]) -> None:
-    """Join an addition of a vector with the product in front of it, where the addition is a kernel of its own."""
+    """Join an addition of a bias with the product in front of it, where the addition is a kernel of its own."""
     sizes = Counter(groups.values())
     for node in graph.nodes:
-        if base_name(node.target) != "add" or node not in groups or sizes[groups[node]] > 1:
-            continue
-        product = next((p for p in map(_producer, node.all_input_nodes) if base_name(p.target) in ("mm", "bmm")), None)
-        if product in groups and any(_is_vector(operand) for operand in node.all_input_nodes):
-            groups[node] = groups[product]
+        found = biased_product(node)
+        if found is not None and sizes[groups[node]] == 1:
+            groups[node] = groups[found.product]
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedProduct:
+    """`rows` is the product itself or a view of it, and `bias` a vector that is added to every row."""
+
+    product: fx.Node
+    rows: fx.Node
+    bias: fx.Node
+
+
+def biased_product(node: fx.Node) -> BiasedProduct | None:
+    """The product whose rows a node adds a bias to, if nothing else reads it; None for any other node."""
+    if node.target is not torch.ops.aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return None
+    for rows, bias in (node.args, node.args[::-1]):
+        if isinstance(rows, fx.Node) and isinstance(bias, fx.Node):
+            product = _rows_of_product(rows)
+            if product is None or len(_shape(bias)) != 1 or _dtype(bias) != _dtype(product):
+                continue
+            if _shape(bias) == _shape(product)[1:]:
+                return BiasedProduct(product, rows, bias)
+    return None
+
+
+def _rows_of_product(node: fx.Node) -> fx.Node | None:
+    """The product whose rows a chain of views holds in another shape, one reader each."""
+    width = _shape(node)[-1:]
+    while len(node.users) == 1 and _shape(node)[-1:] == width:
+        if node.target is torch.ops.aten.mm.default:
+            return node
+        if node.target not in _RESHAPES:
+            return None
+        node = node.all_input_nodes[0]
+    return None
 
 
 def added_product(node: fx.Node) -> fx.Node | None:
@@ -217,9 +254,14 @@ def added_product(node: fx.Node) -> fx.Node | None:
     return product if alone and isinstance(product, fx.Node) else None
 
 
-def _is_vector(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.ndim == 1
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    """On this rank in a lowered graph; empty where a node is no tensor."""
+    shape = node.meta.get("local_shape")
+    return tuple(getattr(node.meta.get("val"), "shape", ()) if shape is None else shape)
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    return node.meta.get("dtype") or getattr(node.meta.get("val"), "dtype", None)
 
 
 def _merge_chains(graph: fx.Graph, groups: dict[fx.Node, int], phase: Phase, rules: KernelBackend) -> None:

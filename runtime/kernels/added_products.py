@@ -1,32 +1,53 @@
-"""Gradients of weights that are products add to their totals inside of the product, where there are totals.
+"""What is added to a product is added inside of it: totals of gradients of weights, and biases.
 
-    g = mm(dy', x); add_(total, g)     -->     addmm_(total, dy', x)
+    g = mm(dy', x); add_(total, g)         -->     addmm_(total, dy', x)
+    y = add(reshape(mm(x, w)), bias)       -->     y = reshape(addmm(bias, x, w))
 
-So micro-batches make no gradient beside the total, and read and write the total once (`cost_models/kernel_groups.py`
-prices both nodes as one kernel).
+So micro-batches make no gradient beside the total, and what a product writes is read and written no second time
+(`cost_models/kernel_groups.py` prices both nodes as one kernel).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
-from autopar.cost_models.kernel_groups import added_product
+from autopar.cost_models.kernel_groups import added_product, biased_product
+from autopar.passes.graph_copies import copied
 
 _aten = torch.ops.aten
 
 
 def with_added_products(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A copy in which products add to totals."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    fused = {product for node in graph_module.graph.nodes if (product := added_product(node)) is not None}
-    for node in graph_module.graph.nodes:
-        product = added_product(node)
-        if product is not None:
-            total, *operands = (copies[one] for one in (node.args[0], *product.args) if isinstance(one, fx.Node))
-            copies[node] = graph.call_function(_aten.addmm_.default, (total, *operands))
-            copies[node].meta = dict(node.meta)
-        elif node not in fused:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+    """A copy in which products add to totals, and begin with biases."""
+    graph = copied(graph_module.graph)
+    for node in list(graph.nodes):
+        if (product := added_product(node)) is not None:
+            _replace(node, _call(node, _aten.addmm_.default, (node.args[0], *product.args)))
+        elif (found := biased_product(node)) is not None:
+            added = _call(node, _aten.addmm.default, (found.bias, *found.product.args))
+            if found.rows is not found.product:
+                added = _call(node, found.rows.target, (added, found.rows.args[1]))
+            _replace(node, added)
     return fx.GraphModule(graph_module, graph)
+
+
+def _call(node: fx.Node, target: Any, args: tuple[Argument, ...]) -> fx.Node:
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, args)
+    made.meta = dict(node.meta)
+    return made
+
+
+def _replace(node: fx.Node, made: fx.Node) -> None:
+    """Put `made` in the place of a node, and take out what only that node read."""
+    node.replace_all_uses_with(made)
+    unread = [node]
+    while unread:
+        one = unread.pop()
+        if not one.users and one.op == "call_function":
+            unread += one.all_input_nodes
+            one.graph.erase_node(one)

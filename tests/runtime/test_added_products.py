@@ -1,7 +1,8 @@
-"""Products that add to totals: the same sums, without a gradient beside the total."""
+"""Products that add to totals and begin with biases: the same sums, in one kernel."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import fx
 
@@ -48,3 +49,42 @@ def test_the_product_and_its_total_are_one_kernel() -> None:
     for read_twice, kernel_count in ((False, 2), (True, 3)):
         graph = _backward(read_twice=read_twice).graph
         assert len(set(kernel_groups(graph, "eager").values())) == kernel_count
+
+
+def _sized(node: fx.Node, *shape: int, dtype: torch.dtype = torch.float32) -> fx.Node:
+    node.meta.update(local_shape=shape, dtype=dtype)
+    return node
+
+
+def _linear(*, bias: tuple[int, ...] = (3,), dtype: torch.dtype = torch.float32, read_twice: bool = False) -> fx.Graph:
+    """y = bias + view(view(x w)) of x (4, 5) and w (5, 3), the bias made behind the product."""
+    graph = fx.Graph()
+    x, w = _sized(graph.placeholder("x"), 4, 5), _sized(graph.placeholder("w"), 5, 3)
+    b = _sized(graph.placeholder("b"), *bias, dtype=dtype)
+    product = _sized(graph.call_function(aten.mm.default, (x, w)), 4, 3)
+    rows = _sized(graph.call_function(aten.reshape.default, (product, [2, 2, 3])), 2, 2, 3)
+    rows = _sized(graph.call_function(aten.reshape.default, (rows, [1, 2, 2, 3])), 1, 2, 2, 3)
+    late = _sized(graph.call_function(aten.neg.default, (b,)), *bias, dtype=dtype)
+    added = _sized(graph.call_function(aten.add.Tensor, (late, rows)), 1, 2, 2, 3)
+    graph.output((added, product) if read_twice else (added,))
+    return graph
+
+
+def test_a_product_begins_with_its_bias() -> None:
+    x, w, b = torch.randn(4, 5), torch.randn(5, 3), torch.randn(3)
+    (y,) = kernels(fx.GraphModule({}, _linear()), "eager")([x, w, b])
+    torch.testing.assert_close(y, torch.addmm(-b, x, w).view(1, 2, 2, 3), rtol=0.0, atol=0.0)
+    joined = with_added_products(fx.GraphModule({}, _linear()))
+    assert _targets(joined) == [aten.neg.default, aten.addmm.default, aten.reshape.default]
+    assert len(set(kernel_groups(_linear(), "eager").values())) == 2
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [_linear(read_twice=True), _linear(bias=(2, 1)), _linear(bias=(1,)), _linear(dtype=torch.float64)],
+    ids=["read by something else", "no vector", "one number", "another dtype"],
+)
+def test_what_is_no_bias_is_added_behind_the_product(graph: fx.Graph) -> None:
+    graph_module = fx.GraphModule({}, graph)
+    assert _targets(with_added_products(graph_module)) == _targets(graph_module)
+    assert len(set(kernel_groups(graph, "eager").values())) == 3
