@@ -7,6 +7,7 @@ factor; the position finds the dim on the other side whose range of cumulative p
     (8, 6) -> (48,)         S(1) cuts at position 8        -> S(0, split=8)
     (12,) -> (3, 4)         S(0) over 3 ranks, position 1  -> S(0);  over 2 ranks: None, 3 does not divide
     (16,) -> (2, 8)         (S(0), S(0)) on a (2, 4) mesh  -> (S(0), S(1))
+    (30,) -> (15, 2)        S(0) over 4 ranks: None, uneven blocks pass only through dims that stay as they are
 
 Layouts have one spelling here (`canonical`): axes that cut one behind the other nest (S(0), S(0)) and are never written
 (S(0), S(0, split=n)).
