@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from autopar.cost_models.kernel_groups import Traffic, bytes_moved
-from autopar.cost_models.operator_names import base_name, is_causal, operator_kind
+from autopar.cost_models.operator_names import base_name, curve_name, is_causal, operator_kind
 from autopar.cost_models.operator_sizes import (
     AttentionSizes,
     ProductSizes,
@@ -65,7 +65,7 @@ class KernelPrices:
                 bytes_moved=sum(sum(local_bytes(node, traffic)) for node, traffic in nodes),
                 dtype=self.product_dtype if self.product_dtype and kind == "matmul" else dtype_name(first),
                 kind=kind,
-                operator=base_name(first.target),
+                operator=curve_name(first.target),
                 sizes=sizes,
                 attention=self.attention,
             )

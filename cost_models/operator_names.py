@@ -14,7 +14,7 @@ from torch import fx
 from autopar.cost_models.operators import OperatorKind
 
 PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "expert_linear", "expert_outer",
-            "block_expert_linear", "block_expert_outer")  # fmt: skip
+            "sorted_expert_linear", "sorted_expert_outer")  # fmt: skip
 
 LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "masked_embedding", "masked_gather")
 """Operators that read only the rows of their first operand that they return."""
@@ -29,6 +29,11 @@ def base_name(target: object) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.name.split("::")[-1]
     return getattr(target, "__name__", str(target))
+
+
+def curve_name(target: object) -> str:
+    """The name under which a profile has an operator's curve: lowered expert products are those of captured graphs."""
+    return base_name(target).removeprefix("sorted_")
 
 
 def operator_kind(target: object) -> OperatorKind:

@@ -84,8 +84,8 @@ def whole(operands: int) -> Parts:
     return Parts(operands=(1.0,) * operands)
 
 
-EXPERT_LINEAR = ("expert_linear", "block_expert_linear")
-EXPERT_OUTER = ("expert_outer", "block_expert_outer")
+EXPERT_LINEAR = ("expert_linear", "sorted_expert_linear")
+EXPERT_OUTER = ("expert_outer", "sorted_expert_outer")
 
 
 def has_sizes(name: str) -> bool:

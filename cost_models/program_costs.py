@@ -25,6 +25,7 @@ from autopar.cost_models.collectives import CollectiveKind, collective_seconds
 from autopar.cost_models.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_names import base_name, operator_kind
+from autopar.cost_models.operator_sizes import EXPERT_LINEAR
 from autopar.layout import Mesh
 
 COMPUTE = "compute"
@@ -118,7 +119,7 @@ def program_actions(
 
 
 def _operand_elements(node: fx.Node) -> float:
-    if base_name(node.target) not in ("mm", "expert_linear"):
+    if base_name(node.target) not in ("mm", *EXPERT_LINEAR):
         return 0.0
     return float(_first_operand(node).numel())
 

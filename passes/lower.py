@@ -29,6 +29,7 @@ from autopar.passes.emitter import Emitter
 from autopar.passes.implementations.randomness import REWRITES as DRAWING
 from autopar.passes.local_call import LocalContext, emit_local_call
 from autopar.passes.local_values import LocalValue, LocalValues, is_getitem
+from autopar.passes.sort_by_expert import sort_by_expert
 from autopar.passes.use_kernels import use_kernels
 from autopar.program import Input, Output, Program
 from autopar.rules.engine import is_view, tensor_operands
@@ -95,6 +96,7 @@ class _Lowering:
                 gradients[node] = self._returned(node, meanings[node])
         pairs = self._returned_pairs()
         self._graph.output(tuple(gradients[n] if meanings.get(n) is m else self._returned(n, m) for n, m in pairs))
+        sort_by_expert(self._graph)
         _remove_unused(self._graph)
         module: fx.GraphModule = LazyGraphModule(self._program.graph_module, self._graph)
         if self._plan.kernels:

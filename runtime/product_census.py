@@ -118,9 +118,10 @@ def _convolutions() -> Iterator[Sample]:
 
 
 def _experts() -> Iterator[Sample]:
-    linear, outer = torch.ops.autopar.expert_linear.default, torch.ops.autopar.expert_outer.default
+    """Of rows in order, as lowered graphs hold them."""
+    linear, outer = torch.ops.autopar.sorted_expert_linear.default, torch.ops.autopar.sorted_expert_outer.default
     for rows, k, n in EXPERT_SHAPES:
         x, weight, grad = torch.randn(rows, k), torch.randn(EXPERTS, k, n), torch.randn(rows, n)
-        ids = torch.arange(rows) * 5 % EXPERTS
-        yield Sample(name="expert_linear", work=2.0 * rows * k * n, call=partial(linear, x, weight, ids, False))
-        yield Sample(name="expert_outer", work=2.0 * rows * k * n, call=partial(outer, x, grad, ids, EXPERTS, False))
+        counts = torch.full((EXPERTS,), rows // EXPERTS)
+        yield Sample(name="expert_linear", work=2.0 * rows * k * n, call=partial(linear, x, weight, counts, False))
+        yield Sample(name="expert_outer", work=2.0 * rows * k * n, call=partial(outer, x, grad, counts, False))

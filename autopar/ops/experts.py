@@ -2,9 +2,15 @@
 
     x (5, K), weight (3, K, N), ids [2, 0, 2, 1, 7]   -->   rows x0 W2, x1 W0, x2 W2, x3 W1, 0
 
-The rows are sorted by expert inside the operator, so a rank sorts its own rows only and nothing about the routing
-leaves it. An id outside [0, number of experts) gives a zero row: with the ids shifted by the first expert of a block,
-the sum over all blocks is the whole product, which is expert parallelism.
+A rank sorts its own rows only and nothing about the routing leaves it. An id outside [0, number of experts) gives a
+zero row: with the ids shifted by the first expert of a block, the sum over all blocks is the whole product, which is
+expert parallelism.
+
+`expert_linear` and `expert_outer` take rows in any order: captured graphs hold these, since their rows can be split.
+Lowered graphs sort the rows of a layer once (`passes/sort_by_expert.py`) and hold the others:
+
+    order, places, counts = expert_order(ids, 3, 0)     [1, 3, 0, 2, 4], [2, 0, 3, 1, 4], [1, 1, 2]
+    y = sorted_expert_linear(x[order], weight, counts)  rows x1 W0, x3 W1, x0 W2, x2 W2, 0;  y[places] as above
 """
 
 from __future__ import annotations
@@ -30,13 +36,9 @@ def expert_linear(x: Tensor, weight: Tensor, expert_ids: Tensor, transposed: boo
 
     expert_ids (T,) int64; ids outside [0, E) give zero rows.
     """
-    matrices = weight.transpose(1, 2) if transposed else weight
-    if not x.shape[0]:
-        return x.new_empty(0, matrices.shape[2])
-    order, counts = _by_expert(expert_ids, weight.shape[0])
-    rows = x.index_select(0, order)
-    product = _grouped_rows(rows, matrices, counts) if _has_kernel(x, matrices) else _rows(rows, matrices, counts)
-    return product.index_select(0, _inverse(order))
+    order, places, counts = expert_order(expert_ids, weight.shape[0], 0)
+    product: Tensor = sorted_expert_linear(x.index_select(0, order), weight, counts, transposed)
+    return product.index_select(0, places)
 
 
 @expert_linear.register_fake
@@ -54,16 +56,8 @@ def expert_outer(x: Tensor, grad: Tensor, expert_ids: Tensor, num_experts: int, 
 
     The gradient of the weight of `expert_linear`; rows with ids outside [0, num_experts) count nowhere.
     """
-    left, right = (grad, x) if transposed else (x, grad)
-    order, counts = _by_expert(expert_ids, num_experts)
-    left, right = left.index_select(0, order), right.index_select(0, order)
-    if _has_kernel(left, right) and left.shape[0]:
-        return _grouped_outer(left, right, counts)
-    out = x.new_empty(num_experts, left.shape[1], right.shape[1])
-    start = 0
-    for expert, count in enumerate(counts.tolist()):
-        torch.mm(left[start : start + count].t(), right[start : start + count], out=out[expert])
-        start += count
+    order, _, counts = expert_order(expert_ids, num_experts, 0)
+    out: Tensor = sorted_expert_outer(x.index_select(0, order), grad.index_select(0, order), counts, transposed)
     return out
 
 
@@ -87,18 +81,70 @@ def block_expert_outer(
     return out
 
 
-def _by_expert(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """(order of the rows by expert, those without one last; rows per expert)."""
-    inside = (expert_ids >= 0) & (expert_ids < num_experts)
-    keys = expert_ids.masked_fill(~inside, num_experts)
+@torch.library.custom_op(
+    "autopar::expert_order",
+    mutates_args=(),
+    schema="(Tensor expert_ids, int num_experts, int start) -> (Tensor, Tensor, Tensor)",
+)
+def expert_order(expert_ids: Tensor, num_experts: int, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Order of the rows by expert, those of no expert last (T,); place of every row in it (T,); rows per expert (E,).
+
+    expert_ids (T,) int64; the experts are [start, start + num_experts).
+    """
+    keys = expert_ids - start
+    keys.masked_fill_((keys < 0) | (keys > num_experts), num_experts)
     counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=keys.device)
     counts.scatter_add_(0, keys, torch.ones_like(keys))
-    return keys.argsort(stable=True), counts[:num_experts]
+    order = keys.argsort(stable=True)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return order, places, counts[:num_experts]
 
 
-def _inverse(order: Tensor) -> Tensor:
-    """Where every row went."""
-    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+@expert_order.register_fake
+def _(expert_ids: Tensor, num_experts: int, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(expert_ids), torch.empty_like(expert_ids), expert_ids.new_empty(num_experts)
+
+
+@torch.library.custom_op(
+    "autopar::sorted_expert_linear",
+    mutates_args=(),
+    schema="(Tensor rows, Tensor weight, Tensor counts, bool transposed) -> Tensor",
+)
+def sorted_expert_linear(rows: Tensor, weight: Tensor, counts: Tensor, transposed: bool) -> Tensor:
+    """`expert_linear` of rows (T, K) in `expert_order`, counts[e] of them for expert e; those behind give zeros."""
+    matrices = weight.transpose(1, 2) if transposed else weight
+    if not rows.shape[0]:
+        return rows.new_empty(0, matrices.shape[2])
+    return _grouped_rows(rows, matrices, counts) if _has_kernel(rows, matrices) else _rows(rows, matrices, counts)
+
+
+@sorted_expert_linear.register_fake
+def _(rows: Tensor, weight: Tensor, counts: Tensor, transposed: bool) -> Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[1 if transposed else 2])
+
+
+@torch.library.custom_op(
+    "autopar::sorted_expert_outer",
+    mutates_args=(),
+    schema="(Tensor x, Tensor grad, Tensor counts, bool transposed) -> Tensor",
+)
+def sorted_expert_outer(x: Tensor, grad: Tensor, counts: Tensor, transposed: bool) -> Tensor:
+    """`expert_outer` of rows x (T, K) and grad (T, N) in `expert_order`; those behind all experts count nowhere."""
+    left, right = (grad, x) if transposed else (x, grad)
+    if _has_kernel(left, right) and left.shape[0]:
+        return _grouped_outer(left, right, counts)
+    out = x.new_empty(len(counts), left.shape[1], right.shape[1])
+    start = 0
+    for expert, count in enumerate(counts.tolist()):
+        torch.mm(left[start : start + count].t(), right[start : start + count], out=out[expert])
+        start += count
+    return out
+
+
+@sorted_expert_outer.register_fake
+def _(x: Tensor, grad: Tensor, counts: Tensor, transposed: bool) -> Tensor:
+    left, right = (grad, x) if transposed else (x, grad)
+    return x.new_empty(counts.shape[0], left.shape[1], right.shape[1])
 
 
 def _rows(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:

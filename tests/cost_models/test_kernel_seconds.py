@@ -14,7 +14,6 @@ from autopar.cost_models.program_costs import program_actions
 from autopar.device_curves import shared_curves
 from autopar.hardware import Device, preset_device
 from autopar.layout import Mesh
-from autopar.ops.experts import block_expert_linear
 
 aten = torch.ops.aten
 A100: Device = replace(preset_device("A100-80"), curves=shared_curves("A100-80"))
@@ -30,8 +29,7 @@ def linear_gelu(rows: int, *added: int) -> fx.Graph:
     """gelu(x w + bias), as a lowered graph has it; added: another shape of what is added."""
     graph = fx.Graph()
     x, w, bias = (
-        value(graph.placeholder(n), *s)
-        for n, s in (("x", (rows, 1024)), ("w", (1024, 4096)), ("b", added or (4096,)))
+        value(graph.placeholder(n), *s) for n, s in (("x", (rows, 1024)), ("w", (1024, 4096)), ("b", added or (4096,)))
     )
     product = value(graph.call_function(aten.mm.default, (x, w)), rows, 4096)
     added = value(graph.call_function(aten.add.Tensor, (product, bias)), rows, 4096)
@@ -79,10 +77,12 @@ def test_sizes_of_a_product_are_those_of_its_operands() -> None:
 
 def test_a_block_of_the_experts_works_on_its_own_rows_only() -> None:
     graph = fx.Graph()
-    rows, weights, ids = (
-        value(graph.placeholder(n), *s) for n, s in (("x", (1024, 512)), ("w", (2, 512, 256)), ("ids", (1024,)))
+    rows, weights, counts = (
+        value(graph.placeholder(n), *s) for n, s in (("x", (1024, 512)), ("w", (2, 512, 256)), ("counts", (2,)))
     )
-    call = value(graph.call_function(block_expert_linear, (rows, weights, ids, False, 2)), 1024, 256)
+    call = value(
+        graph.call_function(torch.ops.autopar.sorted_expert_linear.default, (rows, weights, counts, False)), 1024, 256
+    )
     call.meta["num_experts"] = 8
     graph.output((call,))
     actions(graph, "eager")

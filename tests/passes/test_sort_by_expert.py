@@ -1,0 +1,177 @@
+"""Rows of expert layers are sorted once: every gradient as without, fewer rows moved, nothing else reordered."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from autopar.capture import capture
+from autopar.layout import Mesh
+from autopar.parallel_plan import Plan
+from autopar.passes import lower as lowering
+from autopar.passes.graph_patterns import name_of, shape_of
+from autopar.passes.lower import lower
+from autopar.program import Program
+from autopar.rules.rule import Rule
+from tests.passes.hand_plans import Results, hand_plan, picked, run_plan, tensors_of
+
+WIDTH, HIDDEN, EXPERTS, CHOSEN, TOKENS = 8, 24, 4, 2, 32
+ROWS = TOKENS * CHOSEN
+
+
+class Experts(nn.Module):
+    """A layer of gated experts: every token goes to `CHOSEN` of them, their outputs are weighted and summed."""
+
+    def __init__(self, with_bias: bool) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, 2 * HIDDEN) / 4)
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / 4)
+        self.bias = nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN)) if with_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = torch.topk(self.router(x).softmax(-1), CHOSEN, dim=-1)
+        ids = chosen.reshape(-1)
+        rows = x.unsqueeze(1).expand(-1, CHOSEN, -1).reshape(-1, WIDTH)
+        rows = torch.ops.autopar.expert_linear(rows, self.up, ids, False)
+        if self.bias is not None:
+            rows = rows + functional.embedding(ids, self.bias)
+        gate, rows = rows.chunk(2, -1)
+        rows = torch.ops.autopar.expert_linear(functional.silu(gate) * rows, self.down, ids, False)
+        return (rows * weights.reshape(-1, 1)).view(len(x), CHOSEN, -1).sum(1)
+
+
+class Layers(nn.Module):
+    """Two layers of experts with residuals: (TOKENS, WIDTH) -> mean square."""
+
+    def __init__(self, with_bias: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Experts(with_bias) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+class OnePerToken(nn.Module):
+    """One expert per token, beside other rows that are as many as those of the experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / 4)
+        self.head = nn.Linear(WIDTH, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = x.argmax(-1) % EXPERTS
+        return self.head(x.flip(0) + torch.ops.autopar.expert_linear(x, self.weight, ids, False)).square().mean()
+
+
+def captured(module: nn.Module) -> tuple[Program, dict[str, Tensor]]:
+    x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(2))
+    program = capture(module, (), {"x": x})
+    return program, tensors_of(program, module, {"x": x})
+
+
+def split(program: Program, how: str) -> Plan:
+    """The plan of "one" rank; or of two: each has a block of the "experts", or what is drawn by another word."""
+    rng, mesh = random.Random(how), Mesh(("tp",), (1 if how == "one" else 2,))
+
+    def pick(node: fx.Node, rule: Rule) -> list[str | None]:
+        if how in ("one", "experts"):
+            return ["e" if "e" in rule.names and how == "experts" else None]
+        return [rng.choice([None, *rule.names])]
+
+    return hand_plan(program, mesh, picked(program, mesh, pick))
+
+
+def layers(with_bias: bool) -> Layers:
+    torch.manual_seed(0)
+    return Layers(with_bias)
+
+
+def named(program: Program, plan: Plan, *names: str) -> list[fx.Node]:
+    return [node for node in lower(program, plan, 0).graph.nodes if name_of(node) in names]
+
+
+def unsorted(program: Program, plan: Plan, tensors: dict[str, Tensor], patch: pytest.MonkeyPatch) -> Results:
+    with patch.context() as without:
+        without.setattr(lowering, "sort_by_expert", lambda graph: None)
+        assert not named(program, plan, "expert_order")
+        return run_plan(program, plan, tensors)
+
+
+def worst(found: Results, wanted: Results) -> float:
+    """The largest relative difference of the loss and of any gradient."""
+    assert set(found.gradients) == set(wanted.gradients)
+    pairs = [(found.outputs[name], wanted.outputs[name]) for name in wanted.outputs]
+    pairs += [(found.gradients[name], wanted.gradients[name]) for name in wanted.gradients]
+    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("how", ["one", "experts", "first draw", "second draw", "third draw"])
+def test_every_gradient_is_as_without(how: str, with_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, tensors = captured(layers(with_bias))
+    plan = split(program, how)
+    assert named(program, plan, "expert_order")
+    assert worst(run_plan(program, plan, tensors), unsorted(program, plan, tensors, monkeypatch)) < 1e-5
+
+
+def test_recomputed_layers_sort_again_and_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, tensors = captured(layers(True))
+    plan = split(program, "one")
+    again = [name for name in plan.operators if name.startswith("layers.0/") and "/bwd" not in name]
+    found = run_plan(program, plan, tensors, recompute=again)
+    backward = found.partitions[0].backward
+    assert backward is not None
+    assert sum(name_of(node) == "expert_order" for node in backward.graph.nodes) == 1
+    assert worst(found, unsorted(program, plan, tensors, monkeypatch)) < 1e-5
+
+
+def test_what_lies_between_products_stays_in_order() -> None:
+    program, _ = captured(layers(False))
+    plan = split(program, "one")
+    assert len(named(program, plan, "expert_order")) == 2
+    assert not named(program, plan, "expert_linear", "expert_outer", "clone")
+    wide = [node for node in named(program, plan, "index_select") if shape_of(node)[1:] != (1,)]
+    # of each layer: tokens in, result out; gradient of the result in, and of the second layer that of its tokens out
+    assert [shape_of(node) for node in wide] == [(ROWS, WIDTH)] * 7
+    assert sorted(shape_of(node.args[0])[0] for node in wide) == [TOKENS] * 4 + [ROWS] * 3
+
+
+def test_biases_are_looked_up_in_order() -> None:
+    program, _ = captured(layers(True))
+    for node in named(program, split(program, "one"), "embedding"):
+        assert name_of(node.args[1]) == "index_select"
+    wide = [node for node in named(program, split(program, "one"), "index_select") if shape_of(node)[1:] == (HIDDEN,)]
+    assert not wide
+
+
+def test_rows_are_put_back_in_front_of_as_many_others() -> None:
+    torch.manual_seed(0)
+    program, _ = captured(OnePerToken())
+    products = named(program, split(program, "one"), "sorted_expert_linear")
+    (product,) = (node for node in products if node.meta["phase"] == "forward")
+    (back,) = product.users
+    assert name_of(back) == "index_select"
+    assert [name_of(user) for user in back.users] == ["add"]
+
+
+@pytest.mark.parametrize("wrong", ["first expert", "places"])
+def test_a_wrong_order_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(module: fx.GraphModule) -> None:
+        for node in module.graph.nodes:
+            if wrong == "first expert" and name_of(node) == "expert_order":
+                node.args = (*node.args[:2], 1)
+            elif wrong == "places" and name_of(node) == "getitem" and name_of(node.args[0]) == "expert_order":
+                node.args = (node.args[0], 0 if node.args[1] == 1 else node.args[1])
+
+    program, tensors = captured(layers(False))
+    plan = split(program, "one")
+    found = run_plan(program, plan, tensors, change=spoil)
+    assert worst(found, unsorted(program, plan, tensors, monkeypatch)) > 1e-3
