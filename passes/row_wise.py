@@ -59,7 +59,7 @@ def _keeps_rows(view: fx.Node, rows: int) -> bool:
     before, after = view.all_input_nodes[0].meta["val"].shape, view.meta["val"].shape
     if before[:1] != (rows,) or after[:1] != (rows,) or 0 in before:
         return False
-    return view.target is not _aten.permute.default or view.args[1][0] == 0  # type: ignore[index]  # a list of dims
+    return view.target is not _aten.permute.default or tuple(view.args[1])[:1] == (0,)  # type: ignore[arg-type]  # dims
 
 
 def _by_rule(rule: Rule, operands: list[fx.Node], rows: int) -> RowWise | None:
