@@ -49,7 +49,8 @@ NO_LIMIT = 1e18
 def published_plan(program: Program, cluster: Cluster, parallel: ParallelShape) -> Plan:
     """The plan of one pipeline stage's program at the batch of all data-parallel replicas (micro_batch x dp).
 
-    Raises InfeasibleError and ConfigurationError where the model cannot be split so.
+    It names no kernels of ours: a published run ran those of its stack, which `KERNEL_BACKENDS` describes. Raises
+    InfeasibleError and ConfigurationError where the model cannot be split so.
     """
     plan = make_plan(
         program,
@@ -61,7 +62,7 @@ def published_plan(program: Program, cluster: Cluster, parallel: ParallelShape) 
         with_baselines=False,
         micro_batches=1,
     )
-    return with_recomputation(plan, parallel)
+    return with_recomputation(plan.with_(kernels=()), parallel)
 
 
 def axes_of(parallel: ParallelShape) -> dict[str, int]:

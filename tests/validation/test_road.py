@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost_models.operator_names import is_causal
+from autopar.cost_models.operator_names import base_name, is_causal
 from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
 from autopar.passes.segments import segment_of
@@ -40,6 +40,13 @@ def collectives(low: LoweredRun, segment: str, axis: str) -> dict[str, Counter[s
             and len(node.meta["local_shape"]) > 1
         )
     return found
+
+
+def test_a_published_run_has_no_kernels_of_ours() -> None:
+    low = lowered(run())
+    names = {base_name(node.target) for part in low.partition.graphs for node in part.graph.nodes}
+    assert {"gelu", "native_layer_norm", "native_layer_norm_backward"} <= names
+    assert not names & {"add_layer_norm", "layer_norm_backward", "cross_entropy_rows", "cross_entropy_backward"}
 
 
 def test_megatron_sums_twice_per_layer_and_pass() -> None:
