@@ -32,6 +32,7 @@ from autopar.runtime.emit import WholeStep
 from autopar.runtime.kernels.inductor import CompiledPiece, PieceByPiece
 from benchmarks.agreement import compare, loss_of, reference
 from benchmarks.models import Inputs, llama
+from benchmarks.plan_quality.models import mixture
 from benchmarks.results import write_results
 
 WARM_UP = 3
@@ -70,7 +71,18 @@ def grouped_llama(size: Size) -> tuple[nn.Module, Inputs]:
     return model, size.inputs("input_ids")
 
 
-MODELS: Mapping[str, Callable[[Size], tuple[nn.Module, Inputs]]] = {"gpt": gpt, "llama": grouped_llama}
+def experts(size: Size) -> tuple[nn.Module, Inputs]:
+    """Each token goes through two of eight gated experts of twice the width, a loop in plain torch."""
+    model = mixture(
+        layers=size.layers, width=size.width, hidden=2 * size.width, heads=4, experts=8, chosen=2,
+        vocabulary=size.vocabulary,
+    )  # fmt: skip
+    return model, size.inputs("x")
+
+
+MODELS: Mapping[str, Callable[[Size], tuple[nn.Module, Inputs]]] = {
+    "gpt": gpt, "llama": grouped_llama, "experts": experts,
+}  # fmt: skip
 
 
 def compilations(module: Any, inputs: Inputs) -> tuple[int, int]:

@@ -14,7 +14,7 @@ token are taken from the token. Every rank orders its own rows, by its own block
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -58,6 +58,13 @@ def _experts(product: fx.Node) -> tuple[int, int]:
     return count, int(first[0]) if first else 0  # type: ignore[arg-type]  # the first expert of a block
 
 
+def _from(node: fx.Node) -> Iterator[fx.Node]:
+    """A node and all behind it."""
+    while node.op != "root":
+        yield node
+        node = node.next
+
+
 class _Layer:
     """Products whose rows are dealt out alike."""
 
@@ -92,7 +99,8 @@ class _Layer:
     def _order(self, first: fx.Node) -> list[fx.Node]:
         """What `expert_order` returns, behind the ids."""
         rows, (count, start) = shape_of(self._ids), self._experts
-        call = self._insert(self._ids.next, _ours.expert_order.default, (self._ids, count, start), first)
+        behind = next(node for node in _from(self._ids.next) if node.op != "placeholder")
+        call = self._insert(behind, _ours.expert_order.default, (self._ids, count, start), first)
         call.meta.update(local_shape=(rows, rows, (count,)), dtype=(torch.int64,) * 3)
         items = [self._insert(call.next, operator.getitem, (call, item), first) for item in (2, 1, 0)]
         for item, shape in zip(items, ((count,), rows, rows), strict=True):

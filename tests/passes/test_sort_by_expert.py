@@ -71,10 +71,24 @@ class OnePerToken(nn.Module):
         return self.head(x.flip(0) + torch.ops.autopar.expert_linear(x, self.weight, ids, False)).square().mean()
 
 
+class GivenExperts(nn.Module):
+    """The expert of every token is an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / 4)
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return torch.ops.autopar.expert_linear(x, self.weight, ids, False).square().mean()
+
+
 def captured(module: nn.Module) -> tuple[Program, dict[str, Tensor]]:
-    x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(2))
-    program = capture(module, (), {"x": x})
-    return program, tensors_of(program, module, {"x": x})
+    generator = torch.Generator().manual_seed(2)
+    inputs = {"x": torch.randn(TOKENS, WIDTH, generator=generator)}
+    if isinstance(module, GivenExperts):
+        inputs["ids"] = torch.randint(0, EXPERTS, (TOKENS,), generator=generator)
+    program = capture(module, (), inputs)
+    return program, tensors_of(program, module, inputs)
 
 
 def split(program: Program, how: str) -> Plan:
@@ -160,6 +174,15 @@ def test_rows_are_put_back_in_front_of_as_many_others() -> None:
     (back,) = product.users
     assert name_of(back) == "index_select"
     assert [name_of(user) for user in back.users] == ["add"]
+
+
+def test_experts_that_are_an_input_are_sorted_behind_all_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    program, tensors = captured(GivenExperts())
+    plan = split(program, "experts")
+    kinds = [node.op for node in lower(program, plan, 0).graph.nodes]
+    assert kinds.index("call_function") == kinds.count("placeholder")
+    assert worst(run_plan(program, plan, tensors), unsorted(program, plan, tensors, monkeypatch)) < 1e-5
 
 
 @pytest.mark.parametrize("wrong", ["first expert", "places"])
