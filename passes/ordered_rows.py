@@ -25,24 +25,21 @@ _aten = torch.ops.aten
 
 
 class OrderedRows:
-    """products: those that want ordered rows, with the operands that hold them; start: the order is known behind it.
+    """products: those that want ordered rows, with what they read and return; start: the order is known behind it.
 
     inside: products, and all that joins them.
     """
 
-    def __init__(self, products: Mapping[fx.Node, tuple[fx.Node, ...]], start: fx.Node) -> None:
-        self._products = products
+    def __init__(self, products: Mapping[fx.Node, RowWise], start: fx.Node) -> None:
         self._start = start
         self._count = shape_of(start)[0]
-        self._known: dict[fx.Node, RowWise | None] = {}
+        self._known: dict[fx.Node, RowWise | None] = dict(products)
         self.inside = set(products)
-        self._gathered = {_key(operand) for operands in products.values() for operand in operands}
+        self._gathered = {_key(operand) for product in products.values() for operand in product.operands}
         self._grow()
 
     def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """Operands of a node whose rows are ordered where it runs in order."""
-        if node in self._products:
-            return self._products[node]
         how = self._row_wise(node)
         return () if how is None else how.operands
 
@@ -53,7 +50,7 @@ class OrderedRows:
     def returns_rows(self, node: fx.Node) -> bool:
         """Whether the result of a node that runs in order has ordered rows."""
         how = self._row_wise(node)
-        return shape_of(node)[:1] == (self._count,) if node in self._products else how is not None and how.returns_rows
+        return how is not None and how.returns_rows
 
     def _grow(self) -> None:
         """Until nobody joins: whoever does makes others cheaper, also those that read a view of the same value."""

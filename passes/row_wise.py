@@ -59,6 +59,8 @@ def _keeps_rows(view: fx.Node, rows: int) -> bool:
     before, after = view.all_input_nodes[0].meta["val"].shape, view.meta["val"].shape
     if before[:1] != (rows,) or after[:1] != (rows,) or 0 in before:
         return False
+    if view.target is _aten.expand.default:
+        return len(before) == len(after)
     return view.target is not _aten.permute.default or tuple(view.args[1])[:1] == (0,)  # type: ignore[arg-type]  # dims
 
 

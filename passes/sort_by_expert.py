@@ -23,6 +23,7 @@ from torch import fx
 from autopar.ops import experts
 from autopar.passes.graph_patterns import dtype_of, shape_of
 from autopar.passes.ordered_rows import OrderedRows, viewed
+from autopar.passes.row_wise import RowWise
 
 _aten = torch.ops.aten
 _ours = torch.ops.autopar
@@ -58,6 +59,13 @@ def _experts(product: fx.Node) -> tuple[int, int]:
     return count, int(first[0]) if first else 0  # type: ignore[arg-type]  # the first expert of a block
 
 
+def _reads_rows(product: fx.Node) -> RowWise:
+    """A linear product reads and returns rows; of an outer product, they are summed over."""
+    is_linear = product.target in _LINEAR
+    operands = product.args[: 1 if is_linear else 2]
+    return RowWise(tuple(operand for operand in operands if isinstance(operand, fx.Node)), is_linear)
+
+
 def _from(node: fx.Node) -> Iterator[fx.Node]:
     """A node and all behind it."""
     while node.op != "root":
@@ -72,8 +80,7 @@ class _Layer:
         self._graph = graph
         self._ids = _ids(products[0])
         self._experts = _experts(products[0])
-        read = {one: one.args[: 1 if one.target in _LINEAR else 2] for one in products}
-        self._rows = OrderedRows(read, self._ids)  # type: ignore[arg-type]  # operands are nodes
+        self._rows = OrderedRows({one: _reads_rows(one) for one in products}, self._ids)
         self._gathered: dict[object, fx.Node] = {}
         self._tokens: dict[int, fx.Node] = {}
 

@@ -82,9 +82,17 @@ class GivenExperts(nn.Module):
         return torch.ops.autopar.expert_linear(x, self.weight, ids, False).square().mean()
 
 
-def captured(module: nn.Module) -> tuple[Program, dict[str, Tensor]]:
+class Outer(nn.Module):
+    """The same rows on both sides: (rows, WIDTH) -> (EXPERTS, WIDTH, WIDTH)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = x.argmax(-1) % EXPERTS
+        return torch.ops.autopar.expert_outer(x, x, ids, EXPERTS, False)
+
+
+def captured(module: nn.Module, tokens: int = TOKENS) -> tuple[Program, dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(2)
-    inputs = {"x": torch.randn(TOKENS, WIDTH, generator=generator)}
+    inputs = {"x": torch.randn(tokens, WIDTH, generator=generator)}
     if isinstance(module, GivenExperts):
         inputs["ids"] = torch.randint(0, EXPERTS, (TOKENS,), generator=generator)
     program = capture(module, (), inputs)
@@ -183,6 +191,14 @@ def test_experts_that_are_an_input_are_sorted_behind_all_inputs(monkeypatch: pyt
     kinds = [node.op for node in lower(program, plan, 0).graph.nodes]
     assert kinds.index("call_function") == kinds.count("placeholder")
     assert worst(run_plan(program, plan, tensors), unsorted(program, plan, tensors, monkeypatch)) < 1e-5
+
+
+def test_a_sum_over_as_many_rows_as_experts_is_not_taken_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, tensors = captured(Outer(), tokens=EXPERTS)
+    plan = split(program, "one")
+    (found,) = run_plan(program, plan, tensors).outputs.values()
+    (wanted,) = unsorted(program, plan, tensors, monkeypatch).outputs.values()
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("wrong", ["first expert", "places"])
