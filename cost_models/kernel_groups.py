@@ -71,15 +71,16 @@ _LAYOUT_COPIES = frozenset(["clone", "contiguous", "padded", "pieces_first", "pi
 
 KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
     "eager": KernelBackend(adds_bias_in_product=True, adds_total_in_product=True),
-    "inductor": KernelBackend(fuses_chains=True),
+    "inductor": KernelBackend(fuses_chains=True, pointwise=frozenset(["rows_at"])),
     # PyTorch as people write models: nn.Linear is addmm, products and attention read strided heads
     "torch": KernelBackend(adds_bias_in_product=True, free=_LAYOUT_COPIES),
     # Megatron-LM: bias + GELU and bias + dropout + residual are one kernel each, activations are (sequence, batch,
-    # hidden), so collectives of sequence parallelism and batched products need no copy
+    # hidden), so collectives of sequence parallelism and batched products need no copy; rows of experts change places
+    # in the kernel that sums those of a token
     "megatron": KernelBackend(
         fuses_chains=True,
         adds_bias_in_product=True,
-        pointwise=frozenset(["dropout_by_index", "dropout_backward", "dropout"]),
+        pointwise=frozenset(["dropout_by_index", "dropout_backward", "dropout", "rows_at"]),
         free=_LAYOUT_COPIES,
     ),
 }

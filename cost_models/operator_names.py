@@ -16,7 +16,8 @@ from autopar.cost_models.operators import OperatorKind
 PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "expert_linear", "expert_outer",
             "sorted_expert_linear", "sorted_expert_outer")  # fmt: skip
 
-LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "masked_embedding", "masked_gather")
+LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "masked_embedding", "masked_gather",
+           "rows_at")  # fmt: skip
 """Operators that read only the rows of their first operand that they return."""
 
 

@@ -12,7 +12,7 @@ front of products only, no more than ordering its own result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx
@@ -25,15 +25,16 @@ _aten = torch.ops.aten
 
 
 class OrderedRows:
-    """products: those that want ordered rows, with what they read and return; start: the order is known behind it.
+    """products: those that want ordered rows, with what they read and return; start: the order is known behind it;
+    others: products that want another order, which never join.
 
     inside: products, and all that joins them.
     """
 
-    def __init__(self, products: Mapping[fx.Node, RowWise], start: fx.Node) -> None:
+    def __init__(self, products: Mapping[fx.Node, RowWise], start: fx.Node, others: Collection[fx.Node] = ()) -> None:
         self._start = start
         self._count = shape_of(start)[0]
-        self._known: dict[fx.Node, RowWise | None] = dict(products)
+        self._known: dict[fx.Node, RowWise | None] = {**dict.fromkeys(others), **products}
         self.inside = set(products)
         self._gathered = {_key(operand) for product in products.values() for operand in product.operands}
         self._grow()
@@ -47,9 +48,9 @@ class OrderedRows:
         """Whether a node reads ordered rows of a value."""
         return node in self.inside and value in self.operands(node)
 
-    def returns_rows(self, node: fx.Node) -> bool:
-        """Whether the result of a node that runs in order has ordered rows."""
-        how = self._row_wise(node)
+    def is_ordered(self, value: fx.Node) -> bool:
+        """Whether a value has ordered rows, since its operator runs in order and returns them."""
+        how = self._row_wise(value) if value in self.inside else None
         return how is not None and how.returns_rows
 
     def _grow(self) -> None:
@@ -73,12 +74,12 @@ class OrderedRows:
         how = self._row_wise(node)
         if how is None or not how.operands or node < self._start:
             return False
-        gathered = sum(self._cost(operand, node) for operand in set(how.operands) - self.inside)
-        kept = sum(node_bytes(operand) for operand in set(how.operands) & self.inside)
+        gathered = sum(self._cost(operand, node) for operand in set(how.operands) if not self.is_ordered(operand))
+        kept = sum(node_bytes(operand) for operand in set(how.operands) if self.is_ordered(operand))
         if kept:
             return gathered < kept
-        is_ordered = _key(node) in self._gathered and all(self.reads(user, node) for user in node.users)
-        return is_ordered and how.returns_rows and gathered <= node_bytes(node)
+        is_wanted = _key(node) in self._gathered and all(self.reads(user, node) for user in node.users)
+        return is_wanted and how.returns_rows and gathered <= node_bytes(node)
 
     def _cost(self, value: fx.Node, reader: fx.Node) -> int:
         """Bytes to gather so that a value is ordered: its own, or of what it is made of, if its operator joins too."""
@@ -89,7 +90,7 @@ class OrderedRows:
             return own
         if any(user is not reader and not self.reads(user, value) for user in value.users):
             return own
-        parts = (operand for operand in set(how.operands) - self.inside if _key(operand) not in self._gathered)
+        parts = (part for part in set(how.operands) if not self.is_ordered(part) and _key(part) not in self._gathered)
         return min(own, sum(map(node_bytes, parts)))
 
     def _row_wise(self, node: fx.Node) -> RowWise | None:

@@ -1,10 +1,10 @@
 """Expert products of a layer sort its rows once, and what lies between them stays in that order.
 
     g = expert_linear(x, w, ids)                       order, places, counts = expert_order(ids, experts, 0)
-    h = silu(g)                                        g = sorted_expert_linear(index_select(x, order), w, counts)
+    h = silu(g)                                        g = sorted_expert_linear(rows_at(x, order), w, counts)
     y = expert_linear(h, v, ids)              -->      h = silu(g)
     z = sum(reshape(mul(y, r), [T / k, k, N]), 1)      y = sorted_expert_linear(h, v, counts)
-                                                       m = index_select(mul(y, index_select(r, order)), places)
+                                                       m = rows_at(mul(y, rows_at(r, order)), places)
                                                        z = sum(reshape(m, [T / k, k, N]), 1)
 
 Forward and backward are rewritten together, so backward reads what forward left in order. Rows that are k copies of a
@@ -38,8 +38,9 @@ def sort_by_expert(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target in _LINEAR or node.target in _OUTER:
             layers.setdefault((viewed(_ids(node)), _experts(node)), []).append(node)
+    every = [product for products in layers.values() for product in products]
     for products in layers.values():
-        _Layer(graph, products).rewrite()
+        _Layer(graph, products, every).rewrite()
 
 
 def _ids(product: fx.Node) -> fx.Node:
@@ -76,11 +77,11 @@ def _from(node: fx.Node) -> Iterator[fx.Node]:
 class _Layer:
     """Products whose rows are dealt out alike."""
 
-    def __init__(self, graph: fx.Graph, products: list[fx.Node]) -> None:
+    def __init__(self, graph: fx.Graph, products: list[fx.Node], every: list[fx.Node]) -> None:
         self._graph = graph
         self._ids = _ids(products[0])
         self._experts = _experts(products[0])
-        self._rows = OrderedRows({one: _reads_rows(one) for one in products}, self._ids)
+        self._rows = OrderedRows({one: _reads_rows(one) for one in products}, self._ids, every)
         self._gathered: dict[object, fx.Node] = {}
         self._tokens: dict[int, fx.Node] = {}
 
@@ -90,7 +91,7 @@ class _Layer:
         order, places, counts = self._order(next(one for one in consumers if one.target in _LINEAR | _OUTER))
         for node in consumers:
             for operand in self._rows.operands(node):
-                if operand not in self._rows.inside:
+                if not self._rows.is_ordered(operand):
                     node.replace_input_with(operand, self._in_order(operand, order, node))
             if node.target in _LINEAR:
                 rows, weight, _, transposed, *_ = node.args
@@ -100,7 +101,7 @@ class _Layer:
                 node.target, node.args = _ours.sorted_expert_outer.default, (x, grad, counts, transposed)
         for node in consumers:
             others = sorted(user for user in node.users if not self._rows.reads(user, node))
-            if others and self._rows.returns_rows(node):
+            if others and self._rows.is_ordered(node):
                 self._put_back(node, places, others)
 
     def _order(self, first: fx.Node) -> list[fx.Node]:
@@ -152,7 +153,7 @@ class _Layer:
             reader.replace_input_with(value, back)
 
     def _select(self, value: fx.Node, index: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
-        node = self._insert(point, _aten.index_select.default, (value, 0, index), like)
+        node = self._insert(point, experts.rows_at, (value, index), like)
         node.meta.update(local_shape=(*shape_of(index), *shape_of(value)[1:]), dtype=dtype_of(value))
         return node
 

@@ -45,6 +45,13 @@ def test_nothing_is_found() -> None:
     assert sum(outcome.num_sharded for outcome in outcomes) > 100
 
 
+def test_nothing_is_found_around_experts() -> None:
+    cases = 6 * of("expert_") + of("aten.mul.", "aten.add.", "aten.silu", "aten.expand", "aten.slice.", "aten.view")
+    outcomes = [check_seed(seed, cases, steps=7) for seed in range(100)]
+    assert not [(outcome.seed, outcome.problem) for outcome in outcomes if outcome.problem]
+    assert sum("expert_" in target for outcome in outcomes for target in outcome.targets) > 200
+
+
 def test_an_unmasked_gather_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def unmasked(x: torch.Tensor, dim: int, index: torch.Tensor, start: int) -> torch.Tensor:
         return x.gather(dim, (index - start).clamp(0, x.shape[dim] - 1))

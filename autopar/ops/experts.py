@@ -9,8 +9,9 @@ expert parallelism.
 `expert_linear` and `expert_outer` take rows in any order: captured graphs hold these, since their rows can be split.
 Lowered graphs sort the rows of a layer once (`passes/sort_by_expert.py`) and hold the others:
 
-    order, places, counts = expert_order(ids, 3, 0)     [1, 3, 0, 2, 4], [2, 0, 3, 1, 4], [1, 1, 2]
-    y = sorted_expert_linear(x[order], weight, counts)  rows x1 W0, x3 W1, x0 W2, x2 W2, 0;  y[places] as above
+    order, places, counts = expert_order(ids, 3, 0)                  [1, 3, 0, 2, 4], [2, 0, 3, 1, 4], [1, 1, 2]
+    y = sorted_expert_linear(rows_at(x, order), weight, counts)      x1 W0, x3 W1, x0 W2, x2 W2, 0
+    rows_at(y, places)                                               as above
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def expert_linear(x: Tensor, weight: Tensor, expert_ids: Tensor, transposed: boo
     expert_ids (T,) int64; ids outside [0, E) give zero rows.
     """
     order, places, counts = expert_order(expert_ids, weight.shape[0], 0)
-    product: Tensor = sorted_expert_linear(x.index_select(0, order), weight, counts, transposed)
-    return product.index_select(0, places)
+    product: Tensor = sorted_expert_linear(rows_at(x, order), weight, counts, transposed)
+    return rows_at(product, places)
 
 
 @expert_linear.register_fake
@@ -57,7 +58,7 @@ def expert_outer(x: Tensor, grad: Tensor, expert_ids: Tensor, num_experts: int, 
     The gradient of the weight of `expert_linear`; rows with ids outside [0, num_experts) count nowhere.
     """
     order, _, counts = expert_order(expert_ids, num_experts, 0)
-    out: Tensor = sorted_expert_outer(x.index_select(0, order), grad.index_select(0, order), counts, transposed)
+    out: Tensor = sorted_expert_outer(rows_at(x, order), rows_at(grad, order), counts, transposed)
     return out
 
 
@@ -103,6 +104,15 @@ def expert_order(expert_ids: Tensor, num_experts: int, start: int) -> tuple[Tens
 @expert_order.register_fake
 def _(expert_ids: Tensor, num_experts: int, start: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(expert_ids), torch.empty_like(expert_ids), expert_ids.new_empty(num_experts)
+
+
+def rows_at(x: Tensor, index: Tensor) -> Tensor:
+    """Rows index (N,) of x (T, ...), which are moved once: (N, ...).
+
+    torch's index_select, under a name of its own: wide rows that change places move at the rate of memory on GPUs too
+    (since torch 2.8, https://github.com/pytorch/pytorch/issues/151612), lookups in a table of older kernels do not.
+    """
+    return x.index_select(0, index)
 
 
 @torch.library.custom_op(

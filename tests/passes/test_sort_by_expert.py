@@ -160,7 +160,7 @@ def test_what_lies_between_products_stays_in_order() -> None:
     plan = split(program, "one")
     assert len(named(program, plan, "expert_order")) == 2
     assert not named(program, plan, "expert_linear", "expert_outer", "clone")
-    wide = [node for node in named(program, plan, "index_select") if shape_of(node)[1:] != (1,)]
+    wide = [node for node in named(program, plan, "rows_at") if shape_of(node)[1:] != (1,)]
     # of each layer: tokens in, result out; gradient of the result in, and of the second layer that of its tokens out
     assert [shape_of(node) for node in wide] == [(ROWS, WIDTH)] * 7
     assert sorted(shape_of(node.args[0])[0] for node in wide) == [TOKENS] * 4 + [ROWS] * 3
@@ -169,8 +169,8 @@ def test_what_lies_between_products_stays_in_order() -> None:
 def test_biases_are_looked_up_in_order() -> None:
     program, _ = captured(layers(True))
     for node in named(program, split(program, "one"), "embedding"):
-        assert name_of(node.args[1]) == "index_select"
-    wide = [node for node in named(program, split(program, "one"), "index_select") if shape_of(node)[1:] == (HIDDEN,)]
+        assert name_of(node.args[1]) == "rows_at"
+    wide = [node for node in named(program, split(program, "one"), "rows_at") if shape_of(node)[1:] == (HIDDEN,)]
     assert not wide
 
 
@@ -180,7 +180,7 @@ def test_rows_are_put_back_in_front_of_as_many_others() -> None:
     products = named(program, split(program, "one"), "sorted_expert_linear")
     (product,) = (node for node in products if node.meta["phase"] == "forward")
     (back,) = product.users
-    assert name_of(back) == "index_select"
+    assert name_of(back) == "rows_at"
     assert [name_of(user) for user in back.users] == ["add"]
 
 
