@@ -20,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_FOLDER] = folder
     os.environ["AUTOPAR_CACHE"] = folder.name
     config.add_cleanup(folder.cleanup)
+    config.add_cleanup(gc.unfreeze)
 
 
 def pytest_collection_finish() -> None:
