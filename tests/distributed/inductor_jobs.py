@@ -10,7 +10,7 @@ from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.emit_backends import MODELS, Size, compilations
 from tests.distributed.captured_once import compile_once
 
-SMALL = Size(layers=3, width=32, vocabulary=64, batch=8, length=16)
+SMALL = Size(layers=2, width=32, vocabulary=64, batch=8, length=16)
 
 
 def in_pieces(name: str, dims: dict[str, int]) -> tuple[Agreement, int, int]:
