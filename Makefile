@@ -1,6 +1,6 @@
 # Each target works alone on a machine that has Python 3.10-3.13 and nothing else: it makes .venv first.
 #   make demo    plan a GPT for 2x8 H100 on this machine, then train one on four local processes
-#   make test    all tests, JOBS=2 files at a time but for those that run four processes themselves
+#   make test    all tests, JOBS=2 files at a time; those that run four processes themselves come last
 #   make fast    the tier that takes a minute                              make lint    ruff and mypy
 #   make zoo     ten architectures planned and executed on four local processes
 #   make validation DATA=folder    cost models against published measurements
@@ -24,7 +24,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "not distributed" --numprocesses $(JOBS) --dist loadfile
-	$(ONE_THREAD) $(BIN)/python -m pytest -m distributed
+	$(ONE_THREAD) $(BIN)/python -m pytest -m distributed --numprocesses $(JOBS) --dist loadfile
 
 fast: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not distributed and not gpu" --numprocesses $(JOBS) --dist loadfile

@@ -1,7 +1,11 @@
-"""What holds for all tests: plans are priced by presets, not by what somebody measured on this machine before."""
+"""What holds for all tests: plans are priced by presets, not by what somebody measured on this machine before.
+
+What is imported by then stays to the end: the garbage collector need not look through it again and again.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 
@@ -16,3 +20,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_FOLDER] = folder
     os.environ["AUTOPAR_CACHE"] = folder.name
     config.add_cleanup(folder.cleanup)
+    config.add_cleanup(gc.unfreeze)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()

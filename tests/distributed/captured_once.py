@@ -6,17 +6,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import autopar
 from autopar import api
 from autopar.capture.captures import Captures, autocast_state
-from autopar.program import Program
+from autopar.planner.micro_batches import AtBatch, planned_parts
+from autopar.program import MicroProgram, Program
 from autopar.runtime.parallel_module import ParallelModule
 
 
@@ -26,21 +27,33 @@ class CapturedOnce(Captures):
     def __init__(self) -> None:
         super().__init__()
         self._programs: dict[Any, Program] = {}
+        self._in_parts: dict[tuple[int, int], MicroProgram] = {}
 
-    def capture(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any], **options: Any) -> Program:
-        assert not args
-        sizes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in kwargs.items())
-        key = (sizes, model.training, autocast_state(), tuple(sorted((n, repr(o)) for n, o in options.items())))
+    def capture(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any) -> Program:
+        assert options["loss_fn"] is None, "functions are told apart by their text only"
+        names = (len(args), *kwargs)
+        sizes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tree_leaves((args, dict(kwargs))))
+        key = (names, sizes, model.training, autocast_state(), tuple(sorted((n, repr(o)) for n, o in options.items())))
         if key not in self._programs:
             self._programs[key] = super().capture(model, args, kwargs, **options)
         return self._programs[key]
 
+    def in_parts(self, whole: Program, count: int, at_batch: AtBatch) -> MicroProgram:
+        """As `planned_parts`, once per program and number of parts."""
+        assert any(whole is program for program in self._programs.values()), "else its id may come again"
+        key = (id(whole), count)
+        if key not in self._in_parts:
+            self._in_parts[key] = planned_parts(whole, count, at_batch)
+        return self._in_parts[key]
 
-_OF_MODEL: dict[str, CapturedOnce] = {}
+
+_OF_MODEL: dict[tuple[str, str], CapturedOnce] = {}
 
 
-def compile_once(name: str, model: nn.Module, inputs: Mapping[str, torch.Tensor], **options: Any) -> ParallelModule:
-    """`autopar.compile` of a model that is always the same under this name."""
+def compile_once(name: str, model: nn.Module, inputs: Any, **options: Any) -> ParallelModule:
+    """`autopar.compile` of a model that computes the same, in one precision, wherever this name and its text agree."""
+    captures = _OF_MODEL.setdefault((name, str(model)), CapturedOnce())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "Captures", lambda: _OF_MODEL.setdefault(name, CapturedOnce()))
+        patch.setattr(api, "Captures", lambda: captures)
+        patch.setattr(api, "planned_parts", captures.in_parts)
         return autopar.compile(model, inputs, **options)

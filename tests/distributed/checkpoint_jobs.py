@@ -10,6 +10,7 @@ from autopar.layout import Layout, Mesh, Replicate, Shard
 from autopar.runtime.checkpoint import in_plain_blocks
 from autopar.runtime.parameters import full_tensor, shard_tensor
 from autopar.runtime.process_groups import ProcessGroups
+from tests.distributed.captured_once import compile_once
 from tests.distributed.models import tied_model, tokens
 
 
@@ -24,7 +25,7 @@ def _step(module: autopar.ParallelModule, optimizer: torch.optim.Optimizer, seed
 def save(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[float]:
     """Train two steps, save, and return the losses of the next two."""
     torch.manual_seed(11)
-    module = autopar.compile(tied_model(dropout=dropout), tokens(0), dims=dims)
+    module = compile_once("tied model", tied_model(dropout=dropout), tokens(0), dims=dims)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
     for step in range(2):
         _step(module, optimizer, step)
@@ -34,7 +35,7 @@ def save(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[f
 
 def load(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[float]:
     """Load into a module with other weights and another plan, and return the losses of the next two steps."""
-    module = autopar.compile(tied_model(seed=99, dropout=dropout), tokens(0), dims=dims)
+    module = compile_once("tied model", tied_model(seed=99, dropout=dropout), tokens(0), dims=dims)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.5)
     autopar.load(path, module, optimizer)
     return [_step(module, optimizer, step) for step in range(2, 4)]

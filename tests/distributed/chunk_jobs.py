@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-import autopar
 from autopar.ops.row_chunks import rows_joined
 from autopar.parallel_plan import Plan
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, zoo_model
+from tests.distributed.captured_once import compile_once
 
 
 def in_chunks(name: str, chunks: int) -> tuple[Agreement, int]:
@@ -20,10 +20,11 @@ def in_chunks(name: str, chunks: int) -> tuple[Agreement, int]:
     torch.manual_seed(0)
     model, inputs = _mlp() if name == "mlp" else zoo_model(name)
     expected = reference(model, inputs)
-    plan = autopar.compile(copy.deepcopy(model), inputs, dims={"tp": 4}, mode="fast").plan
+    plan = compile_once(f"zoo {name}", copy.deepcopy(model), inputs, dims={"tp": 4}, mode="fast").plan
     assert isinstance(plan, Plan)
     counts = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather"), chunks)
-    module = autopar.compile(copy.deepcopy(model), inputs, plan=replace(plan, bucket_bytes={}, product_chunks=counts))
+    cut = replace(plan, bucket_bytes={}, product_chunks=counts)
+    module = compile_once(f"zoo {name}", copy.deepcopy(model), inputs, plan=cut)
     agreement = compare(module, inputs, expected)
     step, _ = module.step_for((), inputs)
     graphs = [graph for graph in (step.forward, step.backward) if isinstance(graph, torch.fx.GraphModule)]

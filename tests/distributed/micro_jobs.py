@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import autopar
 from autopar.runtime.micro_batches import MicroStep
+from tests.distributed.captured_once import compile_once
 from tests.distributed.models import tied_model, tokens
 from tests.distributed.training_jobs import largest_error
 
@@ -96,7 +97,7 @@ def train(name: str, dims: dict[str, int] | None, parts: int, own_counts: bool =
     torch.manual_seed(0)
     model = MODELS[name]()
     reference = copy.deepcopy(model)
-    module = autopar.compile(model, unevenly_labelled(0), dims=dims, micro_batches=parts)
+    module = compile_once(f"{name} in parts", model, unevenly_labelled(0), dims=dims, micro_batches=parts)
     assert module.plan.micro_batches == parts
     undo = _divide_by_own_counts() if own_counts else lambda: None
     try:
@@ -157,7 +158,7 @@ def local_parts(dims: dict[str, int], parts: int) -> float:
     """Gradient error when each rank passes its own samples, which micro-batches cut again."""
     model = tied_model()
     reference = copy.deepcopy(model)
-    module = autopar.compile(model, tokens(0), dims=dims, batch="local", micro_batches=parts)
+    module = compile_once("tied model", model, tokens(0), dims=dims, batch="local", micro_batches=parts)
     index, count = module.data_shard()
     part = {name: tensor.chunk(count)[index] for name, tensor in tokens(0).items()}
     output, plain = module(**part), reference(**tokens(0))
@@ -171,7 +172,7 @@ def held_then_parts(dims: dict[str, int]) -> float:
     """Gradient error of a whole batch inside no_sync() and a batch in parts outside."""
     model = tied_model()
     reference = copy.deepcopy(model)
-    module = autopar.compile(model, tokens(0), dims=dims, micro_batches=2)
+    module = compile_once("tied model", model, tokens(0), dims=dims, micro_batches=2)
     with module.no_sync():
         module(**tokens(1, batch=4))["loss"].backward()
     module(**tokens(0))["loss"].backward()
@@ -184,12 +185,12 @@ def dropout_losses(dims: dict[str, int] | None, parts: int) -> list[float]:
     """Losses of three steps with dropout and the seed 7."""
     model = tied_model(dropout=0.5)
     torch.manual_seed(7)
-    module = autopar.compile(model, tokens(0), dims=dims, micro_batches=parts)
+    module = compile_once("tied model", model, tokens(0), dims=dims, micro_batches=parts)
     return [float(module(**tokens(0))["loss"].detach()) for _ in range(3)]
 
 
 def verified(dims: dict[str, int], parts: int, dropout: float) -> float:
     """Worst gradient error that verify reports."""
-    module = autopar.compile(tied_model(dropout=dropout), tokens(0), dims=dims, micro_batches=parts)
+    module = compile_once("tied model", tied_model(dropout=dropout), tokens(0), dims=dims, micro_batches=parts)
     result = autopar.verify(module, tokens(1))
     return result.gradients[result.worst]

@@ -11,10 +11,10 @@ import torch
 import transformers
 from torch import nn
 
-import autopar
 from autopar.runtime import host_graphs
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, zoo_model
+from tests.distributed.captured_once import compile_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +30,26 @@ class Parity:
 
 def zoo(name: str, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parity]:
     """All cases (name -> arguments of compile) of one model of the zoo."""
-    return _check(*zoo_model(name), cases)
+    return _check(f"zoo {name}", *zoo_model(name), cases)
 
 
 def uneven(name: str, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parity]:
     """All cases of one model of `UNEVEN`."""
     torch.manual_seed(0)
-    return _check(*UNEVEN[name](), cases)
+    return _check(name, *UNEVEN[name](), cases)
 
 
 def one_layer(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parity]:
     """All cases of a GPT of one layer whose sizes every mesh of eight divides."""
     torch.manual_seed(0)
-    return _check(*_gpt2(batch=8), cases)
+    return _check("one layer", *_gpt2(batch=8), cases)
 
 
 def scaled_gather(name: str, factor: float) -> Agreement:
     """Agreement of a ZeRO-3 plan whose emitted gathers are scaled by `factor`."""
     model, inputs = zoo_model(name)
     expected = reference(model, inputs)
-    module = autopar.compile(model, inputs, dims={"dp_shard": 4})
+    module = compile_once(f"zoo {name}", model, inputs, dims={"dp_shard": 4})
     step, _ = module.step_for((), inputs)
     for graph_module in (step.forward, step.backward):
         assert isinstance(graph_module, torch.fx.GraphModule)
@@ -63,11 +63,13 @@ def scaled_gather(name: str, factor: float) -> Agreement:
     return compare(module, inputs, expected)
 
 
-def _check(model: nn.Module, inputs: Inputs, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parity]:
+def _check(
+    name: str, model: nn.Module, inputs: Inputs, cases: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Parity]:
     expected = reference(model, inputs)
     found = {}
     for case, arguments in cases.items():
-        module = autopar.compile(copy.deepcopy(model), inputs, **arguments)
+        module = compile_once(name, copy.deepcopy(model), inputs, **arguments)
         plan = module.plan
         found[case] = Parity(
             agreement=compare(module, inputs, expected),

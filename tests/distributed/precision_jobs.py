@@ -10,6 +10,7 @@ import torch
 import autopar
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.runtime import host_graphs
+from tests.distributed.captured_once import compile_once
 from tests.distributed.models import tied_model, tokens
 from tests.distributed.training_jobs import full_gradients
 
@@ -28,7 +29,7 @@ def train_gpt(dims: dict[str, int] | None, steps: int = 3) -> dict[str, Any]:
     torch.manual_seed(0)
     model = GPT(CONFIG)
     reference = copy.deepcopy(model)
-    module = autopar.compile(model, gpt_batch(0), dims=dims, precision="bf16", optimizer=torch.optim.AdamW)
+    module = compile_once("gpt", model, gpt_batch(0), dims=dims, precision="bf16", optimizer=torch.optim.AdamW)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (module, reference)]
     losses, plain_losses = [], []
     gradients: dict[str, torch.Tensor] = {}
@@ -57,14 +58,14 @@ def train_gpt(dims: dict[str, int] | None, steps: int = 3) -> dict[str, Any]:
 
 def verified(dims: dict[str, int]) -> float:
     """Worst gradient error that verify reports of a model with tied, frozen and 0-dim parameters and a buffer."""
-    module = autopar.compile(tied_model(), tokens(0), dims=dims, precision="bf16", verify=True)
+    module = compile_once("tied model in bf16", tied_model(), tokens(0), dims=dims, precision="bf16", verify=True)
     result = autopar.verify(module, tokens(1))
     return result.gradients[result.worst]
 
 
 def accumulated(dims: dict[str, int]) -> dict[str, torch.Tensor]:
     """Gradients of two batches, the first inside no_sync()."""
-    module = autopar.compile(tied_model(), tokens(0), dims=dims, precision="bf16")
+    module = compile_once("tied model in bf16", tied_model(), tokens(0), dims=dims, precision="bf16")
     with module.no_sync():
         module(**tokens(0))["loss"].backward()
     module(**tokens(1))["loss"].backward()
@@ -80,7 +81,7 @@ def precision_of_a_given_plan() -> list[str | None]:
 
 def spoiled_reduction(dims: dict[str, int]) -> str:
     """What verify says of a bf16 module whose gradients miss their reduction; "" where it notices nothing."""
-    module = autopar.compile(tied_model(), tokens(0), dims=dims, precision="bf16")
+    module = compile_once("tied model in bf16", tied_model(), tokens(0), dims=dims, precision="bf16")
     step, _ = module.step_for((), tokens(0))
     assert isinstance(step.backward, torch.fx.GraphModule)
     for node in list(step.backward.graph.nodes):

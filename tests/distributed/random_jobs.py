@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-import autopar
 from tests.capture.random_models import DRAWS, Drawing
+from tests.distributed.captured_once import compile_once
 
 
 def steps(names: tuple[str, ...], dims: dict[str, int] | None) -> dict[str, list[float]]:
@@ -14,7 +14,7 @@ def steps(names: tuple[str, ...], dims: dict[str, int] | None) -> dict[str, list
     for name in names:
         torch.manual_seed(3)
         model, x = Drawing(DRAWS[name]), torch.randn(4, 5, 6)
-        module = autopar.compile(model, x, dims=dims)
+        module = compile_once(f"drawing {name}", model, x, dims=dims)
         losses = [module(x) for _ in range(2)]
         for loss in losses:
             loss.backward()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.distributed.pool import Pool, WorkerError
+from tests.distributed.pool import Pool, WorkerError, forked
 
 pytestmark = pytest.mark.distributed
 
@@ -28,11 +28,12 @@ def test_verify_passes_and_leaves_no_trace(pool: Pool, dims: dict[str, int] | No
 
 
 def test_a_late_rank_is_killed_and_named() -> None:
-    own = Pool(2)
+    own, add = forked(2), "tests.distributed.pool_jobs:sum_of_ranks"
     try:
+        assert own.run(add, world_size=2) == [1.0, 1.0], "both have started: what is late now sleeps"
         with pytest.raises(WorkerError, match=r"ranks \[1\] did not answer"):
-            own.run("tests.distributed.pool_jobs:sleep_on_last_rank", world_size=2, timeout=20.0)
-        assert own.run("tests.distributed.pool_jobs:sum_of_ranks", world_size=2) == [1.0, 1.0]
+            own.run("tests.distributed.pool_jobs:sleep_on_last_rank", world_size=2, timeout=4.0)
+        assert own.run(add, world_size=2) == [1.0, 1.0]
     finally:
         own.close()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 import autopar
 from tests.distributed.pipeline_models import CASES
 from tests.distributed.pipeline_plans import gathering_once, pipeline_plan, recomputing, unequal_plan
-from tests.distributed.pool import Pool, WorkerError
+from tests.distributed.pool import Pool, WorkerError, forked
 from tests.planner.stages.test_mixed import cluster_of_speeds
 
 pytestmark = pytest.mark.distributed
@@ -169,9 +171,9 @@ def test_an_overflow_on_one_stage_skips_the_step_on_all(pool: Pool) -> None:
     assert [steps[0][1] for steps in apart] == [True, False]
 
 
-def test_a_rank_that_ends_in_a_step_is_named_by_those_that_wait(pool: Pool) -> None:
-    plan = _plan("gpt2", "1f1b", ALONE, quarters=False)
-    with pytest.raises(WorkerError) as caught:
-        pool.run(f"{JOBS}:end_in_a_step", world_size=2, name="gpt2", plan=plan)
+def test_a_rank_that_ends_in_a_step_is_named_by_those_that_wait() -> None:
+    plan, own = _plan("gpt2", "1f1b", ALONE, quarters=False), forked(2)
+    with contextlib.closing(own), pytest.raises(WorkerError) as caught:
+        own.run(f"{JOBS}:end_in_a_step", world_size=2, name="gpt2", plan=plan)
     assert "rank 1:\nthe worker process died" in str(caught.value)
     assert "RankLostError: rank 1 ended or does not answer" in str(caught.value)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.parity_jobs import Parity
-from tests.distributed.pool import Pool
+from tests.distributed.pool import Pool, forked
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -30,8 +30,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def eight() -> Iterator[Pool]:
-    """Eight workers, forked from a process that has imported what they need."""
-    workers = Pool(PROCESSES, preload=("tests.distributed.parity_jobs", "tests.distributed.checkpoint_jobs"))
+    """Eight workers."""
+    workers = forked(PROCESSES)
     yield workers
     workers.close()
 

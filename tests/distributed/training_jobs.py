@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 import autopar
 from autopar.ops.masked import masked_gather
 from autopar.runtime import host_graphs
+from tests.distributed.captured_once import compile_once
 from tests.distributed.models import NormalisedModel, TiedModel, tied_model, tokens
 
 
@@ -73,7 +74,7 @@ def accumulate(dims: dict[str, int], quiet: bool) -> float:
     """Gradient error of three accumulated batches, the first two inside no_sync() when `quiet`."""
     model = tied_model()
     reference = copy.deepcopy(model)
-    module = autopar.compile(model, tokens(0), dims=dims)
+    module = compile_once("tied model", model, tokens(0), dims=dims)
     for step in range(3):
         context = module.no_sync() if quiet and step < 2 else contextlib.nullcontext()
         with context:
@@ -88,7 +89,7 @@ def clip(dims: dict[str, int]) -> list[float]:
     """Norms by the plain model, by stock clipping and by ours, and the largest gradient error after ours."""
     model = tied_model()
     reference = copy.deepcopy(model)
-    module = autopar.compile(model, tokens(0), dims=dims)
+    module = compile_once("tied model", model, tokens(0), dims=dims)
     module(**tokens(0))["loss"].backward()
     reference(**tokens(0))["loss"].backward()
     stock = torch.nn.utils.clip_grad_norm_(module.parameters(), 1e9).full_tensor()
@@ -101,7 +102,7 @@ def other_inputs(dims: dict[str, int]) -> dict[str, float]:
     """Differences from the plain model for a smaller and an uneven batch, eval mode and full tensors loaded."""
     model = tied_model()
     reference = copy.deepcopy(model)
-    module = autopar.compile(model, tokens(0), dims=dims)
+    module = compile_once("tied model", model, tokens(0), dims=dims)
     differences = {}
     for batch in (4, 6):
         loss, plain = module(**tokens(1, batch=batch))["loss"], reference(**tokens(1, batch=batch))["loss"]
@@ -125,7 +126,7 @@ def outside_criterion(dims: dict[str, int]) -> float:
     """Gradient error of a model that returns logits, with the criterion outside on the gathered output."""
     model = tied_model()
     reference = copy.deepcopy(model)
-    module = autopar.compile(model, (tokens(0)["tokens"],), dims=dims)
+    module = compile_once("tied model", model, (tokens(0)["tokens"],), dims=dims)
     for used in (module, reference):
         output = used(tokens(0)["tokens"])["logits"]
         logits = module.gather(output) if used is module else output
@@ -137,7 +138,7 @@ def local_batch(dims: dict[str, int]) -> float:
     """Gradient error when each rank passes its own part of the batch."""
     model = tied_model()
     reference = copy.deepcopy(model)
-    module = autopar.compile(model, tokens(0), dims=dims, batch="local")
+    module = compile_once("tied model", model, tokens(0), dims=dims, batch="local")
     for batch in (8, 4):
         index, count = module.data_shard()
         part = {name: tensor.chunk(count)[index] for name, tensor in tokens(0, batch=batch).items()}
@@ -169,7 +170,7 @@ def dropout_losses(dims: dict[str, int] | None) -> list[float]:
     """Losses of three steps with dropout and the seed 7."""
     model = tied_model(dropout=0.5)
     torch.manual_seed(7)
-    module = autopar.compile(model, tokens(0), dims=dims)
+    module = compile_once("tied model", model, tokens(0), dims=dims)
     return [float(module(**tokens(0))["loss"].detach()) for _ in range(3)]
 
 
@@ -182,7 +183,7 @@ def optimizer_instance(dims: dict[str, int]) -> float:
         m(**tokens(0))["loss"].backward()
         optimizer.step()
         optimizer.zero_grad()
-    module = autopar.compile(model, tokens(0), dims=dims, optimizer=optimizers[0])
+    module = compile_once("tied model", model, tokens(0), dims=dims, optimizer=optimizers[0])
     for m, optimizer in zip((module, reference), optimizers, strict=True):
         m(**tokens(1))["loss"].backward()
         optimizer.step()
@@ -204,7 +205,7 @@ def meta_model(dims: dict[str, int]) -> tuple[float, list[float]]:
 
 def verified(dims: dict[str, int] | None, dropout: float = 0.0) -> float:
     """Worst gradient error that verify reports; it must leave the module as it was."""
-    module = autopar.compile(tied_model(dropout=dropout), tokens(0), dims=dims, verify=True)
+    module = compile_once("tied model", tied_model(dropout=dropout), tokens(0), dims=dims, verify=True)
     module(**tokens(0))["loss"].backward()
     before = full_gradients(module)
     result = autopar.verify(module, tokens(1))
@@ -242,7 +243,7 @@ def unmasked_gather(source: torch.Tensor, dim: int, index: torch.Tensor, start: 
 
 def planted_fault(fault: str, dims: dict[str, int]) -> str:
     """What verify says of a module whose emitted graphs were spoiled; "" where it notices nothing."""
-    module = autopar.compile(tied_model(), tokens(0), dims=dims)
+    module = compile_once("tied model", tied_model(), tokens(0), dims=dims)
     step, _ = module.step_for((), tokens(0))
     reductions = (host_graphs.all_reduce, host_graphs.all_reduce_)
     for graph_module in (step.forward, step.backward):
