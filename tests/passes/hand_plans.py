@@ -178,6 +178,14 @@ def _assembled(program: Program, plan: Plan, returned: Any, gradients: Any, part
     return results
 
 
+def worst(found: Results, wanted: Results) -> float:
+    """The largest relative difference of the loss and of any gradient."""
+    assert set(found.gradients) == set(wanted.gradients)
+    pairs = [(found.outputs[name], wanted.outputs[name]) for name in wanted.outputs]
+    pairs += [(found.gradients[name], wanted.gradients[name]) for name in wanted.gradients]
+    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
+
+
 def tensors_of(program: Program, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Global value of every input of the program by name."""
     state = {

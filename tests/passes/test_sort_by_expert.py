@@ -17,7 +17,7 @@ from autopar.passes.graph_patterns import name_of, shape_of
 from autopar.passes.lower import lower
 from autopar.program import Program
 from autopar.rules.rule import Rule
-from tests.passes.hand_plans import Results, hand_plan, picked, run_plan, tensors_of
+from tests.passes.hand_plans import Results, hand_plan, picked, run_plan, tensors_of, worst
 
 WIDTH, HIDDEN, EXPERTS, CHOSEN, TOKENS = 8, 24, 4, 2, 32
 ROWS = TOKENS * CHOSEN
@@ -125,14 +125,6 @@ def unsorted(program: Program, plan: Plan, tensors: dict[str, Tensor], patch: py
         without.setattr(lowering, "sort_by_expert", lambda graph: None)
         assert not named(program, plan, "expert_order")
         return run_plan(program, plan, tensors)
-
-
-def worst(found: Results, wanted: Results) -> float:
-    """The largest relative difference of the loss and of any gradient."""
-    assert set(found.gradients) == set(wanted.gradients)
-    pairs = [(found.outputs[name], wanted.outputs[name]) for name in wanted.outputs]
-    pairs += [(found.gradients[name], wanted.gradients[name]) for name in wanted.gradients]
-    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

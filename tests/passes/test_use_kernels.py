@@ -18,7 +18,7 @@ from autopar.passes.graph_patterns import name_of
 from autopar.passes.lower import lower
 from autopar.plan_entries import KERNELS
 from autopar.program import Program
-from tests.passes.hand_plans import Results, run_plan, tensors_of
+from tests.passes.hand_plans import Results, run_plan, tensors_of, worst
 
 WIDTH, VOCABULARY, BATCH, LENGTH = 16, 4096, 8, 64
 OURS = ("rms", "norm", "gated", "gelu", "cross_entropy", "pack")
@@ -94,14 +94,6 @@ def planned(style: str, precision: str | None, ranks: int) -> tuple[Program, Pla
     program = capture(module, (), inputs, precision=precision)
     plan = autopar.plan(module, inputs, cluster=f"{ranks}x1 H100-SXM", dims={"tp": ranks}, precision=precision)
     return program, plan.with_(kernel_backend="eager", kernels=()), tensors_of(program, module, inputs)
-
-
-def worst(found: Results, wanted: Results) -> float:
-    """The largest relative difference of the loss and of any gradient."""
-    assert set(found.gradients) == set(wanted.gradients)
-    pairs = [(found.outputs[name], wanted.outputs[name]) for name in wanted.outputs]
-    pairs += [(found.gradients[name], wanted.gradients[name]) for name in wanted.gradients]
-    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
 
 
 def counted(program: Program, plan: Plan) -> Counter[str]:
