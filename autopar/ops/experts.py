@@ -109,8 +109,9 @@ def _(expert_ids: Tensor, num_experts: int, start: int) -> tuple[Tensor, Tensor,
 def rows_at(x: Tensor, index: Tensor) -> Tensor:
     """Rows index (N,) of x (T, ...), which are moved once: (N, ...).
 
-    torch's index_select, under a name of its own: wide rows that change places move at the rate of memory on GPUs too
-    (since torch 2.8, https://github.com/pytorch/pytorch/issues/151612), lookups in a table of older kernels do not.
+    torch's index_select, under a name of its own: wide rows that change places move at the rate of memory on GPUs too,
+    since it became torch's vectorised gather in 2025 (https://github.com/pytorch/pytorch/pull/151715); lookups in a
+    table are priced by measurements of older kernels.
     """
     return x.index_select(0, index)
 
