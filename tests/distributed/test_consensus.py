@@ -32,7 +32,7 @@ def test_a_late_rank_is_killed_and_named() -> None:
     try:
         assert own.run(add, world_size=2) == [1.0, 1.0], "both have started: what is late now sleeps"
         with pytest.raises(WorkerError, match=r"ranks \[1\] did not answer"):
-            own.run("tests.distributed.pool_jobs:sleep_on_last_rank", world_size=2, timeout=4.0)
+            own.run("tests.distributed.pool_jobs:sleep_on_last_rank", world_size=2, timeout=8.0)
         assert own.run(add, world_size=2) == [1.0, 1.0]
     finally:
         own.close()
