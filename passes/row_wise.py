@@ -61,7 +61,11 @@ def _keeps_rows(view: fx.Node, rows: int) -> bool:
         return False
     if view.target is _aten.expand.default:
         return len(before) == len(after)
-    return view.target is not _aten.permute.default or tuple(view.args[1])[:1] == (0,)  # type: ignore[arg-type]  # dims
+    if view.target is _aten.permute.default:
+        dims = view.args[1]
+        assert isinstance(dims, list | tuple)
+        return tuple(dims)[:1] == (0,)
+    return True
 
 
 def _by_rule(rule: Rule, operands: list[fx.Node], rows: int) -> RowWise | None:

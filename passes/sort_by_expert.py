@@ -14,7 +14,7 @@ token are taken from the token. Every rank orders its own rows, by its own block
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,12 +52,12 @@ def _ids(product: fx.Node) -> fx.Node:
 
 def _experts(product: fx.Node) -> tuple[int, int]:
     """Number of experts of a product, and the first of them."""
-    if product.target in _OUTER:
-        count, first = product.args[3], product.args[5:]
-    else:
-        count, first = shape_of(product.args[1])[0], product.args[4:]
+    is_outer = product.target in _OUTER
+    count = product.args[3] if is_outer else shape_of(product.args[1])[0]
+    first = next(iter(product.args[5 if is_outer else 4 :]), 0)  # of a block
     assert isinstance(count, int)
-    return count, int(first[0]) if first else 0  # type: ignore[arg-type]  # the first expert of a block
+    assert isinstance(first, int)
+    return count, first
 
 
 def _reads_rows(product: fx.Node) -> RowWise:
@@ -65,13 +65,6 @@ def _reads_rows(product: fx.Node) -> RowWise:
     is_linear = product.target in _LINEAR
     operands = product.args[: 1 if is_linear else 2]
     return RowWise(tuple(operand for operand in operands if isinstance(operand, fx.Node)), is_linear)
-
-
-def _from(node: fx.Node) -> Iterator[fx.Node]:
-    """A node and all behind it."""
-    while node.op != "root":
-        yield node
-        node = node.next
 
 
 class _Layer:
@@ -105,9 +98,10 @@ class _Layer:
                 self._put_back(node, places, others)
 
     def _order(self, first: fx.Node) -> list[fx.Node]:
-        """What `expert_order` returns, behind the ids."""
-        rows, (count, start) = shape_of(self._ids), self._experts
-        behind = next(node for node in _from(self._ids.next) if node.op != "placeholder")
+        """What `expert_order` returns, behind the ids and all inputs."""
+        rows, (count, start), behind = shape_of(self._ids), self._experts, self._ids.next
+        while behind.op == "placeholder":
+            behind = behind.next
         call = self._insert(behind, _ours.expert_order.default, (self._ids, count, start), first)
         call.meta.update(local_shape=(rows, rows, (count,)), dtype=(torch.int64,) * 3)
         items = [self._insert(call.next, operator.getitem, (call, item), first) for item in (2, 1, 0)]

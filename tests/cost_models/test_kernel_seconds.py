@@ -14,6 +14,7 @@ from autopar.cost_models.program_costs import program_actions
 from autopar.device_curves import shared_curves
 from autopar.hardware import Device, preset_device
 from autopar.layout import Mesh
+from autopar.ops.experts import rows_at
 
 aten = torch.ops.aten
 A100: Device = replace(preset_device("A100-80"), curves=shared_curves("A100-80"))
@@ -99,6 +100,16 @@ def test_a_lookup_is_priced_as_one_and_not_as_element_wise_traffic() -> None:
     (_, lookup), (_, gelu) = actions(graph, "eager")
     assert local_sizes(found) == RowSizes(family="lookup", row=8 * 4096)
     assert lookup > 2 * gelu  # both move as many bytes, but few rows are walked one after the other
+
+
+def test_rows_that_change_places_cost_their_traffic_and_are_fused_by_who_fuses_chains() -> None:
+    graph = fx.Graph()
+    rows, order = value(graph.placeholder("x"), 4096, 2048), value(graph.placeholder("order"), 32768)
+    moved = value(graph.call_function(rows_at, (rows, order)), 32768, 2048)
+    graph.output((value(graph.call_function(aten.gelu.default, (moved,)), 32768, 2048),))
+    (_, move), (_, gelu) = actions(graph, "eager")
+    assert move == pytest.approx(gelu, rel=0.1)
+    assert len(actions(graph, "inductor")) == len(actions(graph, "megatron")) == 1
 
 
 def test_adding_to_a_wide_total_costs_its_traffic() -> None:

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from autopar.ops import experts
-from autopar.ops.experts import block_expert_linear, expert_linear, expert_outer
+from autopar.ops.experts import (
+    block_expert_linear,
+    expert_linear,
+    expert_order,
+    expert_outer,
+    rows_at,
+    sorted_expert_linear,
+    sorted_expert_outer,
+)
 
 NUM_EXPERTS = 4
 IDS = {
@@ -54,7 +62,19 @@ def test_operators_keep_their_promises_to_torch() -> None:
     x = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(NUM_EXPERTS, 5, 3, dtype=torch.float64, requires_grad=True)
     torch.library.opcheck(expert_linear, (x, weight, IDS["no expert"], False))
-    torch.library.opcheck(expert_outer, (x.detach(), torch.randn(7, 3).double(), IDS["uneven"], NUM_EXPERTS, True))
+    x, weight, grad = x.detach(), weight.detach(), torch.randn(7, 3).double()
+    torch.library.opcheck(expert_outer, (x, grad, IDS["uneven"], NUM_EXPERTS, True))
+    torch.library.opcheck(expert_order, (IDS["no expert"], NUM_EXPERTS, 1))
+    counts = expert_order(IDS["no expert"], NUM_EXPERTS, 0)[2]
+    torch.library.opcheck(sorted_expert_linear, (x, weight, counts, False))
+    torch.library.opcheck(sorted_expert_outer, (x, grad, counts, True))
+
+
+def test_the_order_of_a_block_of_experts() -> None:
+    ids = torch.tensor([3, 0, 2, 3, 1, -1, 2])
+    order, places, counts = expert_order(ids, 2, 2)
+    assert (order.tolist(), counts.tolist()) == ([2, 6, 0, 3, 1, 4, 5], [2, 2])
+    assert rows_at(rows_at(ids, order), places).equal(ids)
 
 
 def test_blocks_of_experts_sum_to_the_whole_and_unshifted_ids_do_not() -> None:

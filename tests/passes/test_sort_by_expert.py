@@ -160,10 +160,10 @@ def test_what_lies_between_products_stays_in_order() -> None:
 
 def test_biases_are_looked_up_in_order() -> None:
     program, _ = captured(layers(True))
-    for node in named(program, split(program, "one"), "embedding"):
-        assert name_of(node.args[1]) == "rows_at"
-    wide = [node for node in named(program, split(program, "one"), "rows_at") if shape_of(node)[1:] == (HIDDEN,)]
-    assert not wide
+    plan = split(program, "one")
+    assert [name_of(node.args[1]) for node in named(program, plan, "embedding")] == ["rows_at"] * 2
+    widths = {shape_of(node)[1:] for node in named(program, plan, "rows_at")}
+    assert widths == {(), (1,), (WIDTH,)}  # of ids, routing weights and tokens; nothing hidden is moved
 
 
 def test_rows_are_put_back_in_front_of_as_many_others() -> None:

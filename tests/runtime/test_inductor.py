@@ -22,7 +22,7 @@ needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compi
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", ["gpt", "llama"])  # compiling experts takes longer than both
 def test_one_process_computes_what_the_plain_model_computes(name: str) -> None:
     torch.manual_seed(0)
     model, inputs = MODELS[name](SMALL)
