@@ -17,7 +17,7 @@ from autopar.errors import (
     UnsupportedOperatorError,
     VerificationError,
 )
-from autopar.layout import Partial, Replicate, Shard
+from autopar.layouts.placement import Partial, Replicate, Shard
 from autopar.parallel_plan import Plan
 from autopar.rules.registration import register_rule
 from autopar.runtime.checkpoint import load, save

@@ -17,7 +17,7 @@ import msgspec
 
 from autopar.errors import ConfigurationError
 from autopar.files import write_atomically
-from autopar.layout import Layout, Mesh, format_layout
+from autopar.layouts.placement import Layout, Mesh, format_layout
 from autopar.plan_answers import Comparison, Explanations, MemoryTable, RankProgram, from_plan_alone
 from autopar.plan_entries import check_entries
 from autopar.plan_json import UNWRITTEN, plain, read

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, format_layout
+from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout
 
 if TYPE_CHECKING:
     from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan, RankGroup

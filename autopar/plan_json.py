@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from autopar.layout import Layout, Partial, Replicate, Shard, parse_layout
+from autopar.layouts.placement import Layout, Partial, Replicate, Shard, parse_layout
 
 UNWRITTEN = "unwritten"
 """Key in the metadata of a field that no file holds."""

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard
-from autopar.redistribute import Step, redistribution
+from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard
+from autopar.layouts.redistribution import Step, redistribution
 
 if TYPE_CHECKING:
     from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, Plan

@@ -24,7 +24,7 @@ from autopar.capture import normalize_example_inputs
 from autopar.capture.precision import canonical_names, computing_in, narrowed, precision_dtype
 from autopar.capture.step import find_loss
 from autopar.errors import ConfigurationError, VerificationError
-from autopar.layout import Mesh, replicated
+from autopar.layouts.placement import Mesh, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
 from autopar.passes.lower import lower
 from autopar.runtime.batches import input_leaves

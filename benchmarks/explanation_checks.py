@@ -29,7 +29,7 @@ from ortools.linear_solver.python import model_builder
 from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import CollectiveKind, collective_seconds
 from autopar.cost_models.operators import copy_seconds, optimizer_seconds
-from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard, replicated
+from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, replicated
 from autopar.passes.emit_redistribution import redistribution_steps
 from autopar.passes.view_layouts import layout_before_view
 from autopar.planner.build import Built, Variable

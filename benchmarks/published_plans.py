@@ -31,7 +31,7 @@ from autopar.cluster import Cluster
 from autopar.cost_models.pipeline import StepCosts, play_pipeline, schedule_for
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import AutoparError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.choose import try_tables

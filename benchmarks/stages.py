@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from autopar.cluster import Cluster
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import CutQuestion, cut_into_stages
 from benchmarks.models import LossOnly, workload

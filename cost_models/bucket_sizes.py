@@ -35,7 +35,7 @@ from autopar.cost_models.program_costs import (
 )
 from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import Interference, Timeline, simulate
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.passes.bucket_collectives import KINDS, buckets, in_buckets
 from autopar.passes.chunk_products import chunked_products, in_chunks
 from autopar.passes.collectives import describe

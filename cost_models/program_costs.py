@@ -26,7 +26,7 @@ from autopar.cost_models.kernel_groups import Traffic, group_reads_writes, kerne
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_names import base_name, operator_kind
 from autopar.cost_models.operator_sizes import EXPERT_LINEAR
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 
 COMPUTE = "compute"
 _COLLECTIVES: Mapping[str, CollectiveKind] = {

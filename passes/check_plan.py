@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from autopar.errors import PlanMismatchError
-from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, format_layout, is_legal
+from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout, is_legal
 from autopar.parallel_plan import OperatorPlan, Plan
 from autopar.passes.view_layouts import cut_positions
 from autopar.program import Program

@@ -1,4 +1,4 @@
-"""Emit the steps of a redistribution as nodes: `autopar.redistribute` says which, this file says how.
+"""Emit the steps of a redistribution as nodes: `autopar.layouts.redistribution` says which, this file says how.
 
     (S(1), R) -> (R, R)    pieces = all_gather_into_tensor(padded(x)); wait; pieces_joined(...)
     (P, R) -> (S(1), R)    reduce_scatter_tensor(pieces_first(x)); wait; trimmed(...)
@@ -19,11 +19,11 @@ from functools import cache
 import torch
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, chunk, is_legal, sharded_axes
+from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, chunk, is_legal, sharded_axes
+from autopar.layouts.redistribution import Step, redistribution, uneven_dims
 from autopar.ops.blocks import Cut, padded, piece, pieces_first, pieces_joined, region, trimmed
 from autopar.passes.emitter import Emitter
 from autopar.passes.view_layouts import canonical
-from autopar.redistribute import Step, redistribution, uneven_dims
 
 c10d = torch.ops._c10d_functional
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.layout import Layout, Mesh, local_shape
+from autopar.layouts.placement import Layout, Mesh, local_shape
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]

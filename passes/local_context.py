@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.layout import Mesh, local_runs, local_shape, local_start
+from autopar.layouts.placement import Mesh, local_runs, local_shape, local_start
 from autopar.parallel_plan import OperatorPlan
 from autopar.rules.call import argument_slot
 

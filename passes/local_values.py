@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from autopar.errors import PlanMismatchError
-from autopar.layout import Layout, Replicate, Shard, format_layout, is_legal
+from autopar.layouts.placement import Layout, Replicate, Shard, format_layout, is_legal
+from autopar.layouts.redistribution import is_reachable
 from autopar.passes.emit_redistribution import emit_redistribution
 from autopar.passes.emitter import Copy, Emitter, Shape
 from autopar.passes.view_layouts import layout_after_view, layout_before_view, permutation, viewed
-from autopar.redistribute import is_reachable
 from autopar.rules.engine import is_view
 
 aten = torch.ops.aten

@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 
 from autopar._compat import LazyGraphModule
 from autopar.errors import PlanMismatchError
-from autopar.layout import Layout, format_layout, is_legal, replicated
+from autopar.layouts.placement import Layout, format_layout, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
 from autopar.passes.check_plan import operator_plan, output_shapes
 from autopar.passes.emitter import Emitter

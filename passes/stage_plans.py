@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Partial, Replicate, replicated
+from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, replicated
 from autopar.parallel_plan import PIPELINE_AXIS, PipelinePlan, Plan, StagePlan, check_pipeline
 from autopar.passes.local_values import is_getitem
 from autopar.passes.stages import Crossing, StagePrograms

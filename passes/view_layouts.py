@@ -21,7 +21,7 @@ from functools import cache
 
 import torch
 
-from autopar.layout import Layout, Mesh, Placement, Replicate, Shard, sharded_axes
+from autopar.layouts.placement import Layout, Mesh, Placement, Replicate, Shard, sharded_axes
 
 Shape = tuple[int, ...]
 

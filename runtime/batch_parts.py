@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Replicate, Shard
+from autopar.layouts.placement import Replicate, Shard
 from autopar.parallel_plan import Plan
 from autopar.program import Joined, MicroProgram, Output
 from autopar.runtime.batches import input_leaves

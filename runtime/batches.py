@@ -19,7 +19,7 @@ from torch import nn
 
 from autopar._compat import TreeSpec, tree_flatten
 from autopar.errors import ConfigurationError
-from autopar.layout import Layout, Mesh, Replicate, Shard, local_shape, replicated
+from autopar.layouts.placement import Layout, Mesh, Replicate, Shard, local_shape, replicated
 from autopar.parallel_plan import Plan
 from autopar.program import Input, Program
 from autopar.runtime.parameters import from_local, local_block, to_torch

@@ -20,7 +20,7 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 
 from autopar._compat import release_saved_tensors
-from autopar.layout import Layout, replicated
+from autopar.layouts.placement import Layout, replicated
 from autopar.parallel_plan import Plan
 from autopar.passes.graph_copies import copied
 from autopar.passes.overlap import overlapped

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from autopar.layout import Layout, local_shape
+from autopar.layouts.placement import Layout, local_shape
 from autopar.parallel_plan import Plan
 from autopar.passes.late_sums import CutGraph, cut_late_sums
 from autopar.passes.lower import SEED, is_random, lower

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from autopar._compat import TreeSpec, tree_map_only
 from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
-from autopar.layout import Layout
+from autopar.layouts.placement import Layout
 from autopar.parallel_plan import Plan
 from autopar.program import Constant, Input
 from autopar.runtime import batches

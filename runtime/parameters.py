@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from autopar._compat import DTensorSpec, StridedShard, dtensor
 from autopar.errors import PlanMismatchError
-from autopar.layout import Layout, Mesh, Partial, Shard, format_layout, is_legal, local_runs, replicated
+from autopar.layouts.placement import Layout, Mesh, Partial, Shard, format_layout, is_legal, local_runs, replicated
 from autopar.parallel_plan import ParameterPlan
 from autopar.runtime.process_groups import ProcessGroups
 

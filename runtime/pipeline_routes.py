@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autopar.layout import Layout, Mesh, local_runs
+from autopar.layouts.placement import Layout, Mesh, local_runs
 
 Indices = tuple[torch.Tensor | None, ...]
 """Per dim, local indices; None: all of them."""

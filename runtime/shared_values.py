@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from autopar.layout import local_shape
+from autopar.layouts.placement import local_shape
 from autopar.parallel_plan import Plan
 from autopar.program import Output, Program
 from autopar.runtime.batch_parts import BatchParts

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 
 _c10d = torch.ops._c10d_functional
 

@@ -21,7 +21,7 @@ from autopar.errors import (
     PlanMismatchError,
     UnsupportedOperatorError,
 )
-from autopar.layout import Mesh, Shard
+from autopar.layouts.placement import Mesh, Shard
 from autopar.parallel_plan import Plan
 from tests.distributed.models import TiedModel, tied_model, tokens
 from tests.distributed.uncovered import UncoveredModel

@@ -22,9 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "operator_profile",
             "hardware",
             "cluster",
-            "layout",
-            "moves",
-            "redistribute",
+            "layouts",
             "ops",
             "program",
         }

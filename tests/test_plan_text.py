@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh, Partial, Replicate, Shard
+from autopar.layouts.placement import Mesh, Partial, Replicate, Shard
 from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, PipelinePlan, Plan, Prediction
 from autopar.plan_text import format_bytes, format_seconds, matching_names, parameter_rows, plan_rows
 

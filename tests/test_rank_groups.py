@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh, Replicate, Shard
+from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.parallel_plan import (
     OperatorPlan,
     ParameterPlan,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from tests.simulated_ranks import run_ranks
 
 _c10d = torch.ops._c10d_functional

@@ -18,7 +18,7 @@ from autopar.errors import InfeasibleError, PlanMismatchError
 from autopar.explain.pieces import loss_operators, moment_of
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import OPTIMUM_ROUNDING, Binding
 from autopar.plan_text import format_bytes

@@ -20,7 +20,7 @@ from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.played_costs import SCHEDULE, played_costs, schedule_in_words
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import Comparison, Difference, Term
 from autopar.plan_text import axes_at_work, format_bytes, format_placements, without_numbers

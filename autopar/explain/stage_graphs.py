@@ -23,7 +23,7 @@ from autopar.cluster import Cluster, GroupTopology, MixedCluster, between_groups
 from autopar.cost_models.collectives import collective_seconds
 from autopar.cost_models.memory import LiveRange, bytes_over_time
 from autopar.cost_models.program_timeline import PassBytes
-from autopar.layout import Layout, Mesh, local_shape
+from autopar.layouts.placement import Layout, Mesh, local_shape
 from autopar.parallel_plan import Plan
 from autopar.passes.emitter import node_bytes
 from autopar.passes.late_sums import CutGraph, cut_late_sums

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Shard
+from autopar.layouts.placement import Shard
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
 
 Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]

@@ -17,7 +17,7 @@ from typing import Literal
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.layout import Layout, Mesh, Shard
+from autopar.layouts.placement import Layout, Mesh, Shard
 from autopar.passes.place_casts import is_cast
 from autopar.planner.build import Built
 from autopar.planner.factorisation import Factorisation, Value, batch_class, shape_of, value_of

@@ -28,7 +28,7 @@ import torch
 from torch import fx
 
 from autopar._compat import tree_leaves
-from autopar.layout import Partial, Replicate, Shard
+from autopar.layouts.placement import Partial, Replicate, Shard
 from autopar.passes.lower import is_random
 from autopar.planner.choices import choices_of
 from autopar.planner.factorisation import Factorisation, Value, shape_of, value_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Baseline, Plan
 from autopar.planner.blocks import blocks_of
 from autopar.planner.choose_mesh import Chosen, choose_mesh

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import ParameterPlan
 from autopar.planner.classes import classify
 from autopar.planner.constraints import Constraints

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from autopar.layout import Partial, Placement, Replicate, Shard
+from autopar.layouts.placement import Partial, Placement, Replicate, Shard
 from autopar.planner.factorisation import Factorisation, Value, factor_sizes, shape_of, value_of
 from autopar.planner.strategies import Choice
 from autopar.rules.engine import tensor_operands

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_mesh import Chosen

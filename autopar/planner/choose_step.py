@@ -29,7 +29,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import format_seconds
 from autopar.planner.choose_mesh import Chosen, roles_of

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh, Placement, Replicate, Shard, parse_placement
+from autopar.layouts.placement import Mesh, Placement, Replicate, Shard, parse_placement
 from autopar.parallel_plan import ParameterPlan
 from autopar.planner.strategies import Choice, divides
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Layout, Mesh
+from autopar.layouts.placement import Layout, Mesh
 from autopar.passes.view_layouts import canonical
 from autopar.planner.build import Built, Variable
 from autopar.planner.factorisation import shape_of, value_of

@@ -18,7 +18,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Mesh, Replicate, Shard, is_legal
+from autopar.layouts.placement import Mesh, Replicate, Shard, is_legal
 from autopar.planner.general_routes import Cuts
 from autopar.planner.pair_codes import Ends
 

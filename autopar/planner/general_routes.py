@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.moves import ORDER, REPLICATED, Move, State, find_moves
+from autopar.layouts.moves import ORDER, REPLICATED, Move, State, find_moves
 from autopar.planner.growing import Growing
 from autopar.planner.pair_codes import Decoded, decode, without_first
 from autopar.planner.route_table import MOST_STEPS, route_table, step_codes

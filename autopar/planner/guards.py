@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Layout, Partial, Placement, Shard
+from autopar.layouts.placement import Layout, Partial, Placement, Shard
 
 Flags = NDArray[np.bool_]
 Targets = Sequence[Layout | None]  # None: not expressible behind a view; nothing reaches it anyway

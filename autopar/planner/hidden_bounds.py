@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 
 
 class HiddenBounds:

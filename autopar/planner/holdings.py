@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
-from autopar.layout import Layout, Mesh
+from autopar.layouts.placement import Layout, Mesh
 from autopar.planner.build import Built, Variable
 from autopar.planner.factorisation import Value, shape_of, value_of
 from autopar.planner.leaves import StateBytes

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Baseline, Plan
 from autopar.planner.constraints import Constraints
 from autopar.planner.mesh_shapes import resolve_meshes

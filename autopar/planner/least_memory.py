@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.leaves import StateBytes
 from autopar.planner.query import Query
 from autopar.planner.shortage import DoesNotFit

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.build import Built
 from autopar.planner.holdings import find_holdings
 from autopar.planner.leaves import StateBytes

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from autopar.errors import ConfigurationError, InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Prediction
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of, micro_batch_queries

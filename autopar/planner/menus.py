@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
-from autopar.layout import Layout, Mesh, replicated
+from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.parallel_plan import ParameterPlan
 from autopar.planner.classes import Classes
 from autopar.planner.constraints import Constraints, allowed_choices, allowed_labels

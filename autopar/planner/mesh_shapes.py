@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.cluster import Cluster, GroupTopology, cut_at_nodes
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.constraints import BATCH_AXES
 
 AXIS_NAMES = (*BATCH_AXES, "tp")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.build import Built
 from autopar.planner.constraints import BATCH_AXES
 from autopar.planner.factorisation import shape_of

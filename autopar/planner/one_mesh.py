@@ -22,7 +22,7 @@ from autopar.capture import fingerprint
 from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan, Prediction
 from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches, joined_bytes

@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Layout, Partial, Placement, Shard
+from autopar.layouts.placement import Layout, Partial, Placement, Shard
 from autopar.passes.emit_redistribution import WAITING_ELEMENTS
 from autopar.planner.general_routes import WAITING, WAITING_IN_FIRST, WAYS
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Layout, Partial, Placement, Replicate, Shard
+from autopar.layouts.placement import Layout, Partial, Placement, Replicate, Shard
 
 Integers = NDArray[np.int64]
 

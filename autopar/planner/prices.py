@@ -18,13 +18,13 @@ from autopar.cost_models.kernel_groups import Traffic, bytes_moved
 from autopar.cost_models.operator_names import base_name, is_causal, operator_kind
 from autopar.cost_models.operator_sizes import Parts, Sizes, has_sizes, sizes_of
 from autopar.cost_models.operators import copy_seconds, element_flops, operator_seconds
-from autopar.layout import Layout, Mesh
+from autopar.layouts.placement import Layout, Mesh
+from autopar.layouts.redistribution import Step
 from autopar.planner.factorisation import shape_of, value_of
 from autopar.planner.route_table import PlainStep
 from autopar.planner.routes import routes_of
 from autopar.planner.solver import FORBIDDEN
 from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
-from autopar.redistribute import Step
 from autopar.rules.engine import tensor_operands
 from autopar.rules.rule import Rule
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from autopar.cluster import Cluster
 from autopar.cost_models.memory import usable_bytes
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.planner.constraints import BATCH_AXES, Constraints, Recompute
 from autopar.planner.factorisation import Factorisation

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.errors import ConfigurationError, PlanMismatchError
-from autopar.layout import Mesh, Shard
+from autopar.layouts.placement import Mesh, Shard
 from autopar.parallel_plan import Plan
 from autopar.passes.check_plan import operator_plan
 from autopar.plan_text import axes_at_work, parameter_in_words

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import ConfigurationError, InfeasibleError
-from autopar.layout import Mesh, Partial, Placement, Replicate, Shard
+from autopar.layouts.placement import Mesh, Partial, Placement, Replicate, Shard
 from autopar.planner.build import Built, Variable
 from autopar.planner.prices import Floats
 from autopar.planner.solver import Edge, Problem, is_forbidden, solve

@@ -17,10 +17,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Shard
-from autopar.moves import ORDER, StepKind
+from autopar.layouts.moves import ORDER, StepKind
+from autopar.layouts.placement import Shard
+from autopar.layouts.redistribution import Step
 from autopar.planner.growing import Growing
-from autopar.redistribute import Step
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

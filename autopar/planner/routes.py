@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Layout, Mesh, Shard
+from autopar.layouts.placement import Layout, Mesh, Shard
 from autopar.passes.emit_redistribution import redistribution_steps, spare_dims
 from autopar.planner.fits import Fits, PairFits
 from autopar.planner.general_routes import NEXT_WAY, OVER_COMMON, STRAIGHT, WAITING, WAITING_IN_FIRST, general_routes

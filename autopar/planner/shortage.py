@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Prediction
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.build import Built

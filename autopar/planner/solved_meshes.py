@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan, Prediction
 from autopar.plan_text import format_seconds
 from autopar.planner.build import Built

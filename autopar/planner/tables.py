@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from autopar.layout import Layout, Mesh
+from autopar.layouts.placement import Layout, Mesh
 from autopar.passes.view_layouts import layout_before_view
 from autopar.planner.constraints import weights_stay_split
 from autopar.planner.guards import gathers, reduces

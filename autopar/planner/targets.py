@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from autopar.errors import ConfigurationError
-from autopar.layout import Layout, Mesh, Placement, Shard
+from autopar.layouts.placement import Layout, Mesh, Placement, Shard
 from autopar.passes.place_casts import is_cast
 from autopar.passes.view_layouts import cut_positions, layout_after_view
 from autopar.planner.constraints import EVERY_AXIS, Constraints, PlacementRules, Recompute

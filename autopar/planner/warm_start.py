@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layout import Layout, Mesh
+from autopar.layouts.placement import Layout, Mesh
 from autopar.parallel_plan import Plan
 from autopar.planner.build import Built, Variable
 from autopar.planner.strategies import LayoutSet

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from autopar.layout import Layout, Mesh
+from autopar.layouts.placement import Layout, Mesh
 from autopar.parallel_plan import OperatorPlan, Plan
 from autopar.plan_text import LARGEST_GROUPS, align, format_placements, parameter_rows
 

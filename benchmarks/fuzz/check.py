@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autopar.errors import AutoparError
-from autopar.layout import replicated
+from autopar.layouts.placement import replicated
 from autopar.ops.random_index import reference_seed
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower

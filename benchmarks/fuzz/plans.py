@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, is_legal, replicated
+from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, Plan, Prediction
 from autopar.planner.choices import choices_of
 from autopar.planner.factorisation import Factorisation, Value

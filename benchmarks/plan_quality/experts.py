@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.errors import AutoparError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.stages.shapes import SubMeshes
 from benchmarks.published_plans import equal_stages

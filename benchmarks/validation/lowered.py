@@ -16,7 +16,7 @@ from typing import Literal
 from autopar.capture import capture
 from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
 from autopar.passes.partition import Partition, split_forward_backward

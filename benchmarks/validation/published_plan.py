@@ -22,7 +22,7 @@ from dataclasses import replace
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.layout import Placement, Replicate, Shard
+from autopar.layouts.placement import Placement, Replicate, Shard
 from autopar.parallel_plan import Plan
 from autopar.planner.planning import make_plan
 from autopar.program import Program

@@ -28,7 +28,7 @@ from autopar.api import realize
 from autopar.capture import capture
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
-from autopar.layout import Shard
+from autopar.layouts.placement import Shard
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_mesh
 from autopar.planner.optimizers import state_bytes

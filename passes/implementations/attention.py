@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.layout import local_runs
+from autopar.layouts.placement import local_runs
 from autopar.ops.attention import (
     attention_backward_by_index,
     attention_backward_with_mask_by_index,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from autopar.layout import Layout, chunk, sharded_axes
+from autopar.layouts.placement import Layout, chunk, sharded_axes
 from autopar.ops import halo as ops
 from autopar.passes.local_context import LocalContext
 

@@ -14,7 +14,7 @@ from autopar.cost_models.program_costs import COMPUTE, program_actions
 from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import simulate
 from autopar.hardware import CollectiveFit
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.passes.lower import lower
 from autopar.passes.overlap import overlapped
 from autopar.passes.partition import Partition, split_forward_backward

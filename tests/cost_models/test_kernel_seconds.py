@@ -13,7 +13,7 @@ from autopar.cost_models.operator_sizes import ProductSizes, RowSizes, flops_of
 from autopar.cost_models.program_costs import program_actions
 from autopar.device_curves import shared_curves
 from autopar.hardware import Device, preset_device
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.ops.experts import rows_at
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import autopar
-from autopar.layout import Layout, Mesh, Replicate, Shard
+from autopar.layouts.placement import Layout, Mesh, Replicate, Shard
 from autopar.runtime.checkpoint import in_plain_blocks
 from autopar.runtime.parameters import full_tensor, shard_tensor
 from autopar.runtime.process_groups import ProcessGroups

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from autopar.capture import Captures, fingerprint
 from autopar.cluster import Cluster
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import PIPELINE_AXIS, Plan, RankGroup
 from autopar.passes.stage_plans import with_pipeline
 from autopar.planner.micro_batches import in_parts

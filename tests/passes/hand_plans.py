@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, replicated
+from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan, Prediction
 from autopar.passes.check_plan import output_shapes
 from autopar.passes.local_values import is_getitem

@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, is_legal, local_runs
+from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, is_legal, local_runs
 
 
 def indices(size: int, layout: Layout, dim: int, mesh: Mesh, rank: int) -> Tensor:

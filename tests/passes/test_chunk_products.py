@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.ops.row_chunks import row_chunk, rows_joined
 from autopar.passes.chunk_products import chunk_products, chunked_products
 from autopar.passes.collectives import ALL_GATHER, ALL_REDUCE, CHUNK_OF, REDUCE_SCATTER, is_start

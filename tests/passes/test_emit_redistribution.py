@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.layout import Layout, Mesh, Partial, Replicate, Shard
+from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard
+from autopar.layouts.redistribution import is_reachable
 from autopar.passes import emit_redistribution as emission
 from autopar.passes.emit_redistribution import emit_redistribution, redistribution_steps
 from autopar.passes.emitter import Emitter
-from autopar.redistribute import is_reachable
 from tests.passes.local_blocks import assemble, distribute, layouts
 from tests.simulated_ranks import run_ranks
 

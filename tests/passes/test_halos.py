@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from autopar.capture import capture
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.rules.rule import Rule
 from tests.passes.hand_plans import hand_plan, picked, run_plan, tensors_of
 

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from autopar.capture import capture
 from autopar.errors import PlanMismatchError
-from autopar.layout import Mesh, Partial, Replicate, Shard, is_legal
+from autopar.layouts.placement import Mesh, Partial, Replicate, Shard, is_legal
 from autopar.parallel_plan import ParameterPlan
 from autopar.passes.live_ranges import memory_events
 from autopar.passes.lower import lower

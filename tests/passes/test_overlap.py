@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.ops.buckets import packed, packed_rows, rows_part
 from autopar.passes.collectives import REDUCE_SCATTER, WAIT, describe, is_start
 from autopar.passes.early_starts import IN_FLIGHT

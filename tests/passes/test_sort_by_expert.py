@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from autopar.capture import capture
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.passes import lower as lowering
 from autopar.passes.graph_patterns import name_of, shape_of

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from tests.passes.hand_plans import calls
 from tests.passes.test_lower import Case, Mlp, gpt2, llama, random_plan
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from autopar.layout import Mesh, Shard
+from autopar.layouts.placement import Mesh, Shard
 from autopar.parallel_plan import Plan
 from tests.passes.hand_plans import hand_plan, picked
 from tests.passes.test_lower import Case

@@ -4,7 +4,7 @@ import torch
 
 from autopar.capture import capture
 from autopar.cluster import Cluster
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.build import Built, build_problem
 from autopar.planner.constraints import Constraints
 from autopar.planner.factorisation import Factorisation

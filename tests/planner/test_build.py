@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.layout import Mesh, Partial, Replicate, Shard
+from autopar.layouts.placement import Mesh, Partial, Replicate, Shard
 from autopar.planner.build import Built
 from autopar.planner.constraints import Constraints
 from autopar.planner.read import read_operators, read_parameters, replicated_flops_share

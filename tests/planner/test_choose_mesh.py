@@ -13,7 +13,7 @@ import autopar
 from autopar.capture import capture, normalize_example_inputs
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.planner.axis_roles import axis_notes
 from autopar.planner.choose_mesh import choose_mesh, perfect_seconds

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner import choose_micro_batches as module
 from autopar.planner.choose_mesh import Chosen
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from autopar.capture import capture
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.build import build_problem
 from autopar.planner.classes import classify
 from autopar.planner.constraints import Constraints

@@ -6,7 +6,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import ConfigurationError
-from autopar.layout import Replicate, Shard
+from autopar.layouts.placement import Replicate, Shard
 from autopar.planner.constraints import EVERY_AXIS, parse_constraints
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.finer_plans import decisions, labels_on
 from autopar.planner.mesh_shapes import FREE_AXIS_NAMES, parts_of
 from autopar.planner.solver import evaluate, is_forbidden, solve

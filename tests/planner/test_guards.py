@@ -1,6 +1,6 @@
 """Guards: what a weight, a master or a sum of gradients may not become."""
 
-from autopar.layout import Partial, Replicate, Shard
+from autopar.layouts.placement import Partial, Replicate, Shard
 from autopar.planner.guards import gathers, reduces
 
 P, R, S = Partial(), Replicate(), Shard(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.build import Built
 from autopar.planner.hidden import with_hidden
 from autopar.planner.prices import Prices

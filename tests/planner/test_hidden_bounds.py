@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.hidden_bounds import HiddenBounds
 
 MESH, OTHER = Mesh(("inner",), (4,)), Mesh(("outer", "inner"), (2, 2))

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan, Prediction
 from autopar.planner.known_first import KnownFirst
 from autopar.planner.search import SEARCH

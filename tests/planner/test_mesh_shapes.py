@@ -10,7 +10,7 @@ import pytest
 
 from autopar.cluster import Cluster, GroupTopology
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.mesh_shapes import (
     coarser,
     free_shapes,

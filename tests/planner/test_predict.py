@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.constraints import Constraints
 from autopar.planner.predict import predict_timeline
 from autopar.planner.prices import Prices

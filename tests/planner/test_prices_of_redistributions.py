@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal
+from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal
+from autopar.layouts.redistribution import is_reachable
 from autopar.passes.emit_redistribution import redistribution_steps
 from autopar.planner import fits, pair_classes
 from autopar.planner.pair_classes import PairClasses, Pairs
 from autopar.planner.prices import Prices
 from autopar.planner.routes import Routes
 from autopar.planner.solver import FORBIDDEN
-from autopar.redistribute import is_reachable
 from tests.passes.local_blocks import layouts
 
 MESHES = [

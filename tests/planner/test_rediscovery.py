@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import autopar
 from autopar.capture import capture
 from autopar.cluster import Cluster
-from autopar.layout import Layout, Partial, Replicate, Shard
+from autopar.layouts.placement import Layout, Partial, Replicate, Shard
 from autopar.parallel_plan import OperatorPlan, Plan
 from autopar.planner.planning import make_plan
 

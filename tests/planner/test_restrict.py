@@ -10,7 +10,7 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh, Shard
+from autopar.layouts.placement import Mesh, Shard
 from autopar.planner.build import Built
 from autopar.planner.constraints import parse_constraints
 from autopar.planner.factorisation import Factorisation

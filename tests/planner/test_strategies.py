@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.layout import Mesh, Partial, Replicate, Shard, is_legal
+from autopar.layouts.placement import Mesh, Partial, Replicate, Shard, is_legal
 from autopar.passes.view_layouts import canonical
 from autopar.planner.choices import choices_of
 from autopar.planner.factorisation import Factorisation, shape_of

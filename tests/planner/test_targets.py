@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from autopar.capture import capture
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh, Replicate, Shard
+from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.planner.constraints import EVERY_AXIS, parse_constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.targets import Wish, find_wishes, freed_axes, meshes_with_axes, notes_of

@@ -11,7 +11,7 @@ import torch
 import autopar
 from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.kept import Memo
 from autopar.planner.solver import solve
 from autopar.planner.warm_start import labels_like

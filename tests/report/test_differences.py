@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.report.differences import changed_lines
 from tests.test_plan_text import S0, R, small_plan
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from autopar.layout import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, local_runs
+from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, local_runs
 from autopar.ops.random_index import reference_seed
 from autopar.parallel_plan import OperatorPlan
 from autopar.passes.local_call import LocalContext, emit_local_call

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.ops import halo as ops
 from autopar.passes.local_context import LocalContext
 from autopar.rules.engine import rule_for

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.rules import engine
 from autopar.rules.child_process import run_in_child
 from autopar.rules.engine import TABLE, rule_for

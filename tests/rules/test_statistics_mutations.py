@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.passes.local_context import LocalContext
 from autopar.rules.engine import rule_for
 from autopar.rules.rule import Rule

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from autopar.layout import Layout, Mesh, Partial, Replicate, Shard, local_shape
+from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, local_shape
 from autopar.runtime.parameters import local_block
 from autopar.runtime.pipeline_routes import Ends, Piece, route
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.cost_models.stage_costs import host_pass_seconds
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.passes.arguments import argument
 from autopar.planner.build import Built, Variable
 from autopar.planner.factorisation import Value, shape_of, value_of

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import ConfigurationError, InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Baseline, Plan
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.batch_flow import NotSeparable

@@ -26,7 +26,7 @@ from statistics import median
 from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import collective_seconds
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.blocks import blocks_of
 from autopar.planner.choose_mesh import perfect_seconds
 from autopar.planner.mesh_shapes import resolve_meshes

@@ -17,7 +17,7 @@ import numpy as np
 from autopar.cluster import Cluster, GroupTopology, Link
 from autopar.cost_models.collectives import collective_seconds
 from autopar.errors import InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.constraints import Recompute

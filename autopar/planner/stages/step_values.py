@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.build import Built
 from autopar.planner.factorisation import Value, shape_of, value_of
 from autopar.planner.lifetimes import Lifetimes

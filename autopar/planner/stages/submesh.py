@@ -17,7 +17,7 @@ import numpy as np
 
 from autopar.cluster import Cluster, between_groups
 from autopar.cost_models.collectives import collective_seconds
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import PIPELINE_AXIS
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.one_mesh import Candidate, price

@@ -17,7 +17,7 @@ import numpy as np
 from torch import fx
 
 from autopar.errors import InfeasibleError
-from autopar.layout import Layout, Mesh, Replicate
+from autopar.layouts.placement import Layout, Mesh, Replicate
 from autopar.parallel_plan import (
     PIPELINE_AXIS,
     OperatorPlan,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autopar.layout import Layout, Mesh
+from autopar.layouts.placement import Layout, Mesh
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
 from autopar.plan_text import axes_at_work, format_placements, runners_up
 

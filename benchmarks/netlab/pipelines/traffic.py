@@ -16,7 +16,7 @@ from autopar.cost_models.gloo import ALGORITHMS
 from autopar.cost_models.gloo import sent_bytes as bytes_of
 from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
 from autopar.passes.stages import StagePrograms, cut_stages

@@ -6,7 +6,7 @@ import torch
 
 from autopar.capture import Captures
 from autopar.cluster import Cluster
-from autopar.layout import is_legal
+from autopar.layouts.placement import is_legal
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
 from autopar.passes.stage_plans import stage_plan

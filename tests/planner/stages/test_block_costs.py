@@ -13,7 +13,7 @@ from autopar.capture import capture
 from autopar.cluster import Cluster
 from autopar.cost_models.stage_costs import PASS_LAUNCHES
 from autopar.demo.gpt import GPT, GPTConfig
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.constraints import parse_constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.lifetimes import Lifetimes

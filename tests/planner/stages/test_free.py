@@ -12,7 +12,7 @@ import autopar
 from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError, InfeasibleError
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.planner import best_plan
 from autopar.planner.choose_mesh import Chosen

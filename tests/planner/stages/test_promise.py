@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.layout import Mesh
+from autopar.layouts.placement import Mesh
 from autopar.planner.query import Query
 from autopar.planner.stages.promise import Guess, Traffic, guessed_seconds, guesses
 from autopar.planner.stages.quick import MOST_TOGETHER, in_order

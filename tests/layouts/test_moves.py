@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 
-from autopar import moves
-from autopar.moves import REPLICATED, Goals, Move, State, find_moves
+from autopar.layouts import moves
+from autopar.layouts.moves import REPLICATED, Goals, Move, State, find_moves
 
 SUM, OTHER_SUM, SPARE = -2, -3, 7
 SIZES = {2: ((2, 2), (8, 2), (2, 8), (3, 5)), 3: ((2, 2, 2), (8, 2, 2), (2, 8, 2), (2, 2, 8), (2, 3, 4))}

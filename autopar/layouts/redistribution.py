@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from autopar.layout import Layout, Partial, Placement, Replicate, Shard
-from autopar.moves import REPLICATED, StepKind, find_moves
+from autopar.layouts.moves import REPLICATED, StepKind, find_moves
+from autopar.layouts.placement import Layout, Partial, Placement, Replicate, Shard
 
 
 @dataclass(frozen=True, slots=True)
