@@ -3,6 +3,7 @@
 #   make test    all tests, JOBS=2 files at a time; those that run four processes themselves come last
 #   make fast    the tier that takes a minute                              make lint    ruff and mypy
 #   make zoo     ten architectures planned and executed on four local processes
+#   make golden  writes the plans and programs of tests/golden anew, to be read as a diff
 #   make validation DATA=folder    cost models against published measurements
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu      takes torch's CPU build
 
@@ -17,7 +18,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test fast zoo validation lint install clean
+.PHONY: demo test fast golden zoo validation lint install clean
 
 demo: $(STAMP)
 	$(BIN)/autopar demo
@@ -28,6 +29,9 @@ test: $(STAMP)
 
 fast: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not distributed and not gpu" --numprocesses $(JOBS) --dist loadfile
+
+golden: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m tests.golden --update
 
 zoo: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.zoo --ci --seconds 100
