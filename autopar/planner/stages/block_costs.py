@@ -356,8 +356,8 @@ class _Bytes:
     def _weight_saved(self) -> Floats:
         """What the operators of W read, but for parameters."""
         found = np.zeros(len(self.saved))
-        weights = self._weights | {node for node in self.lifetimes.in_order if weight_share(node)}
-        read: dict[Value, tuple[int, float]] = {}
+        weights = [node for node in self.lifetimes.in_order if node in self._weights or weight_share(node)]
+        read: dict[Value, tuple[int, float]] = {}  # where several read a value, the last in the order of the program
         for node in weights:
             index = self.built.operators[node]
             strategies, label = self.built.variables[index].strategies, int(self.labels[index])
