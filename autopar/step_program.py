@@ -30,12 +30,13 @@ from autopar.cost_models.program_timeline import (
 from autopar.cost_models.simulator import Action
 from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.explain.stage_graphs import PipelineGraphs, StageGraphs, stage_graphs
+from autopar.graphs.forward_backward import Partition
 from autopar.hardware import Device
 from autopar.parallel_plan import PIPELINE_AXIS, Plan
 from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches, joined_bytes
 from autopar.passes.overlap import overlapped
-from autopar.passes.partition import Partition, split_forward_backward
+from autopar.passes.partition import split_forward_backward
 from autopar.planner.leaves import StateBytes
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.predict import dispatch_seconds

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from autopar.cost_models.kernel_groups import Traffic, bytes_moved
-from autopar.cost_models.operator_names import base_name, curve_name, is_causal, operator_kind
 from autopar.cost_models.operator_sizes import (
     AttentionSizes,
     ProductSizes,
@@ -30,6 +28,8 @@ from autopar.cost_models.operator_sizes import (
 )
 from autopar.cost_models.operators import element_flops, operator_seconds
 from autopar.cost_models.sustained import AttentionKernel
+from autopar.graphs.kernel_groups import Traffic, bytes_moved
+from autopar.graphs.operator_names import base_name, curve_name, is_causal, operator_kind
 from autopar.hardware import Device
 from autopar.rules.engine import rule_for, tensor_operands
 

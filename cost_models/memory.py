@@ -1,17 +1,14 @@
-"""Bytes of one device: optimizer state per parameter element, allocator margin, live ranges over time.
+"""Bytes of one device: optimizer state per parameter element, and what the allocator leaves of a device's memory.
 
-bytes_over_time([LiveRange("x", 8, 0, 2), LiveRange("y", 4, 1, 1)])    # 8, 12, 8 bytes
+optimizer_state_bytes("AdamW")    # 8: two moments in float32
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from autopar.errors import ConfigurationError
 
@@ -48,28 +45,9 @@ FRAGMENTATION_FRACTION = {"cuda": 0.03, "cpu": 0.0}
 fits / does-not-fit assume."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRange:
-    """A buffer that lives from `first_index` (0 or later) to `last_index`, both included."""
-
-    name: str
-    bytes: int
-    first_index: int
-    last_index: int
-
-
 def usable_bytes(memory_bytes: int, kind: str) -> int:
     """What a plan may fill of a device of this kind: total minus context minus fragmentation."""
     return int(memory_bytes * (1.0 - FRAGMENTATION_FRACTION[kind])) - CONTEXT_BYTES[kind]
-
-
-def bytes_over_time(ranges: Sequence[LiveRange]) -> NDArray[np.int64]:
-    """Live bytes at every index from 0 to the last one that a range names."""
-    change = np.zeros(max((live.last_index for live in ranges), default=-1) + 2, np.int64)
-    for live in ranges:
-        change[live.first_index] += live.bytes
-        change[live.last_index + 1] -= live.bytes
-    return np.cumsum(change)[:-1]
 
 
 def optimizer_state_bytes(

@@ -16,7 +16,6 @@ per-operator cost of eager torch under the contention of the other ranks, as cal
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,9 +28,8 @@ from autopar.cost_models.operators_memory import memory_curve, memory_seconds
 from autopar.cost_models.sustained import AttentionKernel, attention_speed, sustained, sustained_fraction
 from autopar.device_curves import DeviceCurves
 from autopar.errors import ConfigurationError
+from autopar.graphs.operator_names import OperatorKind
 from autopar.hardware import Device, OperatorCurve
-
-OperatorKind = Literal["matmul", "attention", "memory"]
 
 ATTENTION_EFFICIENCY = {"cuda": 0.80, "cpu": 0.80}
 """Part of the best matmul rate that fused attention reaches, its flops counted without the causal mask. cuda:

@@ -13,7 +13,7 @@ which nodes share a kernel says `kernel_groups`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +22,11 @@ from torch import fx
 
 from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import CollectiveKind, collective_seconds
-from autopar.cost_models.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.operator_names import base_name, operator_kind
 from autopar.cost_models.operator_sizes import EXPERT_LINEAR
+from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
+from autopar.graphs.node_values import describe_values
+from autopar.graphs.operator_names import base_name, operator_kind
 from autopar.layouts.placement import Mesh
 
 COMPUTE = "compute"
@@ -128,29 +129,6 @@ def _first_operand(node: fx.Node) -> torch.Tensor:
     value = node.all_input_nodes[0].meta["val"]
     assert isinstance(value, torch.Tensor)
     return value
-
-
-def describe_values(nodes: Iterable[fx.Node]) -> None:
-    """Give every node of a lowered graph its `meta["val"]`: meta tensors of its local shapes. nodes: operands first. A
-    total to which a gradient is added has the shape of the gradient; an intermediate of which the lowering says nothing
-    is computed on meta tensors."""
-    for node in nodes:
-        if node.target is torch.ops.aten.add_.Tensor and "local_shape" not in node.meta:
-            total, gradient = node.all_input_nodes
-            for one in (node, total):
-                one.meta["val"] = gradient.meta["val"]
-        shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
-        if "val" in node.meta:
-            continue
-        if shapes is None or dtypes is None:
-            if node.op == "call_function" and callable(node.target):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
-                node.meta["val"] = node.target(*args, **kwargs)
-        elif isinstance(dtypes, torch.dtype):
-            node.meta["val"] = torch.empty(shapes, dtype=dtypes, device="meta")
-        else:
-            pairs = zip(shapes, dtypes, strict=True)
-            node.meta["val"] = tuple(None if s is None else torch.empty(s, dtype=d, device="meta") for s, d in pairs)
 
 
 def collective_of(node: fx.Node) -> CollectiveKind | None:

@@ -8,7 +8,7 @@ behind the kernels in front of it, and what stands behind its wait begins when i
     tp                   | all_reduce 80 us                            beside mm_1
 
 A kernel takes what lives at the fullest node up to the next kernel beyond what was left before, and frees all but what
-lives on behind it. So the simulated peak is that of the live ranges (`passes/live_ranges.py`), and what forward leaves
+lives on behind it. So the simulated peak is that of the live ranges (`graphs/live_ranges.py`), and what forward leaves
 is what backward finds.
 """
 
@@ -20,13 +20,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import fx
 
-from autopar.cost_models.memory import bytes_over_time
 from autopar.cost_models.pipeline_program import PassProgram
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.cost_models.simulator import Action
-from autopar.passes.collectives import is_start, waits_of
-from autopar.passes.live_ranges import memory_events
-from autopar.passes.partition import Partition
+from autopar.graphs.collective_nodes import is_start, waits_of
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.live_ranges import bytes_over_time, memory_events
 from autopar.schedules.actions import Kind
 
 

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.ops.buckets import packed, packed_rows, rows_part
-from autopar.passes.collectives import (
+from autopar.graphs.collective_nodes import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_REDUCE_IN_PLACE,
@@ -32,6 +31,7 @@ from autopar.passes.collectives import (
     WAIT,
     Collectives,
 )
+from autopar.ops.buckets import packed, packed_rows, rows_part
 
 _aten = torch.ops.aten
 KINDS: Mapping[Any, str] = {ALL_GATHER: "all_gather", ALL_REDUCE: "all_reduce", REDUCE_SCATTER: "reduce_scatter"}

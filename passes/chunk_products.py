@@ -13,7 +13,7 @@ row of a product is computed as before, so no bit changes. Where the ranks cut t
 part of every rank's block (`ops/row_chunks.py`).
 
 Into how many chunks collectives of a kind are cut is the plan's choice (`Plan.product_chunks`), by playing the step
-(`cost_models/bucket_sizes.py`). A product stays whole where that number does not divide its rows, where a block is
+(`planner/bucket_sizes.py`). A product stays whole where that number does not divide its rows, where a block is
 padded, and where anything else reads what would be cut; between two collectives it is cut for the first. Ranks of one
 group see equal shapes there, so they cut alike.
 Gradients and parameters travel in buckets instead.
@@ -30,11 +30,11 @@ from torch import fx
 from torch.fx import GraphModule
 
 from autopar._compat import LazyGraphModule
+from autopar.graphs.collective_nodes import ALL_GATHER, CHUNK_OF, REDUCTIONS, describe, waits_of
+from autopar.graphs.graph_copies import copied
 from autopar.ops.blocks import Cut, keeps_order, padded, pieces_first, pieces_joined
 from autopar.ops.row_chunks import row_chunk, rows_joined
 from autopar.passes.bucket_collectives import KINDS
-from autopar.passes.collectives import ALL_GATHER, CHUNK_OF, REDUCTIONS, describe, waits_of
-from autopar.passes.graph_copies import copied
 
 _aten = torch.ops.aten
 _MM = _aten.mm.default

@@ -27,8 +27,8 @@ from torch import fx
 from torch.fx import GraphModule
 
 from autopar._compat import LazyGraphModule
+from autopar.graphs.collective_nodes import ALL_GATHER, CHUNK_OF, REDUCE_SCATTER, WAIT, describe, is_start
 from autopar.passes.bucket_collectives import in_buckets
-from autopar.passes.collectives import ALL_GATHER, CHUNK_OF, REDUCE_SCATTER, WAIT, describe, is_start
 
 IN_FLIGHT = 2
 """One is on the wire while the next is made."""

@@ -112,13 +112,3 @@ class Emitter:
     def group_size(self, axes: tuple[int, ...]) -> int:
         """Ranks of a group over the mesh axes."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
-
-
-def node_bytes(node: fx.Node) -> int:
-    """Bytes of the local value of a node; 0 for helpers whose shape was not described."""
-    shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
-    if shapes is None or dtypes is None:
-        return 0
-    if isinstance(dtypes, torch.dtype):
-        return int(math.prod(shapes) * dtypes.itemsize)
-    return sum(math.prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True) if s is not None)

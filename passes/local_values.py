@@ -9,7 +9,6 @@ the redistribution happens there, and the view is applied to the local block.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -168,8 +167,3 @@ class LocalValues:
         if shape == local.meta["local_shape"]:
             return local
         return self._emit.call(aten.reshape.default, (local, list(shape)), shape, local.meta["dtype"])
-
-
-def is_getitem(node: fx.Node) -> bool:
-    """Whether the node takes one output of an operator with several."""
-    return node.target is operator.getitem

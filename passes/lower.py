@@ -22,13 +22,14 @@ from torch.fx.node import map_arg
 
 from autopar._compat import LazyGraphModule
 from autopar.errors import PlanMismatchError
+from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, format_layout, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
 from autopar.passes.check_plan import operator_plan, output_shapes
 from autopar.passes.emitter import Emitter
 from autopar.passes.implementations.randomness import REWRITES as DRAWING
 from autopar.passes.local_call import LocalContext, emit_local_call
-from autopar.passes.local_values import LocalValue, LocalValues, is_getitem
+from autopar.passes.local_values import LocalValue, LocalValues
 from autopar.passes.sort_by_expert import sort_by_expert
 from autopar.passes.use_kernels import use_kernels
 from autopar.program import Input, Output, Program

@@ -18,6 +18,9 @@ import torch
 from torch import fx
 
 from autopar._compat import LazyGraphModule
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.graph_copies import copied
+from autopar.graphs.node_values import node_bytes
 from autopar.ops.attention import (
     attention_backward_by_index,
     attention_backward_with_mask_by_index,
@@ -25,9 +28,6 @@ from autopar.ops.attention import (
 )
 from autopar.ops.dropout import dropout_by_index
 from autopar.ops.random import exponential_by_index, integers_by_index, normal_by_index, uniform_by_index
-from autopar.passes.emitter import node_bytes
-from autopar.passes.graph_copies import copied
-from autopar.passes.partition import Partition
 from autopar.program import MicroProgram, Program, returned_values
 
 _aten = torch.ops.aten

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from autopar.graphs.forward_backward import Partition
 from autopar.passes.lower import is_random
-from autopar.passes.partition import Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import fx
 
-from autopar.passes.emitter import node_bytes
+from autopar.graphs.node_values import node_bytes
 from autopar.passes.graph_patterns import shape_of
 from autopar.passes.row_wise import RowWise, row_wise
 

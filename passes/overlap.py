@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from torch.fx import GraphModule
 
+from autopar.graphs.forward_backward import Partition
 from autopar.passes.chunk_products import chunk_products
 from autopar.passes.early_starts import early_starts
-from autopar.passes.partition import Partition
 from autopar.passes.runner import run_passes
 
 WHOLE: Mapping[str, int] = MappingProxyType({})

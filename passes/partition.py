@@ -10,45 +10,15 @@ The phase of every node is known, so there is nothing to decide but how backward
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from autopar._compat import LazyGraphModule
-from autopar.passes.emitter import node_bytes
-from autopar.passes.saved_values import SavedValues, is_backward
+from autopar.graphs.forward_backward import Partition, SavedTensor
+from autopar.graphs.node_values import is_backward, node_bytes
+from autopar.passes.saved_values import SavedValues
 from autopar.program import Program
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedTensor:
-    """A value that forward hands to backward; inputs (parameters among them) cost no memory of their own."""
-
-    name: str
-    bytes: int
-    is_input: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """The two graphs of one rank; `backward` is None for a program without gradients. `parameters`: names of the
-    forward placeholders that are parameters."""
-
-    forward: fx.GraphModule
-    backward: fx.GraphModule | None
-    saved: tuple[SavedTensor, ...]
-    parameters: frozenset[str]
-
-    @property
-    def graphs(self) -> tuple[fx.GraphModule, ...]:
-        """Forward, and backward where there is one."""
-        return (self.forward,) if self.backward is None else (self.forward, self.backward)
-
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes of what is saved, without inputs."""
-        return sum(value.bytes for value in self.saved if not value.is_input)
 
 
 def split_forward_backward(program: Program, recompute: Collection[str] = ()) -> Partition:

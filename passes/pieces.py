@@ -19,8 +19,8 @@ from itertools import groupby
 import torch
 from torch import fx
 
-from autopar.cost_models.kernel_groups import launches_kernel, passes_through
-from autopar.cost_models.operator_names import operator_kind
+from autopar.graphs.kernel_groups import launches_kernel, passes_through
+from autopar.graphs.operator_names import operator_kind
 from autopar.passes.segments import block_path
 
 _OPENED = "autopar.ops."

@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from autopar.cost_models.program_costs import describe_values
+from autopar.graphs.node_values import VIEWS, describe_values
 from autopar.rules.engine import rule_for, tensor_operands
 from autopar.rules.rule import Rule, Tensor
 
 _aten = torch.ops.aten
-_VIEWS = frozenset({_aten.reshape.default, _aten.permute.default, _aten.expand.default})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def row_wise(node: fx.Node, rows: int) -> RowWise | None:
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return None
-    if node.target in _VIEWS:
+    if node.target in VIEWS:
         found = RowWise(tuple(node.all_input_nodes), True) if _keeps_rows(node, rows) else None
     else:
         rule = rule_for(node)

@@ -12,14 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import fx
 
+from autopar.graphs.node_values import VIEWS, is_backward
 from autopar.passes.emitter import Copy
-
-aten = torch.ops.aten
-VIEWS = frozenset({aten.reshape.default, aten.permute.default, aten.expand.default})
-"""Calls that only look at their operand."""
 
 
 class SavedValues:
@@ -94,8 +90,3 @@ def _used_by_backward(graph: fx.Graph, gradients: list[Any]) -> Iterator[fx.Node
             if not is_backward(node) and node not in seen:
                 seen.add(node)
                 yield node
-
-
-def is_backward(node: fx.Node) -> bool:
-    """Whether the node runs in backward."""
-    return node.meta.get("phase") == "backward"

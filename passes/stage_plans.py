@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from torch import fx
 
+from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, replicated
 from autopar.parallel_plan import PIPELINE_AXIS, PipelinePlan, Plan, StagePlan, check_pipeline
-from autopar.passes.local_values import is_getitem
 from autopar.passes.stages import Crossing, StagePrograms
 from autopar.rules.engine import tensor_operands
 from autopar.schedules.actions import Schedule

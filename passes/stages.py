@@ -20,8 +20,8 @@ from typing import Any
 from torch import fx
 
 from autopar.errors import PlanMismatchError
+from autopar.graphs.node_values import is_backward
 from autopar.passes.place_stages import PlacedProgram, base_of, place_stages
-from autopar.passes.saved_values import is_backward
 from autopar.program import Input, Output, Program
 
 

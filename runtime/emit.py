@@ -20,11 +20,11 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 
 from autopar._compat import release_saved_tensors
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.graph_copies import copied
 from autopar.layouts.placement import Layout, replicated
 from autopar.parallel_plan import Plan
-from autopar.passes.graph_copies import copied
 from autopar.passes.overlap import overlapped
-from autopar.passes.partition import Partition
 from autopar.program import Input, Output, Program
 from autopar.runtime.accumulation import CutBackward, HeldGradients, cut_backward
 from autopar.runtime.kernels import GraphCall, kernels

@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+from autopar.graphs.forward_backward import Partition
 from autopar.layouts.placement import Layout, local_shape
 from autopar.parallel_plan import Plan
 from autopar.passes.late_sums import CutGraph, cut_late_sums
 from autopar.passes.lower import SEED, is_random, lower
 from autopar.passes.once_per_step import Prepared, prepare_parameters
-from autopar.passes.partition import Partition, split_forward_backward
+from autopar.passes.partition import split_forward_backward
 from autopar.passes.stage_plans import crossing_layouts, stage_plan
 from autopar.passes.stages import StagePrograms, cut_stages
 from autopar.passes.weight_gradients import BackwardGraphs, split_backward

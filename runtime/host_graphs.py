@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from autopar.passes.graph_copies import copied
+from autopar.graphs.graph_copies import copied
 from autopar.runtime.communicator import communicator_of
 from autopar.runtime.host_collectives import (
     REDUCTIONS,

@@ -9,62 +9,83 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "_compat", "files", "phases"}),
-    frozenset(
-        {
-            "device_curves",
-            "operator_profile",
-            "hardware",
-            "cluster",
-            "layouts",
-            "ops",
-            "program",
-        }
+
+class Layer(NamedTuple):
+    """Rooms that may import each other and the layers below; `what` stands in the table of docs/architecture.md."""
+
+    what: str
+    rooms: set[str]
+
+
+LAYERS: tuple[Layer, ...] = (
+    Layer(
+        "user errors; every private torch symbol; atomic files; how long a station took",
+        {"_compat", "errors", "files", "phases"},
     ),
-    frozenset(
+    Layer(
+        "values: devices and links, placements and what moves between them, our operators, a graph with its roles",
+        {"cluster", "device_curves", "hardware", "layouts", "operator_profile", "ops", "program"},
+    ),
+    Layer(
+        "operators' rules; the Plan, its file and its words; schedules of pipelines; what a lowered graph says",
         {
-            "rules",
-            "parallel_plan",
+            "graphs",
             "mesh_links",
+            "parallel_plan",
             "plan_answers",
-            "plan_folding",
             "plan_entries",
+            "plan_folding",
             "plan_json",
             "plan_text",
             "plan_versions",
+            "rules",
             "schedules",
-        }
+        },
     ),
-    frozenset({"cost_models", "passes"}),
-    frozenset({"planner", "capture"}),
-    frozenset({"runtime"}),
-    frozenset(
+    Layer(
+        "seconds and bytes; graph rewrites, the lowering among them: neither knows the other",
+        {"cost_models", "passes"},
+    ),
+    Layer(
+        "the optimisation; a module as one graph",
+        {"capture", "planner"},
+    ),
+    Layer(
+        "processes, devices, `ParallelModule`; never imports `planner`",
+        {"runtime"},
+    ),
+    Layer(
+        "what people call and read",
         {
-            "explain",
-            "exporters",
-            "importers",
-            "report",
-            "step_program",
-            "simulation",
-            "verification",
-            "questions",
-            "what_if",
             "api",
             "cli",
             "demo",
-        }
+            "explain",
+            "exporters",
+            "importers",
+            "questions",
+            "report",
+            "simulation",
+            "step_program",
+            "verification",
+            "what_if",
+        },
     ),
 )
-"""From the bottom up. A module imports its own layer and the layers below it."""
+"""From the bottom up. A module imports its own layer and the layers below it.
 
-FORBIDDEN = {("runtime", "planner")}
-"""Imports that the layers would allow and the design does not: a plan runs where no planner is installed."""
+    python -m tests.test_import_order     writes the table of docs/architecture.md
+"""
+
+FORBIDDEN = {("runtime", "planner"), ("passes", "cost_models"), ("cost_models", "passes")}
+"""Imports that the layers would allow and the design does not: a plan runs where no planner is installed; a pass
+rewrites whatever that costs, and what both read of a graph stands in `graphs`."""
 
 HEAVY = ("transformers", "triton", "ortools", "torch._dynamo")
 """What `import autopar` must not load."""
@@ -101,7 +122,7 @@ def imports_of(path: Path) -> Iterator[tuple[str, tuple[str, ...], bool]]:
 
 
 MODULES = dict(source_files("autopar"))
-ROOM_OF_LAYER = {room: level for level, layer in enumerate(LAYERS) for room in layer}
+ROOM_OF_LAYER = {room: level for level, layer in enumerate(LAYERS) for room in layer.rooms}
 
 
 def imported_modules(path: Path, *, typing_too: bool = True) -> set[str]:
@@ -151,4 +172,31 @@ def test_import_autopar_loads_no_heavy_library() -> None:
 
 
 def test_layers_name_every_room_once() -> None:
-    assert len(ROOM_OF_LAYER) == sum(len(layer) for layer in LAYERS)
+    assert len(ROOM_OF_LAYER) == sum(len(layer.rooms) for layer in LAYERS)
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+TABLE_HEAD = "| layer | modules | what lives there |\n|---|---|---|\n"
+
+
+def layer_table() -> str:
+    """The rows of the table: number, rooms, what lives there."""
+    rows = (f"| {at} | {', '.join(f'`{room}`' for room in sorted(layer.rooms))} | {layer.what} |\n"
+            for at, layer in enumerate(LAYERS, 1))  # fmt: skip
+    return "".join(rows)
+
+
+def with_table(text: str) -> str:
+    """The page with the rows behind the table's head replaced."""
+    before, after = text.split(TABLE_HEAD)
+    rest = after[after.index("\n\n") + 1 :]
+    return f"{before}{TABLE_HEAD}{layer_table()}{rest}"
+
+
+def test_the_page_shows_these_layers() -> None:
+    text = ARCHITECTURE.read_text()
+    assert with_table(text) == text, "run python -m tests.test_import_order"
+
+
+if __name__ == "__main__":
+    ARCHITECTURE.write_text(with_table(ARCHITECTURE.read_text()))

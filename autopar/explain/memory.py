@@ -8,7 +8,7 @@
     moved by collectives            0.2 GiB     copies in other layouts, buckets
     working values                  1.1 GiB     everything else that lives just then
 
-Counted on the program of the rank that runs (`rank_graphs.py`), buffer by buffer (`passes/live_ranges.py`).
+Counted on the program of the rank that runs (`rank_graphs.py`), buffer by buffer (`graphs/live_ranges.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 from torch import fx
 
-from autopar.cost_models.memory import bytes_over_time
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.explain.pieces import (
     JOINED,
@@ -39,8 +38,8 @@ from autopar.explain.pieces import (
 from autopar.explain.rank_graphs import RankGraphs, rank_graphs
 from autopar.explain.source import Source
 from autopar.explain.stage_memory import AT_OPTIMIZER, stage_memory_table
+from autopar.graphs.live_ranges import bytes_over_time, memory_events
 from autopar.parallel_plan import Plan
-from autopar.passes.live_ranges import memory_events
 from autopar.plan_answers import MemoryTable
 
 

@@ -2,7 +2,7 @@
 
     pieces_at(lowered, partition, ranges, 17)      ("layers.3.up/mm#0", "activations saved for backward", 8.4e6), ...
 
-Counted buffer by buffer (`passes/live_ranges.py`); parameters and what belongs to them are not among them.
+Counted buffer by buffer (`graphs/live_ranges.py`); parameters and what belongs to them are not among them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import fx
 
-from autopar.cost_models.memory import LiveRange
-from autopar.passes.partition import Partition
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.live_ranges import LiveRange
 from autopar.plan_text import without_numbers
 from autopar.program import Program, returned_values
 

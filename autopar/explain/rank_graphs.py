@@ -13,11 +13,12 @@ from torch import fx
 from autopar.errors import ConfigurationError
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
+from autopar.graphs.forward_backward import Partition
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
 from autopar.passes.micro_batches import for_micro_batches, joined_bytes
 from autopar.passes.overlap import overlapped
-from autopar.passes.partition import Partition, split_forward_backward
+from autopar.passes.partition import split_forward_backward
 from autopar.planner.query import Query
 from autopar.program import Program
 

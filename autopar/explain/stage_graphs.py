@@ -21,16 +21,16 @@ from torch import fx
 
 from autopar.cluster import Cluster, GroupTopology, MixedCluster, between_groups, refuse_mixed
 from autopar.cost_models.collectives import collective_seconds
-from autopar.cost_models.memory import LiveRange, bytes_over_time
 from autopar.cost_models.program_timeline import PassBytes
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events
+from autopar.graphs.node_values import node_bytes
 from autopar.layouts.placement import Layout, Mesh, local_shape
 from autopar.parallel_plan import Plan
-from autopar.passes.emitter import node_bytes
 from autopar.passes.late_sums import CutGraph, cut_late_sums
-from autopar.passes.live_ranges import memory_events
 from autopar.passes.lower import lower
 from autopar.passes.once_per_step import Prepared, prepare_parameters
-from autopar.passes.partition import Partition, split_forward_backward
+from autopar.passes.partition import split_forward_backward
 from autopar.passes.stage_plans import stage_plan
 from autopar.passes.stages import Crossing, StagePrograms, cut_stages
 from autopar.passes.weight_gradients import BackwardGraphs, split_backward

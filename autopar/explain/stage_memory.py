@@ -34,8 +34,8 @@ from autopar.explain.pieces import (
 from autopar.explain.pipeline_source import PipelineSource, pipeline_source
 from autopar.explain.source import Source
 from autopar.explain.stage_graphs import PipelineGraphs, StageGraphs
+from autopar.graphs.node_values import node_bytes
 from autopar.parallel_plan import Plan
-from autopar.passes.emitter import node_bytes
 from autopar.plan_answers import MemoryTable, StageMemory
 from autopar.schedules.actions import PipeAction
 

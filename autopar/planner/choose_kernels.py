@@ -21,12 +21,12 @@ from torch import fx
 
 from autopar._compat import LazyGraphModule
 from autopar.cluster import Cluster
-from autopar.cost_models.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.operator_names import is_causal
-from autopar.cost_models.program_costs import describe_values
+from autopar.graphs.graph_copies import copied
+from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
+from autopar.graphs.node_values import describe_values
+from autopar.graphs.operator_names import is_causal
 from autopar.parallel_plan import Plan
-from autopar.passes.graph_copies import copied
 from autopar.passes.use_kernels import use_kernels
 from autopar.plan_entries import KERNELS
 from autopar.program import Program

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from torch import fx
 
-from autopar.cost_models.kernel_groups import Traffic, group_reads_writes, kernel_groups
+from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.passes.view_layouts import viewed
 from autopar.planner.choices import choices_of, shard_choices
 from autopar.planner.factorisation import Factorisation, Value, batch_class, shape_of, value_of

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from torch import fx
 
-from autopar.cost_models.memory import bytes_over_time
-from autopar.passes.live_ranges import memory_events
-from autopar.passes.partition import Partition
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.live_ranges import bytes_over_time, memory_events
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.prices import Floats
 

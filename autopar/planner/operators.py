@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import fx
 
-from autopar.cost_models.kernel_groups import Traffic, bytes_moved
+from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.passes.place_casts import is_cast
 from autopar.passes.view_layouts import viewed
 from autopar.planner.factorisation import Value, shape_of, value_of

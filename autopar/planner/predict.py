@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost_models.bucket_sizes import CHUNKS, Issue, issues
 from autopar.cost_models.simulator import COMPUTE_STREAM, Action, Timeline, simulate
+from autopar.graphs.forward_backward import Partition
 from autopar.hardware import Device
 from autopar.parallel_plan import Plan
 from autopar.passes.overlap import overlapped
-from autopar.passes.partition import Partition
+from autopar.planner.bucket_sizes import CHUNKS, Issue, issues
 from autopar.planner.build import Built
 from autopar.planner.operators import base_of
 from autopar.planner.prices import Floats, Prices

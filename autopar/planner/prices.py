@@ -14,10 +14,10 @@ from torch import fx
 
 from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import CollectiveKind, collective_seconds
-from autopar.cost_models.kernel_groups import Traffic, bytes_moved
-from autopar.cost_models.operator_names import base_name, is_causal, operator_kind
 from autopar.cost_models.operator_sizes import Parts, Sizes, has_sizes, sizes_of
 from autopar.cost_models.operators import copy_seconds, element_flops, operator_seconds
+from autopar.graphs.kernel_groups import Traffic, bytes_moved
+from autopar.graphs.operator_names import base_name, is_causal, operator_kind
 from autopar.layouts.placement import Layout, Mesh
 from autopar.layouts.redistribution import Step
 from autopar.planner.factorisation import shape_of, value_of

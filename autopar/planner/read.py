@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.cost_models.operator_names import base_name
+from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan
 from autopar.plan_text import axes_in_words, format_placements, parameter_in_words

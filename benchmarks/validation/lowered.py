@@ -16,10 +16,11 @@ from typing import Literal
 from autopar.capture import capture
 from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
+from autopar.graphs.forward_backward import Partition
 from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
-from autopar.passes.partition import Partition, split_forward_backward
+from autopar.passes.partition import split_forward_backward
 from autopar.passes.segments import placed
 from autopar.program import Program
 from benchmarks.validation.models import build_model, example, layer_kinds, layer_sequence, without_layers

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.pipeline import play_pipeline
-from autopar.cost_models.program_memory import SegmentMemory, measure_segments
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError
 from autopar.passes.segments import block_path, segment_of
@@ -30,6 +29,7 @@ from benchmarks.validation.galvatron_memory import (
 from benchmarks.validation.lowered import LoweredRun, lowered
 from benchmarks.validation.offloaded_memory import beside_neighbour, unclaimed_bytes, waits_in_host_memory
 from benchmarks.validation.prediction_memory import further_prediction
+from benchmarks.validation.program_memory import SegmentMemory, measure_segments
 from benchmarks.validation.recomputation import computed_again
 from benchmarks.validation.runs import TrainingRun
 from benchmarks.validation.schemas import Tier

@@ -15,8 +15,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.cost_models.program_memory import SegmentMemory
 from autopar.passes.segments import block_path
+from benchmarks.validation.program_memory import SegmentMemory
 from benchmarks.validation.runs import TrainingRun
 
 _OFFLOADED = re.compile(r"layers\.\d+(/|\.norm|\.attention|\.mlp/)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.cost_models.program_memory import SegmentMemory
+from benchmarks.validation.program_memory import SegmentMemory
 from benchmarks.validation.runs import TrainingRun
 
 KEPT_ACTIVATIONS = 3

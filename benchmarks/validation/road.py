@@ -234,7 +234,7 @@ _PRODUCT_DTYPES = {"float8": "float8_e4m3fn", "float4": "float4_e2m1fn_x2"}
 
 
 def kernel_backend(stack: Stack) -> str:
-    """Who groups kernels (`cost_models.kernel_groups`)."""
+    """Who groups kernels (`graphs.kernel_groups`)."""
     return "torch" if stack.kernels == "eager" else stack.kernels
 
 

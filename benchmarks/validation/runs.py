@@ -137,7 +137,7 @@ class Stack:
     scaling: Literal["none", "tensor", "delayed", "row", "block32", "block16"] = "none"
     """Which elements share a scale of a float8 or float4 product; delayed: of the whole tensor, from earlier steps."""
     kernels: Literal["eager", "inductor", "megatron"] = "megatron"
-    """Who groups element-wise operators (`cost_models/kernel_groups.py`)."""
+    """Who groups element-wise operators (`graphs/kernel_groups.py`)."""
     attention: Literal["flash", "fused", "unfused"] = "flash"
     attention_kernel: AttentionKernel = "vendor"
     """Whose fused kernel: Transformer Engine picks the vendor's where it is faster, PyTorch calls FlashAttention-2."""

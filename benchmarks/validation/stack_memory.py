@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.cost_models.program_memory import LossBytes
 from benchmarks.validation.models import uses_rotation
+from benchmarks.validation.program_memory import LossBytes
 from benchmarks.validation.runs import Experts, Stack, TrainingRun
 
 MIB = 1 << 20

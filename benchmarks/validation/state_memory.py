@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.cost_models.allocator import LargeBlocks, rounded_bytes
-from autopar.cost_models.model_states import StateDtypes, state_bytes
-from autopar.cost_models.program_memory import SegmentMemory
 from autopar.passes.segments import block_path
+from benchmarks.validation.allocator import LargeBlocks, rounded_bytes
+from benchmarks.validation.model_states import StateDtypes, state_bytes
+from benchmarks.validation.program_memory import SegmentMemory
 from benchmarks.validation.runs import TrainingRun
 
 EXPERTS = (".gate_up", ".up_weights", ".mlp.down")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.cost_models.program_memory import SegmentMemory
+from benchmarks.validation.program_memory import SegmentMemory
 from benchmarks.validation.runs import StateSpace, TrainingRun
 from benchmarks.validation.state_space import CHUNK
 

@@ -4,7 +4,7 @@
     y = add(reshape(mm(x, w)), bias)       -->     y = reshape(addmm(bias, x, w))
 
 So micro-batches make no gradient beside the total, and what a product writes is read and written no second time
-(`cost_models/kernel_groups.py` prices both nodes as one kernel).
+(`graphs/kernel_groups.py` prices both nodes as one kernel).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from autopar.cost_models.kernel_groups import added_product, biased_product
-from autopar.passes.graph_copies import copied
+from autopar.graphs.graph_copies import copied
+from autopar.graphs.kernel_groups import added_product, biased_product
 
 _aten = torch.ops.aten
 

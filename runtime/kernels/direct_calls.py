@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.passes.graph_copies import copied
+from autopar.graphs.graph_copies import copied
 
 _aten = torch.ops.aten
 

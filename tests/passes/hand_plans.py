@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan, Prediction
 from autopar.passes.check_plan import output_shapes
-from autopar.passes.local_values import is_getitem
 from autopar.passes.lower import lower
 from autopar.passes.overlap import WHOLE, overlapped
-from autopar.passes.partition import Partition, split_forward_backward
+from autopar.passes.partition import split_forward_backward
 from autopar.program import Program
 from autopar.rules.engine import is_view, rule_for, tensor_operands
 from autopar.rules.rule import Rule

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import fx
 
+from autopar.graphs.collective_nodes import ALL_GATHER, ALL_REDUCE, CHUNK_OF, REDUCE_SCATTER, is_start
 from autopar.layouts.placement import Mesh
 from autopar.ops.row_chunks import row_chunk, rows_joined
 from autopar.passes.chunk_products import chunk_products, chunked_products
-from autopar.passes.collectives import ALL_GATHER, ALL_REDUCE, CHUNK_OF, REDUCE_SCATTER, is_start
 from autopar.passes.early_starts import early_starts
 from tests.passes.test_lower import FLAT, SQUARE, Case, Mlp, random_plan, tensor_parallel
 from tests.passes.tokens import Tokens, sequence_parallel

@@ -11,9 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from autopar.capture import capture
 from autopar.errors import PlanMismatchError
+from autopar.graphs.live_ranges import memory_events
 from autopar.layouts.placement import Mesh, Partial, Replicate, Shard, is_legal
 from autopar.parallel_plan import ParameterPlan
-from autopar.passes.live_ranges import memory_events
 from autopar.passes.lower import lower
 from autopar.passes.partition import split_forward_backward
 from tests.passes.hand_plans import calls, hand_plan, operator_entry, picked, run_plan, tensors_of

@@ -6,8 +6,8 @@ import torch
 from torch import fx
 
 from autopar._compat import tree_flatten
+from autopar.graphs.live_ranges import memory_events
 from autopar.ops.dropout import dropout_by_index
-from autopar.passes.live_ranges import memory_events
 from autopar.passes.micro_batches import drawing_for, for_micro_batches
 from autopar.passes.partition import split_forward_backward
 from autopar.program import Input, Output, Program

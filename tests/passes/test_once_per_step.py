@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.graphs.forward_backward import Partition
 from autopar.passes.once_per_step import Prepared, prepare_parameters
-from autopar.passes.partition import Partition
 
 aten = torch.ops.aten
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import fx
 
+from autopar.graphs.collective_nodes import REDUCE_SCATTER, WAIT, describe, is_start
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.live_ranges import memory_events
 from autopar.layouts.placement import Mesh
 from autopar.ops.buckets import packed, packed_rows, rows_part
-from autopar.passes.collectives import REDUCE_SCATTER, WAIT, describe, is_start
 from autopar.passes.early_starts import IN_FLIGHT
-from autopar.passes.live_ranges import memory_events
-from autopar.passes.partition import Partition
 from tests.passes.test_lower import FLAT, SQUARE, Case, Mlp, all_replicated, data_parallel, random_plan, zero3
 
 EVERYTHING = {"all_reduce": 1e9, "all_gather": 1e9, "reduce_scatter": 1e9}

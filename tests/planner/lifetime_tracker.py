@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autopar.passes.partition import Partition
+from autopar.graphs.forward_backward import Partition
 from autopar.program import Program
 
 c10d = torch.ops._c10d_functional

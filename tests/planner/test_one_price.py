@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.capture import capture
 from autopar.cluster import Cluster
-from autopar.cost_models.kernel_groups import group_reads_writes, kernel_groups
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.program_costs import describe_values
+from autopar.graphs.kernel_groups import group_reads_writes, kernel_groups
+from autopar.graphs.node_values import describe_values
 from autopar.layouts.placement import Mesh
 from autopar.passes.lower import lower
 from autopar.passes.partition import split_forward_backward

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.cost_models.kernel_groups import kernel_groups
+from autopar.graphs.kernel_groups import kernel_groups
 from autopar.runtime.kernels import kernels
 from autopar.runtime.kernels.added_products import with_added_products
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost_models.operator_names import base_name, is_causal
 from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
+from autopar.graphs.operator_names import base_name, is_causal
 from autopar.passes.segments import segment_of
 from benchmarks.validation.lowered import LoweredRun, lowered
 from benchmarks.validation.road import run_actions, segment_costs, stage_costs, step_seconds

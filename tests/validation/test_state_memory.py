@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost_models.program_memory import SegmentMemory
+from benchmarks.validation.program_memory import SegmentMemory
 from benchmarks.validation.runs import Experts, ModelShape, ParallelShape, Stack, TrainingRun
 from benchmarks.validation.state_memory import (
     adapter_elements,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost_models.program_memory import SegmentMemory
 from autopar.errors import ConfigurationError
 from benchmarks.validation.memory import ranks
+from benchmarks.validation.program_memory import SegmentMemory
 from benchmarks.validation.runs import ModelShape, ParallelShape, Stack, StateSpace, TrainingRun
 from benchmarks.validation.state_space_memory import with_fused_scan
 

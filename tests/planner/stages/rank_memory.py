@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.graphs.forward_backward import Partition
 from autopar.parallel_plan import Plan
 from autopar.passes.lower import lower
-from autopar.passes.partition import Partition, split_forward_backward
+from autopar.passes.partition import split_forward_backward
 from autopar.passes.stage_plans import stage_plan
 from autopar.passes.stages import StagePrograms, cut_stages
 from autopar.passes.weight_gradients import BackwardGraphs, split_backward

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autopar.cost_models.allocator import LargeBlocks, rounded_bytes
+from benchmarks.validation.allocator import LargeBlocks, rounded_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
 

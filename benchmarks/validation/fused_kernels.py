@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from autopar.cost_models.kernel_groups import group_reads_writes, is_pointwise, is_reduction, kernel_groups
+from autopar.graphs.kernel_groups import group_reads_writes, is_pointwise, is_reduction, kernel_groups
 
 aten = torch.ops.aten
 

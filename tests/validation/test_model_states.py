@@ -4,8 +4,8 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 
 import pytest
 
-from autopar.cost_models.model_states import MEGATRON, ZERO_PAPER, StateDtypes, ZeroStage, state_bytes
 from autopar.errors import ConfigurationError
+from benchmarks.validation.model_states import MEGATRON, ZERO_PAPER, StateDtypes, ZeroStage, state_bytes
 
 DEGREES = (1, 4, 16, 64, 256, 1024)
 # Rajbhandari et al. 2020 (arXiv 1910.02054), table 1: GB per device of 7.5B, 128B and 1T parameters

@@ -1,4 +1,4 @@
-"""What an operator is to the cost models, by its bare name: a product, attention, a lookup, or memory traffic.
+"""What an operator is to those who price it, by its bare name: a product, attention, a lookup, or memory traffic.
 
 operator_kind(aten.mm.default) is "matmul"     operator_kind(gelu) is "memory"     base_name(gelu) is "gelu"
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+from typing import Literal
 
 import torch
 from torch import fx
 
-from autopar.cost_models.operators import OperatorKind
+OperatorKind = Literal["matmul", "attention", "memory"]
+"""Which rate bounds an operator."""
 
 PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "expert_linear", "expert_outer",
             "sorted_expert_linear", "sorted_expert_outer")  # fmt: skip

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.cost_models.kernel_groups import group_reads_writes, kernel_groups
 from autopar.errors import ConfigurationError
+from autopar.graphs.kernel_groups import group_reads_writes, kernel_groups
 
 aten = torch.ops.aten
 

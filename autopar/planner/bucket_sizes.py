@@ -22,26 +22,20 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost_models.kernel_groups import Traffic, launches_kernel
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.operator_names import base_name
-from autopar.cost_models.program_costs import (
-    COMPUTE,
-    ProgramAction,
-    collective_action,
-    collective_of,
-    describe_values,
-    program_actions,
-)
+from autopar.cost_models.program_costs import COMPUTE, ProgramAction, collective_action, collective_of, program_actions
 from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import Interference, Timeline, simulate
+from autopar.graphs.collective_nodes import describe
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.graph_copies import copied
+from autopar.graphs.kernel_groups import Traffic, launches_kernel
+from autopar.graphs.node_values import describe_values
+from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Mesh
 from autopar.passes.bucket_collectives import KINDS, buckets, in_buckets
 from autopar.passes.chunk_products import chunked_products, in_chunks
-from autopar.passes.collectives import describe
 from autopar.passes.early_starts import early_order
-from autopar.passes.graph_copies import copied
-from autopar.passes.partition import Partition
 
 MIB = 2**20
 SIZES = (0.0, 1.0 * MIB, 4.0 * MIB, 16.0 * MIB, 64.0 * MIB, 256.0 * MIB)

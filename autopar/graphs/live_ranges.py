@@ -1,6 +1,7 @@
 """Live ranges: which bytes of one rank live from which node of forward to which node of backward.
 
-    x (8 B) made by node 0, read last by node 2;  y = view(x)      ->      [LiveRange("x", 8, 0, 2)]
+    x (8 B) made by node 0, read last by node 2;  y = view(x)            ->  [LiveRange("x", 8, 0, 2)]
+    bytes_over_time([LiveRange("x", 8, 0, 2), LiveRange("y", 4, 1, 1)])   ->  8, 12, 8 bytes
 
 What only looks at a value has no memory of its own; a collective's wait is the buffer of the collective, and what a
 collective moves lives until its wait.
@@ -8,22 +9,42 @@ collective moves lives until its wait.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import fx
 
-from autopar.cost_models.memory import LiveRange
+from autopar.graphs.collective_nodes import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.node_values import VIEWS, is_getitem, node_bytes
 from autopar.ops.blocks import keeps_order, padded, pieces_first, pieces_joined
-from autopar.passes.collectives import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
-from autopar.passes.emitter import node_bytes
-from autopar.passes.local_values import is_getitem
-from autopar.passes.partition import Partition
-from autopar.passes.saved_values import VIEWS
 from autopar.program import returned_values
 
 aten = torch.ops.aten
 _ALIASES = VIEWS | {WAIT, ALL_REDUCE_IN_PLACE, padded, aten.contiguous.default}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRange:
+    """A buffer that lives from `first_index` (0 or later) to `last_index`, both included."""
+
+    name: str
+    bytes: int
+    first_index: int
+    last_index: int
+
+
+def bytes_over_time(ranges: Sequence[LiveRange]) -> NDArray[np.int64]:
+    """Live bytes at every index from 0 to the last one that a range names."""
+    change = np.zeros(max((live.last_index for live in ranges), default=-1) + 2, np.int64)
+    for live in ranges:
+        change[live.first_index] += live.bytes
+        change[live.last_index + 1] -= live.bytes
+    return np.cumsum(change)[:-1]
 
 
 def memory_events(partition: Partition) -> list[LiveRange]:

@@ -18,8 +18,8 @@ from typing import TypeVar
 import torch
 from torch import fx
 
-from autopar.cost_models.operator_names import LOOKUPS, PARTS, base_name
 from autopar.errors import ConfigurationError
+from autopar.graphs.operator_names import LOOKUPS, PARTS, base_name
 
 POINTWISE_OPERATORS = frozenset([
     "clone", "_to_copy", "copy", "copy_", "full", "full_like", "zeros_like", "ones_like",

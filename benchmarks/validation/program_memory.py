@@ -1,7 +1,7 @@
 """Bytes of a lowered program, segment by segment: what a pipeline stage of any number of layers is composed of.
 
 A program of embedding, one layer of each kind and head runs forward and backward once; every buffer has a live range
-(`passes/live_ranges.py`). A buffer that backward reads belongs to the segment in which it dies: the input of a layer
+(`graphs/live_ranges.py`). A buffer that backward reads belongs to the segment in which it dies: the input of a layer
 to that layer, wherever it was made. What a segment holds beyond that while it runs is its extra:
 
     saved(S)          = sum of the buffers that live from forward to backward and die in S
@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.cost_models.allocator import rounded_bytes
-from autopar.cost_models.fused_kernels import made_again, unwritten
-from autopar.cost_models.memory import LiveRange, bytes_over_time
-from autopar.passes.live_ranges import memory_events
-from autopar.passes.partition import Partition, split_forward_backward
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events
+from autopar.passes.partition import split_forward_backward
 from autopar.program import Program
+from benchmarks.validation.allocator import rounded_bytes
+from benchmarks.validation.fused_kernels import made_again, unwritten
 
 SegmentOf = Callable[[str], str]
 """Name of an operator or parameter -> the segment that it is in."""

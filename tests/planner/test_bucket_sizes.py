@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from autopar.cluster import Cluster
-from autopar.cost_models.bucket_sizes import CHUNKS, LEAST_GAIN, Issue, issues
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.program_costs import COMPUTE, program_actions
 from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import simulate
+from autopar.graphs.forward_backward import Partition
 from autopar.hardware import CollectiveFit
 from autopar.layouts.placement import Mesh
 from autopar.passes.lower import lower
 from autopar.passes.overlap import overlapped
-from autopar.passes.partition import Partition, split_forward_backward
+from autopar.passes.partition import split_forward_backward
+from autopar.planner.bucket_sizes import CHUNKS, LEAST_GAIN, Issue, issues
 from tests.passes.test_lower import Case, all_replicated, data_parallel, zero3
 from tests.passes.tokens import Tokens, sequence_parallel
 
