@@ -25,9 +25,7 @@ from autopar.explain.origin import remembering
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.passes.check_plan import refuse_unknown_names
-from autopar.passes.lower import lower
-from autopar.passes.micro_batches import for_micro_batches
-from autopar.passes.partition import split_forward_backward
+from autopar.passes.lowering.chain import lowered_step
 from autopar.phases import phase
 from autopar.planner.constraints import Recompute
 from autopar.planner.micro_batches import AtBatch, planned_parts
@@ -36,9 +34,7 @@ from autopar.program import MicroProgram, Program
 from autopar.questions import Options, as_cluster, capture_at, capture_program, check_options, plan_program
 from autopar.runtime.batches import BatchMode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
-from autopar.runtime.emit import emit
-from autopar.runtime.emit_pipeline import emit_pipeline
-from autopar.runtime.micro_batches import emit_micro
+from autopar.runtime.emit_step import emit_step
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
 from autopar.runtime.step import Step
@@ -274,19 +270,9 @@ def _in_parts(program: Program, chosen: Plan, at_batch: AtBatch) -> MicroProgram
 
 def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:
     """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
-    if chosen.pipeline is not None:
-        assert isinstance(program, MicroProgram)
-        assert isinstance(groups, StageProcesses)
-        with phase("lower", logging.INFO):
-            return emit_pipeline(program, chosen, groups)
-    part = program.program if isinstance(program, MicroProgram) else program
     with phase("lower", logging.INFO):
-        lowered = attempt_on_all(lambda: lower(part, chosen, rank()))
-        recompute = [name for name, operator in chosen.operators.items() if operator.recompute]
-        partition = split_forward_backward(lowered, recompute)
-    if isinstance(program, MicroProgram):
-        return emit_micro(program, lowered, for_micro_batches(lowered, partition), chosen, groups)
-    return emit(program, lowered, partition, chosen, groups)
+        lowered = attempt_on_all(lambda: lowered_step(program, chosen, rank()))
+    return emit_step(lowered, groups)
 
 
 def _load(plan: Plan | str | Path | None) -> Plan | None:

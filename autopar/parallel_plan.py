@@ -106,6 +106,11 @@ class PipelinePlan:
     actions: tuple[str, ...] = ()
     groups: tuple[RankGroup, ...] = ()
 
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """The forward operators that end the stages but the last."""
+        return tuple(stage.last_operator for stage in self.stages if stage.last_operator is not None)
+
     def built(self, micro_batches: int) -> Schedule:
         """What every rank group computes. Raises ConfigurationError for actions that cannot run, or stages that the
         schedule places on other rank groups."""
@@ -232,6 +237,18 @@ class Plan:
     def num_ranks(self) -> int:
         """Devices that run the plan."""
         return sum(group.size for group in self.rank_groups)
+
+    def group_of(self, rank: int) -> int:
+        """The rank group of a rank. Raises ConfigurationError for a rank that the plan does not have."""
+        for number, group in enumerate(self.rank_groups):
+            if group.first_rank <= rank < group.first_rank + group.size:
+                return number
+        raise ConfigurationError(f"rank {rank}: the plan has the ranks 0 to {self.num_ranks - 1}")
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """Names of the operators whose outputs backward computes again."""
+        return frozenset(name for name, operator in self.operators.items() if operator.recompute)
 
     def on_group(self, group: int) -> Plan:
         """What the ranks of one group go by: its own mesh without "pp", and its own layouts."""

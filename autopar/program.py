@@ -121,3 +121,11 @@ class MicroProgram:
     statistic_scales: Mapping[str, float]
     joined: Mapping[str, Joined]
     draws: Mapping[str, int]
+
+
+def in_one_part(whole: Program) -> MicroProgram:
+    """The whole batch as its only micro-batch."""
+    joined = {output.name: Joined() for output in whole.outputs if output.role == "output"}
+    return MicroProgram(
+        program=whole, whole=whole, count=1, loss_scale=1.0, statistic_scales={}, joined=joined, draws={}
+    )

@@ -29,14 +29,12 @@ from autopar.cost_models.program_timeline import (
 )
 from autopar.cost_models.simulator import Action
 from autopar.cost_models.stage_costs import host_pass_seconds
-from autopar.explain.stage_graphs import PipelineGraphs, StageGraphs, stage_graphs
+from autopar.explain.stage_graphs import PipelineGraphs, PricedStage, stage_graphs
 from autopar.graphs.forward_backward import Partition
 from autopar.hardware import Device
 from autopar.parallel_plan import PIPELINE_AXIS, Plan
-from autopar.passes.lower import lower
-from autopar.passes.micro_batches import for_micro_batches, joined_bytes
-from autopar.passes.overlap import overlapped
-from autopar.passes.partition import split_forward_backward
+from autopar.passes.lowering.chain import lowered_step, start_early
+from autopar.passes.micro_batches import joined_bytes
 from autopar.planner.leaves import StateBytes
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.predict import dispatch_seconds
@@ -61,7 +59,6 @@ class StepProgram:
         self.micro = program if isinstance(program, MicroProgram) else None
         self.program = program.program if isinstance(program, MicroProgram) else program
         self.state_bytes = state_bytes(self.program, optimizer, cluster.device.kind)
-        self.recomputed = [name for name, operator in plan.operators.items() if operator.recompute]
         self._prices: dict[str, KernelPrices] = {}
 
     # one program on all ranks
@@ -81,11 +78,8 @@ class StepProgram:
     @cached_property
     def plain_graphs(self) -> tuple[Program, Partition]:
         """What the first rank runs, and its two graphs of one micro-batch."""
-        lowered = lower(self.program, self.plan, rank=0)
-        partition = split_forward_backward(lowered, self.recomputed)
-        if self.micro is not None:
-            partition = for_micro_batches(lowered, partition).partition
-        return lowered, overlapped(partition, self.plan.bucket_bytes, self.plan.product_chunks)
+        stage = lowered_step(self.micro or self.program, self.plan, 0, until=start_early).only
+        return stage.program, stage.partition
 
     def _passes(self, partition: Partition) -> list[PassProgram]:
         held = bytes_of_passes(partition)
@@ -95,12 +89,12 @@ class StepProgram:
             found.append(self._pass(partition.backward.graph, "backward", late))
         return found
 
-    def _pass(self, graph: fx.Graph, phase: str, held: PassBytes, on: StageGraphs | None = None) -> PassProgram:
+    def _pass(self, graph: fx.Graph, phase: str, held: PassBytes, on: PricedStage | None = None) -> PassProgram:
         return pass_program(self.actions(graph, phase, on=on, hands_on=on is not None), held,
                             wait_positions(graph.nodes))  # fmt: skip
 
     def actions(
-        self, graph: fx.Graph, phase: str, *, on: StageGraphs | None = None, hands_on: bool = False
+        self, graph: fx.Graph, phase: str, *, on: PricedStage | None = None, hands_on: bool = False
     ) -> list[ProgramAction]:
         """Kernels and collectives (on: of a stage); on CPUs the dispatch of views, which costs what any small operator
         costs, and (hands_on) what the host does for a pass that hands on to another stage."""
@@ -192,25 +186,27 @@ class StepProgram:
             actions += self._end(states[rank], rank, last[rank])
         return actions
 
-    def _states_of(self, stages: Sequence[StageGraphs]) -> _States:
+    def _states_of(self, stages: Sequence[PricedStage]) -> _States:
         """Of the stages of one rank, with what they gather, and the rest of whole gradients, once per step."""
-        states = self._states([stage.lowered for stage in stages], accumulates=True, device=stages[0].cluster.device)
+        programs = [stage.lowered.program for stage in stages]
+        states = self._states(programs, accumulates=True, device=stages[0].cluster.device)
         more = 0.0
         for stage in stages:
             more += math.fsum(stage.gathered_bytes.values())
-            if stage.prepared is not None:
-                more += max(0.0, math.fsum(stage.total_bytes.values()) - self._gradient_bytes(stage.lowered))
+            if stage.lowered.prepared is not None:
+                more += max(0.0, math.fsum(stage.total_bytes.values()) - self._gradient_bytes(stage.lowered.program))
         return replace(states, bytes=states.bytes + more)
 
     def _gradient_bytes(self, lowered: Program) -> float:
         parameters = [entry for entry in lowered.inputs if entry.role == "parameter"]
         return sum(math.prod(entry.shape) * self.state_bytes[entry.name].gradient for entry in parameters)
 
-    def _stage(self, stage: StageGraphs, kinds: set[Kind]) -> _Stage:
-        prepared, halves = stage.prepared, stage.halves
+    def _stage(self, stage: PricedStage, kinds: set[Kind]) -> _Stage:
+        prepared, halves, late = stage.lowered.prepared, stage.lowered.halves, stage.lowered.late
+        forward = stage.lowered.partition.forward.graph
         before = () if prepared is None else tuple(self.actions(prepared.prepare.graph, "forward", on=stage))
         held, left = stage.bytes_of_passes
-        passes: dict[Kind, PassProgram] = {"F": self._pass(stage.partition.forward.graph, "forward", held, on=stage)}
+        passes: dict[Kind, PassProgram] = {"F": self._pass(forward, "forward", held, on=stage)}
         if halves is None:
             return _Stage(passes=passes, before=before)
         if "B" in kinds:
@@ -224,7 +220,6 @@ class StepProgram:
                 for half in (halves.inputs, halves.weights)
             )
             passes |= halves_of_backward(inputs, weights, left, stage.kept_bytes)
-        late = stage.late
         behind = () if late is None else tuple(self.actions(late.reduce.graph, "backward", on=stage))
         return _Stage(passes=passes, before=before, behind=behind)
 

@@ -26,7 +26,7 @@ from autopar.capture.step import find_loss
 from autopar.errors import ConfigurationError, VerificationError
 from autopar.layouts.placement import Mesh, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
-from autopar.passes.lower import lower
+from autopar.passes.lowering.chain import lowered_step, use_our_kernels
 from autopar.runtime.batches import input_leaves
 from autopar.runtime.consensus import from_every_rank
 from autopar.runtime.parallel_module import ParallelModule
@@ -152,7 +152,7 @@ def _alone(
     module: ParallelModule, step: Step, plain: nn.Module, leaves: list[Any]
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the captured program on one device, with the seed of the module's next call."""
-    lowered = lower(step.whole, one_device_plan(step.plan), 0)
+    lowered = lowered_step(step.whole, one_device_plan(step.plan), 0, until=use_our_kernels).only.program
     arguments = {value.name: leaves[leaf] for value, leaf in input_leaves(step.whole)}
     tensors = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
     values = []

@@ -30,8 +30,6 @@ from autopar.passes.emitter import Emitter
 from autopar.passes.implementations.randomness import REWRITES as DRAWING
 from autopar.passes.local_call import LocalContext, emit_local_call
 from autopar.passes.local_values import LocalValue, LocalValues
-from autopar.passes.sort_by_expert import sort_by_expert
-from autopar.passes.use_kernels import use_kernels
 from autopar.program import Input, Output, Program
 from autopar.rules.engine import is_view, tensor_operands
 
@@ -41,8 +39,9 @@ SEED = "seed"
 def lower(program: Program, plan: Plan, rank: int) -> Program:
     """The program of `rank`: inputs have the local shapes of their stored layouts, outputs keep their order and roles.
 
-    An input with role "seed" (0-dim int64) is added when a random operator exists. Raises PlanMismatchError for
-    entries that are missing or that the graph, the mesh or the rules do not allow.
+    Calls that nobody reads are still there (`remove_unused`). An input with role "seed" (0-dim int64) is added when a
+    random operator exists. Raises PlanMismatchError for entries that are missing or that the graph, the mesh or the
+    rules do not allow.
     """
     return _Lowering(program, plan, rank).run()
 
@@ -97,12 +96,7 @@ class _Lowering:
                 gradients[node] = self._returned(node, meanings[node])
         pairs = self._returned_pairs()
         self._graph.output(tuple(gradients[n] if meanings.get(n) is m else self._returned(n, m) for n, m in pairs))
-        sort_by_expert(self._graph)
-        _remove_unused(self._graph)
         module: fx.GraphModule = LazyGraphModule(self._program.graph_module, self._graph)
-        if self._plan.kernels:
-            recomputed = [name for name, entry in self._plan.operators.items() if entry.recompute]
-            module = use_kernels(module, recomputed, self._plan.kernels)
         return replace(self._program, graph_module=module, inputs=tuple(inputs))
 
     # inputs
@@ -219,6 +213,8 @@ class _Lowering:
         shape = output_shapes(source)[index]
         assert shape is not None
         shared = {"forward": _at(entry.shared_forward, index), "backward": _at(entry.shared_backward, index)}
+        if local.meta["operator"] == source.meta["operator"] and "layout" not in local.meta:
+            local.meta |= {"layout": entry.outputs[index], "global_shape": shape, "output": index}
         self._values.define(
             node,
             LocalValue(
@@ -284,7 +280,7 @@ def _at(layouts: tuple[Layout | None, ...], index: int) -> tuple[Layout, ...]:
     return () if layout is None else (layout,)
 
 
-def _remove_unused(graph: fx.Graph) -> None:
+def remove_unused(graph: fx.Graph) -> None:
     """Drop calls that nobody reads; every rank drops the same ones, collectives included."""
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not node.users:

@@ -1,7 +1,8 @@
-"""The runner of passes: graph -> graph, one after the other, each timed.
+"""The runner of passes: one after the other, each timed.
 
-A pass is a function `name(graph_module, ctx) -> graph_module`; `ctx` is whatever its list of passes needs, the same
-for all of them. Options are bound with `functools.partial`. A pass may edit the graph in place and return it.
+A pass is a function `name(subject, ctx) -> subject`: of a graph in tidying and overlap, of a `LoweredStage` in the
+lowering. `ctx` is whatever its list of passes needs, the same for all of them. Options are bound with
+`functools.partial`. A pass may edit a graph in place and return it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import TypeAlias, TypeVar
 from torch.fx import GraphModule
 
 log = logging.getLogger(__name__)
+Subject = TypeVar("Subject")
 Context = TypeVar("Context")
-Pass: TypeAlias = Callable[[GraphModule, Context], GraphModule]
+Pass: TypeAlias = Callable[[Subject, Context], Subject]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +32,24 @@ class PassTiming:
     nodes_after: int
 
 
+def run_pass(subject: Subject, one: Pass[Subject, Context], ctx: Context) -> tuple[Subject, float]:
+    """(what the pass returns, CPU seconds)."""
+    start = time.process_time()
+    subject = one(subject, ctx)
+    return subject, time.process_time() - start
+
+
 def run_passes(
-    graph_module: GraphModule, passes: Sequence[Pass[Context]], ctx: Context
+    graph_module: GraphModule, passes: Sequence[Pass[GraphModule, Context]], ctx: Context
 ) -> tuple[GraphModule, tuple[PassTiming, ...]]:
     """Run `passes` in order; the graph is linted and recompiled once, after the last."""
     timings = []
     for graph_pass in passes:
-        before, start = len(graph_module.graph.nodes), time.process_time()
-        graph_module = graph_pass(graph_module, ctx)
+        before = len(graph_module.graph.nodes)
+        graph_module, seconds = run_pass(graph_module, graph_pass, ctx)
         timing = PassTiming(
             name=pass_name(graph_pass),
-            cpu_seconds=time.process_time() - start,
+            cpu_seconds=seconds,
             nodes_before=before,
             nodes_after=len(graph_module.graph.nodes),
         )
@@ -51,7 +60,7 @@ def run_passes(
     return graph_module, tuple(timings)
 
 
-def pass_name(graph_pass: Callable[..., GraphModule]) -> str:
+def pass_name(graph_pass: Callable[..., object]) -> str:
     """The name of a pass, also when options are bound to it."""
     while isinstance(graph_pass, functools.partial):
         graph_pass = graph_pass.func

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch.fx import GraphModule
+
 from autopar.passes.equal_splits import equal_splits_to_views
 from autopar.passes.gather_scatters import gather_scatters
 from autopar.passes.inline_constants import inline_constants
@@ -24,7 +26,7 @@ class TidyContext:
     num_forward_outputs: int
 
 
-TIDY_PASSES: tuple[Pass[PhaseContext], ...] = (
+TIDY_PASSES: tuple[Pass[GraphModule, PhaseContext], ...] = (
     inline_constants,
     remove_noise,
     gather_scatters,

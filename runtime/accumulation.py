@@ -7,16 +7,12 @@ that are not cut are reduced every time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
 
-from autopar.parallel_plan import Plan
-from autopar.passes.late_sums import cut_late_sums
-from autopar.passes.overlap import overlapped_graph
 from autopar.runtime.kernels import GraphCall
 
 
@@ -69,19 +65,3 @@ class HeldGradients:
         late = list(zip(self.cut.positions, self.cut.reduce(self.sums), strict=True))
         self.sums, self.cut = [], None
         return late
-
-
-def cut_backward(
-    graph_module: fx.GraphModule,
-    plan: Plan,
-    compiled: Callable[[fx.GraphModule], GraphCall],
-) -> CutBackward | None:
-    """Cut a bound backward graph before the last sums of each gradient; None where no gradient has one."""
-    cut = cut_late_sums(graph_module)
-    if cut is None:
-        return None
-    return CutBackward(
-        unreduced=compiled(overlapped_graph(cut.unreduced, plan.bucket_bytes, plan.product_chunks)),
-        reduce=compiled(overlapped_graph(cut.reduce, plan.bucket_bytes)),
-        positions=cut.positions,
-    )

@@ -10,7 +10,6 @@ exactly those that the partition returns.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,12 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 
 from autopar._compat import release_saved_tensors
-from autopar.graphs.forward_backward import Partition
 from autopar.graphs.graph_copies import copied
 from autopar.layouts.placement import Layout, replicated
 from autopar.parallel_plan import Plan
-from autopar.passes.overlap import overlapped
+from autopar.passes.lowering.stage import LoweredStep
 from autopar.program import Input, Output, Program
-from autopar.runtime.accumulation import CutBackward, HeldGradients, cut_backward
+from autopar.runtime.accumulation import CutBackward, HeldGradients
 from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.parameters import StageParameters, from_local
 from autopar.runtime.process_groups import ProcessGroups
@@ -212,20 +210,25 @@ def output_layout(plan: Plan, name: str) -> Layout:
     return plan.outputs.get(name, replicated(len(plan.layout_mesh.shape)))
 
 
-def emit(program: Program, lowered: Program, partition: Partition, plan: Plan, groups: ProcessGroups) -> WholeStep:
-    """Bind the graphs of `partition` (of the `lowered` program) to processes and kernels."""
-    issued = overlapped(partition, plan.bucket_bytes, plan.product_chunks)
-    parts = [issued.forward] if issued.backward is None else [issued.forward, issued.backward]
+def emit(lowered: LoweredStep, groups: ProcessGroups) -> WholeStep:
+    """Bind the graphs of the whole batch to processes and kernels."""
+    stage, backend = lowered.only, lowered.plan.kernel_backend
+    parts = stage.partition.graphs
     groups.create(group_symbols(*parts))
-    compiled = functools.partial(kernels, backend=plan.kernel_backend)
-    bound = [bind_groups(part, groups) for part in parts]
-    plain = None if partition.backward is None else bind_groups(partition.backward, groups)
+    calls = [kernels(bind_groups(part, groups), backend=backend) for part in parts]
+    cut = None
+    if stage.late is not None:
+        cut = CutBackward(
+            unreduced=kernels(bind_groups(stage.late.unreduced, groups), backend=backend),
+            reduce=kernels(bind_groups(stage.late.reduce, groups), backend=backend),
+            positions=stage.late.positions,
+        )
     return WholeStep(
-        program=program,
-        lowered=lowered,
-        plan=plan,
+        program=lowered.program,
+        lowered=stage.program,
+        plan=lowered.plan,
         groups=groups,
-        forward=compiled(bound[0]),
-        backward=compiled(bound[1]) if len(bound) > 1 else None,
-        cut=None if plain is None else cut_backward(plain, plan, compiled),
+        forward=calls[0],
+        backward=calls[1] if len(calls) > 1 else None,
+        cut=cut,
     )

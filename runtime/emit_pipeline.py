@@ -1,12 +1,12 @@
-"""Emit a pipeline: the stages of this rank, lowered, bound to processes and kernels, as one `Step`.
+"""Emit a pipeline: the lowered stages of this rank, bound to processes and kernels, as one `Step`.
 
-Every rank cuts the whole program, so that all agree on what crosses, and lowers its own stages only.
+Every rank has cut the whole program, so that all agree on what crosses, and has lowered its own stages only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,18 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from autopar.graphs.forward_backward import Partition
 from autopar.layouts.placement import Layout, local_shape
 from autopar.parallel_plan import Plan
-from autopar.passes.late_sums import CutGraph, cut_late_sums
-from autopar.passes.lower import SEED, is_random, lower
-from autopar.passes.once_per_step import Prepared, prepare_parameters
-from autopar.passes.partition import split_forward_backward
-from autopar.passes.stage_plans import crossing_layouts, stage_plan
-from autopar.passes.stages import StagePrograms, cut_stages
-from autopar.passes.weight_gradients import BackwardGraphs, split_backward
+from autopar.passes.lower import SEED, is_random
+from autopar.passes.lowering.stage import LoweredStage, LoweredStep
+from autopar.passes.stage_plans import crossing_layouts
+from autopar.passes.stages import StagePrograms
 from autopar.program import Input, MicroProgram, Output, Program, returned_values
-from autopar.runtime.consensus import attempt_on_all, gather_from_all
+from autopar.runtime.consensus import gather_from_all
 from autopar.runtime.emit import bind_groups, group_symbols
 from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.parameters import StageParameters
@@ -38,41 +34,17 @@ from autopar.runtime.stage_graphs import StageGraphs
 from autopar.schedules.actions import Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LoweredStage:
-    """The graphs of a stage, before they are bound to processes."""
-
-    lowered: Program
-    forward: fx.GraphModule
-    backward: BackwardGraphs | None
-    prepared: Prepared | None
-    late: CutGraph | None
-    totals: Mapping[int, Form]
-
-    def graphs(self) -> list[fx.GraphModule]:
-        found = [self.forward]
-        found += [self.backward.whole] if self.backward is not None else []
-        found += [self.prepared.prepare] if self.prepared is not None else []
-        return [*found, self.late.reduce] if self.late is not None else found
-
-
-def emit_pipeline(micro: MicroProgram, plan: Plan, groups: StageProcesses) -> PipelineStep:
-    """The step of this rank under a plan with stages; all ranks call it alike.
-
-    Raises PlanMismatchError for a plan of another graph, on every rank.
-    """
-    pipeline = plan.pipeline
-    assert pipeline is not None
-    schedule = pipeline.built(plan.micro_batches)
-    cuts = [stage.last_operator for stage in pipeline.stages if stage.last_operator is not None]
-    mine = [stage for stage, holders in enumerate(schedule.holders) if groups.group in holders]
-    stages = attempt_on_all(lambda: cut_stages(micro.program, cuts))
-    own = stage_plan(plan, stages, schedule, groups.group)
-    lowered, statistics = attempt_on_all(lambda: _lowered(stages, plan, own, mine, groups))
-    everything = [graph for stage in lowered.values() for graph in stage.graphs()]
+def emit_pipeline(step: LoweredStep, groups: StageProcesses) -> PipelineStep:
+    """The step of this rank under a plan with stages; all ranks call it alike."""
+    plan, micro, stages, schedule, statistics = step.plan, step.micro, step.cut, step.schedule, step.statistics
+    assert stages is not None
+    assert schedule is not None
+    lowered = {stage.number: stage for stage in step.stages}
+    own = step.stages[0].plan
+    everything = [graph for stage in step.stages for graph in _run_graphs(stage)]
     symbols = group_symbols(*everything, *(() if statistics is None else (statistics.graph_module,)))
     groups.create({symbol for found in gather_from_all(sorted(symbols)) for symbol in found})
-    held = {name for name, holders in stages.holders.items() if holders & set(mine)}
+    held = {name for name, holders in stages.holders.items() if holders & set(lowered)}
     layouts = [crossing_layouts(plan, stages, schedule, group) for group in range(len(groups.meshes))]
     across = ranks_across(groups, range(len(groups.meshes)))
     assert across is not None
@@ -87,7 +59,7 @@ def emit_pipeline(micro: MicroProgram, plan: Plan, groups: StageProcesses) -> Pi
         own_plan=own,
         groups=groups,
         stages=stages,
-        graphs={stage: _bound(micro, plan, stages, found, groups) for stage, found in lowered.items()},
+        graphs={number: _bound(micro, plan, stages, stage, groups) for number, stage in lowered.items()},
         statistics=_statistics(statistics, groups, plan),
         schedule=schedule,
         forms=_forms(stages, layouts[groups.group], groups),
@@ -99,41 +71,26 @@ def emit_pipeline(micro: MicroProgram, plan: Plan, groups: StageProcesses) -> Pi
     )
 
 
-def _lowered(
-    stages: StagePrograms, plan: Plan, own: Plan, mine: list[int], groups: StageProcesses
-) -> tuple[dict[int, _LoweredStage], Program | None]:
-    assert plan.pipeline is not None
-    recompute = [name for name, operator in own.operators.items() if operator.recompute]
-    found = {}
-    for stage in mine:
-        lowered = lower(stages.programs[stage], own, groups.place)
-        partition = split_forward_backward(lowered, recompute)
-        once = plan.pipeline.stages[stage].gather_once
-        found[stage] = _prepared(lowered, partition, set(stages.holders), once)
-    statistics = None if stages.statistics is None else lower(stages.statistics, own, groups.place)
-    return found, statistics
+def _run_graphs(stage: LoweredStage) -> list[fx.GraphModule]:
+    """The graphs whose groups the passes of a stage need; halves of backward have those of the whole."""
+    found = [*stage.partition.graphs]
+    found += [stage.prepared.prepare] if stage.prepared is not None else []
+    return [*found, stage.late.reduce] if stage.late is not None else found
 
 
-def _prepared(lowered: Program, partition: Partition, parameters: set[str], gather_once: bool) -> _LoweredStage:
-    """What a stage does once per step, and its passes without that."""
-    prepared = prepare_parameters(partition) if gather_once else None
-    forward = prepared.forward if prepared else partition.forward
-    backward = prepared.backward if prepared else partition.backward
-    late, halves, totals = None, None, dict[int, Form]()
-    if backward is not None:
-        sent = len([o for o in lowered.outputs if o.role == "gradient" and o.name not in parameters])
-        late = cut_late_sums(backward, sent, growing=gather_once)
-        backward = late.unreduced if late is not None else backward
-        halves = split_backward(backward, sent)
-        returned = returned_values(backward.graph)
-        totals = {i: Form(tuple(returned[i].meta["local_shape"]), returned[i].meta["dtype"]) for i in halves.totals}
-    return _LoweredStage(lowered=lowered, forward=forward, backward=halves, prepared=prepared, late=late, totals=totals)
+def _totals(stage: LoweredStage) -> dict[int, Form]:
+    """Shape and dtype of the total of a gradient, before the sums over ranks that wait."""
+    backward = stage.unreduced if stage.late is None else stage.late.unreduced
+    if backward is None:
+        return {}
+    returned = returned_values(backward.graph)
+    return {i: Form(tuple(returned[i].meta["local_shape"]), returned[i].meta["dtype"]) for i in stage.totals}
 
 
 def _bound(
-    micro: MicroProgram, plan: Plan, stages: StagePrograms, own: _LoweredStage, groups: StageProcesses
+    micro: MicroProgram, plan: Plan, stages: StagePrograms, own: LoweredStage, groups: StageProcesses
 ) -> StageGraphs:
-    backward, prepared, late = own.backward, own.prepared, own.late
+    backward, prepared, late = own.halves, own.prepared, own.late
     if backward is not None:
         backward = replace(
             backward,
@@ -141,15 +98,15 @@ def _bound(
             inputs=bind_groups(backward.inputs, groups),
             weights=bind_groups(backward.weights, groups),
         )
-    names = [output.name for output in own.lowered.outputs if output.role in ("loss", "output")]
-    gradients = tuple(output.name for output in own.lowered.outputs if output.role == "gradient")
+    names = [output.name for output in own.program.outputs if output.role in ("loss", "output")]
+    gradients = tuple(output.name for output in own.program.outputs if output.role == "gradient")
     return StageGraphs(
-        lowered=own.lowered,
-        forward=bind_groups(own.forward, groups),
+        lowered=own.program,
+        forward=bind_groups(own.partition.forward, groups),
         backward=backward,
         prepared=None if prepared is None else replace(prepared, prepare=bind_groups(prepared.prepare, groups)),
         late=None if late is None else replace(late, reduce=bind_groups(late.reduce, groups)),
-        total_forms=own.totals,
+        total_forms=_totals(own),
         results=tuple(name for name in names if name in stages.owners),
         sent_forward=tuple(name for name in names if name not in stages.owners),
         sent_backward=tuple(name for name in gradients if name not in stages.holders),
@@ -167,10 +124,10 @@ def _statistics(
     return kernels(bind_groups(statistics.graph_module, groups), plan.kernel_backend), statistics.inputs
 
 
-def _inputs(program: Program, own: Mapping[int, _LoweredStage], statistics: Program | None) -> tuple[Input, ...]:
+def _inputs(program: Program, own: Mapping[int, LoweredStage], statistics: Program | None) -> tuple[Input, ...]:
     """What a call binds on this rank: each parameter, buffer and input of its stages once, and the seed."""
     known = {value.name for value in program.inputs if value.role in ("parameter", "buffer", "input")} | {SEED}
-    programs = [stage.lowered for stage in own.values()] + ([statistics] if statistics else [])
+    programs = [stage.program for stage in own.values()] + ([statistics] if statistics else [])
     found = {value.name: value for part in programs for value in part.inputs if value.name in known}
     seeds = [value for value in found.values() if value.role == "seed"]
     if not seeds and any(is_random(node) for node in program.graph.nodes if node.op == "call_function"):

@@ -17,8 +17,8 @@ import torch
 from torch import fx
 
 from autopar.parallel_plan import Plan
-from autopar.passes.micro_batches import MicroPartition, drawing_for
-from autopar.passes.overlap import overlapped
+from autopar.passes.lowering.stage import LoweredStep
+from autopar.passes.micro_batches import drawing_for
 from autopar.program import MicroProgram, Output, Program
 from autopar.runtime.accumulation import HeldGradients
 from autopar.runtime.batch_parts import BatchParts, scaled
@@ -205,22 +205,20 @@ class MicroStep:
         ]
 
 
-def emit_micro(
-    micro: MicroProgram, lowered: Program, parts: MicroPartition, plan: Plan, groups: ProcessGroups
-) -> MicroStep:
-    """Bind the graphs of `parts` (of the `lowered` program of one part) to processes and kernels."""
-    issued = overlapped(parts.partition, plan.bucket_bytes, plan.product_chunks)
-    graphs = [parts.statistics, issued.forward, issued.backward]
+def emit_micro(lowered: LoweredStep, groups: ProcessGroups) -> MicroStep:
+    """Bind the graphs of one part to processes and kernels."""
+    stage, micro, plan = lowered.only, lowered.micro, lowered.plan
+    graphs = [stage.statistics, stage.partition.forward, stage.partition.backward]
     groups.create(group_symbols(*(graph for graph in graphs if graph is not None)))
     statistics, forward, backward = (None if graph is None else bind_groups(graph, groups) for graph in graphs)
     assert forward is not None
     return MicroStep(
         micro=micro,
-        lowered=lowered,
+        lowered=stage.program,
         plan=plan,
         groups=groups,
         graphs=PartGraphs(
             statistics=statistics, forward=forward, backward=backward, micro=micro, backend=plan.kernel_backend
         ),
-        totals=parts.totals,
+        totals=stage.totals,
     )

@@ -11,10 +11,8 @@ from torch import fx
 
 from autopar.cost_models.program_costs import COMPUTE
 from autopar.parallel_plan import Plan
+from autopar.passes.graph_text import statement, with_comment
 from autopar.plan_text import format_placements, format_seconds
-
-CODE_COLUMN = 72
-"""Where comments begin, if the line is not longer."""
 
 
 def graph_lines(
@@ -24,40 +22,14 @@ def graph_lines(
     the kernel or collective that begins there, its stream)."""
     for position, node in enumerate(graph.nodes):
         if node.op == "output":
-            yield f"return {_argument(node.args[0])}"
+            yield statement(node)
             continue
         parts = [_owner(node, inputs), _layout(node, plan)]
         if position in prices:
             seconds, stream = prices[position]
             parts.append(format_seconds(seconds) + (f" on {stream}" if stream != COMPUTE else ""))
         comment = "  ".join(part for part in parts if part)
-        yield f"{_statement(node):<{CODE_COLUMN}}  # {comment}" if comment else _statement(node)
-
-
-def _statement(node: fx.Node) -> str:
-    if node.op == "placeholder":
-        return f"{node.name} = given({str(node.target)!r})"
-    if node.op == "get_attr":
-        return f"{node.name} = self.{node.target}"
-    arguments = [_argument(arg) for arg in node.args]
-    arguments += [f"{name}={_argument(arg)}" for name, arg in node.kwargs.items()]
-    return f"{node.name} = {_called(node)}({', '.join(arguments)})"
-
-
-def _called(node: fx.Node) -> str:
-    """ "aten.mm", "all_reduce", "getitem"."""
-    target = node.target
-    namespace = getattr(target, "namespace", "")
-    name = str(getattr(target, "_opname", "")) or str(getattr(target, "__name__", target))
-    return f"{namespace}.{name}" if namespace and namespace != "_c10d_functional" else name
-
-
-def _argument(value: object) -> str:
-    if isinstance(value, fx.Node):
-        return value.name
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_argument, value))}]"
-    return str(value) if not isinstance(value, str) else repr(value)
+        yield with_comment(statement(node), comment)
 
 
 def _owner(node: fx.Node, inputs: Collection[str]) -> str:

@@ -10,15 +10,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from autopar.errors import ConfigurationError
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.graphs.forward_backward import Partition
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import lower
-from autopar.passes.micro_batches import for_micro_batches, joined_bytes
-from autopar.passes.overlap import overlapped
-from autopar.passes.partition import split_forward_backward
+from autopar.passes.lowering.chain import lowered_step, start_early
+from autopar.passes.micro_batches import joined_bytes
 from autopar.planner.query import Query
 from autopar.program import Program
 
@@ -41,13 +38,8 @@ class RankGraphs:
 def rank_graphs(source: Source, plan: Plan, rank: int) -> RankGraphs:
     """Lower a plan without stages for one rank (`stage_graphs.py`: those with stages). Raises ConfigurationError for an
     unknown rank."""
-    if not 0 <= rank < plan.num_ranks:
-        raise ConfigurationError(f"rank {rank}: the plan has the ranks 0 to {plan.num_ranks - 1}")
+    plan.group_of(rank)
     query = query_of(source, plan)
-    lowered = lower(query.program, plan, rank=rank)
-    partition = split_forward_backward(lowered, [n for n, operator in plan.operators.items() if operator.recompute])
-    joined = 0.0
-    if query.micro is not None:
-        partition = for_micro_batches(lowered, partition).partition
-        joined = joined_bytes(query.micro, lowered)
-    return RankGraphs(query, lowered, overlapped(partition, plan.bucket_bytes, plan.product_chunks), joined)
+    step = lowered_step(query.micro or query.program, plan, rank, until=start_early)
+    lowered = step.only.program
+    return RankGraphs(query, lowered, step.only.partition, joined_bytes(step.micro, lowered))

@@ -14,7 +14,7 @@ from torch import fx
 
 from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.program_costs import ProgramAction
-from autopar.explain.stage_graphs import StageGraphs
+from autopar.explain.stage_graphs import PricedStage
 from autopar.schedules.actions import Kind
 from autopar.step_program import StepProgram
 
@@ -27,7 +27,7 @@ class Body:
     """One graph of a stage and what it takes."""
 
     turn: Turn
-    stage: StageGraphs
+    stage: PricedStage
     graph: fx.Graph
     actions: Sequence[ProgramAction]
 
@@ -41,25 +41,25 @@ class Body:
         return self.turn in ("prepare", "late")
 
 
-def bodies(step: StepProgram, stage: StageGraphs, kinds: Collection[Kind]) -> Iterator[Body]:
+def bodies(step: StepProgram, stage: PricedStage, kinds: Collection[Kind]) -> Iterator[Body]:
     """In the order in which a step first runs them. kinds: of the passes that the schedule has of this stage."""
-    halves = stage.halves
+    halves = stage.lowered.halves
     found: list[tuple[Turn, fx.GraphModule, bool]] = []
-    if stage.prepared is not None:
-        found.append(("prepare", stage.prepared.prepare, False))
-    found.append(("F", stage.partition.forward, True))
+    if stage.lowered.prepared is not None:
+        found.append(("prepare", stage.lowered.prepared.prepare, False))
+    found.append(("F", stage.lowered.partition.forward, True))
     if halves is not None and "B" in kinds:
         found.append(("B", halves.whole, True))
     if halves is not None and "I" in kinds:
         found += [("I", halves.inputs, True), ("W", halves.weights, False)]
-    if stage.late is not None:
-        found.append(("late", stage.late.reduce, False))
+    if stage.lowered.late is not None:
+        found.append(("late", stage.lowered.late.reduce, False))
     for turn, module, hands_on in found:
         phase = "forward" if turn in ("prepare", "F") else "backward"
         yield Body(turn, stage, module.graph, step.actions(module.graph, phase, on=stage, hands_on=hands_on))
 
 
-def optimizer_parts(step: StepProgram, stages: Sequence[StageGraphs]) -> dict[str, float]:
+def optimizer_parts(step: StepProgram, stages: Sequence[PricedStage]) -> dict[str, float]:
     """Parameter -> seconds of the optimizer on the rank that holds these stages; each parameter counts once."""
     if not step.program.training:
         return {}
@@ -68,6 +68,6 @@ def optimizer_parts(step: StepProgram, stages: Sequence[StageGraphs]) -> dict[st
             optimizer_seconds(stage.cluster.device, math.prod(entry.shape) * step.state_bytes[entry.name].step_traffic)
         )
         for stage in stages
-        for entry in stage.lowered.inputs
+        for entry in stage.lowered.program.inputs
         if entry.role == "parameter"
     }

@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from autopar.explain.graph_lines import CODE_COLUMN, graph_lines
+from autopar.explain.graph_lines import graph_lines
 from autopar.explain.pipeline_source import pipeline_source
 from autopar.explain.source import Source
 from autopar.explain.stage_bodies import Turn, bodies, optimizer_parts
 from autopar.explain.stage_graphs import PipelineGraphs
 from autopar.parallel_plan import Plan
+from autopar.passes.graph_text import with_comment
 from autopar.passes.stages import Crossing
 from autopar.plan_answers import RankProgram
 from autopar.plan_text import format_bytes, format_seconds
@@ -86,12 +87,12 @@ class _Printer:
             yield from self._pass(action)
         yield from self._once("late")
         if self.step.program.training:
-            yield _line("    optimizer()", format_seconds(self.optimizer_seconds))
+            yield with_comment("    optimizer()", format_seconds(self.optimizer_seconds))
         for name, body in self.bodies.items():
-            known = {entry.name for entry in body.stage.lowered.inputs}
+            known = {entry.name for entry in body.stage.lowered.program.inputs}
             prices = {one.position: (one.seconds, one.stream) for one in body.actions if one.kind != "views"}
             parameter = "" if body.is_once_per_step else "micro_batch"
-            yield from ("", "", _line(f"def {name}({parameter}):", format_seconds(body.seconds)))
+            yield from ("", "", with_comment(f"def {name}({parameter}):", format_seconds(body.seconds)))
             yield from (f"    {line}" for line in graph_lines(body.graph, body.stage.plan, known, prices))
 
     # the schedule
@@ -99,7 +100,7 @@ class _Printer:
     def _once(self, turn: Turn) -> Iterator[str]:
         for name, body in self.bodies.items():
             if body.turn == turn:
-                yield _line(f"    {name}()", f"once per step  {format_seconds(body.seconds)}")
+                yield with_comment(f"    {name}()", f"once per step  {format_seconds(body.seconds)}")
 
     def _pass(self, action: PipeAction) -> Iterator[str]:
         name = _name(action.kind, action.stage)
@@ -108,7 +109,7 @@ class _Printer:
         if action.kind != "W":
             yield from self._messages(crossings.crossings_into(action.stage, backward), action, is_sent=False)
         what = f"{action}  {self.pipeline.stages[action.stage].name}  {format_seconds(self.bodies[name].seconds)}"
-        yield _line(f"    {name}({action.micro_batch})", what)
+        yield with_comment(f"    {name}({action.micro_batch})", what)
         if action.kind != "W":
             yield from self._messages(crossings.crossings_from(action.stage, backward), action, is_sent=True)
 
@@ -123,7 +124,7 @@ class _Printer:
             where = f"rank {last}" if ranks.size == 1 else f"ranks {ranks.first_rank} .. {last}"
             nbytes, seconds = self.graphs.message(crossing)
             verb, way = ("send", "to") if is_sent else ("receive", "from")
-            yield _line(
+            yield with_comment(
                 f"    {verb}({crossing.name!r})",
                 f"{way} stage {other} ({where})  {format_bytes(nbytes)}  {format_seconds(seconds)}",
             )
@@ -131,7 +132,3 @@ class _Printer:
 
 def _name(turn: Turn, stage: int) -> str:
     return f"{NAMES[turn]}_{stage}"
-
-
-def _line(statement: str, comment: str) -> str:
-    return f"{statement:<{CODE_COLUMN}}  # {comment}"

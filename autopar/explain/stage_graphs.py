@@ -1,8 +1,7 @@
-"""Stage graphs: what the ranks of every stage of a pipeline run, as the runtime makes it (`runtime/emit_pipeline.py`).
+"""Stage graphs: what the ranks of every stage of a pipeline run, lowered as for the runtime, with what prices it.
 
     stages = stage_graphs(plan, program, cluster)
-    stages.of[2].forward             the graph of every `2F..`; halves.whole of `2B..`, halves.inputs and .weights of
-                                     `2I..` and `2W..`; prepared.prepare and late.reduce run once per step
+    stages.of[2].lowered             the graphs of every `2F..`, `2B..`, `2I..` and `2W..`, and what runs once per step
     stages.of[2].cluster, .mesh      where it stands: its share of the cluster, and the axes that its graphs name
 
 Equal rank groups are priced on the whole mesh, whose axes say which links they share. Unequal ones have each a mesh and
@@ -27,44 +26,41 @@ from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events
 from autopar.graphs.node_values import node_bytes
 from autopar.layouts.placement import Layout, Mesh, local_shape
 from autopar.parallel_plan import Plan
-from autopar.passes.late_sums import CutGraph, cut_late_sums
-from autopar.passes.lower import lower
-from autopar.passes.once_per_step import Prepared, prepare_parameters
-from autopar.passes.partition import split_forward_backward
-from autopar.passes.stage_plans import stage_plan
-from autopar.passes.stages import Crossing, StagePrograms, cut_stages
-from autopar.passes.weight_gradients import BackwardGraphs, split_backward
+from autopar.passes.lowering.chain import lowered_on, start_early
+from autopar.passes.lowering.stage import LoweredStage
+from autopar.passes.stages import Crossing, StagePrograms
 from autopar.planner.stages.groups import cluster_of
 from autopar.program import Program, returned_values
 from autopar.schedules.actions import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StageGraphs:
-    """One stage on one rank. plan: the layouts of its ranks; cluster, mesh: what its collectives cross; partition:
-    forward and whole backward of one micro-batch, once-per-step work taken out; halves: the backward in one and in
-    two pieces; sent: gradients that go to other stages; as_lowered: backward with all sums of gradients."""
+class PricedStage:
+    """One lowered stage on one rank, and what prices it. cluster, mesh: what its collectives cross."""
 
-    number: int
-    plan: Plan
+    lowered: LoweredStage
     cluster: Cluster
     mesh: Mesh
-    lowered: Program
-    partition: Partition
-    prepared: Prepared | None
-    halves: BackwardGraphs | None
-    late: CutGraph | None
-    sent: int
-    as_lowered: fx.GraphModule | None
+
+    @property
+    def number(self) -> int:
+        """Of the stage, in the order of the model."""
+        return self.lowered.number
+
+    @property
+    def plan(self) -> Plan:
+        """The layouts of its ranks."""
+        return self.lowered.plan
 
     @cached_property
     def live_ranges(self) -> list[LiveRange]:
         """Of one micro-batch; what a stage gathers once per step is not among them."""
         once = set[str]()
-        if self.prepared is not None:
-            graphs = [graph for graph in (self.prepared.forward, self.prepared.backward) if graph is not None]
+        if self.lowered.prepared is not None:
+            prepared = self.lowered.prepared
+            graphs = [graph for graph in (prepared.forward, prepared.backward) if graph is not None]
             once = {n.name for graph in graphs for n in graph.graph.nodes if n.name.startswith("prepared_")}
-        return [live for live in memory_events(self.partition) if live.name not in once]
+        return [live for live in memory_events(self.lowered.partition) if live.name not in once]
 
     @cached_property
     def bytes_of_passes(self) -> tuple[PassBytes, PassBytes]:
@@ -73,27 +69,27 @@ class StageGraphs:
         live += (0.0,) * (1 + self.turn + self._backward_nodes - len(live))
         forward, backward = live[: self.turn], live[self.turn : self.turn + self._backward_nodes]
         saved = min(forward[-1:] + backward[:1], default=0.0)
-        if self.partition.backward is None:
+        if self.lowered.partition.backward is None:
             return PassBytes(live=forward, before=0.0, after=forward[-1]), PassBytes(live=(), before=0.0, after=0.0)
         return PassBytes(live=forward, before=0.0, after=saved), PassBytes(live=backward, before=saved, after=0.0)
 
     @property
     def turn(self) -> int:
         """Nodes of forward: live ranges count those of backward from here on."""
-        return sum(node.op != "output" for node in self.partition.forward.graph.nodes)
+        return sum(node.op != "output" for node in self.lowered.partition.forward.graph.nodes)
 
     @property
     def _backward_nodes(self) -> int:
-        backward = self.partition.backward
+        backward = self.lowered.partition.backward
         return 0 if backward is None else sum(node.op != "output" for node in backward.graph.nodes)
 
     @cached_property
     def kept_for_weights(self) -> tuple[fx.Node, ...]:
         """What the first half of backward hands to the second, but for parameters."""
-        if self.halves is None:
+        if self.lowered.halves is None:
             return ()
-        kept = dict.fromkeys(returned_values(self.halves.inputs.graph)[self.sent :])
-        return tuple(node for node in kept if node.name not in self.partition.parameters)
+        kept = dict.fromkeys(returned_values(self.lowered.halves.inputs.graph)[self.lowered.sent :])
+        return tuple(node for node in kept if node.name not in self.lowered.partition.parameters)
 
     @cached_property
     def kept_bytes(self) -> float:
@@ -102,10 +98,10 @@ class StageGraphs:
     @cached_property
     def gathered_bytes(self) -> Mapping[str, float]:
         """Operator or parameter -> bytes of what is gathered once per step and stays for it."""
-        if self.prepared is None:
+        if self.lowered.prepared is None:
             return {}
-        graph = self.prepared.prepare
-        alone = Partition(forward=graph, backward=None, saved=(), parameters=frozenset(self.prepared.parameters))
+        graph, parameters = self.lowered.prepared.prepare, frozenset(self.lowered.prepared.parameters)
+        alone = Partition(forward=graph, backward=None, saved=(), parameters=parameters)
         nodes = {node.name: node for node in graph.graph.nodes}
         end = len(nodes) - 1
         found: dict[str, float] = {}
@@ -118,18 +114,12 @@ class StageGraphs:
     @cached_property
     def total_bytes(self) -> Mapping[str, float]:
         """Parameter -> bytes of the total of its gradient, whole where the stage reduces it once per step."""
-        gradients = [output.name for output in self.lowered.outputs if output.role == "gradient"]
-        if self.halves is None or self._unreduced is None:
+        gradients = [output.name for output in self.lowered.program.outputs if output.role == "gradient"]
+        backward = self.lowered.unreduced if self.lowered.late is None else self.lowered.late.unreduced
+        if backward is None:
             return {}
-        values = returned_values(self._unreduced.graph)
-        return {gradients[index]: float(node_bytes(values[index])) for index in self.halves.totals}
-
-    @property
-    def _unreduced(self) -> fx.GraphModule | None:
-        """Backward before gradients are added to totals."""
-        if self.late is not None:
-            return self.late.unreduced
-        return self.as_lowered
+        values = returned_values(backward.graph)
+        return {gradients[index]: float(node_bytes(values[index])) for index in self.lowered.totals}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,7 +130,7 @@ class PipelineGraphs:
     cluster: Cluster
     schedule: Schedule
     cut: StagePrograms
-    of: tuple[StageGraphs, ...]
+    of: tuple[PricedStage, ...]
     send_seconds: tuple[float, ...]
     """From every stage to the next: what crosses the border in forward, of one rank."""
     near: frozenset[int]
@@ -155,7 +145,7 @@ class PipelineGraphs:
         rank)."""
         beside, seconds = set[int](), 0.0
         for stage in self.held_by(group):
-            for entry in self.of[stage].lowered.inputs:
+            for entry in self.of[stage].lowered.program.inputs:
                 holders = self.cut.holders.get(entry.name, frozenset()) if entry.role == "parameter" else frozenset()
                 groups = {other for holder in holders for other in self.schedule.holders[holder]}
                 if len(groups) > 1:
@@ -175,15 +165,15 @@ def stage_graphs(plan: Plan, program: Program, cluster: Cluster, place: int = 0)
 
     Raises PlanMismatchError where the program cannot be cut so.
     """
-    pipeline = plan.pipeline
-    assert pipeline is not None
-    schedule = pipeline.built(plan.micro_batches)
-    cut = cut_stages(program, [stage.last_operator for stage in pipeline.stages if stage.last_operator is not None])
+    ranks = [group.first_rank + place % group.size for group in plan.rank_groups]
+    step = lowered_on(program, plan, ranks, until=start_early)
+    cut, schedule = step.cut, step.schedule
+    assert cut is not None
+    assert schedule is not None
     found = []
-    for stage, holders in enumerate(schedule.holders):
-        own = stage_plan(plan, cut, schedule, holders[0])
-        on, mesh = _stands_on(plan, cluster, holders[0])
-        found.append(_stage(stage, own, on, mesh, cut, pipeline.stages[stage].gather_once, place))
+    for stage in step.stages:
+        on, mesh = _stands_on(plan, cluster, schedule.holders[stage.number][0])
+        found.append(PricedStage(lowered=stage, cluster=on, mesh=mesh))
     return PipelineGraphs(
         plan=plan,
         cluster=cluster,
@@ -192,37 +182,6 @@ def stage_graphs(plan: Plan, program: Program, cluster: Cluster, place: int = 0)
         of=tuple(found),
         send_seconds=tuple(_sends(plan, cut, found, cluster)),
         near=frozenset(e for e in range(len(found) - 1) if _between(plan, cluster, (e, e + 1))[0].nodes == 1),
-    )
-
-
-def _stage(
-    number: int, own: Plan, cluster: Cluster, mesh: Mesh, cut: StagePrograms, once: bool, place: int
-) -> StageGraphs:
-    lowered = lower(cut.programs[number], own, rank=place % own.mesh.size)
-    recomputed = [name for name, operator in own.operators.items() if operator.recompute]
-    partition = split_forward_backward(lowered, recomputed)
-    prepared = prepare_parameters(partition) if once else None
-    if prepared is not None:
-        partition = replace(partition, forward=prepared.forward, backward=prepared.backward)
-    late, halves, sent = None, None, 0
-    as_lowered = partition.backward
-    if as_lowered is not None:
-        sent = len([o for o in lowered.outputs if o.role == "gradient" and o.name not in cut.holders])
-        late = cut_late_sums(as_lowered, sent, growing=once)
-        halves = split_backward(as_lowered if late is None else late.unreduced, sent)
-        partition = replace(partition, backward=halves.whole)
-    return StageGraphs(
-        number=number,
-        plan=own,
-        cluster=cluster,
-        mesh=mesh,
-        lowered=lowered,
-        partition=partition,
-        prepared=prepared,
-        halves=halves,
-        late=late,
-        sent=sent,
-        as_lowered=as_lowered,
     )
 
 
@@ -244,7 +203,7 @@ def _part_of(plan: Plan, cluster: Cluster, group: int) -> Cluster:
     return max(zip(cluster.first_ranks, cluster.parts, strict=True), key=lambda one: (one[0] <= first, one[0]))[1]
 
 
-def _sends(plan: Plan, cut: StagePrograms, stages: list[StageGraphs], cluster: Cluster) -> list[float]:
+def _sends(plan: Plan, cut: StagePrograms, stages: list[PricedStage], cluster: Cluster) -> list[float]:
     found = []
     for border in range(len(stages) - 1):
         crossing = [c for c in cut.crossings if not c.is_backward and c.source <= border < c.target]

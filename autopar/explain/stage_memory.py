@@ -33,7 +33,7 @@ from autopar.explain.pieces import (
 )
 from autopar.explain.pipeline_source import PipelineSource, pipeline_source
 from autopar.explain.source import Source
-from autopar.explain.stage_graphs import PipelineGraphs, StageGraphs
+from autopar.explain.stage_graphs import PipelineGraphs, PricedStage
 from autopar.graphs.node_values import node_bytes
 from autopar.parallel_plan import Plan
 from autopar.plan_answers import MemoryTable, StageMemory
@@ -90,7 +90,7 @@ class _Held:
         self.own = [graphs.of[stage] for stage in graphs.held_by(group)]
         self.states = list(self._states())
         self.constant = math.fsum(size for _, _, size in self.states)
-        self.update = asked.step.update_bytes([stage.lowered for stage in self.own], self.own[0].cluster.device)
+        self.update = asked.step.update_bytes([stage.lowered.program for stage in self.own], self.own[0].cluster.device)
         self.moments = list(self._moments())
         self.fullest = max(self.moments, key=lambda moment: moment.bytes)
         self.peak = self.constant + self.fullest.bytes
@@ -123,7 +123,7 @@ class _Held:
         if moment.action is None:
             return AT_OPTIMIZER
         stage = self.graphs.of[moment.action.stage]
-        nodes = [n for graph in stage.partition.graphs for n in graph.graph.nodes if n.op != "output"]
+        nodes = [n for graph in stage.lowered.partition.graphs for n in graph.graph.nodes if n.op != "output"]
         return f"{moment.action}, {moment_of(nodes, moment.index)}" if nodes else str(moment.action)
 
     # what lives throughout
@@ -137,16 +137,16 @@ class _Held:
                     seen.add((name, kind))
                     yield name, kind, size
 
-    def _states_of(self, stage: StageGraphs) -> Iterator[Piece]:
+    def _states_of(self, stage: PricedStage) -> Iterator[Piece]:
         stored = 0.0
-        for entry in stage.lowered.inputs:
+        for entry in stage.lowered.program.inputs:
             if entry.role == "parameter":
                 elements, state = math.prod(entry.shape), self.state_bytes[entry.name]
                 stored += elements * state.gradient
                 yield entry.name, PARAMETERS, float(elements * entry.dtype.itemsize)
                 yield entry.name, OPTIMIZER, float(elements * state.optimizer)
                 yield entry.name, GRADIENTS, float(elements * state.gradient)
-        if stage.prepared is not None:
+        if stage.lowered.prepared is not None:
             yield from ((name, GATHERED, size) for name, size in stage.gathered_bytes.items())
             yield "", UNREDUCED, max(0.0, math.fsum(stage.total_bytes.values()) - stored)
 
@@ -170,10 +170,10 @@ class _Held:
                 action=action, index=index, bytes=waiting + inside, in_flight=dict(in_flight), kept=dict(kept)
             )
             if action.kind == "F":
-                in_flight[stage] += int(self.graphs.of[stage].halves is not None)
+                in_flight[stage] += int(self.graphs.of[stage].lowered.halves is not None)
             if action.kind == "I":
                 kept[stage] += 1
-        if self.own[0].lowered.training:
+        if self.own[0].lowered.program.training:
             yield _Moment(action=None, index=0, bytes=self.update, in_flight={}, kept={})
 
     def _inside(self, action: PipeAction) -> tuple[int, float]:
@@ -188,7 +188,7 @@ class _Held:
         fullest = max(range(len(live)), key=live.__getitem__)
         return (fullest if action.kind == "F" else stage.turn + fullest), _peak(forward, backward, action.kind)
 
-    def kept_bytes(self, stage: StageGraphs) -> float:
+    def kept_bytes(self, stage: PricedStage) -> float:
         """What a stage keeps between I and W, as the simulator counts it."""
         return min(stage.kept_bytes, max(stage.bytes_of_passes[1].live, default=0.0))
 
@@ -207,23 +207,23 @@ class _Held:
         else:
             stage = self.graphs.of[moment.action.stage]
             inside = self._inside(moment.action)[1]
-            found = list(pieces_at(stage.lowered, stage.partition, stage.live_ranges, moment.index))
+            found = list(pieces_at(stage.lowered.program, stage.lowered.partition, stage.live_ranges, moment.index))
             yield from _with_rest(found, inside)
 
-    def _waiting(self, stage: StageGraphs) -> list[Piece]:
+    def _waiting(self, stage: PricedStage) -> list[Piece]:
         """What one micro-batch leaves between forward and backward."""
         found = [
             (name, SAVED, size)
             for name, _, size in pieces_at(
-                stage.lowered,
-                stage.partition,
+                stage.lowered.program,
+                stage.lowered.partition,
                 [live for live in stage.live_ranges if live.first_index < stage.turn <= live.last_index],
                 stage.turn,
             )
         ]
         return _with_rest(found, stage.bytes_of_passes[0].after)
 
-    def _kept(self, stage: StageGraphs) -> list[Piece]:
+    def _kept(self, stage: PricedStage) -> list[Piece]:
         found = [(owner_of(node), KEPT, float(node_bytes(node))) for node in stage.kept_for_weights]
         return _with_rest(found, self.kept_bytes(stage))
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import replace
 
 import torch
 from torch import fx
@@ -35,14 +33,12 @@ LEAST_GAIN = 1e-3
 """Share of the seconds of all kernels that a kind must save: equal prices leave the backend's kernels."""
 
 
-def with_kernels(plan: Plan, lowered: Program, cluster: Cluster, recomputed: Collection[str]) -> tuple[Plan, Program]:
-    """The plan with the kinds of kernels that make its lowered program cheaper, and that program with them.
-
-    lowered: without kernels of ours; recomputed: names of the operators that backward makes again.
-    """
+def cheaper_kernels(plan: Plan, lowered: Program, cluster: Cluster) -> tuple[str, ...]:
+    """The kinds of kernels that make the lowered program of a plan cheaper. lowered: without kernels of ours; it is
+    left as it is."""
     if cluster.device.kind == "cpu":
-        return plan, lowered
-    price = _Price(plan.kernel_backend, cluster)
+        return ()
+    price, recomputed = _Price(plan.kernel_backend, cluster), plan.recomputed
     kinds: tuple[str, ...] = ()
     module = _copy(lowered.graph_module)
     seconds = price.of(module)
@@ -57,7 +53,7 @@ def with_kernels(plan: Plan, lowered: Program, cluster: Cluster, recomputed: Col
             kinds, seconds = (*kinds, kind), found
         else:
             module = use_kernels(_copy(lowered.graph_module), recomputed, kinds)
-    return replace(plan, kernels=kinds), replace(lowered, graph_module=module) if kinds else lowered
+    return kinds
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:

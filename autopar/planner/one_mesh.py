@@ -24,13 +24,12 @@ from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan, Prediction
-from autopar.passes.lower import lower
-from autopar.passes.micro_batches import for_micro_batches, joined_bytes
-from autopar.passes.partition import split_forward_backward
+from autopar.passes.lowering.chain import add_up_parts, lowered_step, resumed, sort_rows
+from autopar.passes.micro_batches import joined_bytes
 from autopar.phases import phase
 from autopar.plan_text import format_seconds
 from autopar.planner.build import Built, build_problem
-from autopar.planner.choose_kernels import with_kernels
+from autopar.planner.choose_kernels import cheaper_kernels
 from autopar.planner.hidden import with_hidden
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.micro_costs import in_micro_batches
@@ -315,29 +314,25 @@ def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Fl
     """The plan with its kernels, its bucket sizes and its prediction, of rank 0, read from the lowered program; and the
     bytes that every moment holds."""
     with phase("lower"):
-        lowered = lower(query.program, plan, rank=0)
-        recomputed = [name for name, operator in plan.operators.items() if operator.recompute]
-        plan, lowered = with_kernels(plan, lowered, query.cluster, recomputed)
-        partition = split_forward_backward(lowered, recomputed)
-    joined = 0.0
-    if query.micro is not None:
-        partition = for_micro_batches(lowered, partition).partition
-        joined = joined_bytes(query.micro, lowered)
+        local = lowered_step(query.micro or query.program, plan, 0, until=sort_rows)
+        plan = replace(plan, kernels=cheaper_kernels(plan, local.only.program, query.cluster))
+        step = resumed(local, plan, until=add_up_parts)
+    lowered = step.only.program
+    joined = joined_bytes(step.micro, lowered)
     states = _states(query, lowered)
     constant = states.parameters + states.optimizer + joined
     with phase("predict"):
-        measured = measured_bytes(partition, lifetimes, constant, states.step_buffers)
+        measured = measured_bytes(step.only.partition, lifetimes, constant, states.step_buffers)
         if float(np.nanmax(measured)) > query.budget_bytes:  # however it is issued: nobody asks for its step
             return _without_steps(plan, states, float(np.nanmax(measured))), measured
         issue, measured = choose_issue(
-            partition,
-            plan,
+            step,
             query.cluster,
             lambda issued: measured_bytes(issued, lifetimes, constant, states.step_buffers),
             query.budget_bytes,
         )
     peak = float(np.nanmax(measured))
-    views = sum(dispatch_seconds(part.graph, query.cluster.device) for part in partition.graphs)
+    views = sum(dispatch_seconds(part.graph, query.cluster.device) for part in step.only.partition.graphs)
     compute = plan.micro_batches * (issue.compute_seconds + views) + states.step_seconds
     prediction = Prediction(
         step_seconds=plan.micro_batches * (issue.seconds + views) + states.step_seconds,

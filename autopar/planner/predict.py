@@ -9,6 +9,7 @@ shared copy may ask for the same layout. `predict_timeline` plays the tables, wi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,8 @@ from autopar.cluster import Cluster
 from autopar.cost_models.simulator import COMPUTE_STREAM, Action, Timeline, simulate
 from autopar.graphs.forward_backward import Partition
 from autopar.hardware import Device
-from autopar.parallel_plan import Plan
-from autopar.passes.overlap import overlapped
+from autopar.passes.lowering.chain import resumed, start_early
+from autopar.passes.lowering.stage import LoweredStep
 from autopar.planner.bucket_sizes import CHUNKS, Issue, issues
 from autopar.planner.build import Built
 from autopar.planner.operators import base_of
@@ -61,17 +62,19 @@ def dispatch_seconds(graph: fx.Graph, device: Device) -> float:
 
 
 def choose_issue(
-    partition: Partition, plan: Plan, cluster: Cluster, measure: Callable[[Partition], Floats], budget_bytes: float
+    step: LoweredStep, cluster: Cluster, measure: Callable[[Partition], Floats], budget_bytes: float
 ) -> tuple[Issue, Floats]:
     """How the collectives of a lowered micro-batch are issued, and what `measure` says of that: the fastest bucket
-    sizes and chunks whose bytes stay within the budget; one by one where none do."""
+    sizes and chunks whose bytes stay within the budget; one by one where none do. step: up to `add_up_parts`."""
+    plan, partition = step.plan, step.only.partition
     # No chunks on CPUs: a host's exchanges take the processor that the product beside them needs. GPT under tensor
     # parallelism, 1 Gbit/s, half a core per rank: 1.13 s whole, 1.29 s in 2 chunks, 1.39 s in 4
     chunks = () if cluster.device.kind == "cpu" else CHUNKS
     found = issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend, chunks=chunks)
     plain = next(index for index, issue in enumerate(found) if issue.bucket_bytes == {} and not issue.chunks)
     for issue in found[: plain + 1]:
-        measured = measure(overlapped(partition, issue.bucket_bytes, issue.chunks))
+        issued = replace(plan, bucket_bytes=issue.bucket_bytes, product_chunks=issue.chunks)
+        measured = measure(resumed(step, issued, until=start_early).only.partition)
         if float(np.nanmax(measured)) <= budget_bytes:
             return issue, measured
     return found[-1], measure(partition)

@@ -14,8 +14,7 @@ from autopar.errors import AutoparError
 from autopar.layouts.placement import replicated
 from autopar.ops.random_index import reference_seed
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import lower
-from autopar.passes.partition import split_forward_backward
+from autopar.passes.lowering.chain import lowered_step, split
 from autopar.planner.operators import operators
 from benchmarks.fuzz.graphs import RandomGraph, random_graph
 from benchmarks.fuzz.plans import MESHES, random_plan
@@ -83,8 +82,8 @@ def _layouts(layouts: Sequence[Sequence[object]]) -> str:
 def _compare(drawn: RandomGraph, plan: Plan) -> str:
     """The first returned value that differs, or nothing."""
     program, mesh = drawn.program, plan.mesh
-    lowered = [lower(program, plan, rank) for rank in range(mesh.size)]
-    graphs = [split_forward_backward(each, ()).forward for each in lowered]
+    stages = [lowered_step(program, plan, rank, until=split).only for rank in range(mesh.size)]
+    lowered, graphs = [stage.program for stage in stages], [stage.partition.forward for stage in stages]
     blocks: list[list[Tensor]] = [[] for _ in range(mesh.size)]
     for meaning in lowered[0].inputs:
         seeded = meaning.role == "seed"

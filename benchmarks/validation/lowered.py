@@ -19,8 +19,8 @@ from autopar.errors import ConfigurationError
 from autopar.graphs.forward_backward import Partition
 from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import lower
-from autopar.passes.partition import split_forward_backward
+from autopar.passes.lowering.chain import lowered_step, resumed, split, use_our_kernels
+from autopar.passes.lowering.stage import LoweredStep
 from autopar.passes.segments import placed
 from autopar.program import Program
 from benchmarks.validation.models import build_model, example, layer_kinds, layer_sequence, without_layers
@@ -138,19 +138,19 @@ def _partitioned(
     recompute: Literal["none", "selective", "full"],
     modules: tuple[str, ...],
 ) -> tuple[Program, Plan, Partition]:
-    program, plan = _planned(shape, dtype, flash, expert_ranks, cluster, parallel)
-    plan = with_recomputation(plan, replace(parallel, recompute=recompute, recompute_modules=modules))
-    again = [name for name, operator in plan.operators.items() if operator.recompute]
-    return program, plan, split_forward_backward(program, again)
+    step = _planned(shape, dtype, flash, expert_ranks, cluster, parallel)
+    plan = with_recomputation(step.plan, replace(parallel, recompute=recompute, recompute_modules=modules))
+    stage = resumed(step, plan, until=split).only
+    return stage.program, plan, stage.partition
 
 
 @functools.lru_cache(maxsize=64)
 def _planned(
     shape: ModelShape, dtype: str, flash: bool, expert_ranks: int, cluster: _KnownCluster, parallel: ParallelShape
-) -> tuple[Program, Plan]:
+) -> LoweredStep:
     program = _captured(shape, dtype, flash, expert_ranks, parallel.micro_batch * parallel.dp)
     plan = published_plan(program, cluster.cluster, parallel)
-    return lower(program, plan, rank=0), plan
+    return lowered_step(program, plan, 0, until=use_our_kernels)
 
 
 @functools.lru_cache(maxsize=16)

@@ -13,10 +13,10 @@ from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import lower
 from autopar.passes.place_casts import is_cast
 from autopar.planner.planning import make_plan
 from autopar.program import Program
+from tests.passes.lowered_programs import lower
 
 BF16, FP32 = torch.bfloat16, torch.float32
 CLUSTER = Cluster.parse("1x4 H100-SXM")

@@ -15,7 +15,6 @@ from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, replicated
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan, Prediction
 from autopar.passes.check_plan import output_shapes
-from autopar.passes.lower import lower
 from autopar.passes.overlap import WHOLE, overlapped
 from autopar.passes.partition import split_forward_backward
 from autopar.program import Program
@@ -23,6 +22,7 @@ from autopar.rules.engine import is_view, rule_for, tensor_operands
 from autopar.rules.rule import Rule
 from autopar.rules.rule import Tensor as Dims
 from tests.passes.local_blocks import assemble, distribute
+from tests.passes.lowered_programs import lower
 from tests.simulated_ranks import run_ranks
 
 Pick = Callable[[fx.Node, Rule], Sequence[str | None]]

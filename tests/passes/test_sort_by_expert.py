@@ -14,10 +14,10 @@ from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.passes import lower as lowering
 from autopar.passes.graph_patterns import name_of, shape_of
-from autopar.passes.lower import lower
 from autopar.program import Program
 from autopar.rules.rule import Rule
 from tests.passes.hand_plans import Results, hand_plan, picked, run_plan, tensors_of, worst
+from tests.passes.lowered_programs import lower
 
 WIDTH, HIDDEN, EXPERTS, CHOSEN, TOKENS = 8, 24, 4, 2, 32
 ROWS = TOKENS * CHOSEN

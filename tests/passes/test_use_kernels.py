@@ -15,10 +15,10 @@ import autopar
 from autopar.capture import capture
 from autopar.parallel_plan import Plan
 from autopar.passes.graph_patterns import name_of
-from autopar.passes.lower import lower
 from autopar.plan_entries import KERNELS
 from autopar.program import Program
 from tests.passes.hand_plans import Results, run_plan, tensors_of, worst
+from tests.passes.lowered_programs import lower
 
 WIDTH, VOCABULARY, BATCH, LENGTH = 16, 4096, 8, 64
 OURS = ("rms", "norm", "gated", "gelu", "cross_entropy", "pack")

@@ -15,10 +15,10 @@ from autopar.cost_models.simulator import simulate
 from autopar.graphs.forward_backward import Partition
 from autopar.hardware import CollectiveFit
 from autopar.layouts.placement import Mesh
-from autopar.passes.lower import lower
 from autopar.passes.overlap import overlapped
 from autopar.passes.partition import split_forward_backward
 from autopar.planner.bucket_sizes import CHUNKS, LEAST_GAIN, Issue, issues
+from tests.passes.lowered_programs import lower
 from tests.passes.test_lower import Case, all_replicated, data_parallel, zero3
 from tests.passes.tokens import Tokens, sequence_parallel
 

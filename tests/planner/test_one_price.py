@@ -22,7 +22,6 @@ from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.graphs.kernel_groups import group_reads_writes, kernel_groups
 from autopar.graphs.node_values import describe_values
 from autopar.layouts.placement import Mesh
-from autopar.passes.lower import lower
 from autopar.passes.partition import split_forward_backward
 from autopar.planner.constraints import Constraints
 from autopar.planner.factorisation import Factorisation
@@ -31,6 +30,7 @@ from autopar.planner.optimizers import state_bytes
 from autopar.planner.query import Query
 from autopar.planner.search import SEARCH
 from autopar.program import Program
+from tests.passes.lowered_programs import lower
 
 CLUSTER = Cluster.parse("8 H100-SXM")
 TIES = 1e-7

@@ -12,11 +12,11 @@ from autopar.capture import capture
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
 from autopar.ops.dropout import dropout_by_index
-from autopar.passes.lower import lower
 from autopar.passes.overlap import overlapped
 from autopar.passes.partition import split_forward_backward
 from autopar.planner.planning import make_plan
 from tests.passes.hand_plans import run_plan, tensors_of
+from tests.passes.lowered_programs import lower
 from tests.planner.lifetime_tracker import tracked_peak_bytes
 
 CLUSTER = Cluster.parse("4 H100-SXM")

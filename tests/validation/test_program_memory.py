@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from autopar.capture import capture
 from autopar.cluster import Cluster
-from autopar.passes.lower import lower
 from autopar.passes.partition import split_forward_backward
 from autopar.passes.segments import segment_of
 from autopar.planner.planning import make_plan
 from autopar.program import Program
 from benchmarks.validation.program_memory import LossBytes, SegmentMemory, measure_segments
+from tests.passes.lowered_programs import lower
 from tests.planner.lifetime_tracker import tracked_peak_bytes
 
 BATCH, SEQ, WIDTH, HEADS, VOCAB = 8, 64, 128, 4, 256

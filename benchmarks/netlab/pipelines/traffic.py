@@ -18,7 +18,7 @@ from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import lower
+from autopar.passes.lowering.chain import lowered_step, sort_rows
 from autopar.passes.stages import StagePrograms, cut_stages
 from autopar.program import Program
 
@@ -26,7 +26,7 @@ from autopar.program import Program
 def sent_bytes(program: Program, plan: Plan, cluster: Cluster) -> list[float]:
     """Bytes that every rank sends to other nodes in a step. program: of one micro-batch."""
     if plan.pipeline is None:
-        graphs = (lower(program, plan, rank).graph for rank in _ranks(plan))
+        graphs = (lowered_step(program, plan, rank, until=sort_rows).only.program.graph for rank in _ranks(plan))
         return [plan.micro_batches * collective_bytes(graph, plan.mesh, cluster) for graph in graphs]
     if plan.mesh.size != plan.mesh.shape[0]:
         raise ConfigurationError(f"mesh {plan.mesh.shape}: traffic inside of stages is not counted here")
@@ -85,8 +85,7 @@ def _shared_gradients(program: Program, plan: Plan) -> list[float]:
 
 def _cut(program: Program, plan: Plan) -> StagePrograms:
     assert plan.pipeline is not None
-    ends = [stage.last_operator for stage in plan.pipeline.stages]
-    return cut_stages(program, tuple(end for end in ends if end is not None))
+    return cut_stages(program, plan.pipeline.cuts)
 
 
 def _bytes(node: fx.Node) -> float:

@@ -8,9 +8,7 @@ from autopar.capture import Captures
 from autopar.cluster import Cluster
 from autopar.layouts.placement import is_legal
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import lower
-from autopar.passes.stage_plans import stage_plan
-from autopar.passes.stages import cut_stages
+from autopar.passes.lowering.chain import lowered_step, sort_rows
 from autopar.questions import Options, capture_program
 
 
@@ -18,13 +16,8 @@ def lower_every_stage(model: torch.nn.Module, tokens: torch.Tensor, plan: Plan) 
     """tokens: int64 (micro-batch size, positions), inputs and targets of the model at once."""
     given = Options(cluster=Cluster.parse(f"{plan.num_ranks} cpu"))
     program = capture_program(model, (tokens, tokens), {}, True, given, Captures())
-    assert plan.pipeline is not None
-    ends = [stage.last_operator for stage in plan.pipeline.stages if stage.last_operator is not None]
-    stages, schedule = cut_stages(program, ends), plan.pipeline.built(plan.micro_batches)
-    for stage, part in enumerate(stages.programs):
-        own = stage_plan(plan, stages, schedule, plan.pipeline.stages[stage].rank_group)
-        for rank in range(own.mesh.size):
-            lower(part, own, rank)
-        for entry in part.inputs:
-            if entry.role == "parameter":
-                assert is_legal(entry.shape, own.parameters[entry.name].stored, own.mesh)
+    for rank in range(plan.num_ranks):
+        for stage in lowered_step(program, plan, rank, until=sort_rows).stages:
+            for entry in stage.context.program.inputs:
+                if entry.role == "parameter":
+                    assert is_legal(entry.shape, stage.plan.parameters[entry.name].stored, stage.plan.mesh)

@@ -1,0 +1,239 @@
+"""The passes of the lowering in their order, and the one function that runs them.
+
+    step = lowered_step(program, plan, rank)                         all of LOWERING: what the runtime runs
+    step = lowered_step(program, plan, rank, until=write_local)      as far as a pass; a plan may be decided in between:
+    step = resumed(step, plan)                                       the rest, under a plan that says more
+
+A pass takes a `LoweredStage` and the `StageContext` it is made by, and returns the stage with what it makes. Behind
+every pass observers look at the stage (`observers.py`): the checker under AUTOPAR_CHECK=1, the dump under AUTOPAR_DUMP.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TypeAlias
+
+from autopar.parallel_plan import Plan
+from autopar.passes.late_sums import cut_late_sums
+from autopar.passes.lower import lower, remove_unused
+from autopar.passes.lowering.observers import observe
+from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContext
+from autopar.passes.micro_batches import for_micro_batches
+from autopar.passes.once_per_step import prepare_parameters
+from autopar.passes.overlap import overlapped, overlapped_graph
+from autopar.passes.partition import split_forward_backward
+from autopar.passes.runner import Pass, pass_name, run_pass
+from autopar.passes.sort_by_expert import sort_by_expert
+from autopar.passes.stage_plans import stage_plan
+from autopar.passes.stages import cut_stages
+from autopar.passes.use_kernels import use_kernels
+from autopar.passes.weight_gradients import split_backward
+from autopar.program import MicroProgram, Program, in_one_part
+
+StagePass: TypeAlias = Pass[LoweredStage, StageContext]
+
+log = logging.getLogger(__name__)
+
+
+def write_local(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Global shapes -> the local shapes and the collectives of a rank, as the layouts of the plan say."""
+    return replace(stage, program=lower(context.program, context.plan, context.rank))
+
+
+def sort_rows(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Rows of expert layers are sorted once per layer; what nobody reads, here and before, goes."""
+    sort_by_expert(stage.program.graph)
+    remove_unused(stage.program.graph)
+    return stage
+
+
+def use_our_kernels(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Groups of operators -> the operators that have kernels of ours, of the kinds that the plan names."""
+    plan = context.plan
+    if plan.kernels:
+        use_kernels(stage.program.graph_module, plan.recomputed, plan.kernels)
+    return stage
+
+
+def split(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """One graph -> a forward and a backward graph, with what is saved between them as the plan says."""
+    parts = split_forward_backward(stage.program, context.plan.recomputed)
+    return replace(stage, split=parts, unreduced=parts.backward)
+
+
+def add_up_parts(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Micro-batches without a pipeline: statistics become a graph of their own, backward adds gradients to totals."""
+    if context.in_pipeline or not context.adds_up:
+        return stage
+    parts = for_micro_batches(stage.program, stage.partition)
+    return replace(stage, split=parts.partition, statistics=parts.statistics, totals=parts.totals)
+
+
+def gather_once(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """What follows from parameters alone is made once per step, where the plan says so of a stage."""
+    if not context.gather_once:
+        return stage
+    prepared = prepare_parameters(stage.partition)
+    parts = replace(stage.partition, forward=prepared.forward, backward=prepared.backward)
+    return replace(stage, split=parts, prepared=prepared, unreduced=prepared.backward)
+
+
+def cut_passes(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Backward of a stage of a pipeline: without the sums that can wait, adding to totals, whole and in halves."""
+    backward = stage.partition.backward
+    if backward is None or not context.in_pipeline:
+        return stage
+    late = cut_late_sums(backward, stage.sent, growing=context.gather_once)
+    halves = split_backward(backward if late is None else late.unreduced, stage.sent)
+    parts = replace(stage.partition, backward=halves.whole)
+    return replace(stage, split=parts, late=late, halves=halves, totals=halves.totals)
+
+
+def start_early(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Products in chunks, collectives in buckets, started early and awaited late, as the plan says.
+
+    Stages of a pipeline run their collectives one by one.
+    """
+    if context.in_pipeline:
+        return stage
+    plan = context.plan
+    return replace(stage, split=overlapped(stage.partition, plan.bucket_bytes, plan.product_chunks))
+
+
+def hold_sums(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Backward without its last sums over ranks, and these sums: what runs while `no_sync` is open, and behind it."""
+    late = None if context.adds_up or stage.unreduced is None else cut_late_sums(stage.unreduced)
+    if late is None:
+        return stage
+    plan = context.plan
+    late = replace(
+        late,
+        unreduced=overlapped_graph(late.unreduced, plan.bucket_bytes, plan.product_chunks),
+        reduce=overlapped_graph(late.reduce, plan.bucket_bytes),
+    )
+    return replace(stage, late=late)
+
+
+LOWERING: tuple[StagePass, ...] = (
+    write_local,
+    sort_rows,
+    use_our_kernels,
+    split,
+    add_up_parts,
+    gather_once,
+    cut_passes,
+    start_early,
+    hold_sums,
+)
+
+
+def lowered_step(
+    program: Program | MicroProgram,
+    plan: Plan,
+    rank: int,
+    *,
+    until: StagePass = LOWERING[-1],
+) -> LoweredStep:
+    """What a rank runs in a step under a plan.
+
+    program: captured, in the micro-batches of the plan; the whole batch is one of them. until: the last pass to run.
+    Raises PlanMismatchError for entries of the plan that are missing, or that the graph, the mesh or the rules do not
+    allow.
+    """
+    return lowered_on(program, plan, (rank,), until=until)
+
+
+def lowered_on(
+    program: Program | MicroProgram,
+    plan: Plan,
+    ranks: Sequence[int],
+    *,
+    until: StagePass = LOWERING[-1],
+) -> LoweredStep:
+    """As `lowered_step`: every stage that one of several ranks holds, on the first rank group that holds it and that
+    has one of them."""
+    micro = in_one_part(program) if isinstance(program, Program) else program
+    begun = _stages(micro, plan, tuple(ranks)) if plan.pipeline is not None else _one_stage(micro, plan, tuple(ranks))
+    return resumed(begun, plan, until=until)
+
+
+def resumed(step: LoweredStep, plan: Plan, *, until: StagePass = LOWERING[-1]) -> LoweredStep:
+    """The step behind the passes that it lacks, up to `until`, under a plan of the same layouts that may say more.
+
+    Graphs that the step holds may be written into: it is not to be used again, but from `split` on.
+    """
+    end = LOWERING.index(until) + 1
+    stages = tuple(_run(_under(stage, step, plan), step.done, end) for stage in step.stages)
+    statistics = step.statistics
+    if statistics is not None and step.done == 0:
+        context = replace(stages[0].context, program=statistics)
+        begun = LoweredStage(context=context, program=statistics)
+        statistics = _run(begun, 0, LOWERING.index(use_our_kernels) + 1).program
+    return replace(step, plan=plan, stages=stages, statistics=statistics, done=max(end, step.done))
+
+
+def _run(stage: LoweredStage, begin: int, end: int) -> LoweredStage:
+    for number, lowering_pass in enumerate(LOWERING[begin:end], begin):
+        stage, seconds = run_pass(stage, lowering_pass, stage.context)
+        name = pass_name(lowering_pass)
+        log.debug("stage %d, %s: %.3f CPU s", stage.number, name, seconds)
+        observe(stage, number, name)
+    return stage
+
+
+def _under(stage: LoweredStage, step: LoweredStep, plan: Plan) -> LoweredStage:
+    """The stage with what a plan decided since; only plans without stages are decided between passes."""
+    if plan is step.plan:
+        return stage
+    assert not stage.context.in_pipeline, "stages are lowered in one go"
+    return replace(stage, context=replace(stage.context, plan=plan))
+
+
+def _one_stage(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredStep:
+    program = micro.program
+    names = frozenset(value.name for value in program.inputs if value.role == "parameter")
+    context = StageContext(number=0, plan=plan, rank=ranks[0], program=program, micro=micro, parameters=names)
+    stage = LoweredStage(context=context, program=program)
+    return LoweredStep(plan=plan, micro=micro, ranks=ranks, stages=(stage,), done=0)
+
+
+def _stages(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredStep:
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    schedule = pipeline.built(plan.micro_batches)
+    cut = cut_stages(micro.program, pipeline.cuts)
+    places = {plan.group_of(rank): rank for rank in reversed(ranks)}
+
+    @cache
+    def own_plan(group: int) -> Plan:
+        return stage_plan(plan, cut, schedule, group)
+
+    stages = []
+    for number, holders in enumerate(schedule.holders):
+        group = next((group for group in holders if group in places), None)
+        if group is None:
+            continue
+        context = StageContext(
+            number=number,
+            plan=own_plan(group),
+            rank=places[group] - plan.rank_groups[group].first_rank,
+            program=cut.programs[number],
+            micro=micro,
+            parameters=frozenset(cut.holders),
+            in_pipeline=True,
+            gather_once=pipeline.stages[number].gather_once,
+        )
+        stages.append(LoweredStage(context=context, program=context.program))
+    return LoweredStep(
+        plan=plan,
+        micro=micro,
+        ranks=ranks,
+        stages=tuple(stages),
+        cut=cut,
+        schedule=schedule,
+        statistics=cut.statistics,
+        done=0,
+    )

@@ -1,0 +1,303 @@
+"""The checker: what the graphs of a stage say is what they must hold, behind every pass (as `jax.core.check_jaxpr`).
+
+- every value is made before it is read, in the same graph
+- every call gives the local shape and dtype that its node says, run on fake tensors of what its operands say
+- what an operator makes has the block of the layout that the plan gives it
+- inputs, gradients and what forward hands to backward agree on both sides; nothing is saved that the plan recomputes
+- a collective names axes of the mesh, in its order, and the size of their group
+- the ranks of a group start the same collectives in the same order (`check_ranks`)
+
+Raises `CheckFailed` naming pass, stage, node and both sides. It runs in every test and under AUTOPAR_CHECK=1.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from autopar._compat import DataDependentOutputException, FakeTensorMode
+from autopar.layout import Mesh, local_shape
+from autopar.passes.lowering.stage import LoweredStage
+from autopar.program import Program, returned_values
+
+
+class Form(NamedTuple):
+    """Local shape and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.shape} {str(self.dtype).removeprefix('torch.')}"
+
+
+Forms: TypeAlias = "Form | tuple[Form | None, ...] | None"
+"""Of one output or of several; None: of something else than a tensor, or unknown."""
+
+_c10d = torch.ops._c10d_functional
+_SIZES: Mapping[object, Callable[[tuple[int, ...], int], tuple[int, ...]]] = {
+    _c10d.all_reduce.default: lambda shape, ranks: shape,
+    _c10d.all_gather_into_tensor.default: lambda shape, ranks: (shape[0] * ranks, *shape[1:]),
+    _c10d.reduce_scatter_tensor.default: lambda shape, ranks: (shape[0] // ranks, *shape[1:]),
+    _c10d.broadcast.default: lambda shape, ranks: shape,
+}
+"""Collective -> what it makes of a local shape in a group of so many ranks."""
+
+
+class CheckFailed(AssertionError):
+    """A lowered graph does not hold what it says: a fault of autopar, or of a pass that was added to it."""
+
+
+def check_stage(stage: LoweredStage, after: str) -> None:
+    """Check every graph of a stage. after: the pass that has run. Raises CheckFailed."""
+    mesh = stage.plan.mesh
+    where = f"behind {after}, stage {stage.number}"
+    if after == "write_local" or stage.split is None:
+        _check_boundary(stage, stage.program, where)
+    for name, module in stage.graphs.items():
+        check_graph(module.graph, mesh, f"{where}, {name}")
+    _check_layouts(stage, where)
+    if stage.split is not None:
+        _check_saved(stage, where)
+
+
+def check_graph(graph: fx.Graph, mesh: Mesh, where: str) -> None:
+    """Order, shapes, dtypes and groups of one graph of local shapes. Raises CheckFailed."""
+    made: dict[fx.Node, Forms] = {}
+    for node in graph.nodes:
+        late = [operand for operand in node.all_input_nodes if operand not in made]
+        if late:
+            raise CheckFailed(f"{where}: {node.name} reads {late[0].name}, which is not made before it")
+        made[node] = said = _said(node)
+        if node.op != "call_function":
+            continue
+        found = _collective(node, made, mesh, where) if _is_collective(node) else _computed(node, made, where)
+        if said is None:
+            made[node] = found
+        elif not _agree(said, found):
+            raise CheckFailed(
+                f"{where}: {node.name} = {node.target} says {_text(said)}, of its operands it makes {_text(found)}"
+            )
+
+
+def collective_order(stage: LoweredStage) -> dict[str, list[str]]:
+    """Group -> the collectives that a rank starts there in forward and backward, in order: kind, shape and dtype."""
+    found: dict[str, list[str]] = {}
+    for module in stage.partition.graphs:
+        for node in module.graph.nodes:
+            if _is_collective(node) and node.target is not _c10d.wait_tensor.default:
+                # blocks of a gather may be uneven, what is gathered is not: elements of the larger side are compared
+                size = max(_elements(node), *map(_elements, node.all_input_nodes))
+                kind = getattr(node.target, "_opname", str(node.target))
+                found.setdefault(str(node.args[-1]), []).append(f"{kind} of {size} {node.meta.get('dtype')}")
+    return found
+
+
+def check_ranks(orders: Mapping[tuple[int, ...], Mapping[str, Sequence[str]]], mesh: Mesh) -> None:
+    """orders: coordinate of a rank -> its `collective_order`. Raises CheckFailed where two ranks of a group differ."""
+    for (one, mine), (two, others) in itertools.combinations(orders.items(), 2):
+        for group in {*mine, *others}:
+            axes = {mesh.axis_names.index(name) for name in group.split("+")}
+            if any(one[axis] != two[axis] for axis in range(len(mesh.shape)) if axis not in axes):
+                continue
+            pairs = itertools.zip_longest(mine.get(group, ()), others.get(group, ()))
+            for number, (a, b) in enumerate(pairs):
+                if a != b:
+                    raise CheckFailed(f"group {group}: collective {number} of rank {one} is {a}, of rank {two} {b}")
+
+
+# what nodes say, and what they make
+
+
+def _said(node: fx.Node) -> Forms:
+    shape, dtype = node.meta.get("local_shape"), node.meta.get("dtype")
+    if shape is None or dtype is None:
+        return None
+    if isinstance(dtype, torch.dtype):
+        return Form(tuple(shape), dtype)
+    return tuple(None if s is None or d is None else Form(tuple(s), d) for s, d in zip(shape, dtype, strict=True))
+
+
+def _agree(said: Forms, found: Forms) -> bool:
+    if said is None or found is None:
+        return True
+    if isinstance(said, Form) or isinstance(found, Form):
+        return said == found
+    return len(said) == len(found) and all(map(_agree, said, found))
+
+
+def _elements(node: fx.Node) -> int:
+    said = _said(node)
+    return math.prod(said.shape) if isinstance(said, Form) else 0
+
+
+def _text(forms: Forms) -> str:
+    if forms is None or isinstance(forms, Form):
+        return str(forms or "no tensor")
+    return f"({', '.join(map(_text, forms))})"
+
+
+def _is_collective(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "namespace", "") == "_c10d_functional"
+
+
+def _collective(node: fx.Node, made: Mapping[fx.Node, Forms], mesh: Mesh, where: str) -> Forms:
+    (operand,) = node.all_input_nodes
+    given = made[operand]
+    if node.target is _c10d.wait_tensor.default:
+        return given
+    symbol = str(node.args[-1])
+    names = symbol.split("+")
+    if not set(names) <= set(mesh.axis_names) or names != sorted(names, key=mesh.axis_names.index):
+        raise CheckFailed(f"{where}: {node.name} runs on {symbol!r}, which are no axes of {mesh} in its order")
+    ranks = math.prod(mesh.shape[mesh.axis_names.index(name)] for name in names)
+    sizes = [arg for arg in node.args[1:-1] if isinstance(arg, int)]
+    if node.target is not _c10d.broadcast.default and sizes and sizes != [ranks]:
+        raise CheckFailed(f"{where}: {node.name} says that {symbol!r} has {sizes[0]} ranks, it has {ranks}")
+    rule = _SIZES.get(node.target)
+    if not isinstance(given, Form) or rule is None:
+        return None
+    return Form(rule(given.shape, ranks), given.dtype)
+
+
+def _computed(node: fx.Node, made: Mapping[fx.Node, Forms], where: str) -> Forms:
+    """Local shapes and dtypes of what a call makes of its operands; None where that cannot be known without values."""
+    if any(made[operand] is None for operand in node.all_input_nodes):
+        return None
+    if node.target is operator.getitem:
+        source, index = node.args
+        assert isinstance(source, fx.Node)
+        assert isinstance(index, int)
+        forms = made[source]
+        return None if forms is None or isinstance(forms, Form) else forms[index]
+    args, kwargs = _frozen(node.args, made), _frozen(node.kwargs, made)
+    try:
+        return _run(node.target, args, kwargs)
+    except DataDependentOutputException:
+        return None
+    except Exception as error:
+        raise CheckFailed(f"{where}: {node.name} = {node.target} does not run on its operands: {error}") from error
+
+
+class _Given(tuple[Any, ...]):
+    """The forms of a node among frozen arguments."""
+
+
+class _Pairs(tuple[Any, ...]):
+    """A frozen dict."""
+
+
+def _frozen(value: Any, made: Mapping[fx.Node, Forms]) -> Any:
+    """Arguments as a key: nodes as what they say."""
+    if isinstance(value, fx.Node):
+        return _Given((made[value],))
+    if isinstance(value, dict | immutable_dict):
+        return _Pairs((key, _frozen(one, made)) for key, one in value.items())
+    if isinstance(value, list | tuple | immutable_list):
+        return tuple(_frozen(one, made) for one in value)
+    return (type(value).__name__, value) if isinstance(value, bool | int | float) else value
+
+
+@functools.lru_cache(maxsize=100_000)
+def _run(target: Callable[..., Any], args: Any, kwargs: Any) -> Forms:
+    """Equal calls on equal forms are run once."""
+    with _fake_mode():
+        return _forms(target(*_thawed(args), **{key: _thawed(value) for key, value in kwargs}))
+
+
+@functools.cache
+def _fake_mode() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, _Given):
+        return _tensors(value[0])
+    if isinstance(value, _Pairs):
+        return {key: _thawed(one) for key, one in value}
+    if isinstance(value, tuple):
+        if len(value) == 2 and value[0] in ("bool", "int", "float"):
+            return value[1]
+        return [_thawed(one) for one in value]
+    return value
+
+
+def _tensors(forms: Forms) -> Any:
+    if forms is None:
+        return None
+    if isinstance(forms, Form):
+        return torch.empty(forms.shape, dtype=forms.dtype)
+    return tuple(map(_tensors, forms))
+
+
+def _forms(value: Any) -> Forms:
+    if isinstance(value, torch.Tensor):
+        return Form(tuple(value.shape), value.dtype)
+    if isinstance(value, tuple | list):
+        return tuple(Form(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else None for one in value)
+    return None
+
+
+# a stage as a whole
+
+
+def _check_boundary(stage: LoweredStage, program: Program, where: str) -> None:
+    """Inputs have the shapes that the program says, gradients the blocks of their parameters."""
+    blocks = {}
+    for node, meaning in zip(program.placeholders, program.inputs, strict=True):
+        if meaning.role == "parameter":
+            blocks[meaning.name] = meaning.shape
+        if not _agree(_said(node), Form(tuple(meaning.shape), meaning.dtype)):
+            raise CheckFailed(f"{where}: the input {meaning.name} is {_text(_said(node))}, the program says {meaning}")
+    for node, output in zip(program.returned, program.outputs, strict=True):
+        block = blocks.get(output.name)
+        if output.role != "gradient" or block is None or not isinstance(node, fx.Node):
+            continue
+        said = _said(node)
+        if isinstance(said, Form) and said.shape != tuple(block):
+            raise CheckFailed(f"{where}: the gradient of {output.name} is {_text(said)}, its parameter {block}")
+
+
+def _check_layouts(stage: LoweredStage, where: str) -> None:
+    """What an operator makes is the block of the layout that the plan says."""
+    plan = stage.plan
+    coordinate = plan.mesh.coordinate(stage.context.rank)
+    for node in stage.program.graph.nodes:
+        if "layout" not in node.meta:
+            continue
+        layout, shape, index = node.meta["layout"], node.meta["global_shape"], node.meta["output"]
+        entry = plan.operators.get(str(node.meta.get("operator")))
+        if entry is not None and entry.outputs[index] != layout:
+            raise CheckFailed(f"{where}: {node.name} lies as {layout}, the plan says {entry.outputs[index]}")
+        said, block = _said(node), local_shape(shape, layout, plan.mesh, coordinate)
+        if isinstance(said, Form) and said.shape != block:
+            raise CheckFailed(f"{where}: {node.name} is {_text(said)}; as {layout}, {shape} has the block {block}")
+
+
+def _check_saved(stage: LoweredStage, where: str) -> None:
+    """Forward returns last what backward takes first, in the same forms; nothing of it is to be recomputed."""
+    parts = stage.partition
+    again = stage.plan.recomputed
+    made = {node.name: node for node in stage.program.graph.nodes}
+    for saved in parts.saved:
+        node = made[saved.name]
+        if node.op == "call_function" and str(node.meta.get("operator")) in again and "redistributes" not in node.meta:
+            raise CheckFailed(f"{where}: {saved.name} is saved, but the plan recomputes {node.meta['operator']}")
+    if parts.backward is None or not parts.saved:
+        return
+    given = returned_values(parts.forward.graph)[-len(parts.saved) :]
+    taken = list(parts.backward.graph.find_nodes(op="placeholder"))[: len(parts.saved)]
+    for left, right in zip(given, taken, strict=True):
+        if not _agree(_said(left), _said(right)):
+            raise CheckFailed(
+                f"{where}: forward saves {left.name} as {_text(_said(left))}, backward takes {right.name} as "
+                f"{_text(_said(right))}"
+            )
