@@ -15,10 +15,11 @@ _FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """An empty folder for profiles, for this process and those that it starts, until the session ends."""
+    """An empty folder for profiles, and checks of all that is lowered, for this process and those that it starts."""
     folder = tempfile.TemporaryDirectory(prefix="autopar-tests-")
     config.stash[_FOLDER] = folder
     os.environ["AUTOPAR_CACHE"] = folder.name
+    os.environ.setdefault("AUTOPAR_CHECK", "1")
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(gc.unfreeze)
 

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from autopar.parallel_plan import Plan
 from autopar.passes.late_sums import cut_late_sums
 from autopar.passes.lower import lower, remove_unused
-from autopar.passes.lowering.observers import observe
+from autopar.passes.lowering.observers import Observer
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContext
 from autopar.passes.micro_batches import for_micro_batches
 from autopar.passes.once_per_step import prepare_parameters
@@ -176,11 +176,12 @@ def resumed(step: LoweredStep, plan: Plan, *, until: StagePass = LOWERING[-1]) -
 
 
 def _run(stage: LoweredStage, begin: int, end: int) -> LoweredStage:
+    observer = Observer(stage)
     for number, lowering_pass in enumerate(LOWERING[begin:end], begin):
         stage, seconds = run_pass(stage, lowering_pass, stage.context)
         name = pass_name(lowering_pass)
         log.debug("stage %d, %s: %.3f CPU s", stage.number, name, seconds)
-        observe(stage, number, name)
+        observer.look(stage, number, name)
     return stage
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from torch import fx
+
 from autopar.passes.lowering.checks import check_stage
 from autopar.passes.lowering.dump import dump_stage
 from autopar.passes.lowering.stage import LoweredStage
@@ -24,10 +26,24 @@ def is_checked() -> bool:
     return os.environ.get(CHECK_VARIABLE, "0") not in ("", "0")
 
 
-def observe(stage: LoweredStage, number: int, name: str) -> None:
-    """Check and dump the stage, where that is asked for. number, name: of the pass that has run."""
-    folder = os.environ.get(DUMP_VARIABLE)
-    if folder:
-        dump_stage(stage, number, name, Path(folder))
-    if is_checked():
-        check_stage(stage, name)
+class Observer:
+    """Follows one stage through its passes: checks and dumps what each has changed, where that is asked for."""
+
+    def __init__(self, stage: LoweredStage) -> None:
+        self._folder, self._checks = os.environ.get(DUMP_VARIABLE), is_checked()
+        self._seen = _marks(stage)
+
+    def look(self, stage: LoweredStage, number: int, name: str) -> None:
+        """number, name: of the pass that has run."""
+        if self._folder:
+            dump_stage(stage, number, name, Path(self._folder))
+        if self._checks:
+            marks = _marks(stage)
+            same = {graph for graph, mark in marks.items() if self._seen.get(graph) == mark}
+            check_stage(stage, name, same)
+            self._seen = marks
+
+
+def _marks(stage: LoweredStage) -> dict[str, tuple[fx.GraphModule, int]]:
+    """By name of a graph, which object it is and how many nodes it has: passes replace graphs or calls in them."""
+    return {name: (module, len(module.graph.nodes)) for name, module in stage.graphs.items()}

@@ -12,8 +12,8 @@ from torch.nn import functional
 from autopar.capture import capture
 from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
-from autopar.passes import lower as lowering
 from autopar.passes.graph_patterns import name_of, shape_of
+from autopar.passes.lowering import chain as lowering
 from autopar.program import Program
 from autopar.rules.rule import Rule
 from tests.passes.hand_plans import Results, hand_plan, picked, run_plan, tensors_of, worst

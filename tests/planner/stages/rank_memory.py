@@ -14,11 +14,10 @@ from torch import Tensor
 
 from autopar.graphs.forward_backward import Partition
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import lower
-from autopar.passes.partition import split_forward_backward
-from autopar.passes.stage_plans import stage_plan
-from autopar.passes.stages import StagePrograms, cut_stages
-from autopar.passes.weight_gradients import BackwardGraphs, split_backward
+from autopar.passes.lowering.chain import lowered_on
+from autopar.passes.lowering.stage import LoweredStage
+from autopar.passes.stages import StagePrograms
+from autopar.passes.weight_gradients import BackwardGraphs
 from autopar.program import Program
 from autopar.schedules.actions import PipeAction
 from tests.planner.lifetime_tracker import _empty, _run
@@ -35,27 +34,19 @@ class _Stage:
 def held_peaks(program: Program, plan: Plan) -> list[int]:
     """Per rank, the most bytes of all storages, parameters not among them. program: of one micro-batch; plan: with
     stages of one device each."""
-    assert plan.pipeline is not None
-    schedule = plan.pipeline.built(plan.micro_batches)
-    stages = cut_stages(program, [stage.last_operator for stage in plan.pipeline.stages if stage.last_operator])
-    made = [
-        _lowered(part, stage_plan(plan, stages, schedule, group), stages)
-        for part, group in zip(stages.programs, schedule.route(0), strict=True)
-    ]
+    step = lowered_on(program, plan, range(plan.num_ranks))
+    assert step.cut is not None
+    assert step.schedule is not None
+    stages, schedule = step.cut, step.schedule
+    made = [_stage(stage) for stage in step.stages]
     return [_Rank(stages, made, schedule.micro_batches).peak(actions) for actions in schedule.ranks]
 
 
-def _lowered(part: Program, layouts: Plan, stages: StagePrograms) -> _Stage:
-    lowered = lower(part, layouts, 0)
-    partition = split_forward_backward(lowered, ())
-    assert partition.backward is not None
-    sent = len([o for o in lowered.outputs if o.role == "gradient" and o.name not in stages.holders])
-    parameters = {value.name: _empty(value.shape, value.dtype) for value in lowered.inputs if value.role == "parameter"}
+def _stage(stage: LoweredStage) -> _Stage:
+    assert stage.halves is not None
+    parameters = {v.name: _empty(v.shape, v.dtype) for v in stage.program.inputs if v.role == "parameter"}
     return _Stage(
-        lowered=lowered,
-        partition=partition,
-        backward=split_backward(partition.backward, sent),
-        parameters=parameters,
+        lowered=stage.program, partition=stage.partition, backward=stage.halves, parameters=parameters
     )
 
 
