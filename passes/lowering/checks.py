@@ -23,7 +23,7 @@ import torch
 from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from autopar.layout import Mesh, local_shape
+from autopar.layouts.placement import Mesh, local_shape
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.program import Program, returned_values
 

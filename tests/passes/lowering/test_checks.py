@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autopar.capture import capture
-from autopar.layout import Mesh, Replicate, Shard
+from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.parallel_plan import Plan
 from autopar.passes.lowering import chain
 from autopar.passes.lowering.chain import LOWERING, lowered_step, split
@@ -71,7 +71,7 @@ def test_a_wrong_shape_is_noticed(program, plan):
 def test_a_wrong_dtype_is_noticed(program, plan):
     stage = stage_of(program, plan)
     call(stage, torch.ops.aten.gelu.default).meta["dtype"] = torch.float64
-    with pytest.raises(CheckFailed, match="says .* float64"):
+    with pytest.raises(CheckFailed, match=r"says .* float64"):
         check_stage(stage, "a test")
 
 
