@@ -27,13 +27,11 @@ from autopar.layouts.placement import Layout, format_layout, is_legal, replicate
 from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
 from autopar.passes.check_plan import operator_plan, output_shapes
 from autopar.passes.emitter import Emitter
-from autopar.passes.implementations.randomness import REWRITES as DRAWING
 from autopar.passes.local_call import LocalContext, emit_local_call
 from autopar.passes.local_values import LocalValue, LocalValues
+from autopar.passes.random_operators import SEED, is_random
 from autopar.program import Input, Output, Program
 from autopar.rules.engine import is_view, tensor_operands
-
-SEED = "seed"
 
 
 def lower(program: Program, plan: Plan, rank: int) -> Program:
@@ -44,20 +42,6 @@ def lower(program: Program, plan: Plan, rank: int) -> Program:
     rules do not allow.
     """
     return _Lowering(program, plan, rank).run()
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether the operator draws random numbers: dropout, random factories, and attention with dropout."""
-    target = str(node.target)
-    if target in DRAWING:
-        return True
-    if not target.startswith("autopar.attention"):
-        return False
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    position = names.index("dropout_p")
-    given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    assert isinstance(given, float | int)
-    return given > 0.0
 
 
 @dataclass(frozen=True, slots=True)

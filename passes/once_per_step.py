@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from autopar.graphs.forward_backward import Partition
-from autopar.passes.lower import is_random
+from autopar.passes.random_operators import is_random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from torch import fx
 
 from autopar.errors import PlanMismatchError
 from autopar.graphs.node_values import is_backward
-from autopar.passes.lower import is_random
+from autopar.passes.random_operators import is_random
 from autopar.passes.view_layouts import viewed
 from autopar.program import Program
 from autopar.rules.engine import is_view

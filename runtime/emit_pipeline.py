@@ -16,8 +16,8 @@ from torch import fx
 
 from autopar.layouts.placement import Layout, local_shape
 from autopar.parallel_plan import Plan
-from autopar.passes.lower import SEED, is_random
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep
+from autopar.passes.random_operators import SEED, is_random
 from autopar.passes.stage_plans import crossing_layouts
 from autopar.passes.stages import StagePrograms
 from autopar.program import Input, MicroProgram, Output, Program, returned_values

@@ -29,7 +29,7 @@ from torch import fx
 
 from autopar._compat import tree_leaves
 from autopar.layouts.placement import Partial, Replicate, Shard
-from autopar.passes.lower import is_random
+from autopar.passes.random_operators import is_random
 from autopar.planner.choices import choices_of
 from autopar.planner.factorisation import Factorisation, Value, shape_of, value_of
 from autopar.planner.operators import is_operator

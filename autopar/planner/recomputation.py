@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.passes.lower import is_random
+from autopar.passes.random_operators import is_random
 from autopar.planner.build import Built, Variable
 from autopar.planner.constraints import Recompute
 from autopar.planner.factorisation import Value

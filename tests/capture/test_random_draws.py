@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from autopar.capture.trace import capture
 from autopar.errors import CaptureError
-from autopar.passes.lower import is_random
+from autopar.passes.random_operators import is_random
 from autopar.program import Program
 from autopar.rules.engine import uncovered
 from tests.capture.execute import outputs_of, run_program
