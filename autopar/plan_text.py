@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.errors import ConfigurationError
+from autopar.layouts.moves import Way
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard
-from autopar.layouts.redistribution import Step, redistribution
+from autopar.layouts.redistribution import Step, steps_on
 
 if TYPE_CHECKING:
     from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, Plan
@@ -311,8 +312,8 @@ def _steps(source: Layout, target: Layout, mesh: Mesh) -> str:
     """
     dims = [placement.dim for placement in (*source, *target) if isinstance(placement, Shard)]
     spare = Shard(max(dims, default=-1) + 1)
-    straight = _collectives(redistribution(source, target, mesh.shape), mesh)
-    waiting = _collectives(redistribution(source, target, mesh.shape, spare=spare), mesh)
+    straight = _collectives(steps_on(Way.STRAIGHT, source, target), mesh)
+    waiting = _collectives(steps_on(Way.WAITING, source, target, spare=spare), mesh)
     if straight == waiting:
         return f"  by {straight}" if straight else ""
     return f"  by {straight}; by {waiting} where another dim of a large tensor has room"
