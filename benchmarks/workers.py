@@ -4,7 +4,10 @@
 
 Every job makes a fresh gloo group of its world size among the first workers, by a file store. A job that fails raises
 with the worker's traceback. A job that is late kills the pool and names the late ranks; the next job starts new
-workers. With `preload`, workers are forked from a process that has imported these modules, so a restart is cheap.
+workers. With `preload`, workers are forked from processes that have imported these modules (`templates.py`), so a
+restart is cheap, and what a job says to `prepare` is done once for all ranks:
+
+    train.prepare = capture            # before the ranks run train(**arguments), a template runs capture(**arguments)
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from benchmarks.templates import ForkedWorker, templates_with
 
 WORKERS = 4
 GRACE_SECONDS = 3.0
@@ -45,10 +50,9 @@ class Pool:
 
     def __init__(self, size: int = WORKERS, preload: Sequence[str] = ()) -> None:
         self._size = size
-        self._context = multiprocessing.get_context("forkserver" if preload else "spawn")
-        if preload:
-            self._context.set_forkserver_preload(list(preload))
-        self._workers: list[tuple[BaseProcess, Connection]] = []
+        self._templates = templates_with(preload, _serve) if preload else None
+        self._generation = 0
+        self._workers: list[tuple[BaseProcess | ForkedWorker, Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="autopar-pool-")
         self._jobs = itertools.count()
 
@@ -66,6 +70,11 @@ class Pool:
         With `on_report` the function also takes a keyword `report`; what it is called with arrives at `on_report`.
         Raises WorkerError where a rank raised (its traceback) or did not answer within `timeout` seconds.
         """
+        if self._templates is not None:
+            self._templates.prepare(target, arguments)
+            if self._generation != self._templates.generation:
+                self.close()  # these workers do not have what was prepared
+            self._generation = self._templates.generation
         self._start()
         store = str(Path(self._folder.name) / f"job-{next(self._jobs)}")
         workers = self._workers[:world_size]
@@ -85,19 +94,24 @@ class Pool:
 
     def close(self) -> None:
         """Kill all workers; the next `run` starts new ones."""
-        for process, connection in self._workers:
-            process.kill()
-            process.join()
+        for worker, connection in self._workers:
+            worker.kill()
+            worker.join()
             connection.close()
         self._workers = []
 
     def _start(self) -> None:
         while len(self._workers) < self._size:
-            mine, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
-            process.start()
+            mine, theirs = multiprocessing.Pipe()
+            self._workers.append((self._started(len(self._workers), theirs), mine))
             theirs.close()
-            self._workers.append((process, mine))
+
+    def _started(self, rank: int, connection: Connection) -> BaseProcess | ForkedWorker:
+        if self._templates is not None:
+            return self._templates.fork(rank, connection)
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(connection,), daemon=True)
+        process.start()
+        return process
 
     def _collect(
         self, connections: Sequence[Connection], timeout: float, on_report: Callable[[Any], None] | None

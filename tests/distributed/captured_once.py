@@ -1,13 +1,15 @@
-"""Jobs of one worker share what was captured of a model: tracing takes nine tenths of a job's time.
+"""Jobs share what was captured of a model: tracing takes nine tenths of a job's time.
 
     compile_once("gpt2", model, batch, plan=a)      traces
     compile_once("gpt2", model, batch, plan=b)      the same programs, lowered as the other plan says
+    capture_once("gpt2", model, batch)              in the `prepare` of a job: all its ranks have these programs
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pytest
 from torch import nn
@@ -15,10 +17,15 @@ from torch.utils._pytree import tree_leaves
 
 import autopar
 from autopar import api
+from autopar.capture import normalize_example_inputs
 from autopar.capture.captures import Captures, autocast_state
+from autopar.cluster import Cluster
 from autopar.planner.micro_batches import AtBatch, planned_parts
 from autopar.program import MicroProgram, Program
+from autopar.questions import Options, capture_at, capture_program
 from autopar.runtime.parallel_module import ParallelModule
+
+Job = TypeVar("Job", bound=Callable[..., Any])
 
 
 class CapturedOnce(Captures):
@@ -46,6 +53,11 @@ class CapturedOnce(Captures):
             self._in_parts[key] = planned_parts(whole, count, at_batch)
         return self._in_parts[key]
 
+    @property
+    def made(self) -> int:
+        """How many programs were made."""
+        return len(self._programs) + len(self._in_parts)
+
 
 _OF_MODEL: dict[tuple[str, str], CapturedOnce] = {}
 
@@ -57,3 +69,25 @@ def compile_once(name: str, model: nn.Module, inputs: Any, **options: Any) -> Pa
         patch.setattr(api, "Captures", lambda: captures)
         patch.setattr(api, "planned_parts", captures.in_parts)
         return autopar.compile(model, inputs, **options)
+
+
+def capture_once(name: str, model: nn.Module, inputs: Any, *, parts: int = 1, **options: Any) -> bool:
+    """Capture what `compile_once` will ask for, with its step in micro-batches; whether there was anything to do."""
+    captures = _OF_MODEL.setdefault((name, str(model)), CapturedOnce())
+    before = captures.made
+    args, kwargs = normalize_example_inputs(inputs)
+    given = Options(cluster=Cluster.parse("1 cpu"), **options)
+    whole = capture_program(model, args, kwargs, model.training, given, captures)
+    if parts > 1:
+        captures.in_parts(whole, parts, functools.partial(capture_at, whole, model, args, kwargs, given, captures))
+    return captures.made > before
+
+
+def prepared_by(prepare: Callable[..., bool]) -> Callable[[Job], Job]:
+    """Mark a job: a template calls `prepare` with its arguments before workers are forked for it."""
+
+    def marked(job: Job) -> Job:
+        job.prepare = prepare  # type: ignore[attr-defined]
+        return job
+
+    return marked

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.distributed.pool import Pool
+from benchmarks.workers import WORKERS
+from tests.distributed.pool import Pool, forked
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """The one pool of gloo workers of this session; its processes start with the first job."""
-    workers = Pool()
+    workers = forked(WORKERS)
     yield workers
     workers.close()

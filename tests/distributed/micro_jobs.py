@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import autopar
 from autopar.runtime.micro_batches import MicroStep
-from tests.distributed.captured_once import compile_once
+from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.models import tied_model, tokens
 from tests.distributed.training_jobs import largest_error
 
@@ -89,6 +89,12 @@ def _loss(output: Any) -> torch.Tensor:
     return output["loss"]
 
 
+def captured(name: str, parts: int, **_: Any) -> bool:
+    """Capture a model in its micro-batches."""
+    return capture_once(f"{name} in parts", MODELS[name](), unevenly_labelled(0), parts=parts)
+
+
+@prepared_by(captured)
 def train(name: str, dims: dict[str, int] | None, parts: int, own_counts: bool = False) -> dict[str, float]:
     """Errors of loss, logits and gradients: of one call, and of two accumulated ones, scaled and clipped.
 

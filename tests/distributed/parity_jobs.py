@@ -14,7 +14,7 @@ from torch import nn
 from autopar.runtime import host_graphs
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, zoo_model
-from tests.distributed.captured_once import compile_once
+from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,23 @@ class Parity:
     summary: str
 
 
+def captured_zoo(name: str, **_: Any) -> bool:
+    """Capture a model of the zoo."""
+    return capture_once(f"zoo {name}", *zoo_model(name))
+
+
+def captured_uneven(name: str, **_: Any) -> bool:
+    """Capture a model of `UNEVEN`."""
+    return capture_once(name, *UNEVEN[name]())
+
+
+@prepared_by(captured_zoo)
 def zoo(name: str, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parity]:
     """All cases (name -> arguments of compile) of one model of the zoo."""
     return _check(f"zoo {name}", *zoo_model(name), cases)
 
 
+@prepared_by(captured_uneven)
 def uneven(name: str, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parity]:
     """All cases of one model of `UNEVEN`."""
     torch.manual_seed(0)
@@ -45,6 +57,7 @@ def one_layer(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parity]:
     return _check("one layer", *_gpt2(batch=8), cases)
 
 
+@prepared_by(captured_zoo)
 def scaled_gather(name: str, factor: float) -> Agreement:
     """Agreement of a ZeRO-3 plan whose emitted gathers are scaled by `factor`."""
     model, inputs = zoo_model(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from autopar.runtime.parameters import full_tensor
 from autopar.runtime.pipeline_run import PipelineRun
 from autopar.runtime.stage_graphs import StageGraphs
 from autopar.schedules.actions import PipeAction
-from tests.distributed.captured_once import compile_once
+from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.pipeline_models import CASES
 
 
@@ -56,6 +57,15 @@ def largest_error(module: nn.Module, reference: nn.Module, gradients: bool = Tru
     )
 
 
+def captured(name: str, plan: bytes | None = None, plans: Sequence[bytes] = (), **_: Any) -> bool:
+    """Capture a case in the micro-batches of its plans."""
+    case, given = CASES[name], [Plan.from_json(one) for one in (*plans, *([plan] if plan else []))]
+    wanted = {(one.micro_batches, one.question.get("precision")) for one in given}
+    made = [capture_once(name, case.model(), case.batch(0), parts=parts, precision=how) for parts, how in wanted]
+    return any(made)
+
+
+@prepared_by(captured)
 def train(name: str, plans: list[bytes], steps: int = 1) -> list[dict[str, float]]:
     """Per plan, the errors of loss, logits and gradients of one call, and of what else training does."""
     return [_trained(name, plan, steps) for plan in plans]
@@ -105,6 +115,7 @@ def _train_on(module: nn.Module, reference: nn.Module, name: str, steps: int) ->
     return errors
 
 
+@prepared_by(captured)
 def train_with_fault(name: str, plan: bytes, fault: str) -> dict[str, float]:
     """As `train` with one plan, with a fault in the executor: it must show."""
     with pytest.MonkeyPatch.context() as patch:
@@ -116,6 +127,7 @@ def train_with_fault(name: str, plan: bytes, fault: str) -> dict[str, float]:
         return _trained(name, plan, 1)
 
 
+@prepared_by(captured)
 def saved_and_loaded(name: str, plan: bytes, folder: str) -> float:
     """Largest difference of the weights of a plain module on one device from those that two stages saved."""
     case = CASES[name]
@@ -135,6 +147,7 @@ def saved_and_loaded(name: str, plan: bytes, folder: str) -> float:
     return max(float((found[n] - trained[n]).abs().max()) for found in (again, whole) for n in trained)
 
 
+@prepared_by(captured)
 def refused(name: str, plan: bytes) -> str:
     """What the error of a batch that does not split says."""
     case = CASES[name]
@@ -144,6 +157,7 @@ def refused(name: str, plan: bytes) -> str:
     return str(caught.value)
 
 
+@prepared_by(captured)
 def end_in_a_step(name: str, plan: bytes) -> None:
     """The last rank ends in the middle of its third pass."""
     case = CASES[name]
@@ -161,6 +175,7 @@ def end_in_a_step(name: str, plan: bytes) -> None:
         module(**case.batch(0))
 
 
+@prepared_by(captured)
 def verified(name: str, plan: bytes) -> tuple[int, str]:
     """How many gradients `verify` compares, and what it says of a module without gradients of weights in W."""
     case = CASES[name]
@@ -173,6 +188,7 @@ def verified(name: str, plan: bytes) -> tuple[int, str]:
     return len(found.gradients), str(caught.value)
 
 
+@prepared_by(captured)
 def train_on_own_parts(name: str, plan: bytes, forget: bool = False) -> float:
     """Error of the gradients where every rank passes its part of the batch; forget: the same part everywhere."""
     case = CASES[name]
@@ -185,6 +201,7 @@ def train_on_own_parts(name: str, plan: bytes, forget: bool = False) -> float:
     return largest_error(module, reference)
 
 
+@prepared_by(captured)
 def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[float, bool, float]]:
     """Per step, of which the first overflows on the last rank: (scale afterwards, whether the weights moved, error of
     the gradients). apart: no rank tells others."""
@@ -218,6 +235,7 @@ def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[floa
     return found
 
 
+@prepared_by(captured)
 def delayed_steps(name: str, plan: bytes, late: bool = True) -> float:
     """Error of the weights after steps of SGD with the gradients of the batch before, at the weights of that batch.
 

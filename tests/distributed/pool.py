@@ -1,8 +1,9 @@
 """The pools of worker processes of the distributed tests: those of `benchmarks.workers`.
 
-    pool                  the fixture: one of four for the whole session, each worker with a hash seed of its own
-    forked(2)             for a test that kills its workers, or needs more of them: forked in a moment from one process
-                          that has imported what the jobs need
+    pool                  the fixture: one of four for the whole session
+    forked(2)             for a test that kills its workers, or needs more of them
+
+All are forked from the same two templates, which have imported what the jobs need and captured what several ranks run.
 """
 
 from benchmarks.workers import Pool, WorkerError
