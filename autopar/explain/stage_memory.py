@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.cost_models.program_timeline import PassBytes
+from autopar.explain.answers import MemoryTable, StageMemory
 from autopar.explain.pieces import (
     GATHERED,
     GRADIENTS,
@@ -36,7 +37,6 @@ from autopar.explain.source import Source
 from autopar.explain.stage_graphs import PipelineGraphs, PricedStage
 from autopar.graphs.node_values import node_bytes
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import MemoryTable, StageMemory
 from autopar.schedules.actions import PipeAction
 
 AT_OPTIMIZER = "the optimizer's step"

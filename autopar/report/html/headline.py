@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.mesh_links import cluster_of
-from autopar.parallel_plan import Baseline, Plan
+from autopar.parallel_plan import Plan
 from autopar.plan_text import ROUNDING, format_bytes, format_mesh, format_seconds
+from autopar.plan_value import Baseline
 from autopar.report.html.timeline import RecordedStep
 
 
