@@ -188,12 +188,11 @@ def _partial(where: str, layout: Layout, mesh: Mesh, why: str) -> Iterator[str]:
 
 def _input_dims(plan: PlanValue) -> Iterator[str]:
     """Inputs that are split along a dim which they do not have; the question holds their shapes."""
-    known = plan.question.get("inputs")
-    shapes = known if isinstance(known, dict) else {}
+    shapes = plan.input_shapes
     for name, layout in plan.inputs.items():
         if name not in shapes:
             continue
-        shape = shapes[name][0]
+        shape = shapes[name]
         for axis, placement in enumerate(layout):
             if isinstance(placement, Shard) and placement.dim >= len(shape):
                 axis_name = plan.layout_mesh.axis_names[axis]

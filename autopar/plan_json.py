@@ -22,16 +22,22 @@ UNWRITTEN = "unwritten"
 Record = TypeVar("Record")
 
 
-def plain(value: object) -> object:
-    """Dataclasses -> dicts, layouts -> lists of strings, recursively."""
+def plain(record: object) -> dict[str, object]:
+    """The fields of a dataclass: dataclasses in it as dicts, layouts as lists of strings."""
+    assert is_dataclass(record)
+    written = [f.name for f in fields(record) if not f.metadata.get(UNWRITTEN)]
+    return {name: _plain(getattr(record, name)) for name in written}
+
+
+def _plain(value: object) -> object:
     if isinstance(value, Shard | Replicate | Partial):
         return str(value)
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if not f.metadata.get(UNWRITTEN)}
+        return plain(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     return value
 
 

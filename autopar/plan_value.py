@@ -238,6 +238,18 @@ class PlanValue:
         )
 
     @property
+    def precision(self) -> str | None:
+        """In which the plan's question says that the model computes; None: as the model is."""
+        said = self.question.get("precision")
+        return None if said is None else str(said)
+
+    @property
+    def input_shapes(self) -> dict[str, list[int]]:
+        """Input -> its shape, of those that the plan's question tells."""
+        said = self.question.get("inputs")
+        return {name: shape for name, (shape, _) in said.items()} if isinstance(said, dict) else {}
+
+    @property
     def placements(self) -> dict[str, Layout]:
         """Parameter name -> stored layout."""
         return {name: parameter.stored for name, parameter in self.parameters.items()}

@@ -71,7 +71,7 @@ def _utilisation(plan: Plan) -> Figure | None:
     cluster, flops = cluster_of(plan), plan.statistics.get("flops_of_pass")
     if cluster is None or not isinstance(flops, int | float) or not plan.predicted.step_seconds:
         return None
-    dtype = "bfloat16" if plan.question.get("precision") == "bf16" else "float32"
+    dtype = "bfloat16" if plan.precision == "bf16" else "float32"
     ceiling = cluster.device.flops_per_second.get(dtype)
     if ceiling is None:
         return None
