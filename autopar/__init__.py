@@ -4,7 +4,11 @@ module = autopar.compile(model, example_inputs, optimizer=torch.optim.AdamW)
 plan = autopar.plan(model, example_inputs, cluster="2x8 H100-SXM")
 """
 
-from autopar.api import compile, plan, verify
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from autopar.cluster import Cluster
 from autopar.errors import (
     AutoparError,
@@ -17,6 +21,7 @@ from autopar.errors import (
     UnsupportedOperatorError,
     VerificationError,
 )
+from autopar.explain.alone import FileAlone
 from autopar.layouts.placement import Partial, Replicate, Shard
 from autopar.parallel_plan import Plan
 from autopar.rules.registration import register_rule
@@ -25,7 +30,10 @@ from autopar.runtime.clip_grad import clip_grad_norm_
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.step_log import StepLog
 from autopar.verification import Verification
-from autopar.what_if import Planner
+
+if TYPE_CHECKING:
+    from autopar.api import compile, plan, verify
+    from autopar.what_if import Planner
 
 __all__ = [
     "AutoparError",
@@ -54,3 +62,21 @@ __all__ = [
     "save",
     "verify",
 ]
+
+LOADED_LATER = {
+    "Planner": "autopar.what_if",
+    "compile": "autopar.api",
+    "plan": "autopar.api",
+    "verify": "autopar.api",
+}
+"""Public name -> its module, loaded where the name is first used: planning brings the solver library."""
+
+Plan.without_origin = FileAlone()
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in LOADED_LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found = getattr(importlib.import_module(LOADED_LATER[name]), name)
+        return found

@@ -104,7 +104,7 @@ def compile(
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
     given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)))
     if precision is None and given is not None:
-        precision = given.question.get("precision")
+        precision = given.precision
     options = Options(
         cluster=running,
         loss_fn=loss_fn,

@@ -8,14 +8,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from autopar.cluster import Cluster, GroupTopology, MixedCluster
 from autopar.errors import ConfigurationError
 from autopar.hardware import Link
-
-if TYPE_CHECKING:
-    from autopar.parallel_plan import Plan
+from autopar.plan_value import PlanValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +28,13 @@ class Axis:
         return f"{self.name}={self.size}: {self.link}" if self.link else f"{self.name}={self.size}"
 
 
-def mesh_axes(plan: Plan) -> list[Axis]:
+def mesh_axes(plan: PlanValue) -> list[Axis]:
     """Every axis with the link that its collectives cross."""
     cluster = cluster_of(plan)
     return [_axis(plan, cluster, index) for index in range(len(plan.mesh.shape))]
 
 
-def cluster_of(plan: Plan) -> Cluster | None:
+def cluster_of(plan: PlanValue) -> Cluster | None:
     """None where the plan was made for a cluster that its name does not describe, or for several kinds of devices."""
     try:
         cluster = Cluster.parse(plan.cluster)
@@ -46,7 +43,7 @@ def cluster_of(plan: Plan) -> Cluster | None:
     return None if isinstance(cluster, MixedCluster) or cluster.num_devices != plan.num_ranks else cluster
 
 
-def _axis(plan: Plan, cluster: Cluster | None, index: int) -> Axis:
+def _axis(plan: PlanValue, cluster: Cluster | None, index: int) -> Axis:
     name, size = plan.mesh.axis_names[index], plan.mesh.shape[index]
     if cluster is None or (plan.pipeline is not None and plan.pipeline.groups):
         return Axis(name, size, "", False)

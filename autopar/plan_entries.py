@@ -9,14 +9,11 @@ when the plan is lowered (`passes/check_plan.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout
-
-if TYPE_CHECKING:
-    from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan, RankGroup
+from autopar.plan_value import PIPELINE_AXIS, OperatorPlan, ParameterPlan, PipelinePlan, PlanValue, RankGroup
 
 COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """Kinds that `bucket_bytes` and `product_chunks` speak of."""
@@ -26,8 +23,11 @@ PARTIAL_SUMS = "partial"
 """What an axis of an operator says that adds nothing up and hands partial sums on."""
 
 
-def check_entries(plan: Plan) -> None:
+def check_plan(plan: PlanValue) -> None:
     """Raises ConfigurationError with the entry, the axis and the reason, for the first entry that cannot be meant."""
+    _check_mesh(plan.mesh)
+    if plan.pipeline is not None:
+        check_pipeline(plan, plan.pipeline)
     if plan.micro_batches < 1:
         raise ConfigurationError(f"micro_batches is {plan.micro_batches}; a step runs the batch in at least 1 part")
     problem = next(_all_problems(plan), None)
@@ -35,7 +35,54 @@ def check_entries(plan: Plan) -> None:
         raise ConfigurationError(problem)
 
 
-def _all_problems(plan: Plan) -> Iterator[str]:
+def _check_mesh(mesh: Mesh) -> None:
+    if not len(mesh.shape) == len(mesh.axis_names) == len(set(mesh.axis_names)) or min(mesh.shape, default=0) < 1:
+        raise ValueError(f"mesh axes {list(mesh.axis_names)} of sizes {list(mesh.shape)}: one size >= 1 per axis name")
+
+
+def check_pipeline(plan: PlanValue, pipeline: PipelinePlan) -> None:
+    """Raise ConfigurationError where stages, mesh and schedule of a plan do not fit together."""
+    groups, stages = [stage.rank_group for stage in pipeline.stages], pipeline.stages
+    if plan.mesh.axis_names[0] != PIPELINE_AXIS or len(plan.mesh.shape) < 2:
+        raise ConfigurationError(
+            f"a plan with stages has a mesh of {PIPELINE_AXIS!r} and at least one more axis (of size 1 where a stage "
+            f"runs on one device), not {list(plan.mesh.axis_names)}"
+        )
+    if sorted(set(groups)) != list(range(plan.mesh.shape[0])) or plan.mesh.shape[0] < 2:
+        raise ConfigurationError(
+            f"stages stand on rank groups {groups}; the mesh has {plan.mesh.shape[0]}: at least 2, and all in use"
+        )
+    cuts = [stage.last_operator for stage in stages]
+    unknown = [cut for cut in cuts[:-1] if cut is None or cut not in plan.operators or cut.endswith("/bwd")]
+    if unknown or cuts[-1] is not None or len(set(cuts)) != len(cuts):
+        raise ConfigurationError(
+            f"stages end at {cuts}: each but the last at another forward operator of the plan, the last at null"
+        )
+    if pipeline.groups:
+        _check_groups(plan, pipeline.groups)
+    pipeline.built(plan.micro_batches)
+
+
+def _check_groups(plan: PlanValue, groups: tuple[RankGroup, ...]) -> None:
+    """Raise ConfigurationError where unequal rank groups do not lie side by side, or not inside the plan's mesh."""
+    shapes, num_axes = [group.shape for group in groups], len(plan.layout_mesh.shape)
+    box = tuple(max(sizes) for sizes in zip(*shapes, strict=False))
+    if any(len(shape) != num_axes or min(shape) < 1 for shape in shapes) or plan.mesh.shape != (len(groups), *box):
+        raise ConfigurationError(
+            f"rank groups of shapes {[list(shape) for shape in shapes]} on a mesh of {list(plan.mesh.shape)}: one "
+            f"group per coordinate of {PIPELINE_AXIS!r}, one size per other axis, and the largest of them in the mesh"
+        )
+    end = 0
+    for group in sorted(groups, key=lambda group: group.first_rank):
+        if group.first_rank != end:
+            raise ConfigurationError(
+                f"rank groups begin at {[group.first_rank for group in groups]} with "
+                f"{[group.size for group in groups]} ranks: each where another ends, the first at 0"
+            )
+        end += group.size
+
+
+def _all_problems(plan: PlanValue) -> Iterator[str]:
     yield from _problems(plan, plan.layout_mesh, "")
     yield from _input_dims(plan)
     yield from _collective_problems(plan)
@@ -45,7 +92,7 @@ def _all_problems(plan: Plan) -> Iterator[str]:
         yield from _problems(group, mesh, f"pipeline.groups[{index}].")
 
 
-def _problems(entries: Plan | RankGroup, mesh: Mesh, where: str) -> Iterator[str]:
+def _problems(entries: PlanValue | RankGroup, mesh: Mesh, where: str) -> Iterator[str]:
     """What is wrong with the entries of a plan, or of one of its rank groups."""
     for name, parameter in entries.parameters.items():
         yield from _parameter_problems(f"{where}parameters.{name}", parameter, mesh)
@@ -105,14 +152,14 @@ def _choice_problems(where: str, operator: OperatorPlan, mesh: Mesh, axis: int, 
         yield f"{where} on axis {mesh.axis_names[axis]!r}: {wrong}, but {lie}; edit one of them"
 
 
-def _kernel_problems(plan: Plan) -> Iterator[str]:
+def _kernel_problems(plan: PlanValue) -> Iterator[str]:
     """Kernels of ours that do not exist."""
     for kind in plan.kernels:
         if kind not in KERNELS:
             yield f"kernels: {kind!r} is none of ours; write some of {', '.join(KERNELS)}"
 
 
-def _collective_problems(plan: Plan) -> Iterator[str]:
+def _collective_problems(plan: PlanValue) -> Iterator[str]:
     """What is wrong with sizes of buckets and numbers of chunks, per kind of collective."""
     least = {"bucket_bytes": (plan.bucket_bytes or {}, 0), "product_chunks": (plan.product_chunks, 1)}
     for field, (given, smallest) in least.items():
@@ -139,14 +186,13 @@ def _partial(where: str, layout: Layout, mesh: Mesh, why: str) -> Iterator[str]:
             yield f"{where} on axis {mesh.axis_names[axis]!r} is {placement}, a sum that is not complete: {why}"
 
 
-def _input_dims(plan: Plan) -> Iterator[str]:
+def _input_dims(plan: PlanValue) -> Iterator[str]:
     """Inputs that are split along a dim which they do not have; the question holds their shapes."""
-    known: Any = plan.question.get("inputs")
-    shapes: Mapping[str, Sequence[Any]] = known if isinstance(known, dict) else {}
+    shapes = plan.input_shapes
     for name, layout in plan.inputs.items():
         if name not in shapes:
             continue
-        shape = shapes[name][0]
+        shape = shapes[name]
         for axis, placement in enumerate(layout):
             if isinstance(placement, Shard) and placement.dim >= len(shape):
                 axis_name = plan.layout_mesh.axis_names[axis]

@@ -1,7 +1,7 @@
 """Dataclasses as JSON and back: what a plan file is made of. Layouts are lists of strings.
 
     plain(Mesh(("tp",), (2,)))                                     {"axis_names": ["tp"], "shape": [2]}
-    read({"axis_names": ["tp"], "shape": [2]}, Mesh, "mesh")       the mesh again
+    read({"axis_names": ["tp"], "shape": [2]}, Mesh)               the mesh again
 
 Errors name the damaged entry.
 """
@@ -13,63 +13,77 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from autopar.layouts.placement import Layout, Partial, Replicate, Shard, parse_layout
 
 UNWRITTEN = "unwritten"
 """Key in the metadata of a field that no file holds."""
+Record = TypeVar("Record")
 
 
-def plain(value: Any) -> Any:
-    """Dataclasses -> dicts, layouts -> lists of strings, recursively."""
+def plain(record: object) -> dict[str, object]:
+    """The fields of a dataclass: dataclasses in it as dicts, layouts as lists of strings."""
+    assert is_dataclass(record)
+    written = [f.name for f in fields(record) if not f.metadata.get(UNWRITTEN)]
+    return {name: _plain(getattr(record, name)) for name in written}
+
+
+def _plain(value: object) -> object:
     if isinstance(value, Shard | Replicate | Partial):
         return str(value)
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if not f.metadata.get(UNWRITTEN)}
+        return plain(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     return value
 
 
-def read(value: Any, kind: Any, where: str) -> Any:
-    """Inverse of `plain` for a field of type `kind`; errors name the path `where` of the damaged entry."""
+def read(value: object, kind: type[Record]) -> Record:
+    """Inverse of `plain` for a dataclass. Raises ValueError with the path of the damaged entry."""
+    found = _read(value, kind, "")
+    assert isinstance(found, kind)
+    return found
+
+
+def _read(value: Any, kind: Any, where: str) -> object:
+    """The value of a field of type `kind`, which stands at the path `where`."""
     if kind == Layout:
         _expect(value, list, where)
         return parse_layout(value)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    if kind is object:
         return value
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
         choices = [choice for choice in arguments if choice is not type(None)]
-        return read(value, choices[0], where) if len(choices) == 1 else _scalar(value, tuple(choices), where)
+        return _read(value, choices[0], where) if len(choices) == 1 else _scalar(value, tuple(choices), where)
     if origin is tuple:
         _expect(value, list, where)
         return tuple(_read_item(value, arguments, index, where) for index in range(len(value)))
     if origin is not None and issubclass(origin, Mapping):
         _expect(value, dict, where)
-        return {key: read(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
+        return {key: _read(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
     if is_dataclass(kind):
         return _read_dataclass(value, kind, where)
     return _scalar(value, (kind,), where)
 
 
-def _read_item(value: list[Any], kinds: tuple[Any, ...], index: int, where: str) -> Any:
+def _read_item(value: list[Any], kinds: tuple[Any, ...], index: int, where: str) -> object:
     kind = kinds[0] if len(kinds) == 2 and kinds[1] is Ellipsis else kinds[index]
-    return read(value[index], kind, f"{where}[{index}]")
+    return _read(value[index], kind, f"{where}[{index}]")
 
 
-def _read_dataclass(value: Any, kind: Any, where: str) -> Any:
+def _read_dataclass(value: Any, kind: Any, where: str) -> object:
     _expect(value, dict, where)
     hints = _hints(kind)
     unknown = set(value) - set(hints)
     if unknown:
         raise ValueError(f"{where or 'the plan'} has unknown fields {sorted(unknown)}")
-    return kind(**{name: read(item, hints[name], f"{where}.{name}".lstrip(".")) for name, item in value.items()})
+    return kind(**{name: _read(item, hints[name], f"{where}.{name}".lstrip(".")) for name, item in value.items()})
 
 
 @functools.cache
@@ -78,7 +92,7 @@ def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _scalar(value: Any, kinds: tuple[type, ...], where: str) -> Any:
+def _scalar(value: object, kinds: tuple[type, ...], where: str) -> object:
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if int not in kinds else value
     if not isinstance(value, kinds):
@@ -86,6 +100,6 @@ def _scalar(value: Any, kinds: tuple[type, ...], where: str) -> Any:
     return value
 
 
-def _expect(value: Any, kind: type, where: str) -> None:
+def _expect(value: object, kind: type, where: str) -> None:
     if not isinstance(value, kind):
         raise ValueError(f"{where or 'the plan'} must be a JSON {kind.__name__}, not {value!r}")

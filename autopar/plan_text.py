@@ -11,15 +11,12 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.moves import Way
-from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard
+from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
 from autopar.layouts.redistribution import Step, steps_on
-
-if TYPE_CHECKING:
-    from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, Plan
+from autopar.plan_value import Baseline, OperatorPlan, ParameterPlan, PlanValue
 
 PLAN_COLUMNS = ("plan", "mesh", "step", "memory", "cost", "bound", "gap")
 """step: predicted seconds; memory: predicted peak per device; cost, bound and gap: as certified, see `facts`."""
@@ -66,7 +63,7 @@ def format_placements(layout: Layout, mesh: Mesh) -> str:
     return ", ".join(chosen) or "R"
 
 
-def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
+def plan_rows(plan: PlanValue) -> list[tuple[str, ...]]:
     """The chosen plan and its baselines, one row of `PLAN_COLUMNS` each."""
     groups = () if plan.pipeline is None else plan.pipeline.groups
     shapes = " + ".join("x".join(map(str, group.shape)) for group in groups)
@@ -105,7 +102,7 @@ def _baseline_row(baseline: Baseline) -> tuple[str, ...]:
     )
 
 
-def parameter_rows(plan: Plan) -> list[tuple[str, str, str]]:
+def parameter_rows(plan: PlanValue) -> list[tuple[str, str, str]]:
     """(pattern, how many, layouts) of parameters whose names differ in numbers only and that share their layouts."""
     groups: dict[tuple[str, str], int] = {}
     for name, parameter in plan.parameters.items():
@@ -122,7 +119,7 @@ def _parameter_layouts(parameter: ParameterPlan, mesh: Mesh) -> str:
     return f"{stored} -> {used} ({kept})"
 
 
-def facts(plan: Plan) -> list[str]:
+def facts(plan: PlanValue) -> list[str]:
     """Lines that belong under the table: cluster, parts of the step, largest memory, why baselines do not run,
     uncovered operators, notes."""
     lines = [
@@ -152,7 +149,7 @@ def _number(value: float | int | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: PlanValue) -> str:
     """The plan on one page: chosen plan beside the baselines, then the layouts of the parameters."""
     rows = parameter_rows(plan)
     lines = [align(PLAN_COLUMNS, plan_rows(plan)), "", *facts(plan), ""]
@@ -160,6 +157,30 @@ def summary(plan: Plan) -> str:
     if len(rows) > LARGEST_GROUPS:
         lines.append(f"... and {len(rows) - LARGEST_GROUPS} more groups")
     return "\n".join(lines)
+
+
+def difference(this: PlanValue, other: PlanValue) -> str:
+    """Unified diff of the choices of two plans, empty when they are equal."""
+    return "\n".join(difflib.unified_diff(_choices(this), _choices(other), "this", "other", lineterm="", n=0))
+
+
+def _choices(plan: PlanValue) -> list[str]:
+    """One line per choice, in plan order, for `diff`."""
+    lines = [f"mesh {name}={size}" for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)]
+    lines.append(f"micro_batches {plan.micro_batches}")
+    if plan.pipeline is not None:
+        lines.append(f"schedule {plan.pipeline.schedule}, {plan.pipeline.chunks} chunks {plan.pipeline.actions}")
+        lines += [
+            f"{stage.name} on {stage.rank_group} up to {stage.last_operator}{', gathers once' * stage.gather_once}"
+            for stage in plan.pipeline.stages
+        ]
+        lines += [f"group {i}: {g}" for i, g in enumerate(plan.pipeline.groups)]
+    for name, parameter in plan.parameters.items():
+        kept = " kept" if parameter.keep_gathered else ""
+        lines.append(f"{name}: stored {format_layout(parameter.stored)} used {format_layout(parameter.used)}{kept}")
+    for name, operator in plan.operators.items():
+        lines.append(f"{name}: {operator.axes} -> {[format_layout(layout) for layout in operator.outputs]}")
+    return lines
 
 
 def align(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -171,7 +192,7 @@ def align(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def matching_names(plan: Plan, name: str) -> list[str]:
+def matching_names(plan: PlanValue, name: str) -> list[str]:
     """The parameter or operator `name`, what matches it as a glob (`layers.*.up.weight`), else everything inside the
     module `name`. Raises ConfigurationError with the nearest names where nothing does."""
     known = [*plan.parameters, *plan.operators]
@@ -189,14 +210,14 @@ def without_numbers(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
-def layout_lines(plan: Plan, name: str) -> tuple[str, ...]:
+def layout_lines(plan: PlanValue, name: str) -> tuple[str, ...]:
     """How a parameter or operator lies, with what is redistributed by which collectives."""
     if name in plan.parameters:
         return (f"parameter {name}", *_explain_parameter(plan.parameters[name], plan.layout_mesh))
     return (f"operator {name}", *_explain_operator(plan.operators[name], plan.layout_mesh))
 
 
-def why_no_runner_up(plan: Plan, name: str) -> list[str]:
+def why_no_runner_up(plan: PlanValue, name: str) -> list[str]:
     """What to say of a choice of which the plan itself names no other."""
     if plan.pipeline is not None and plan.alternatives:
         return _other_pipelines(plan)
@@ -207,7 +228,7 @@ def why_no_runner_up(plan: Plan, name: str) -> list[str]:
     return ["no other choice while all else stays: neighbours would have to follow; its model tells what that costs"]
 
 
-def _other_pipelines(plan: Plan) -> list[str]:
+def _other_pipelines(plan: PlanValue) -> list[str]:
     """What else the search compared: with stages, layouts are compared a sub-mesh at a time."""
     lines = [f"the layout of the best plan on its stage's sub-mesh; as a whole {_step(plan.objective_seconds)}"]
     for other in plan.alternatives[:OTHERS]:
@@ -225,7 +246,7 @@ def _step(seconds: float) -> str:
     return f"{format_seconds(seconds)} per step"
 
 
-def runners_up(plan: Plan, name: str) -> list[str]:
+def runners_up(plan: PlanValue, name: str) -> list[str]:
     """What else a parameter or operator could be, each with what it adds to the step: "instead R: +1.2 ms per step"."""
     return [
         f"instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step"

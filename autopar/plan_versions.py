@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from autopar.errors import ConfigurationError
 
@@ -22,7 +21,7 @@ class Conversion:
     """A field that an older file leaves out, the JSON value that says what was meant then, and why."""
 
     field: str
-    where_absent: Any
+    where_absent: object
     why: str
 
 
@@ -39,7 +38,7 @@ CONVERSIONS: Mapping[int, tuple[Conversion, ...]] = {
 """Version -> what makes a file of it one of the next version."""
 
 
-def current(document: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def current(document: Mapping[str, object], origin: str) -> dict[str, object]:
     """The fields of a plan file as this version names them. Raises ConfigurationError for an unknown version."""
     converted = dict(document)
     version = converted.pop("schema_version", None)

@@ -24,8 +24,9 @@ from autopar.capture.precision import precision_dtype
 from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import CaptureError, ConfigurationError, UnsupportedOperatorError
 from autopar.files import write_atomically
-from autopar.parallel_plan import PipelinePlan, Plan
+from autopar.parallel_plan import Plan
 from autopar.phases import phase
+from autopar.plan_value import PipelinePlan
 from autopar.planner.constraints import Recompute
 from autopar.planner.kept import Kept
 from autopar.planner.micro_batches import AtBatch, batch_size

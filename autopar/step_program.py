@@ -31,9 +31,10 @@ from autopar.cost_models.simulator import Action
 from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.graphs.forward_backward import Partition
 from autopar.hardware import Device
-from autopar.parallel_plan import PIPELINE_AXIS, Plan
+from autopar.parallel_plan import Plan
 from autopar.passes.lowering.chain import lowered_step, start_early
 from autopar.passes.micro_batches import joined_bytes
+from autopar.plan_value import PIPELINE_AXIS
 from autopar.planner.leaves import StateBytes
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.predict import dispatch_seconds

@@ -25,8 +25,9 @@ from autopar.capture.precision import canonical_names, computing_in, narrowed, p
 from autopar.capture.step import find_loss
 from autopar.errors import ConfigurationError, VerificationError
 from autopar.layouts.placement import Mesh, replicated
-from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
+from autopar.parallel_plan import Plan
 from autopar.passes.lowering.chain import lowered_step, use_our_kernels
+from autopar.plan_value import OperatorPlan, ParameterPlan
 from autopar.runtime.batches import input_leaves
 from autopar.runtime.consensus import from_every_rank
 from autopar.runtime.parallel_module import ParallelModule

@@ -27,12 +27,12 @@ import numpy as np
 import torch
 
 from autopar.errors import InfeasibleError
+from autopar.explain.answers import Explanations
 from autopar.explain.binding import Limits
 from autopar.explain.origin import Remembered
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.switches import switch_of
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Explanations
 from autopar.planner.one_mesh import EXACT_GAP
 from autopar.planner.read import describe
 from autopar.planner.recomputation import RECOMPUTED, state_of

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from autopar.layouts.placement import Mesh, local_runs, local_shape, local_start
-from autopar.parallel_plan import OperatorPlan
+from autopar.plan_value import OperatorPlan
 from autopar.rules.call import argument_slot
 
 _c10d = torch.ops._c10d_functional

@@ -24,12 +24,13 @@ from autopar._compat import LazyGraphModule
 from autopar.errors import PlanMismatchError
 from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, format_layout, is_legal, replicated
-from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
+from autopar.parallel_plan import Plan
 from autopar.passes.check_plan import operator_plan, output_shapes
 from autopar.passes.emitter import Emitter
 from autopar.passes.local_call import LocalContext, emit_local_call
 from autopar.passes.local_values import LocalValue, LocalValues
 from autopar.passes.random_operators import SEED, is_random
+from autopar.plan_value import OperatorPlan, ParameterPlan
 from autopar.program import Input, Output, Program
 from autopar.rules.engine import is_view, tensor_operands
 

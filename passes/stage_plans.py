@@ -17,8 +17,10 @@ from torch import fx
 
 from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, replicated
-from autopar.parallel_plan import PIPELINE_AXIS, PipelinePlan, Plan, StagePlan, check_pipeline
+from autopar.parallel_plan import Plan
 from autopar.passes.stages import Crossing, StagePrograms
+from autopar.plan_entries import check_pipeline
+from autopar.plan_value import PIPELINE_AXIS, PipelinePlan, StagePlan
 from autopar.rules.engine import tensor_operands
 from autopar.schedules.actions import Schedule
 from autopar.schedules.list_scheduler import build_schedule

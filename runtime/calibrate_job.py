@@ -141,7 +141,8 @@ def _machine(step: Callable[[], None]) -> Profile:
     world = dist.get_world_size()
     keep_freed_memory()
     everyone: list[list[Measurement]] = [[] for _ in range(world)]
-    points = [*operator_points(world, dist.barrier), *census_points(step, world, _crowd())]
+    effort = Effort()
+    points = [*operator_points(world, dist.barrier, effort), *census_points(step, effort, world, _crowd())]
     dist.all_gather_object(everyone, points)
     return profile_from_points(mean_over_ranks([point for points in everyone for point in points]))
 

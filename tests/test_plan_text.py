@@ -8,8 +8,9 @@ import pytest
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh, Partial, Replicate, Shard
-from autopar.parallel_plan import Baseline, OperatorPlan, ParameterPlan, PipelinePlan, Plan, Prediction
+from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds, matching_names, parameter_rows, plan_rows
+from autopar.plan_value import Baseline, OperatorPlan, ParameterPlan, PipelinePlan, Prediction
 
 R, S0, P = Replicate(), Shard(0), Partial("sum")
 

@@ -8,16 +8,9 @@ import pytest
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh, Replicate, Shard
-from autopar.parallel_plan import (
-    OperatorPlan,
-    ParameterPlan,
-    PipelinePlan,
-    Plan,
-    Prediction,
-    RankGroup,
-    StagePlan,
-    check_pipeline,
-)
+from autopar.parallel_plan import Plan
+from autopar.plan_entries import check_pipeline
+from autopar.plan_value import OperatorPlan, ParameterPlan, PipelinePlan, Prediction, RankGroup, StagePlan
 
 SPLIT = (Shard(0),)
 WEIGHT = ParameterPlan(stored=SPLIT, used=SPLIT, gradient=SPLIT)

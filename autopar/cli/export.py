@@ -87,7 +87,7 @@ def _priced(plan: Plan, uniform: UniformPlan) -> Plan:
         cluster=cluster_of(plan, question, {}),
         dims=uniform.dims or None,
         optimizer=wishes["optimizer"],
-        precision=question.get("precision"),
+        precision=plan.precision,
         memory_limit=wishes["memory_limit"],
         micro_batches=uniform.micro_batches if uniform.micro_batches > 1 else None,
         schedule=uniform.schedule,

@@ -19,8 +19,8 @@ from autopar.cli.bound import bound, given_options, says_its_model
 from autopar.cli.options import OUTPUT_FILE, parse_constraints, parse_dims, parse_mesh, read_cluster
 from autopar.cli.output import as_json_option, print_answer, print_document
 from autopar.errors import ConfigurationError
+from autopar.explain.answers import Comparison, Explanations
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Comparison, Explanations
 from autopar.plan_text import PLAN_COLUMNS, matching_names, plan_rows
 from autopar.report.differences import changed_lines
 from autopar.report.tables import table
@@ -60,9 +60,8 @@ def explain(
         print_document({"name": name, **_document(answer)})
 
 
-def _document(answer: Explanations) -> dict[str, Any]:
-    choices = answer.document()
-    return {**choices, "alternatives": {choice["name"]: choice["alternatives"] for choice in choices["choices"]}}
+def _document(answer: Explanations) -> dict[str, object]:
+    return {**answer.document(), "alternatives": {choice.name: choice.others for choice in answer.choices}}
 
 
 @click.command()

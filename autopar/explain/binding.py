@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.errors import InfeasibleError, PlanMismatchError
+from autopar.explain.answers import OPTIMUM_ROUNDING, Binding
 from autopar.explain.pieces import loss_operators, moment_of
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import OPTIMUM_ROUNDING, Binding
 from autopar.plan_text import format_bytes
 from autopar.planner.mesh_shapes import FREE_AXIS_NAMES
 from autopar.planner.read import describe

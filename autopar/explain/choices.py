@@ -1,6 +1,6 @@
 """Choices: why a parameter or an operator is what it is in a plan.
 
-    costs       what it pays per step, term by term (`planner/cost_terms.py`)
+    costs       what it pays per step, term by term (`cost_terms.py`)
     holds       its bytes at the fullest moment of the step
     runner-up   the best plan in which it is otherwise, found by solving again with this choice forbidden
     binds       the limits without which the plan would cost less, and what the choice would then be (`binding.py`)
@@ -15,16 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.errors import InfeasibleError
+from autopar.explain.alone import alike, axes_in_links
+from autopar.explain.answers import Explanation, Explanations, Switch
 from autopar.explain.binding import Limits
+from autopar.explain.cost_terms import cost_terms
 from autopar.explain.indivisible import indivisible_names
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.source import Source
 from autopar.explain.stage_choices import explain_in_stages
 from autopar.explain.switches import switch_of, terms_by_name
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Explanation, Explanations, Switch, alike, axes_in_links
 from autopar.plan_text import layout_lines
-from autopar.planner.cost_terms import cost_terms
 from autopar.planner.one_mesh import EXACT_GAP
 from autopar.planner.read import switching_costs
 from autopar.planner.resolve import Resolver

@@ -14,12 +14,12 @@ import math
 
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.program_costs import program_actions
+from autopar.explain.answers import RankProgram
 from autopar.explain.graph_lines import graph_lines
 from autopar.explain.rank_graphs import rank_graphs
 from autopar.explain.source import Source
 from autopar.explain.stage_code import stage_program
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import RankProgram
 
 
 def rank_program(source: Source, plan: Plan, rank: int) -> RankProgram:

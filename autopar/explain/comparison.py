@@ -17,14 +17,14 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.explain.answers import Comparison, Difference, Term
+from autopar.explain.cost_terms import cost_terms
 from autopar.explain.played_costs import SCHEDULE, played_costs, schedule_in_words
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Comparison, Difference, Term
 from autopar.plan_text import axes_at_work, format_bytes, format_placements, without_numbers
-from autopar.planner.cost_terms import cost_terms
 from autopar.planner.known_plans import known_plans
 from autopar.planner.recover import recover
 from autopar.questions import Options

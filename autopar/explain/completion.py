@@ -6,7 +6,6 @@ labels, notes = completed_beside(built, plan)       notes: what else had to chan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from autopar.planner.recover import agreeing, completed
 from autopar.planner.warm_start import Rows
 
 
-def merged(constraints: object, changes: Mapping[str, Any]) -> object:
+def merged(constraints: object, changes: Mapping[str, object]) -> object:
     """The wishes under which a plan was made, with those of the edit in place of equal ones."""
     return {**constraints, **changes} if isinstance(constraints, Mapping) else dict(changes)
 

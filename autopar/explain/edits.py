@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.completion import completed_beside, merged
@@ -37,7 +36,7 @@ BOUND_SECONDS = 10.0
 """CPU seconds of the search for the bound of an edited plan."""
 
 
-def edited(source: Source, plan: Plan, changes: Mapping[str, Any]) -> Plan:
+def edited(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
     """The plan with the placements in `changes`, see the module docstring; without changes it is only checked and
     priced again. Raises ConfigurationError, PlanMismatchError and InfeasibleError."""
     if plan.pipeline is not None:

@@ -21,6 +21,7 @@ import numpy as np
 from torch import fx
 
 from autopar.cost_models.optimizer_step import step_buffer_bytes
+from autopar.explain.answers import MemoryTable
 from autopar.explain.pieces import (
     JOINED,
     LOSS,
@@ -40,7 +41,6 @@ from autopar.explain.source import Source
 from autopar.explain.stage_memory import AT_OPTIMIZER, stage_memory_table
 from autopar.graphs.live_ranges import bytes_over_time, memory_events
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import MemoryTable
 
 
 def memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTable:

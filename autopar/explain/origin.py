@@ -7,17 +7,22 @@ plan = planner.bind(autopar.Plan.load("plan.json"))            a file has none: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 from autopar.capture import fingerprint
 from autopar.errors import ConfigurationError, PlanMismatchError
+from autopar.explain.alone import wanted_names
+from autopar.explain.answers import Comparison, Explanations, MemoryTable, RankProgram
+from autopar.explain.choices import explain_choices
+from autopar.explain.code import rank_program
+from autopar.explain.comparison import compare_plans
+from autopar.explain.edits import edited
+from autopar.explain.memory import memory_table
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.passes.check_plan import refuse_unknown_names
-from autopar.plan_answers import Comparison, Explanations, MemoryTable, RankProgram
 from autopar.program import Program
 from autopar.questions import Options, as_cluster
 
@@ -57,7 +62,7 @@ def _program_under(plan: Plan, source: Source) -> Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remembered:
-    """The `Origin` of a plan: its source, and the questions that it answers; see the methods of `Plan`."""
+    """The `PlanQuestions` of a plan whose source is known."""
 
     source: Source
 
@@ -65,26 +70,22 @@ class Remembered:
         """A plan that travels to another process leaves its origin behind."""
         return type(None), ()
 
-    def explain(self, plan: Plan, names: Sequence[str], exact: bool) -> Explanations:
-        found: Explanations = _answers().explain_choices(self.source, plan, names, exact)
-        return found
-
-    def compare(self, plan: Plan, other: Plan | str) -> Comparison:
-        found: Comparison = _answers().compare_plans(self.source, plan, other)
-        return found
+    def explain(self, plan: Plan, name: str | None, vs: Plan | str | None, exact: bool) -> Explanations | Comparison:
+        names = wanted_names(plan, name, vs)
+        if vs is not None:
+            return compare_plans(self.source, plan, vs)
+        return explain_choices(self.source, plan, names, exact)
 
     def memory(self, plan: Plan, rank: int | None) -> MemoryTable:
-        found: MemoryTable = _answers().memory_table(self.source, plan, rank)
-        return found
+        return memory_table(self.source, plan, rank)
 
-    def edit(self, plan: Plan, changes: Mapping[str, Any]) -> Plan:
-        return remembering(_answers().edited(self.source, plan, changes), self.source)
+    def edit(self, plan: Plan, changes: Mapping[str, object]) -> Plan:
+        return remembering(edited(self.source, plan, changes), self.source)
 
     def code(self, plan: Plan, rank: int) -> RankProgram:
-        found: RankProgram = _answers().rank_program(self.source, plan, rank)
-        return found
+        return rank_program(self.source, plan, rank)
 
-    def what_if(self, plan: Plan, changes: Mapping[str, Any]) -> Plan:
+    def what_if(self, plan: Plan, changes: Mapping[str, object]) -> Plan:
         unknown = sorted(changes.keys() - WISHES)
         if unknown:
             raise ConfigurationError(f"what_if does not take {', '.join(unknown)}: write {', '.join(sorted(WISHES))}")
@@ -96,10 +97,3 @@ class Remembered:
         warm = None if plan.pipeline is not None else plan
         options: Options = replace(self.source.options, warm_start=warm, with_baselines=False, cache_dir=None, **asked)
         return remembering(self.source.plan(options), replace(self.source, options=options))
-
-
-def _answers() -> ModuleType:
-    """What answers, loaded at the first question: it brings the solver library, which `import autopar` must not."""
-    from autopar.explain import answers
-
-    return answers

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
+from autopar.explain.answers import Term
 from autopar.explain.source import Source
 from autopar.explain.stage_bodies import Turn, bodies, optimizer_parts
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Term
 from autopar.program import MicroProgram, Program
 from autopar.questions import Options
 from autopar.simulation import checked_step, simulate_step

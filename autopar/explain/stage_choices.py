@@ -20,6 +20,8 @@ from functools import cached_property
 import numpy as np
 
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
+from autopar.explain.alone import alike, axes_in_links
+from autopar.explain.answers import Explanation, Explanations, Switch, Term, signed
 from autopar.explain.pipeline_source import PipelineSource, pipeline_source
 from autopar.explain.played_costs import counted
 from autopar.explain.source import Source
@@ -27,7 +29,6 @@ from autopar.explain.stage_bodies import bodies, optimizer_parts
 from autopar.explain.stage_problem import StageProblem, stage_problem
 from autopar.explain.switches import switch_of, terms_by_name
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Explanation, Explanations, Switch, Term, alike, axes_in_links, signed
 from autopar.plan_text import format_bytes, format_seconds, layout_lines
 from autopar.planner.resolve import Resolved, Resolver
 from autopar.priced_stages import PipelineGraphs

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from autopar.explain.answers import RankProgram
 from autopar.explain.graph_lines import graph_lines
 from autopar.explain.pipeline_source import pipeline_source
 from autopar.explain.source import Source
@@ -26,7 +27,6 @@ from autopar.explain.stage_bodies import Turn, bodies, optimizer_parts
 from autopar.parallel_plan import Plan
 from autopar.passes.graph_text import with_comment
 from autopar.passes.stages import Crossing
-from autopar.plan_answers import RankProgram
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.priced_stages import PipelineGraphs
 from autopar.schedules.actions import PipeAction

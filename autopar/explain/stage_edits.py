@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.completion import completed_beside, merged
 from autopar.explain.source import Source
 from autopar.explain.stage_problem import StageProblem, stage_problem, without_stages
-from autopar.parallel_plan import PIPELINE_AXIS, Plan, StagePlan
+from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds, matching_names
+from autopar.plan_value import PIPELINE_AXIS, StagePlan
 from autopar.planner.constraints import parse_constraints
 from autopar.planner.one_mesh import price
 from autopar.planner.read import switching_costs
@@ -44,13 +44,13 @@ BOUND_NOTE = (
 class _Edit:
     """placements: as `constraints=`; moves: (pattern, stage)."""
 
-    placements: Mapping[str, Any]
+    placements: Mapping[str, object]
     moves: tuple[tuple[str, int], ...]
     schedule: str | None
     micro_batches: int | None
 
 
-def refuse_stage_changes(changes: Mapping[str, Any]) -> None:
+def refuse_stage_changes(changes: Mapping[str, object]) -> None:
     """Raise ConfigurationError where an edit of a plan without stages speaks of stages."""
     edit = _read(changes)
     if edit.moves or edit.schedule is not None or edit.micro_batches is not None:
@@ -60,7 +60,7 @@ def refuse_stage_changes(changes: Mapping[str, Any]) -> None:
         )
 
 
-def edited_stages(source: Source, plan: Plan, changes: Mapping[str, Any]) -> Plan:
+def edited_stages(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
     """The plan with `changes`, see the module docstring; without changes it is only checked and priced again.
 
     Raises ConfigurationError and PlanMismatchError for what cannot be meant or cannot stand side by side, and
@@ -111,8 +111,8 @@ def edited_stages(source: Source, plan: Plan, changes: Mapping[str, Any]) -> Pla
     )
 
 
-def _read(changes: Mapping[str, Any]) -> _Edit:
-    placements: dict[str, Any] = {}
+def _read(changes: Mapping[str, object]) -> _Edit:
+    placements: dict[str, object] = {}
     moves = []
     for pattern, value in changes.items():
         if pattern in (SCHEDULE, MICRO_BATCHES):
@@ -123,11 +123,11 @@ def _read(changes: Mapping[str, Any]) -> _Edit:
         moves.append((pattern, _number(value[PIPELINE_AXIS], f"the stage of {pattern!r}", 0)))
         others = {axis: placement for axis, placement in value.items() if axis != PIPELINE_AXIS}
         placements |= {pattern: others} if others else {}
-    count = changes.get(MICRO_BATCHES)
+    schedule, count = changes.get(SCHEDULE), changes.get(MICRO_BATCHES)
     return _Edit(
         placements=placements,
         moves=tuple(moves),
-        schedule=changes.get(SCHEDULE),
+        schedule=None if schedule is None else str(schedule),
         micro_batches=None if count is None else _number(count, MICRO_BATCHES, 1),
     )
 

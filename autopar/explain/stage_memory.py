@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.cost_models.program_timeline import PassBytes
+from autopar.explain.answers import MemoryTable, StageMemory
 from autopar.explain.pieces import (
     GATHERED,
     GRADIENTS,
@@ -35,7 +36,6 @@ from autopar.explain.pipeline_source import PipelineSource, pipeline_source
 from autopar.explain.source import Source
 from autopar.graphs.node_values import node_bytes
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import MemoryTable, StageMemory
 from autopar.priced_stages import PipelineGraphs, PricedStage
 from autopar.schedules.actions import PipeAction
 

@@ -20,7 +20,8 @@ from autopar.cost_models.pipeline import play_pipeline, schedule_for
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
-from autopar.parallel_plan import PipelinePlan, Plan
+from autopar.parallel_plan import Plan
+from autopar.plan_value import PipelinePlan
 from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.one_mesh import price

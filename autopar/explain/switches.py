@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from autopar.plan_answers import Switch, Term
+from autopar.explain.answers import Switch, Term
 from autopar.planner.read import describe
 from autopar.planner.recover import Recovered
 from autopar.planner.resolve import Resolved

@@ -17,7 +17,8 @@ from typing import Literal, cast, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Shard
-from autopar.parallel_plan import OperatorPlan, ParameterPlan, Plan
+from autopar.parallel_plan import Plan
+from autopar.plan_value import OperatorPlan, ParameterPlan
 
 Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
 Recomputation = Literal["none", "selective", "full"]
@@ -97,8 +98,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
     degrees: dict[str, int] = dict.fromkeys(get_args(Role), 1)
     for role, size in zip(roles, plan.layout_mesh.shape, strict=True):
         degrees[role] *= size
-    inputs = plan.question.get("inputs") or {}
-    shape = next((shape for shape, _ in inputs.values() if len(shape) > 1), None)
+    shape = next((shape for shape in plan.input_shapes.values() if len(shape) > 1), None)
     recompute, recompute_lost = _recomputation(plan)
     return UniformPlan(
         **degrees,
@@ -111,7 +111,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         batch=None if shape is None else shape[0],
         sequence=None if shape is None else shape[1],
         recompute=recompute,
-        precision=str(plan.question.get("precision") or "fp32"),
+        precision=plan.precision or "fp32",
         lost=(*_lost_parameters(plan, roles), *_lost_operators(plan, roles), *recompute_lost),
     )
 

@@ -16,7 +16,8 @@ from functools import cache, partial
 
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Baseline, Plan
+from autopar.parallel_plan import Plan
+from autopar.plan_value import Baseline
 from autopar.planner.blocks import blocks_of
 from autopar.planner.choose_mesh import Chosen, choose_mesh
 from autopar.planner.choose_micro_batches import choose_micro_batches, query_in_parts

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import ParameterPlan
+from autopar.plan_value import ParameterPlan
 from autopar.planner.classes import classify
 from autopar.planner.constraints import Constraints
 from autopar.planner.factorisation import Factorisation, Value

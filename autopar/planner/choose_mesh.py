@@ -20,8 +20,9 @@ from functools import partial
 
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Baseline, Plan
+from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
+from autopar.plan_value import Baseline
 from autopar.planner.axis_roles import axis_notes
 from autopar.planner.constraints import Constraints
 from autopar.planner.known_plans import as_baseline

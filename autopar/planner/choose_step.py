@@ -30,8 +30,9 @@ import numpy as np
 
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Baseline, Plan
+from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
+from autopar.plan_value import Baseline
 from autopar.planner.choose_mesh import Chosen, roles_of
 from autopar.planner.constraints import BATCH_AXES
 from autopar.planner.hidden_bounds import HiddenBounds

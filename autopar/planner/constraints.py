@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh, Placement, Replicate, Shard, parse_placement
-from autopar.parallel_plan import ParameterPlan
+from autopar.plan_value import ParameterPlan
 from autopar.planner.strategies import Choice, divides
 
 BATCH_AXES = ("dp_replicate", "dp_shard")

@@ -13,7 +13,8 @@ from typing import TypeAlias
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Baseline, Plan
+from autopar.parallel_plan import Plan
+from autopar.plan_value import Baseline
 from autopar.planner.constraints import Constraints
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate, plan_on_mesh

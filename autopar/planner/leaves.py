@@ -15,7 +15,7 @@ import numpy as np
 from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.optimizer_step import FUSED, Temporaries
 from autopar.layouts.placement import Layout, Mesh, Replicate, Shard, is_dtensor_layout, is_legal
-from autopar.parallel_plan import ParameterPlan
+from autopar.plan_value import ParameterPlan
 from autopar.planner.prices import Floats, Prices
 from autopar.planner.strategies import Choice, LayoutSet, combinations, layouts_of, local_fraction
 

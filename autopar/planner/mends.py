@@ -17,7 +17,7 @@ from functools import partial
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Prediction
+from autopar.plan_value import Prediction
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of, micro_batch_queries
 from autopar.planner.least_memory import least_state_bytes

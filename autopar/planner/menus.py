@@ -13,7 +13,7 @@ import numpy as np
 from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh, replicated
-from autopar.parallel_plan import ParameterPlan
+from autopar.plan_value import ParameterPlan
 from autopar.planner.classes import Classes
 from autopar.planner.constraints import Constraints, allowed_choices, allowed_labels
 from autopar.planner.factorisation import shape_of

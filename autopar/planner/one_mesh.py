@@ -23,11 +23,12 @@ from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan, Prediction
+from autopar.parallel_plan import Plan
 from autopar.passes.lowering.chain import add_up_parts, lowered_step, resumed, sort_rows
 from autopar.passes.micro_batches import joined_bytes
 from autopar.phases import phase
 from autopar.plan_text import format_seconds
+from autopar.plan_value import Prediction
 from autopar.planner.build import Built, build_problem
 from autopar.planner.choose_kernels import cheaper_kernels
 from autopar.planner.hidden import with_hidden

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster, MixedCluster
-from autopar.parallel_plan import ParameterPlan, Plan
+from autopar.parallel_plan import Plan
+from autopar.plan_value import ParameterPlan
 from autopar.planner.best_plan import Asked, best_plan, shapes_of
 from autopar.planner.constraints import Recompute, check_recompute, parse_constraints
 from autopar.planner.factorisation import Factorisation

@@ -15,8 +15,8 @@ from torch import fx
 
 from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Layout, Mesh, replicated
-from autopar.parallel_plan import OperatorPlan, ParameterPlan
 from autopar.plan_text import axes_in_words, format_placements, parameter_in_words
+from autopar.plan_value import OperatorPlan, ParameterPlan
 from autopar.planner.build import Built, Variable
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.prices import Floats

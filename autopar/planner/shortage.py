@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Prediction
 from autopar.plan_text import format_bytes, format_seconds
+from autopar.plan_value import Prediction
 from autopar.planner.build import Built
 from autopar.planner.solver import MemoryRow
 

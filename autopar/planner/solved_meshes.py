@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan, Prediction
+from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
+from autopar.plan_value import Prediction
 from autopar.planner.build import Built
 from autopar.planner.finer_plans import Decision, decisions, labels_on
 from autopar.planner.lifetimes import Lifetimes

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, is_legal, replicated
-from autopar.parallel_plan import OperatorPlan, Plan, Prediction
+from autopar.parallel_plan import Plan
+from autopar.plan_value import OperatorPlan, Prediction
 from autopar.planner.choices import choices_of
 from autopar.planner.factorisation import Factorisation, Value
 from autopar.planner.operators import base_of, operators, whole_rule

@@ -15,8 +15,9 @@ import torch  # noqa: E402 - what importing costs is a phase of its own
 
 from autopar.capture import Captures  # noqa: E402
 from autopar.cluster import Cluster  # noqa: E402
-from autopar.parallel_plan import Baseline, Plan  # noqa: E402
+from autopar.parallel_plan import Plan  # noqa: E402
 from autopar.phases import PhaseTime, PhaseTimes, cpu_seconds  # noqa: E402
+from autopar.plan_value import Baseline  # noqa: E402
 from autopar.planner.micro_batches import AtBatch  # noqa: E402
 from autopar.planner.planning import make_plan  # noqa: E402
 from autopar.program import Program  # noqa: E402

@@ -10,8 +10,9 @@ from dataclasses import replace
 from autopar.capture import Captures, fingerprint
 from autopar.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import PIPELINE_AXIS, Plan, RankGroup
+from autopar.parallel_plan import Plan
 from autopar.passes.stage_plans import with_pipeline
+from autopar.plan_value import PIPELINE_AXIS, RankGroup
 from autopar.planner.micro_batches import in_parts
 from autopar.planner.planning import make_plan
 from autopar.program import MicroProgram

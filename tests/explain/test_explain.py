@@ -12,14 +12,14 @@ import torch
 
 import autopar
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
+from autopar.explain.answers import Comparison, Explanations
 from autopar.explain.binding import Limits
+from autopar.explain.cost_terms import cost_terms
 from autopar.explain.origin import Remembered
 from autopar.explain.pieces import loss_operators, moment_of, owner_of
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.switches import switch_of
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Comparison, Explanations
-from autopar.planner.cost_terms import cost_terms
 from autopar.planner.one_mesh import EXACT_GAP
 from autopar.planner.read import describe
 from autopar.planner.recover import Recovered, described

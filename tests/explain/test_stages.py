@@ -11,11 +11,11 @@ import torch
 
 import autopar
 from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.explain.answers import Comparison, Explanations
 from autopar.explain.origin import Remembered
 from autopar.explain.pipeline_source import PipelineSource, pipeline_source
 from autopar.explain.stage_memory import KEPT
 from autopar.parallel_plan import Plan
-from autopar.plan_answers import Comparison, Explanations
 from autopar.simulation import Simulation, simulate_plan
 
 WIDTH = 256

@@ -13,8 +13,8 @@ from autopar.capture import capture
 from autopar.errors import PlanMismatchError
 from autopar.graphs.live_ranges import memory_events
 from autopar.layouts.placement import Mesh, Partial, Replicate, Shard, is_legal
-from autopar.parallel_plan import ParameterPlan
 from autopar.passes.partition import split_forward_backward
+from autopar.plan_value import ParameterPlan
 from tests.passes.hand_plans import calls, hand_plan, operator_entry, picked, run_plan, tensors_of
 from tests.passes.lowered_programs import lower
 

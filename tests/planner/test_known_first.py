@@ -11,7 +11,8 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan, Prediction
+from autopar.parallel_plan import Plan
+from autopar.plan_value import Prediction
 from autopar.planner.known_first import KnownFirst
 from autopar.planner.search import SEARCH
 from autopar.planner.stages.free import FreePipelines

@@ -20,7 +20,8 @@ import autopar
 from autopar.capture import capture
 from autopar.cluster import Cluster
 from autopar.layouts.placement import Layout, Partial, Replicate, Shard
-from autopar.parallel_plan import OperatorPlan, Plan
+from autopar.parallel_plan import Plan
+from autopar.plan_value import OperatorPlan
 from autopar.planner.planning import make_plan
 
 GIB = 2**30

@@ -16,8 +16,9 @@ import time
 from dataclasses import replace
 
 from autopar.errors import ConfigurationError, InfeasibleError
-from autopar.parallel_plan import Baseline, Plan
+from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
+from autopar.plan_value import Baseline
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.least_memory import least_state_bytes
 from autopar.planner.micro_batches import AtBatch

@@ -20,8 +20,9 @@ from dataclasses import replace
 
 from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import ConfigurationError, InfeasibleError
-from autopar.parallel_plan import PIPELINE_AXIS, Plan
+from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds
+from autopar.plan_value import PIPELINE_AXIS
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.micro_batches import AtBatch, batch_size
 from autopar.planner.query import Progress, Query, budget

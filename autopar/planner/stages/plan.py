@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Baseline, Plan
+from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds
+from autopar.plan_value import Baseline
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_mesh import Chosen, choose_mesh
 from autopar.planner.choose_micro_batches import in_parts_of

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Baseline, Plan
+from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
+from autopar.plan_value import Baseline
 from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.micro_batches import AtBatch
 from autopar.planner.query import Progress, Query

@@ -18,7 +18,7 @@ import numpy as np
 from autopar.cluster import Cluster, between_groups
 from autopar.cost_models.collectives import collective_seconds
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import PIPELINE_AXIS
+from autopar.plan_value import PIPELINE_AXIS
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.one_mesh import Candidate, price
 from autopar.planner.prices import Prices

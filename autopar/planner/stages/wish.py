@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
-from autopar.parallel_plan import PIPELINE_AXIS
+from autopar.plan_value import PIPELINE_AXIS
 from autopar.planner.stages.groups import cluster_of, sub_cluster
 from autopar.schedules.list_scheduler import FAMILIES
 

@@ -18,17 +18,11 @@ from torch import fx
 
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Layout, Mesh, Replicate
-from autopar.parallel_plan import (
-    PIPELINE_AXIS,
-    OperatorPlan,
-    ParameterPlan,
-    PipelinePlan,
-    Plan,
-    RankGroup,
-    check_pipeline,
-)
+from autopar.parallel_plan import Plan
 from autopar.passes.place_stages import PlacedProgram, place_stages
+from autopar.plan_entries import check_pipeline
 from autopar.plan_text import format_bytes, format_seconds
+from autopar.plan_value import PIPELINE_AXIS, OperatorPlan, ParameterPlan, PipelinePlan, RankGroup
 from autopar.planner.constraints import Recompute
 from autopar.planner.one_mesh import plan_of
 from autopar.planner.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states

@@ -19,9 +19,11 @@ from torch import fx
 
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
-from autopar.parallel_plan import PipelinePlan, Plan, Prediction, StagePlan, check_pipeline
+from autopar.parallel_plan import Plan
 from autopar.passes.stages import cut_stages
+from autopar.plan_entries import check_pipeline
 from autopar.plan_text import format_bytes, format_seconds
+from autopar.plan_value import PipelinePlan, Prediction, StagePlan
 from autopar.planner.build import Built
 from autopar.planner.constraints import Recompute
 from autopar.planner.one_mesh import plan_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.mesh_links import cluster_of
-from autopar.parallel_plan import Baseline, Plan
+from autopar.parallel_plan import Plan
 from autopar.plan_text import ROUNDING, format_bytes, format_mesh, format_seconds
+from autopar.plan_value import Baseline
 from autopar.report.html.timeline import RecordedStep
 
 
@@ -70,7 +71,7 @@ def _utilisation(plan: Plan) -> Figure | None:
     cluster, flops = cluster_of(plan), plan.statistics.get("flops_of_pass")
     if cluster is None or not isinstance(flops, int | float) or not plan.predicted.step_seconds:
         return None
-    dtype = "bfloat16" if plan.question.get("precision") == "bf16" else "float32"
+    dtype = "bfloat16" if plan.precision == "bf16" else "float32"
     ceiling = cluster.device.flops_per_second.get(dtype)
     if ceiling is None:
         return None

@@ -19,10 +19,10 @@ from typing import TypeAlias
 from torch import fx
 
 from autopar.cost_models.operators import optimizer_seconds
+from autopar.explain.answers import Term
 from autopar.layouts.placement import Layout, Mesh, Replicate, replicated
 from autopar.layouts.redistribution import redistribution_steps
 from autopar.passes.view_layouts import layout_before_view
-from autopar.plan_answers import Term
 from autopar.planner.build import Variable
 from autopar.planner.factorisation import shape_of, value_of
 from autopar.planner.prices import TIE_BREAK_SECONDS, Prices, tensor_bytes
