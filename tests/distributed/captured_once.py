@@ -1,7 +1,7 @@
 """Jobs of one worker share what was captured of a model: tracing takes nine tenths of a job's time.
 
-    compile_once("gpt2", model, batch, plan=a)      traces
-    compile_once("gpt2", model, batch, plan=b)      the same programs, lowered as the other plan says
+compile_once("gpt2", model, batch, plan=a)      traces
+compile_once("gpt2", model, batch, plan=b)      the same programs, lowered as the other plan says
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 import autopar
 from autopar import api
 from autopar.capture.captures import Captures, autocast_state
-from autopar.planner.micro_batches import AtBatch, planned_parts
+from autopar.planner.micro_batches import Recapture, planned_parts
 from autopar.program import MicroProgram, Program
 from autopar.runtime.parallel_module import ParallelModule
 
@@ -38,12 +38,12 @@ class CapturedOnce(Captures):
             self._programs[key] = super().capture(model, args, kwargs, **options)
         return self._programs[key]
 
-    def in_parts(self, whole: Program, count: int, at_batch: AtBatch) -> MicroProgram:
+    def in_parts(self, whole: Program, count: int, recapture: Recapture) -> MicroProgram:
         """As `planned_parts`, once per program and number of parts."""
         assert any(whole is program for program in self._programs.values()), "else its id may come again"
         key = (id(whole), count)
         if key not in self._in_parts:
-            self._in_parts[key] = planned_parts(whole, count, at_batch)
+            self._in_parts[key] = planned_parts(whole, count, recapture)
         return self._in_parts[key]
 
 
