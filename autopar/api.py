@@ -1,16 +1,21 @@
-"""The two entry points: `compile` trains a model under a plan, `plan` only makes one.
+"""The entry points: `compile` trains a model under a plan, `plan` only makes one, `verify` compares.
 
-Both walk the journey of a model: capture and tidy -> enumerate, price and solve (`make_plan`) -> lower -> partition
--> emit -> run. Planning needs neither processes nor weights; what runs is a `ParallelModule`.
+Both read what is asked into a `Request` and walk the journey of a model:
+
+    capture, tidy               `capture_model`    a module and inputs -> one graph of forward and backward
+    enumerate, price, solve     `plan_program`     graph and request -> Plan, on any machine, without weights
+    lower                       `lower`            graph and Plan -> the graph of this rank, with its collectives
+    emit                        `emit`             that graph -> the function that this rank calls
+    run                         `ParallelModule`   parameters under their names, loss.backward(), any optimizer
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +33,11 @@ from autopar.passes.check_plan import refuse_unknown_names
 from autopar.passes.lowering.chain import lowered_step
 from autopar.phases import phase
 from autopar.planner.constraints import Recompute
-from autopar.planner.micro_batches import AtBatch, planned_parts
+from autopar.planner.micro_batches import Recapture, planned_parts
 from autopar.planner.search import Mode
 from autopar.program import MicroProgram, Program
-from autopar.questions import Options, as_cluster, capture_at, capture_program, check_options, plan_program
+from autopar.questions import CapturedModel, as_cluster, capture_model, check_model, plan_again, plan_program
+from autopar.request import LossFunction, Request
 from autopar.runtime.batches import BatchMode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit_step import emit_step
@@ -42,7 +48,6 @@ from autopar.verification import Verification, compare
 
 log = logging.getLogger(__name__)
 
-LossFunction = Callable[[Any, Any], torch.Tensor]
 PLAN_VARIABLE = "AUTOPAR_PLAN"
 """The plan file that `compile` takes where it is given none; `autopar run --plan` sets it."""
 
@@ -99,13 +104,15 @@ def compile(
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
     """
-    check_options(model, precision, batch, mode)
+    check_model(model)
+    if batch not in ("global", "local"):
+        raise ConfigurationError(f'batch={batch!r}: write "global" (every rank passes all of it) or "local" (its part)')
     model = take_off_wrappers(model)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
     given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)))
     if precision is None and given is not None:
         precision = given.precision
-    options = Options(
+    request = Request(
         cluster=running,
         loss_fn=loss_fn,
         optimizer=optimizer,
@@ -126,9 +133,9 @@ def compile(
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
     )
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-    build = functools.partial(_build, options=options, given=given, captures=Captures())
+    journey = Journey(request=request, given=given, captures=Captures())
     module = ParallelModule(
-        model, build, batch=batch, optimizer=instance, loss_fn=loss_fn, precision=precision, scaler=scaler
+        model, journey, batch=batch, optimizer=instance, loss_fn=loss_fn, precision=precision, scaler=scaler
     )
     if example_inputs is None:
         if verify:
@@ -168,8 +175,8 @@ def plan(
     cluster: a Cluster, its description ("2x8 H100-SXM") or a file; default: this machine.
     Raises ConfigurationError, CaptureError, InfeasibleError and UnsupportedOperatorError.
     """
-    check_options(model, precision, "global", mode)
-    options = Options(
+    check_model(model)
+    request = Request(
         cluster=as_cluster(cluster),
         loss_fn=loss_fn,
         optimizer=optimizer,
@@ -190,11 +197,8 @@ def plan(
     )
     args, kwargs = normalize_example_inputs(example_inputs)
     with without_wrappers(model) as plain:
-        captures = Captures()
-        program = capture_program(plain, args, kwargs, plain.training, options, captures)
-        at_batch = functools.partial(capture_at, program, plain, args, kwargs, options, captures)
-        found = plan_program(program, options, None, at_batch)
-        return remembering(found, Source.of(program, options, plain, (args, kwargs), captures))
+        captured = capture_model(plain, args, kwargs, request, Captures())
+        return remembering(plan_program(captured.program, request, captured), Source.of(captured))
 
 
 def verify(
@@ -226,33 +230,49 @@ def verify(
     return compare(module, example_inputs)
 
 
-def _build(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    training: bool,
-    pinned: Plan | None,
-    groups: ProcessGroups | None,
-    options: Options,
-    given: Plan | None,
-    captures: Captures,
-) -> Step:
-    """The journey of one graph, from the module to the function that this rank runs."""
-    program = attempt_on_all(lambda: capture_program(model, args, kwargs, training, options, captures))
-    agree_on_fingerprint(fingerprint(program))
-    at_batch = functools.partial(capture_at, program, model, args, kwargs, options, captures)
-    if pinned is None:
-        agree_on_plan(given)
-    if given is not None and pinned is None:
-        chosen = given
-    else:
-        text = from_first_rank(lambda: plan_program(program, options, pinned, at_batch).to_json())
-        chosen = Plan.from_json(text)
-    step = attempt_on_all(lambda: _in_parts(program, chosen, at_batch))
-    if given is not None and pinned is None:
-        _check_plan(chosen, program if step is None else step.program)
-    return realize(step or program, chosen, groups or _processes_of(chosen, _device_type(model)))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Journey:
+    """From a module to the function that this rank runs: for the first inputs, and again for those of another shape.
+
+    given: the plan to run under, where the user has one; captures: those of the module so far."""
+
+    request: Request
+    given: Plan | None
+    captures: Captures
+
+    def step(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        training: bool,
+        pinned: Plan | None,
+        groups: ProcessGroups | None,
+    ) -> Step:
+        """As of a `StepMaker`; all ranks call it alike."""
+        captured = attempt_on_all(  # capture, tidy
+            lambda: capture_model(model, args, kwargs, self.request, self.captures, training=training)
+        )
+        agree_on_fingerprint(fingerprint(captured.program))
+        chosen = self._plan(captured, pinned)  # enumerate, price, solve
+        parts = attempt_on_all(lambda: _in_parts(captured.program, chosen, captured))
+        if chosen is self.given:
+            _check_plan(chosen, captured.program if parts is None else parts.program)
+        processes = groups or _processes_of(chosen, _device_type(model))
+        return realize(parts or captured.program, chosen, processes)  # lower, emit; the module runs it
+
+    def _plan(self, captured: CapturedModel, pinned: Plan | None) -> Plan:
+        """The given plan, or the one that the first rank makes."""
+        if pinned is not None:
+            again = pinned
+            return Plan.from_json(
+                from_first_rank(lambda: plan_again(captured.program, self.request, again, captured).to_json())
+            )
+        agree_on_plan(self.given)
+        if self.given is not None:
+            return self.given
+        return Plan.from_json(from_first_rank(lambda: plan_program(captured.program, self.request, captured).to_json()))
 
 
 def _processes_of(chosen: Plan, device_type: str) -> ProcessGroups:
@@ -261,11 +281,11 @@ def _processes_of(chosen: Plan, device_type: str) -> ProcessGroups:
     return ProcessGroups(chosen.mesh, device_type)
 
 
-def _in_parts(program: Program, chosen: Plan, at_batch: AtBatch) -> MicroProgram | None:
+def _in_parts(program: Program, chosen: Plan, recapture: Recapture) -> MicroProgram | None:
     """The program in the micro-batches of the plan; None where that is the whole batch."""
     if chosen.micro_batches == 1 and chosen.pipeline is None:
         return None
-    return planned_parts(program, chosen.micro_batches, at_batch)
+    return planned_parts(program, chosen.micro_batches, recapture)
 
 
 def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:

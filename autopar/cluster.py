@@ -25,6 +25,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+import torch
 
 from autopar.errors import ConfigurationError
 from autopar.files import cache_directory, write_atomically
@@ -150,8 +151,6 @@ class Cluster:
         `world_size` is the number of processes; by default $WORLD_SIZE, else all GPUs, else all cores.
         `profile` says which tier was taken; `autopar profile` makes the measurement.
         """
-        import torch
-
         if torch.cuda.is_available():
             gpu = torch.cuda.get_device_properties()
             return _detect_cuda(gpu.name, gpu.total_memory, torch.cuda.device_count(), world_size)

@@ -1,8 +1,8 @@
-"""Questions: what a user asks beside the model, and how the answer is found: capture, then plan or read the cache.
+"""Questions: how the answer to a request is found: capture the model, then plan it or read the cache.
 
-options = Options(cluster=as_cluster("8 H100-SXM"), memory_limit="40GiB")
-program = capture_program(model, args, kwargs, model.training, options, Captures())
-plan = plan_program(program, options, pinned=None, at_batch=...)
+request = Request(cluster=as_cluster("8 H100-SXM"), memory_limit="40GiB")
+captured = capture_model(model, args, kwargs, request, Captures())
+plan = plan_program(captured.program, request, captured)
 """
 
 from __future__ import annotations
@@ -10,29 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
+from autopar import planner
 from autopar.capture import Captures, fingerprint
-from autopar.capture.precision import precision_dtype
-from autopar.cluster import Cluster, MixedCluster
+from autopar.cluster import Cluster
 from autopar.errors import CaptureError, ConfigurationError, UnsupportedOperatorError
 from autopar.files import write_atomically
 from autopar.parallel_plan import Plan
 from autopar.phases import phase
 from autopar.plan_value import PipelinePlan
-from autopar.planner.constraints import Recompute
 from autopar.planner.kept import Kept
-from autopar.planner.micro_batches import AtBatch, batch_size
-from autopar.planner.search import Mode
-from autopar.planner.stages.wish import check_stages
+from autopar.planner.micro_batches import Recapture, batch_size
 from autopar.program import Program
+from autopar.request import Request
 from autopar.rules.engine import registered_rules
 from autopar.runtime.batches import input_leaves, ordered, route
 from autopar.runtime.parallel_module import ParallelModule
@@ -41,64 +37,47 @@ from autopar.schedules.list_scheduler import TIMED_FAMILIES
 
 log = logging.getLogger(__name__)
 
-LossFunction = Callable[[Any, Any], torch.Tensor]
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CapturedModel:
+    """A captured model, which can be captured again at another size of its batch: a `Recapture`.
+
+    args, kwargs: of the whole batch. captures: of this model, those at other sizes among them."""
+
+    program: Program
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    request: Request
+    captures: Captures
+
+    def at_batch(self, size: int) -> Program:
+        """From the first samples of the arguments."""
+        args, kwargs = route(self.model, self.args, self.kwargs, self.request.loss_fn is not None)
+        leaves, spec = ordered(args, kwargs, self.program)
+        dims = {}
+        for entry, leaf in input_leaves(self.program):
+            dims[entry.name] = entry.batch_dim
+            if entry.batch_dim is not None:
+                leaves[leaf] = leaves[leaf].narrow(entry.batch_dim, 0, size)
+        args, kwargs = spec.unflatten(leaves)
+        request = replace(self.request, batch_dims=dims)
+        return capture_program(self.model, args, kwargs, self.program.training, request, self.captures)
 
 
-def _make_plan() -> Callable[..., Plan]:
-    """The planner, loaded at the first plan: it brings the solver library, which a given plan does not need."""
-    from autopar.planner.planning import make_plan
-
-    return make_plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a user asked for beside the model and its inputs; the fields are the arguments of `compile`."""
-
-    cluster: Cluster
-    loss_fn: LossFunction | None = None
-    optimizer: Any = None
-    mesh: Sequence[int] | None = None
-    dims: Mapping[str, int | Sequence[int]] | None = None
-    memory_limit: float | str | None = None
-    constraints: Any = None
-    precision: str | None = None
-    batch_dims: Mapping[str, int | None] | None = None
-    strict: bool = False
-    mode: Mode = "default"
-    cache_dir: Path | None = None
-    micro_batches: int | None = None
-    schedule: str | None = None
-    recompute: Recompute | None = None
-    time_limit: float | None = None
-    warm_start: Plan | str | Path | None = None
-    with_baselines: bool = True
-
-    def __post_init__(self) -> None:
-        """Raises ConfigurationError for stages that the cluster cannot have: capturing a model may take a minute."""
-        if not isinstance(self.cluster, MixedCluster):
-            check_stages(self.dims, self.schedule, self.cluster)
-
-
-def capture_at(
-    program: Program,
+def capture_model(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    options: Options,
+    request: Request,
     captures: Captures,
-    size: int,
-) -> Program:
-    """The model of `program` captured at another size of the batch, from the first samples of the arguments."""
-    args, kwargs = route(model, args, kwargs, options.loss_fn is not None)
-    leaves, spec = ordered(args, kwargs, program)
-    dims = {}
-    for entry, leaf in input_leaves(program):
-        dims[entry.name] = entry.batch_dim
-        if entry.batch_dim is not None:
-            leaves[leaf] = leaves[leaf].narrow(entry.batch_dim, 0, size)
-    args, kwargs = spec.unflatten(leaves)
-    return capture_program(model, args, kwargs, program.training, replace(options, batch_dims=dims), captures)
+    *,
+    training: bool | None = None,
+) -> CapturedModel:
+    """The model captured for a request. training: None for the mode that it is in."""
+    mode = model.training if training is None else training
+    program = capture_program(model, args, kwargs, mode, request, captures)
+    return CapturedModel(program=program, model=model, args=args, kwargs=kwargs, request=request, captures=captures)
 
 
 def capture_program(
@@ -106,66 +85,41 @@ def capture_program(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     training: bool,
-    options: Options,
+    request: Request,
     captures: Captures,
 ) -> Program:
+    """The program of a model alone."""
     with phase("capture", logging.INFO):
-        args, kwargs = route(model, args, kwargs, options.loss_fn is not None)
-        batch = kwargs.pop("batch", None) if options.loss_fn is not None else None
+        args, kwargs = route(model, args, kwargs, request.loss_fn is not None)
+        batch = kwargs.pop("batch", None) if request.loss_fn is not None else None
         return captures.capture(
             model,
             args,
             kwargs,
-            loss_fn=options.loss_fn,
+            loss_fn=request.loss_fn,
             batch=batch,
-            batch_dims=options.batch_dims,
+            batch_dims=request.batch_dims,
             training=training,
-            precision=options.precision,
+            precision=request.precision,
         )
 
 
-def plan_program(
-    program: Program, options: Options, pinned: Plan | None, at_batch: AtBatch, kept: Kept | None = None
-) -> Plan:
-    """A plan by `options`, or with the mesh and parameter layouts of `pinned`; kept in the cache where there is one.
-
-    at_batch: captures the model at another size of the batch. kept: results of earlier questions about the program.
-    """
-    if pinned is not None:
-        return _plan_pinned(program, options, pinned, at_batch)
-    path = _cache_path(program, options)
+def plan_program(program: Program, request: Request, recapture: Recapture, kept: Kept | None = None) -> Plan:
+    """A plan for a request, from its cache where it has one. kept: results of earlier questions about the program."""
+    path = _cache_path(program, request)
     if path is not None and path.exists():
         known = Plan.load(path)
-        _report_uncovered(known, options.strict)
+        _report_uncovered(known, request.strict)
         return known
-    chosen = _make_plan()(
-        program,
-        options.cluster,
-        mesh=options.mesh,
-        dims=options.dims,
-        optimizer=options.optimizer,
-        memory_limit=options.memory_limit,
-        constraints=options.constraints,
-        question=_question(program, options),
-        with_baselines=options.with_baselines,
-        mode=options.mode,
-        micro_batches=options.micro_batches,
-        schedule=options.schedule,
-        recompute=options.recompute,
-        time_limit=options.time_limit,
-        warm_start=options.warm_start,
-        kept=kept,
-        at_batch=at_batch,
-        progress=log.info,
-    )
-    _report_uncovered(chosen, options.strict)
+    chosen = planner.make_plan(program, request, recapture=recapture, kept=kept)
+    _report_uncovered(chosen, request.strict)
     if path is not None:
         write_atomically(path, chosen.to_json())
     return chosen
 
 
-def _plan_pinned(program: Program, options: Options, pinned: Plan, at_batch: AtBatch) -> Plan:
-    """Plan activations anew for another input shape or mode; parameters keep their layouts.
+def plan_again(program: Program, request: Request, pinned: Plan, recapture: Recapture) -> Plan:
+    """A plan for another input shape or mode of a planned model: activations anew, parameters keep their layouts.
 
     A pipeline keeps its stages, and the layouts of every operator: they are by name, whatever the shapes are.
     """
@@ -173,19 +127,18 @@ def _plan_pinned(program: Program, options: Options, pinned: Plan, at_batch: AtB
         return _same_stages(pinned, pinned.pipeline, batch_size(program))
     log.info("planning anew for other inputs, parameters keep their layouts")
     named = not set(pinned.mesh.axis_names) <= {"outer", "inner"}
-    return _make_plan()(
-        program,
-        options.cluster,
+    again = Request(
+        cluster=request.cluster,
         mesh=None if named else pinned.mesh.shape,
         dims=dict(zip(pinned.mesh.axis_names, pinned.mesh.shape, strict=True)) if named else None,
-        optimizer=options.optimizer,
-        memory_limit=options.memory_limit,
+        optimizer=request.optimizer,
+        memory_limit=request.memory_limit,
         parameter_layouts=pinned.parameters,
+        precision=request.precision,
         with_baselines=False,
-        mode=options.mode,
-        at_batch=at_batch,
-        progress=log.debug,
+        mode=request.mode,
     )
+    return planner.make_plan(program, again, recapture=recapture)
 
 
 def _same_stages(pinned: Plan, pipeline: PipelinePlan, batch: int | None) -> Plan:
@@ -201,37 +154,22 @@ def _same_stages(pinned: Plan, pipeline: PipelinePlan, batch: int | None) -> Pla
     return replace(pinned, micro_batches=count, pipeline=stages, notes=(*pinned.notes, why))
 
 
-def _question(program: Program, options: Options) -> dict[str, Any]:
-    """What the plan answers, as JSON values."""
-    inputs = {v.name: [list(v.shape), str(v.dtype)] for v in program.inputs if v.role == "input"}
-    return {
-        "inputs": inputs,
-        "mesh": None if options.mesh is None else list(options.mesh),
-        "dims": None if options.dims is None else dict(options.dims),
-        "precision": options.precision,
-        "micro_batches": options.micro_batches,
-        "schedule": options.schedule,
-        "constraints": None if options.constraints is None else str(options.constraints),
-        "cluster_fingerprint": options.cluster.fingerprint,
-    }
-
-
-def _cache_path(program: Program, options: Options) -> Path | None:
-    if options.cache_dir is None:
+def _cache_path(program: Program, request: Request) -> Path | None:
+    if request.cache_dir is None:
         return None
     question = [
         fingerprint(program),
-        _question(program, options),
-        options.memory_limit,
-        _name_of(options.optimizer),
-        options.with_baselines,
-        options.mode,
-        options.time_limit,
-        options.recompute,
+        request.as_question(program),
+        request.memory_limit,
+        _name_of(request.optimizer),
+        request.with_baselines,
+        request.mode,
+        request.time_limit,
+        request.recompute,
         registered_rules(program),
     ]
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
-    return options.cache_dir / f"plan-{digest[:24]}.json"
+    return request.cache_dir / f"plan-{digest[:24]}.json"
 
 
 def _name_of(optimizer: Any) -> str:
@@ -259,7 +197,8 @@ def as_cluster(cluster: Cluster | str | None) -> Cluster:
     return Cluster.from_file(cluster) if cluster.endswith(".json") else Cluster.parse(cluster)
 
 
-def check_options(model: object, precision: str | None, batch: str, mode: str) -> None:
+def check_model(model: object) -> None:
+    """Raises CaptureError and ConfigurationError for what cannot be planned."""
     if not isinstance(model, nn.Module):
         raise CaptureError(
             f"expected a torch.nn.Module, got {type(model).__name__}; wrap a function in a module that calls it in "
@@ -267,8 +206,3 @@ def check_options(model: object, precision: str | None, batch: str, mode: str) -
         )
     if isinstance(model, ParallelModule):
         raise ConfigurationError("this module is compiled already; pass the original model")
-    if batch not in ("global", "local"):
-        raise ConfigurationError(f'batch={batch!r}: write "global" (every rank passes all of it) or "local" (its part)')
-    if mode not in get_args(Mode):
-        raise ConfigurationError(f"mode={mode!r}: write one of {', '.join(get_args(Mode))}")
-    precision_dtype(precision)

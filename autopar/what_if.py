@@ -11,12 +11,11 @@ a memory limit. The last plan is where the next search begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from autopar.capture import Captures, normalize_example_inputs, without_wrappers
@@ -27,7 +26,8 @@ from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.planner.constraints import Recompute
 from autopar.planner.search import Mode
-from autopar.questions import Options, as_cluster, capture_program, check_options
+from autopar.questions import as_cluster, capture_model, check_model
+from autopar.request import LossFunction, Request
 
 
 class Planner:
@@ -42,13 +42,13 @@ class Planner:
         example_inputs: Any,
         *,
         cluster: Cluster | str | None = None,
-        loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
+        loss_fn: LossFunction | None = None,
         optimizer: Any = None,
         precision: str | None = None,
         batch_dims: Mapping[str, int | None] | None = None,
     ) -> None:
-        check_options(model, precision, "global", "default")
-        self._options = Options(
+        check_model(model)
+        self._request = Request(
             cluster=as_cluster(cluster),
             loss_fn=loss_fn,
             optimizer=optimizer,
@@ -59,9 +59,7 @@ class Planner:
         self._model, self._last = model, None
         args, kwargs = normalize_example_inputs(example_inputs)
         with without_wrappers(model) as plain:
-            captures = Captures()
-            program = capture_program(plain, args, kwargs, plain.training, self._options, captures)
-            self._source = Source.of(program, self._options, plain, (args, kwargs), captures)
+            self._source = Source.of(capture_model(plain, args, kwargs, self._request, Captures()))
 
     _model: nn.Module
     """Held, as a source holds it weakly."""
@@ -86,8 +84,8 @@ class Planner:
 
         Raises ConfigurationError, InfeasibleError and UnsupportedOperatorError.
         """
-        options = replace(
-            self._options,
+        request = replace(
+            self._request,
             mesh=mesh,
             dims=dims,
             memory_limit=memory_limit,
@@ -101,7 +99,7 @@ class Planner:
             with_baselines=with_baselines,
         )
         with without_wrappers(self._model):
-            self._last = remembering(self._source.plan(options), replace(self._source, options=options))
+            self._last = remembering(self._source.plan(request), replace(self._source, request=request))
         return self._last
 
     def bind(self, plan: Plan, **asked: Any) -> Plan:
@@ -116,6 +114,6 @@ class Planner:
             raise ConfigurationError(f"bind does not take {', '.join(unknown)}: write {', '.join(sorted(WISHES))}")
         if asked.get("memory_limit") is None:
             asked["memory_limit"] = plan.question.get("memory_limit_bytes")
-        source = replace(self._source, options=replace(self._options, **asked))
+        source = replace(self._source, request=replace(self._request, **asked))
         with without_wrappers(self._model):
             return bound(plan, source)

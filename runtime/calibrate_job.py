@@ -35,6 +35,7 @@ from autopar.errors import AutoparError
 from autopar.runtime.calibrate import OnProgress, no_progress, profile_from_points, tables
 from autopar.runtime.calibrate_worker import (
     COLLECTIVES,
+    Effort,
     census_points,
     mean_over_ranks,
     operator_points,

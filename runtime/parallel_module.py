@@ -59,13 +59,10 @@ _STATES = ("parameter", "buffer", "seed")
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
-class Build(Protocol):
-    """Capture, plan, lower and emit one graph for arguments of global shapes.
+class StepMaker(Protocol):
+    """Who makes the function of a graph: for the first arguments, and where others have new shapes."""
 
-    `pinned` is the plan whose mesh and parameter layouts must be kept (None: choose), `groups` its processes.
-    """
-
-    def __call__(
+    def step(
         self,
         model: nn.Module,
         args: tuple[Any, ...],
@@ -74,7 +71,9 @@ class Build(Protocol):
         training: bool,
         pinned: Plan | None,
         groups: ProcessGroups | None,
-    ) -> Step: ...
+    ) -> Step:
+        """Capture, plan, lower and emit for arguments of global shapes. pinned: the plan whose mesh and parameter
+        layouts must be kept (None: choose), groups: its processes."""
 
 
 class ParallelModule(nn.Module):
@@ -83,7 +82,7 @@ class ParallelModule(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        build: Build,
+        maker: StepMaker,
         *,
         batch: BatchMode = "global",
         optimizer: torch.optim.Optimizer | None = None,
@@ -93,7 +92,7 @@ class ParallelModule(nn.Module):
     ) -> None:
         super().__init__()
         self._model = (model,)  # a tuple, so that the original is not a submodule of its own tree
-        self._build = build
+        self._maker = maker
         self._batch = batch
         self._optimizer = optimizer
         self.loss_fn = loss_fn
@@ -152,7 +151,9 @@ class ParallelModule(nn.Module):
 
     def build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan and emit for arguments of global shapes, and take over the parameters of the model."""
-        self._first = step = self._build(self._model[0], args, kwargs, training=self.training, pinned=None, groups=None)
+        self._first = step = self._maker.step(
+            self._model[0], args, kwargs, training=self.training, pinned=None, groups=None
+        )
         self._data_axes = self._axes_of_the_batch(step)
         self._adopt(step)
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
@@ -278,7 +279,7 @@ class ParallelModule(nn.Module):
             first = self._planned()
             args, kwargs = spec.unflatten(leaves)
             skeleton = without_weights(self._model[0], self.training, self._absent)
-            self._steps[key] = self._build(
+            self._steps[key] = self._maker.step(
                 skeleton, args, kwargs, training=self.training, pinned=first.plan, groups=first.groups
             )
         return self._steps[key]

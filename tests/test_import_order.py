@@ -53,8 +53,8 @@ LAYERS: tuple[Layer, ...] = (
         {"cost_models", "passes"},
     ),
     Layer(
-        "the optimisation; a module as one graph",
-        {"capture", "planner"},
+        "the optimisation; a module as one graph; what a user asks beside it",
+        {"capture", "planner", "request"},
     ),
     Layer(
         "processes, devices, `ParallelModule`; never imports `planner`",

@@ -10,19 +10,24 @@ from autopar.capture import Captures
 from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.parallel_plan import Plan
-from autopar.program import Program
-from autopar.questions import Options, capture_program, plan_program
+from autopar.questions import CapturedModel, capture_model, plan_again
+from autopar.request import Request
 
 MODEL = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
-GIVEN = Options(cluster=Cluster.parse("2 cpu"))
+GIVEN = Request(cluster=Cluster.parse("2 cpu"))
 
 
 def _tokens(batch: int) -> torch.Tensor:
     return torch.zeros(batch, 8, dtype=torch.long)
 
 
-def _program(batch: int) -> Program:
-    return capture_program(MODEL, (_tokens(batch), _tokens(batch)), {}, True, GIVEN, Captures())
+def _captured(batch: int) -> CapturedModel:
+    return capture_model(MODEL, (_tokens(batch), _tokens(batch)), {}, GIVEN, Captures(), training=True)
+
+
+def _again(batch: int, plan: Plan) -> Plan:
+    captured = _captured(batch)
+    return plan_again(captured.program, GIVEN, plan, captured)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def plan() -> Plan:
 
 
 def test_a_batch_that_does_not_split_takes_fewer_micro_batches(plan: Plan) -> None:
-    found = plan_program(_program(6), GIVEN, plan, _program)
+    found = _again(6, plan)
     assert found.micro_batches == 3
     assert found.pipeline is not None
     assert plan.pipeline is not None
@@ -43,4 +48,4 @@ def test_a_batch_that_does_not_split_takes_fewer_micro_batches(plan: Plan) -> No
 
 
 def test_a_batch_that_splits_keeps_the_plan(plan: Plan) -> None:
-    assert plan_program(_program(4), GIVEN, plan, _program) == plan
+    assert _again(4, plan) == plan

@@ -7,7 +7,6 @@ autopar simulate plan.json --trace both.json --measured rank0.json --measured ra
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,10 @@ from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.micro_batches import planned_parts
 from autopar.program import MicroProgram, Program
-from autopar.questions import Options, capture_at, capture_program
+from autopar.questions import capture_model
 from autopar.report.measured import write_side_by_side
 from autopar.report.tables import table
+from autopar.request import Request
 from autopar.simulation import Simulation, simulate_plan
 
 COLUMNS = ("", "simulated", "predicted by the planner")
@@ -73,14 +73,11 @@ def simulated(plan: Plan, given: Mapping[str, Any]) -> Simulation:
 def program_of(plan: Plan, said: dict[str, Any], cluster: Cluster) -> Program | MicroProgram:
     """The captured program that a plan speaks of. Raises ConfigurationError where nothing says the model."""
     model, inputs = model_of(said)
-    options = Options(cluster=cluster, precision=said.get("precision"))
-    args, kwargs = normalize_example_inputs(inputs)
-    captures = Captures()
-    program = capture_program(model, args, kwargs, model.training, options, captures)
+    request = Request(cluster=cluster, precision=said.get("precision"))
+    captured = capture_model(model, *normalize_example_inputs(inputs), request, Captures())
     if plan.micro_batches == 1 and plan.pipeline is None:
-        return program
-    at_batch = functools.partial(capture_at, program, model, args, kwargs, options, captures)
-    return planned_parts(program, plan.micro_batches, at_batch)
+        return captured.program
+    return planned_parts(captured.program, plan.micro_batches, captured)
 
 
 def document(found: Simulation) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from autopar.planner.read import describe
 from autopar.planner.recover import recover
 from autopar.planner.resolve import Resolved, Resolver
 from autopar.planner.within_memory import MEMORY_GAP
-from autopar.questions import Options
+from autopar.request import Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,14 +78,14 @@ class Limits:
 
     def _tried(self) -> Iterator[Relaxed]:
         yield from self._memory()
-        options = self.source.options
-        for text, others in _without_one(options.constraints):
-            yield from self._wish(f"constraint {text}", replace(options, constraints=others), self.plan.mesh)
-        if options.recompute is not None:
-            yield from self._wish(f"recompute={options.recompute}", replace(options, recompute=None), self.plan.mesh)
+        request = self.source.request
+        for text, others in _without_one(request.constraints):
+            yield from self._wish(f"constraint {text}", replace(request, constraints=others), self.plan.mesh)
+        if request.recompute is not None:
+            yield from self._wish(f"recompute={request.recompute}", replace(request, recompute=None), self.plan.mesh)
         mesh, free = self.plan.mesh, _free_names(self.plan.mesh)
-        if options.dims and mesh != free:
-            yield from self._wish(f"axes named {', '.join(mesh.axis_names)}", replace(options, dims=None), free)
+        if request.dims and mesh != free:
+            yield from self._wish(f"axes named {', '.join(mesh.axis_names)}", replace(request, dims=None), free)
 
     def _memory(self) -> Iterator[Relaxed]:
         best = self.resolver.without_limit()
@@ -102,10 +102,10 @@ class Limits:
             return "the optimizer's step"
         return moment_of(lifetimes.in_order, fullest, loss_operators(lifetimes.in_order))
 
-    def _wish(self, text: str, options: Options, mesh: Mesh) -> Iterator[Relaxed]:
+    def _wish(self, text: str, request: Request, mesh: Mesh) -> Iterator[Relaxed]:
         """The best plan on a mesh of the same sizes for a question without a wish, from this plan on."""
         try:
-            recovered = recover(query_of(self.source, self.plan, options), replace(self.plan, mesh=mesh))
+            recovered = recover(query_of(self.source, self.plan, request), replace(self.plan, mesh=mesh))
             resolver = Resolver(recovered, self.resolver.cpu_seconds, self.resolver.memory_gap)
             yield self._relaxed(text, resolver.optimum(), mesh)
         except (InfeasibleError, PlanMismatchError):

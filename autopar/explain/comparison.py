@@ -27,7 +27,7 @@ from autopar.parallel_plan import Plan
 from autopar.plan_text import axes_at_work, format_bytes, format_placements, without_numbers
 from autopar.planner.known_plans import known_plans
 from autopar.planner.recover import recover
-from autopar.questions import Options
+from autopar.request import Request
 
 SHORT_NAMES = {"ddp": "DDP", "fsdp": "ZeRO-3", "zero3": "ZeRO-3", "zero-3": "ZeRO-3", "hsdp": "HSDP"}
 NO_LIMIT = 1e18
@@ -48,23 +48,23 @@ def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
     Where one has stages, both are played (`played_costs.py`). Raises ConfigurationError for an unknown name and for a
     plan of another program.
     """
-    name, notes, asked = "the other", list[str](), source.options
+    name, notes, asked = "the other", list[str](), source.request
     if isinstance(other, str):
         name, (other, notes, asked) = other, _known(source, plan, other)
     elif isinstance(other.origin, HasSource):
-        asked = other.origin.source.options
+        asked = other.origin.source.request
     is_played = plan.pipeline is not None or other.pipeline is not None
     if not is_played and other.micro_batches == plan.micro_batches and other.fingerprint != plan.fingerprint:
         raise ConfigurationError("the two plans are of different programs: compare plans of one model and one batch")
     sums, costs = [], []
-    for each, options in ((plan, source.options), (other, asked)):
+    for each, request in ((plan, source.request), (other, asked)):
         if is_played:
-            played = played_costs(source, each, options)
+            played = played_costs(source, each, request)
             sums.append(played.step_seconds)
             costs.append(_by_pattern(played.terms))
             continue
         counted = replace(each, hidden_share=0.0)
-        recovered = recover(query_of(source, counted, options), counted)
+        recovered = recover(query_of(source, counted, request), counted)
         sums.append(recovered.objective)
         costs.append(_by_pattern(cost_terms(recovered)))
     chosen = [_choices(each) for each in (plan, other)]
@@ -87,10 +87,10 @@ def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
     )
 
 
-def _known(source: Source, plan: Plan, name: str) -> tuple[Plan, list[str], Options]:
+def _known(source: Source, plan: Plan, name: str) -> tuple[Plan, list[str], Request]:
     """A known plan by name, completed by the planner, and what was asked; one that does not fit too, with a note."""
     dims = _dims_of(source, plan, name)
-    free = replace(source.options, constraints=None, recompute=None, micro_batches=None, schedule=None)
+    free = replace(source.request, constraints=None, recompute=None, micro_batches=None, schedule=None)
     free = replace(free, dims=dims, mesh=None, with_baselines=False, cache_dir=None, warm_start=None, mode="fast")
     try:
         return source.plan(free), [], free
@@ -100,7 +100,7 @@ def _known(source: Source, plan: Plan, name: str) -> tuple[Plan, list[str], Opti
 
 
 def _dims_of(source: Source, plan: Plan, name: str) -> dict[str, int]:
-    known = known_plans(source.options.cluster)
+    known = known_plans(source.request.cluster)
     if name.lower() == "tp":
         return {"tp": plan.num_ranks}
     wanted = SHORT_NAMES.get(name.lower(), name)

@@ -49,7 +49,7 @@ def edited(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
     if parsed.recompute or parsed.no_replicated_compute:
         raise ConfigurationError("edit takes placements; recompute= and no_replicated_compute are wishes of what_if")
     meshes_with_axes(parsed.placements, [plan.mesh])
-    query = query_of(source, plan, replace(source.options, constraints=merged(source.options.constraints, changes)))
+    query = query_of(source, plan, replace(source.request, constraints=merged(source.request.constraints, changes)))
     lifetimes = Lifetimes(query.program)
     built = price(query, plan.mesh)
     if recovered.built is not recovered.plain:

@@ -24,7 +24,8 @@ from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.passes.check_plan import refuse_unknown_names
 from autopar.program import Program
-from autopar.questions import Options, as_cluster
+from autopar.questions import as_cluster
+from autopar.request import Request
 
 WISHES = frozenset(
     {
@@ -95,5 +96,5 @@ class Remembered:
         if "dims" in asked or "mesh" in asked:
             asked = {"dims": None, "mesh": None, **asked}
         warm = None if plan.pipeline is not None else plan
-        options: Options = replace(self.source.options, warm_start=warm, with_baselines=False, cache_dir=None, **asked)
-        return remembering(self.source.plan(options), replace(self.source, options=options))
+        request: Request = replace(self.source.request, warm_start=warm, with_baselines=False, cache_dir=None, **asked)
+        return remembering(self.source.plan(request), replace(self.source, request=request))

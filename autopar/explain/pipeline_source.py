@@ -12,7 +12,7 @@ from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import ConfigurationError
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
-from autopar.planner.query import budget
+from autopar.planner.memory_limit import budget
 from autopar.priced_stages import PipelineGraphs, stage_graphs
 from autopar.program import MicroProgram
 from autopar.step_program import StepProgram
@@ -28,12 +28,12 @@ class PipelineSource:
 
     @property
     def cluster(self) -> Cluster:
-        return self.source.options.cluster
+        return self.source.request.cluster
 
     @property
     def step(self) -> StepProgram:
         """What plays and prices the plan."""
-        return StepProgram(self.plan, self.micro, self.cluster, self.source.options.optimizer)
+        return StepProgram(self.plan, self.micro, self.cluster, self.source.request.optimizer)
 
     def group_of(self, rank: int) -> int:
         """The rank group of a rank. Raises ConfigurationError for a rank that the plan does not have."""
@@ -49,7 +49,7 @@ class PipelineSource:
 
     def limit_bytes(self, group: int) -> float:
         """What a rank of a group may fill; where devices are of several kinds, no more than its own has."""
-        limit, cluster = self.source.options.memory_limit, self.cluster
+        limit, cluster = self.source.request.memory_limit, self.cluster
         if not isinstance(cluster, MixedCluster):
             return budget(limit, cluster)
         first = self.plan.rank_groups[group].first_rank

@@ -25,7 +25,7 @@ from autopar.explain.source import Source
 from autopar.explain.stage_bodies import Turn, bodies, optimizer_parts
 from autopar.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
-from autopar.questions import Options
+from autopar.request import Request
 from autopar.simulation import checked_step, simulate_step
 from autopar.step_program import StepProgram
 
@@ -41,8 +41,8 @@ class PlayedCosts:
     terms: tuple[Term, ...]
 
 
-def played_costs(source: Source, plan: Plan, options: Options) -> PlayedCosts:
-    """A plan of the source's program played on the cluster of `options`.
+def played_costs(source: Source, plan: Plan, request: Request) -> PlayedCosts:
+    """A plan of the source's program played on the cluster of `request`.
 
     Raises PlanMismatchError where the model does not run in the plan's micro-batches, and for the plan of another
     program.
@@ -50,7 +50,7 @@ def played_costs(source: Source, plan: Plan, options: Options) -> PlayedCosts:
     program: Program | MicroProgram = source.program
     if plan.pipeline is not None or plan.micro_batches > 1:
         program = source.in_parts(plan.micro_batches)
-    step = checked_step(plan, program, options.cluster, options.optimizer)
+    step = checked_step(plan, program, request.cluster, request.optimizer)
     seconds = simulate_step(step).step_seconds
     found = list(_of_whole(step) if plan.pipeline is None else _of_stages(step))
     waiting = seconds - math.fsum(term.seconds for term in found)

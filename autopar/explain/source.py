@@ -19,7 +19,8 @@ from autopar.planner.factorisation import Factorisation
 from autopar.planner.kept import Kept, Memo
 from autopar.planner.micro_batches import planned_parts
 from autopar.program import MicroProgram, Program
-from autopar.questions import Options, capture_at, plan_program
+from autopar.questions import CapturedModel, plan_program
+from autopar.request import Request
 
 KEPT_MESHES = 32
 """Problems that are kept for the next question; those of a large model take some hundred MB each."""
@@ -32,7 +33,7 @@ class Source:
     """The program of a plan and the question that it answers. model: of the program, as long as somebody holds it."""
 
     program: Program
-    options: Options
+    request: Request
     model: weakref.ref[nn.Module]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     captures: Captures
@@ -40,15 +41,17 @@ class Source:
     parts: Memo[MicroProgram]
 
     @staticmethod
-    def of(
-        program: Program,
-        options: Options,
-        model: nn.Module,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        captures: Captures,
-    ) -> Source:
+    def of(captured: CapturedModel) -> Source:
         """The source of plans of a model that was captured."""
-        return Source(program, options, weakref.ref(model), arguments, captures, Kept(KEPT_MESHES), Memo(KEPT_PARTS))
+        return Source(
+            captured.program,
+            captured.request,
+            weakref.ref(captured.model),
+            (captured.args, captured.kwargs),
+            captured.captures,
+            Kept(KEPT_MESHES),
+            Memo(KEPT_PARTS),
+        )
 
     def at_batch(self, size: int) -> Program:
         """The model captured at another size of the batch. Raises ConfigurationError where it is gone."""
@@ -59,13 +62,16 @@ class Source:
                 "autopar.Planner(model, inputs, cluster=...)"
             )
         args, kwargs = self.arguments
-        return capture_at(self.program, model, args, kwargs, self.options, self.captures, size)
+        captured = CapturedModel(
+            program=self.program, model=model, args=args, kwargs=kwargs, request=self.request, captures=self.captures
+        )
+        return captured.at_batch(size)
 
     def in_parts(self, count: int) -> MicroProgram:
         """The program of one of `count` micro-batches. Raises PlanMismatchError where the model does not run so."""
         factorisation = self.kept.factorisations.recall(self.program, lambda: Factorisation(self.program))
-        return self.parts.recall(count, lambda: planned_parts(self.program, count, self.at_batch, factorisation))
+        return self.parts.recall(count, lambda: planned_parts(self.program, count, self, factorisation))
 
-    def plan(self, options: Options) -> Plan:
-        """The plan that answers `options`."""
-        return plan_program(self.program, options, None, self.at_batch, self.kept)
+    def plan(self, request: Request) -> Plan:
+        """The plan that answers `request`."""
+        return plan_program(self.program, request, self, self.kept)

@@ -75,9 +75,9 @@ def edited_stages(source: Source, plan: Plan, changes: Mapping[str, object]) -> 
         )
     meshes_with_axes(parsed.placements, [plan.layout_mesh])
     wanted = _with_schedule(plan, edit)
-    constraints = merged(source.options.constraints, edit.placements) if edit.placements else None
-    options = replace(source.options, constraints=constraints)
-    problem = stage_problem(source, wanted, options)
+    constraints = merged(source.request.constraints, edit.placements) if edit.placements else None
+    request = replace(source.request, constraints=constraints)
+    problem = stage_problem(source, wanted, request)
     labels, notes = _labels(problem, wanted, bool(edit.placements))
     solved = problem.solved(wanted, labels)
     modes = problem.modes(wanted, solved)

@@ -37,7 +37,7 @@ from autopar.planner.stages.groups import sub_cluster
 from autopar.planner.stages.runs import Runs, find_runs
 from autopar.planner.stages.submesh import tables_of
 from autopar.planner.warm_start import Rows
-from autopar.questions import Options
+from autopar.request import Request
 from autopar.schedules.list_scheduler import FAMILIES, OPT_IN_FAMILIES, TIMED_FAMILIES
 
 
@@ -149,13 +149,13 @@ class StageProblem:
         return table.with_copies(STALE_COPIES) if pipeline.schedule in OPT_IN_FAMILIES else table
 
 
-def stage_problem(source: Source, plan: Plan, options: Options | None = None) -> StageProblem:
-    """The problem of a plan with equal stages. options: in place of the source's.
+def stage_problem(source: Source, plan: Plan, request: Request | None = None) -> StageProblem:
+    """The problem of a plan with equal stages. request: in place of the source's.
 
     Raises ConfigurationError for stages on unequal groups, and PlanMismatchError where the model does not run in the
     plan's micro-batches.
     """
-    asked = options or source.options
+    asked = request or source.request
     if _pipeline_of(plan).groups or isinstance(asked.cluster, MixedCluster):
         raise ConfigurationError(
             "stages on unequal rank groups have a problem per group, whose layouts the plan holds for its own stages "

@@ -35,12 +35,12 @@ from autopar.planner.known_plans import (
     usable,
 )
 from autopar.planner.mends import mended
-from autopar.planner.micro_batches import AtBatch
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 from autopar.planner.read import switching_costs
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solved_meshes import Slower
 from autopar.planner.stages.free import FreePipelines, pipeline_instead
+from autopar.request import Request
 
 LESS = 0.1
 """Of the time of a search, for known plans that are no answer: a pipeline is faster than any plan without stages."""
@@ -51,33 +51,44 @@ OPEN_GAP = 1e-2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A question without stages. query: of the whole batch; meshes: to search; shapes: of the meshes on which a known
-    plan is one that may be chosen (None: any). micro_batches, at_batch, with_baselines: as of `make_plan`.
-    tries_pipelines: whether stages may be the answer; began: CPU seconds of the process when it was asked."""
+    plan is one that may be chosen (None: any). with_baselines: as of a request. tries_pipelines: whether stages may be
+    the answer; began: CPU seconds of the process when it was asked."""
 
     query: Query
     meshes: Sequence[Mesh]
     shapes: Shapes | None
-    micro_batches: int | None
-    at_batch: AtBatch | None
     with_baselines: bool
     tries_pipelines: bool
     began: float
-    log: Progress
+
+    @staticmethod
+    def of(request: Request, query: Query, meshes: Sequence[Mesh], began: float) -> Asked:
+        """A request that asks for no stages."""
+        is_free = request.mesh is None and not request.dims and request.micro_batches != 1
+        is_free = is_free and not query.constraints.placements and not query.constraints.pinned
+        return Asked(
+            query=query,
+            meshes=meshes,
+            shapes=shapes_of(request, query.constraints),
+            with_baselines=request.with_baselines,
+            tries_pipelines=is_free and request.mode != "fast",
+            began=began,
+        )
 
 
 def best_plan(asked: Asked) -> Plan:
     """The answer, but for what the question was. Raises ConfigurationError, and InfeasibleError where nothing fits."""
     query = asked.query
     beside = None
-    known_plans = cache(partial(solved_known_plans, query, None, asked.log))
+    known_plans = cache(partial(solved_known_plans, query, None))
     if asked.tries_pipelines:
-        pipelines = FreePipelines(query, asked.micro_batches, asked.at_batch, asked.began, asked.log)
-        beside = KnownFirst(query, asked.micro_batches, pipelines, partial(_known_seconds, asked, known_plans))
+        pipelines = FreePipelines(query, asked.began)
+        beside = KnownFirst(query, pipelines, partial(_known_seconds, asked, known_plans))
     chosen = _over_meshes(asked, beside)
     if chosen.best is None and beside is not None and any(isinstance(why, Slower) for why in chosen.failures):
         pipeline = beside.instead(chosen)
         if pipeline is not None:
-            known = solved_known_plans(_in_less_time(query), None, asked.log) if asked.with_baselines else {}
+            known = solved_known_plans(_in_less_time(query), None) if asked.with_baselines else {}
             return replace(pipeline, baselines=baselines(query, known))
         chosen = _over_meshes(asked, None)
     failures: tuple[Exception, ...] = ()
@@ -88,32 +99,28 @@ def best_plan(asked: Asked) -> Plan:
     return _shortest(asked, chosen, beside, known_plans)
 
 
-def shapes_of(mesh: Sequence[int] | None, constraints: Constraints, is_fixed: bool) -> Shapes | None:
-    """Shapes of the meshes on which a known plan, which knows no constraints, may be chosen (None: any).
-
-    is_fixed: by other wishes."""
-    if is_fixed or constraints != Constraints():
+def shapes_of(request: Request, constraints: Constraints) -> Shapes | None:
+    """Shapes of the meshes on which a known plan, which knows no constraints, may be chosen (None: any)."""
+    if request.dims is not None or request.micro_batches not in (None, 1) or constraints != Constraints():
         return ()
-    return None if mesh is None else (tuple(mesh),)
+    return None if request.mesh is None else (tuple(request.mesh),)
 
 
 def _over_meshes(asked: Asked, beside: KnownFirst | None) -> Chosen:
     """The optimum over meshes and micro-batches; beside: pipelines that may spare the search what takes longest."""
-    choose = partial(choose_mesh, meshes=asked.meshes, log=asked.log)
+    choose = partial(choose_mesh, meshes=asked.meshes)
     if beside is None:
-        return choose_micro_batches(asked.query, asked.micro_batches, asked.at_batch, choose, asked.log)
+        return choose_micro_batches(asked.query, choose)
     first = partial(choose, rival=beside)
-    return choose_micro_batches(
-        asked.query, asked.micro_batches, asked.at_batch, first, asked.log, beside.before_more_parts
-    )
+    return choose_micro_batches(asked.query, first, beside.before_more_parts)
 
 
 def _from_known_meshes(asked: Asked, chosen: Chosen) -> tuple[Chosen, tuple[Exception, ...]]:
     """What is found from the known plans where the search found nothing that fits, and why not more."""
     query = asked.query
     named = list(known_meshes(query.cluster, asked.shapes).values()) if query.search.tries_mends else []
-    helper = choose_mesh(query, named, asked.log) if named else Chosen(best=None, failures=())
-    return at_least_as_good(query, chosen, helper.best, asked.log), helper.failures
+    helper = choose_mesh(query, named) if named else Chosen(best=None, failures=())
+    return at_least_as_good(query, chosen, helper.best), helper.failures
 
 
 def _with_stages(asked: Asked, chosen: Chosen, failures: Sequence[Exception]) -> Plan:
@@ -121,7 +128,7 @@ def _with_stages(asked: Asked, chosen: Chosen, failures: Sequence[Exception]) ->
     spent = time.process_time() - asked.began
     pipeline = None
     if asked.tries_pipelines:
-        pipeline = pipeline_instead(asked.query, asked.micro_batches, asked.at_batch, spent, asked.log)
+        pipeline = pipeline_instead(asked.query, spent)
     if pipeline is None:
         raise _why_nothing_fits(asked, chosen, failures)
     return replace(pipeline, notes=(*pipeline.notes, f"without stages nothing fits: {chosen.failures[0]}"))
@@ -129,17 +136,17 @@ def _with_stages(asked: Asked, chosen: Chosen, failures: Sequence[Exception]) ->
 
 def _shortest(asked: Asked, chosen: Chosen, beside: KnownFirst | None, known_plans: Callable[[], Known]) -> Plan:
     """The shortest played step of what was chosen, the known plans, pipelines and other sums of costs."""
-    query, log = asked.query, asked.log
+    query = asked.query
     assert chosen.best is not None
     known = _known(asked, chosen.best.plan, known_plans, math.inf if beside is None else beside.step_seconds)
-    chosen = at_least_as_good(query, chosen, cheapest(known, asked.shapes), log)
+    chosen = at_least_as_good(query, chosen, cheapest(known, asked.shapes))
     assert chosen.best is not None
     plan = _finished(query, chosen, baselines(query, known) if asked.with_baselines else ())
     if beside is not None and beside.were_asked:
         plan, beside = beside.better_of(plan), None
-    running = query_in_parts(query, chosen.best.plan.micro_batches, asked.at_batch)
+    running = query_in_parts(query, chosen.best.plan.micro_batches)
     rivals = usable(known, asked.shapes) if running.micro is None else ()
-    shorter = shortest_step(running, chosen, rivals, plan.predicted.step_seconds, log)
+    shorter = shortest_step(running, chosen, rivals, plan.predicted.step_seconds)
     if shorter is not None:
         plan = instead(plan, _finished(query, shorter, ()))
     return plan if beside is None else beside.better_of(plan)
@@ -157,7 +164,7 @@ def _known(asked: Asked, plan: Plan, known_plans: Callable[[], Known], pipeline_
     if asked.with_baselines:
         return known_plans()
     below = min(plan.objective_seconds, pipeline_seconds)
-    return solved_known_plans(asked.query, asked.shapes, asked.log, below) if plan.gap > OPEN_GAP else {}
+    return solved_known_plans(asked.query, asked.shapes, below) if plan.gap > OPEN_GAP else {}
 
 
 def _why_nothing_fits(asked: Asked, chosen: Chosen, more: Sequence[Exception]) -> Exception:
@@ -167,7 +174,7 @@ def _why_nothing_fits(asked: Asked, chosen: Chosen, more: Sequence[Exception]) -
     if not short:
         return failures[0]
     least = min(short, key=lambda failure: failure.needed_bytes)
-    error = mended(asked.query, least, asked.log, asked.at_batch, asked.micro_batches)
+    error = mended(asked.query, least)
     return InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
 
 

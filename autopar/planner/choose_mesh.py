@@ -1,6 +1,6 @@
 """Choose the mesh: the search over shapes (`mesh_search`), and what the plan says of the shapes that lost.
 
-    chosen = choose_mesh(query, meshes, log)
+    chosen = choose_mesh(query, meshes)
     chosen.best                # the candidate with the smallest objective
     chosen.alternatives        # the best of every other mesh, or the bound by which it was dropped
 
@@ -12,6 +12,7 @@ at most N times as fast as one (`perfect_seconds`).
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -29,10 +30,12 @@ from autopar.planner.known_plans import as_baseline
 from autopar.planner.least_memory import why_nothing_fits
 from autopar.planner.mesh_search import Entry, Outcome, best_first
 from autopar.planner.one_mesh import Candidate, price
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 from autopar.planner.restrict import ImpossiblePlacement
 from autopar.planner.solved_meshes import Rival, SolvedMeshes
 from autopar.planner.solver.deadline import Deadline
+
+log = logging.getLogger(__name__)
 
 SHOWN_MESHES = 4
 """The note on other meshes lists at most this many."""
@@ -57,7 +60,6 @@ class Chosen:
 def choose_mesh(
     query: Query,
     meshes: Sequence[Mesh],
-    log: Progress,
     floors: Mapping[Mesh, float] | None = None,
     below: float = math.inf,
     rival: Rival | None = None,
@@ -71,8 +73,8 @@ def choose_mesh(
     if hopeless is not None:
         return Chosen(best=None, failures=(hopeless,))
     if len(meshes) > 1:
-        log(f"{len(meshes)} mesh shapes, {meshes[0].shape} to {meshes[-1].shape}")
-    solved = SolvedMeshes(query, meshes, log, rival)
+        log.info(f"{len(meshes)} mesh shapes, {meshes[0].shape} to {meshes[-1].shape}")
+    solved = SolvedMeshes(query, meshes, rival)
     outcome: Outcome[Mesh, Plan] = best_first(
         {mesh: solved.stages(mesh) for mesh in meshes},
         seconds=query.search.meshes_seconds,
@@ -86,7 +88,7 @@ def choose_mesh(
     failures = tuple(entry.error for entry in outcome.entries if entry.error is not None)
     for entry in outcome.entries:
         if entry.error is not None:
-            log(f"mesh {entry.key.shape}: {entry.error}")
+            log.info(f"mesh {entry.key.shape}: {entry.error}")
     best = solved.best
     if outcome.best is None or best is None:
         return Chosen(best=None, failures=failures, free_bounds=solved.free_bounds)

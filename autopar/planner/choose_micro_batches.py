@@ -12,6 +12,7 @@ plan so far, until there is none, and while nothing fits, no further than the ne
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -24,11 +25,13 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.leaves import StateBytes
-from autopar.planner.micro_batches import AtBatch, batch_size, in_parts
-from autopar.planner.query import Progress, Query
+from autopar.planner.micro_batches import Recapture, batch_size, in_parts
+from autopar.planner.query import Query
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.targets import find_wishes
 from autopar.program import MicroProgram
+
+log = logging.getLogger(__name__)
 
 PROMISE = 1.5
 """More parts are tried only where some mesh without a memory limit is so much faster than another answer."""
@@ -47,35 +50,33 @@ class Choose(Protocol):
 
 def choose_micro_batches(
     query: Query,
-    count: int | None,
-    at_batch: AtBatch | None,
     choose: Choose,
-    log: Progress,
     rival: Callable[[Plan | None], float] | None = None,
 ) -> Chosen:
-    """What `choose` finds for the best number of micro-batches, or for `count` of them.
+    """What `choose` finds for the best number of micro-batches, or for the number that the user wants.
 
-    at_batch: captures the program at another size of the batch; None: one part only. rival: seconds of another answer
+    rival: seconds of another answer
     than more parts, given the plan of one part, if there is one; asked for where more parts would be tried, which must
     then be faster.
-    Raises ConfigurationError where the program cannot run in `count` parts.
+    Raises ConfigurationError where the program cannot run in as many parts as it should.
     """
+    count = query.micro_batches
     if count is not None and count != 1:
-        return choose(query_in_parts(query, count, at_batch))
+        return choose(query_in_parts(query, count))
     chosen = choose(query)
-    if count == 1 or at_batch is None or not _hopeful(chosen, _objective(chosen)):
+    if count == 1 or query.recapture is None or not _hopeful(chosen, _objective(chosen)):
         return chosen
     below = math.inf if rival is None else rival(None if chosen.best is None else chosen.best.plan)
     if not _hopeful(chosen, min(below / PROMISE, _objective(chosen))):
         return chosen
     try:
-        return _search(micro_batch_queries(query, at_batch), chosen, choose, below, log)
+        return _search(micro_batch_queries(query, query.recapture), chosen, choose, below)
     except NotSeparable as reason:
-        log(f"one micro-batch only: {reason}")
+        log.info(f"one micro-batch only: {reason}")
         return replace(chosen, notes=(*chosen.notes, f"memory is short, and the batch stays whole: {reason}"))
 
 
-def micro_batch_queries(query: Query, at_batch: AtBatch) -> Iterator[Query]:
+def micro_batch_queries(query: Query, recapture: Recapture) -> Iterator[Query]:
     """The query in 2, 3, 4, ... parts of its batch, for every divisor. Raises NotSeparable before the first one where
     the program cannot run in parts; a divisor at which the model computes another graph is left out."""
     size = batch_size(query.program) or 1
@@ -85,7 +86,7 @@ def micro_batch_queries(query: Query, at_batch: AtBatch) -> Iterator[Query]:
         if size % count:
             continue
         try:
-            micro = in_parts(query.program, count, at_batch, query.factorisation)
+            micro = in_parts(query.program, count, recapture, query.factorisation)
         except NotSeparable as reason:
             if not yielded and refusal.args[0] == reason.args[0]:
                 break
@@ -107,6 +108,7 @@ def in_parts_of(query: Query, micro: MicroProgram) -> Query:
         wishes=find_wishes(micro.program, query.constraints, factorisation),
         state_bytes={name: _with_total(state) for name, state in query.state_bytes.items()},
         micro=micro,
+        recapture=None,
     )
 
 
@@ -114,25 +116,25 @@ def _with_total(state: StateBytes) -> StateBytes:
     return replace(state, optimizer=state.optimizer + state.gradient, gradient=0.0)
 
 
-def query_in_parts(query: Query, count: int, at_batch: AtBatch | None) -> Query:
+def query_in_parts(query: Query, count: int) -> Query:
     """The question about the program in `count` parts; itself for one. Raises ConfigurationError where it cannot run
     so."""
     if count == 1:
         return query
-    if at_batch is None:
-        raise ConfigurationError(f"micro_batches={count} needs the model at another batch; pass at_batch")
+    if query.recapture is None:
+        raise ConfigurationError(f"micro_batches={count} needs the model at another batch; pass a recapture")
     try:
-        return in_parts_of(query, in_parts(query.program, count, at_batch, query.factorisation))
+        return in_parts_of(query, in_parts(query.program, count, query.recapture, query.factorisation))
     except NotSeparable as reason:
         raise ConfigurationError(f"micro_batches={count}: {reason}; pass micro_batches=1") from reason
 
 
-def _search(queries: Iterator[Query], chosen: Chosen, choose: Choose, below: float, log: Progress) -> Chosen:
+def _search(queries: Iterator[Query], chosen: Chosen, choose: Choose, below: float) -> Chosen:
     needed, floors = _needed_bytes(chosen), chosen.free_bounds
     for query in queries:
         assert query.micro is not None
         objective = min(_objective(chosen), below)
-        log(f"memory binds: trying {query.micro.count} micro-batches")
+        log.info(f"memory binds: trying {query.micro.count} micro-batches")
         found = choose(query, floors=floors, below=objective)
         if found.best is not None:
             chosen = found

@@ -21,6 +21,7 @@ not played again.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -38,10 +39,12 @@ from autopar.planner.constraints import BATCH_AXES
 from autopar.planner.hidden_bounds import HiddenBounds
 from autopar.planner.mesh_search import CERTIFIED
 from autopar.planner.one_mesh import Candidate, fit, price, solve_free
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 from autopar.planner.restrict import ImpossiblePlacement
 from autopar.planner.solved_meshes import ALWAYS_TRIED
 from autopar.planner.solver import Solution
+
+log = logging.getLogger(__name__)
 
 LEAST_GAIN = 0.01
 """A played step must be shorter by this share to take the place of the plan that is best by the sum."""
@@ -53,9 +56,7 @@ LESS = 0.2
 """Of the time of a search, for one whose result is played in any case."""
 
 
-def shortest_step(
-    query: Query, chosen: Chosen, known: Sequence[Candidate], step_seconds: float, log: Progress
-) -> Chosen | None:
+def shortest_step(query: Query, chosen: Chosen, known: Sequence[Candidate], step_seconds: float) -> Chosen | None:
     """The plan whose played step is the shortest, where that is less than `step_seconds`; None where nothing is.
 
     query: of the program that runs, in its micro-batches. chosen: the best by the sum, with the bounds of the meshes
@@ -76,13 +77,13 @@ def shortest_step(
         below = limit if best is None else _step(best)
         if bounds.at_least(mesh, share) >= below:
             continue
-        found = _found(replace(query, hidden_share=share, search=less), mesh, below, bounds, played, log)
+        found = _found(replace(query, hidden_share=share, search=less), mesh, below, bounds, played)
         if found is not None:
             played.append(found)
             best = found if _step(found) < below else best
     if best is None:
         return None
-    log(f"played, mesh {best.mesh.shape} takes {_step(best) * 1e3:.1f} ms instead of {step_seconds * 1e3:.1f}")
+    log.info(f"played, mesh {best.mesh.shape} takes {_step(best) * 1e3:.1f} ms instead of {step_seconds * 1e3:.1f}")
     return replace(
         chosen,
         best=best,
@@ -130,7 +131,7 @@ def _promising(meshes: Sequence[Mesh], bounds: Mapping[Mesh, float]) -> list[Mes
 
 
 def _found(
-    query: Query, mesh: Mesh, below: float, bounds: HiddenBounds, played: Sequence[Candidate], log: Progress
+    query: Query, mesh: Mesh, below: float, bounds: HiddenBounds, played: Sequence[Candidate]
 ) -> Candidate | None:
     """The optimum on a mesh under the share of the query, played; None where its sum is above `below`, where it was
     played before, or where nothing fits."""
@@ -140,9 +141,9 @@ def _found(
         bounds.learn(mesh, query.hidden_share, free.lower_bound)
         if free.lower_bound >= below or any(_is_same(each, mesh, free) for each in played):
             return None
-        return fit(query, built, mesh, free, log, (), query.search.refined_labels)
+        return fit(query, built, mesh, free, (), query.search.refined_labels)
     except (InfeasibleError, ImpossiblePlacement) as error:
-        log(f"mesh {mesh.shape}, {query.hidden_share:.0%} of the parameters' communication hidden: {error}")
+        log.info(f"mesh {mesh.shape}, {query.hidden_share:.0%} of the parameters' communication hidden: {error}")
         return None
 
 

@@ -16,16 +16,16 @@ from autopar.planner.choose_mesh import Chosen, choose_mesh
 from autopar.planner.known_plans import as_baseline
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 
 
-def at_least_as_good(query: Query, chosen: Chosen, start: Candidate | None, log: Progress) -> Chosen:
+def at_least_as_good(query: Query, chosen: Chosen, start: Candidate | None) -> Chosen:
     """The choice, or what is found from a known plan where that costs less. Where nothing was chosen and nothing is
     found, the known plan itself. start: a known plan on a mesh that may be chosen; None leaves the choice as it is."""
     if start is None or start.plan.objective_seconds >= _objective(chosen.best):
         return chosen
     meshes = resolve_meshes(query.cluster, start.mesh.shape, None)
-    found = choose_mesh(replace(query, warm_start=start.plan), meshes, log)
+    found = choose_mesh(replace(query, warm_start=start.plan), meshes)
     if chosen.best is None:
         axes = "+".join(start.mesh.axis_names)
         note = f"the free search found nothing that fits: this is the optimum of the plans with the axes {axes}"

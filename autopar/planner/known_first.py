@@ -25,15 +25,13 @@ from autopar.planner.stages.promise import Guess, Traffic, guesses, look_faster
 
 
 class KnownFirst:
-    """A `Rival`: pipelines, unless all look slower than a known plan. query: of the whole batch; count: of
-    micro-batches, if asked; known_seconds: of the shortest played step of a known plan, infinity where there is none.
+    """A `Rival`: pipelines, unless all look slower than a known plan. query: of the whole batch;
+    known_seconds: of the shortest played step of a known plan, infinity where there is none.
 
     were_asked: whether pipelines were compared, or why not is known."""
 
-    def __init__(
-        self, query: Query, count: int | None, pipelines: FreePipelines, known_seconds: Callable[[], float]
-    ) -> None:
-        self._query, self._count, self._pipelines, self._known_seconds = query, count, pipelines, known_seconds
+    def __init__(self, query: Query, pipelines: FreePipelines, known_seconds: Callable[[], float]) -> None:
+        self._query, self._pipelines, self._known_seconds = query, pipelines, known_seconds
         self.were_asked = False
 
     @property
@@ -90,7 +88,7 @@ class KnownFirst:
 
     @cached_property
     def _guesses(self) -> Sequence[Guess]:
-        return guesses(self._query, self._traffic, self._count)
+        return guesses(self._query, self._traffic)
 
     @property
     def _guess(self) -> float:

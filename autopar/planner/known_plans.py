@@ -18,7 +18,7 @@ from autopar.plan_value import Baseline
 from autopar.planner.constraints import Constraints
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate, plan_on_mesh
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 
 Shapes: TypeAlias = Collection[tuple[int, ...]]
 """Sizes of the axes of meshes."""
@@ -58,7 +58,7 @@ def as_baseline(plan: Plan) -> Baseline:
     )
 
 
-def solved_known_plans(query: Query, shapes: Shapes | None, log: Progress, below: float = math.inf) -> Known:
+def solved_known_plans(query: Query, shapes: Shapes | None, below: float = math.inf) -> Known:
     """The known plans, each completed by the planner on the same prices, without the user's own constraints.
 
     shapes: of the meshes that count (None: all). below: plans whose bound in seconds is no smaller are left out.
@@ -70,7 +70,7 @@ def solved_known_plans(query: Query, shapes: Shapes | None, log: Progress, below
             found[name] = InfeasibleError("not priced: the time was over")
             continue
         try:
-            found[name] = plan_on_mesh(free, mesh, log, below)
+            found[name] = plan_on_mesh(free, mesh, below)
         except InfeasibleError as error:
             found[name] = error
     return found

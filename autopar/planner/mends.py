@@ -11,6 +11,7 @@ by all devices, are there at the end of every backward pass.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,14 +23,16 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of, micro_batch_queries
 from autopar.planner.least_memory import least_state_bytes
 from autopar.planner.leaves import StateBytes
-from autopar.planner.micro_batches import AtBatch
+from autopar.planner.micro_batches import Recapture
 from autopar.planner.one_mesh import plan_on_mesh
 from autopar.planner.optimizers import state_bytes
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 from autopar.planner.search import SEARCH
 from autopar.planner.shortage import MORE_DEVICES, DoesNotFit, Mend, with_mends, with_more_devices
 from autopar.planner.solver.deadline import Deadline
 from autopar.program import MicroProgram
+
+log = logging.getLogger(__name__)
 
 MENDS_SECONDS = 30.0
 """After these no further change is tried; those that were not are listed as such."""
@@ -51,30 +54,28 @@ Kind = Sequence[Change]
 """Changes of which one is enough, the smallest first."""
 
 
-def mended(
-    query: Query, failure: DoesNotFit, log: Progress, at_batch: AtBatch | None, micro_batches: int | None
-) -> InfeasibleError:
-    """The failure with the changes that would fit. at_batch, micro_batches: as of `make_plan`."""
+def mended(query: Query, failure: DoesNotFit) -> InfeasibleError:
+    """The failure with the changes that would fit."""
     if query.constraints.pinned or not query.search.tries_mends or query.deadline.left() <= 0.0:
         return failure  # pinned parameters keep their layouts on this very mesh; there is nothing to change
-    parts_are_fixed = micro_batches is not None and at_batch is not None
-    kinds = _kinds(query, failure.mesh, at_batch if parts_are_fixed else None)
-    log(f"nothing fits; trying {sum(map(len, kinds))} changes")
+    parts_are_fixed = query.micro_batches is not None and query.recapture is not None
+    kinds = _kinds(query, failure.mesh, query.recapture if parts_are_fixed else None)
+    log.info(f"nothing fits; trying {sum(map(len, kinds))} changes")
     until = Deadline.after(min(MENDS_SECONDS, query.deadline.left()), query.deadline.stop)
     quick = replace(query, search=replace(SEARCH["fast"], tries_mends=False), deadline=until, warm_start=None)
-    tried = _Tried(quick, failure.mesh, log)
+    tried = _Tried(quick, failure.mesh)
     fits = tried.first_of_each([(kind,) for kind in kinds])
     if not fits:
         fits = tried.first_of_each(list(itertools.combinations(kinds, 2)))
-    searched = _searched(query, tries_parts=at_batch is not None and not parts_are_fixed)
+    searched = _searched(query, tries_parts=query.recapture is not None and not parts_are_fixed)
     return with_mends(failure, fits, tried.short, tried.untried, searched)
 
 
 class _Tried:
     """Changes that were tried, and what came of them."""
 
-    def __init__(self, query: Query, mesh: Mesh, log: Progress) -> None:
-        self._query, self._mesh, self._log = query, mesh, log
+    def __init__(self, query: Query, mesh: Mesh) -> None:
+        self._query, self._mesh = query, mesh
         self.short: list[str] = []
         self.untried: list[str] = []
 
@@ -107,19 +108,19 @@ class _Tried:
         if least_state_bytes(query.state_bytes, query) > query.budget_bytes:
             return None
         try:
-            return plan_on_mesh(query, mesh, self._log).plan.predicted
+            return plan_on_mesh(query, mesh).plan.predicted
         except (InfeasibleError, ConfigurationError):
             return None
 
 
-def _kinds(query: Query, mesh: Mesh, at_batch: AtBatch | None) -> list[Kind]:
+def _kinds(query: Query, mesh: Mesh, recapture: Recapture | None) -> list[Kind]:
     """What can be changed, from what costs nothing to what costs most."""
     kinds: list[Kind] = []
     if query.recompute == "none":
         kinds.append([Change(description='recomputation (without recompute="none")', apply=_recompute)])
     kinds.append(_optimizers(query))
-    if at_batch is not None:  # after the optimizers: parts add the totals of gradients to their state
-        kinds.append(_more_parts(query, at_batch))
+    if recapture is not None:  # after the optimizers: parts add the totals of gradients to their state
+        kinds.append(_more_parts(query, recapture))
     kinds.append(
         [
             Change(description=f"{factor * mesh.size} devices", apply=partial(_on_more_devices, factor))
@@ -129,11 +130,11 @@ def _kinds(query: Query, mesh: Mesh, at_batch: AtBatch | None) -> list[Kind]:
     return [kind for kind in kinds if kind]
 
 
-def _more_parts(query: Query, at_batch: AtBatch) -> Kind:
+def _more_parts(query: Query, recapture: Recapture) -> Kind:
     """More micro-batches than the user fixed."""
     found = []
     try:
-        for parts in itertools.islice(micro_batch_queries(query, at_batch), MORE_PARTS):
+        for parts in itertools.islice(micro_batch_queries(query, recapture), MORE_PARTS):
             assert parts.micro is not None
             found.append(
                 Change(description=f"micro_batches={parts.micro.count}", apply=partial(_in_parts, parts.micro))

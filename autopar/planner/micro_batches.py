@@ -9,9 +9,9 @@ Statistics of the whole batch become inputs of the part; the rest of its program
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from typing import Protocol
 
 from torch import fx
 
@@ -22,8 +22,13 @@ from autopar.planner.batch_flow import BatchFlow, Kind, NotSeparable
 from autopar.planner.factorisation import Factorisation, value_of
 from autopar.program import Input, Joined, MicroProgram, Output, Program
 
-AtBatch = Callable[[int], Program]
-"""The captured program at another size of the batch."""
+
+class Recapture(Protocol):
+    """A captured program that can be had at another size of its batch: a model and its arguments, or what remembers
+    them."""
+
+    def at_batch(self, size: int) -> Program:
+        """The program that the model computes for so many samples. Raises CaptureError where it does not run so."""
 
 
 def batch_size(program: Program) -> int | None:
@@ -56,7 +61,9 @@ def micro_program(whole: Program, part: Program, count: int, factorisation: Fact
     )
 
 
-def in_parts(whole: Program, count: int, at_batch: AtBatch, factorisation: Factorisation | None = None) -> MicroProgram:
+def in_parts(
+    whole: Program, count: int, recapture: Recapture, factorisation: Factorisation | None = None
+) -> MicroProgram:
     """`micro_program` with the capture at the smaller batch. Raises NotSeparable."""
     size = batch_size(whole)
     if size is None:
@@ -64,18 +71,18 @@ def in_parts(whole: Program, count: int, at_batch: AtBatch, factorisation: Facto
     if count < 1 or size % count:
         raise NotSeparable(f"a batch of {size} does not split into {count} equal micro-batches")
     try:
-        part = at_batch(size // count)
+        part = recapture.at_batch(size // count)
     except CaptureError as error:
         raise NotSeparable(f"the model does not run at batch {size // count}: {error}") from error
     return micro_program(whole, part, count, factorisation or Factorisation(whole))
 
 
 def planned_parts(
-    whole: Program, count: int, at_batch: AtBatch, factorisation: Factorisation | None = None
+    whole: Program, count: int, recapture: Recapture, factorisation: Factorisation | None = None
 ) -> MicroProgram:
     """`in_parts`, for the number that a plan says. Raises PlanMismatchError where the model does not run so."""
     try:
-        return in_parts(whole, count, at_batch, factorisation)
+        return in_parts(whole, count, recapture, factorisation)
     except NotSeparable as reason:
         raise PlanMismatchError(
             f"the plan runs {count} micro-batches, but this model cannot: {reason}; plan again"

@@ -9,6 +9,7 @@ What does not fit is solved again with recomputation and one memory row per mome
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ from autopar.planner.moments import measured_bytes
 from autopar.planner.notes import expert_notes, uneven_notes
 from autopar.planner.predict import choose_issue, dispatch_seconds
 from autopar.planner.prices import Floats, Prices
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 from autopar.planner.read import (
     flops_of_pass,
     prices_hash,
@@ -54,6 +55,8 @@ from autopar.planner.solver import Solution, Status, certified, evaluate, is_for
 from autopar.planner.warm_start import labels_like
 from autopar.planner.within_memory import WithinMemory
 from autopar.program import Program
+
+log = logging.getLogger(__name__)
 
 Labels: TypeAlias = NDArray[np.int64]
 EXACT_GAP = 1e-9
@@ -80,7 +83,7 @@ class Attempt:
     excess: float
 
 
-def plan_on_mesh(query: Query, mesh: Mesh, log: Progress, below: float = math.inf) -> Candidate:
+def plan_on_mesh(query: Query, mesh: Mesh, below: float = math.inf) -> Candidate:
     """The optimum on one mesh, under the memory limit. Raises InfeasibleError, also where without the limit it takes
     `below` seconds or more."""
     built = price(query, mesh)
@@ -88,7 +91,7 @@ def plan_on_mesh(query: Query, mesh: Mesh, log: Progress, below: float = math.in
     if free.lower_bound >= below:
         seconds = f"{format_seconds(free.lower_bound)} without a memory limit"
         raise InfeasibleError(f"not fitted into memory: mesh {mesh.shape} takes at least {seconds}")
-    return fit(query, built, mesh, free, log)
+    return fit(query, built, mesh, free)
 
 
 @phase("price")
@@ -139,7 +142,6 @@ def fit(
     built: Built,
     mesh: Mesh,
     free: Solution,
-    log: Progress,
     more_starts: Sequence[Labels] = (),
     most_labels: float = math.inf,
 ) -> Candidate:
@@ -158,7 +160,7 @@ def fit(
             )
         attempt = _within_memory(query, attempt, search)
     plan = attempt.candidate.plan
-    log(
+    log.info(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
         f"bound {plan.bound_seconds * 1e3:.2f} ms, gap {plan.gap:.1e}, "
         f"predicted {plan.predicted.step_seconds * 1e3:.1f} ms"

@@ -1,29 +1,34 @@
-"""Query: everything that a plan answers besides the mesh, and how its arguments are read.
+"""Query: what a request means for one program, in the planner's words: everything that a plan answers but the mesh.
 
-Query(program=..., cluster=..., budget_bytes=budget("0.9", cluster), search=SEARCH["default"], ...)
+query = Query.of(program, request)       state bytes, a budget in bytes, parsed constraints, limits of the search
+
+It begins as the request says and is changed on the way (`replace`): sub-meshes of a pipeline have another cluster,
+parts of the batch another program, known plans no constraints.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from autopar.cluster import Cluster
-from autopar.cost_models.memory import usable_bytes
-from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
-from autopar.planner.constraints import BATCH_AXES, Constraints, Recompute
+from autopar.planner.constraints import BATCH_AXES, Constraints, Recompute, parse_constraints
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.kept import Kept
 from autopar.planner.leaves import StateBytes
-from autopar.planner.search import SEARCH, Search
+from autopar.planner.memory_limit import budget
+from autopar.planner.micro_batches import Recapture
+from autopar.planner.optimizers import state_bytes
+from autopar.planner.search import SEARCH, Search, search_of
 from autopar.planner.solver.deadline import Deadline
-from autopar.planner.targets import Wish, freed_axes
+from autopar.planner.targets import Wish, find_wishes, freed_axes
 from autopar.program import MicroProgram, Program
+from autopar.request import Request
 
-Progress = Callable[[str], None]
 NO_DEADLINE = Deadline(at=None)
 
 
@@ -42,11 +47,43 @@ class Query:
     wishes: tuple[Wish, ...] = ()
     recompute: Recompute | None = None
     micro: MicroProgram | None = None
+    micro_batches: int | None = None
+    """In how many parts the user wants the batch; None: as memory asks."""
+    recapture: Recapture | None = None
+    """Gives the program at another size of the batch; None: it is there at this one only."""
     hidden_share: float = 0.0
     """Part of the seconds of all communication of parameters that the objective leaves out (`hidden.py`)."""
     deadline: Deadline = NO_DEADLINE
     warm_start: Plan | None = None
     kept: Kept = field(default_factory=Kept, compare=False)
+
+    @staticmethod
+    def of(
+        program: Program, request: Request, *, recapture: Recapture | None = None, kept: Kept | None = None
+    ) -> Query:
+        """What a request asks about a program. kept: results of earlier questions about it; a time limit begins now.
+        Raises ConfigurationError for constraints and optimizers that the program cannot have."""
+        cluster, kept = request.cluster, kept or Kept()
+        constraints = parse_constraints(request.constraints, request.parameter_layouts)
+        factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
+        older = request.warm_start
+        return Query(
+            program=program,
+            cluster=cluster,
+            state_bytes=state_bytes(program, request.optimizer, cluster.device.kind),
+            constraints=constraints,
+            wishes=find_wishes(program, constraints, factorisation),
+            budget_bytes=budget(request.memory_limit, cluster),
+            kernel_backend=kernel_backend(cluster),
+            factorisation=factorisation,
+            search=search_of(request.mode, request.time_limit),
+            deadline=Deadline.after(request.time_limit),
+            warm_start=Plan.load(older) if isinstance(older, str | Path) else older,
+            recompute=request.recompute,
+            micro_batches=request.micro_batches,
+            recapture=recapture,
+            kept=kept,
+        )
 
     def seconds_left(self) -> float | None:
         """What is left of the user's own time limit, in seconds by the clock; None without one."""
@@ -68,6 +105,8 @@ class Query:
             deadline=NO_DEADLINE,
             warm_start=None,
             recompute=None,
+            micro_batches=None,
+            recapture=None,
             kept=Kept(),
         )
         return mesh, question, {node: axes for node, axes in freed.items() if axes}
@@ -76,29 +115,3 @@ class Query:
 def kernel_backend(cluster: Cluster) -> str:
     """Who emits kernels: PyTorch eager on CPUs, inductor on CUDA."""
     return "eager" if cluster.device.kind == "cpu" else "inductor"
-
-
-def budget(memory_limit: float | str | None, cluster: Cluster) -> float:
-    """Bytes per device: a number of bytes, "72GiB", "0.8" or 0.8 of the device; default: what is usable of it."""
-    usable = usable_bytes(cluster.device.memory_bytes, cluster.device.kind)
-    if memory_limit is None:
-        return float(usable)
-    try:
-        value = parse_bytes(memory_limit)
-    except ValueError as error:
-        raise ConfigurationError(f"memory_limit={memory_limit!r}: write bytes, '72GiB' or a fraction") from error
-    if not value > 0:  # also what is not a number
-        raise ConfigurationError(f"memory_limit={memory_limit!r} must be positive")
-    return value * usable if value <= 1 else value
-
-
-def parse_bytes(text: float | str) -> float:
-    """ "72GiB", "500MB", "1e9" or a number -> number. Raises ValueError."""
-    if not isinstance(text, str):
-        return float(text)
-    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9, "b": 1.0}
-    lowered = text.strip().lower()
-    for unit, factor in units.items():
-        if lowered.endswith(unit):
-            return float(lowered.removesuffix(unit)) * factor
-    return float(lowered)

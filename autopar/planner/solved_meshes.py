@@ -12,6 +12,7 @@ is fitted first.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,9 +33,11 @@ from autopar.planner.memory_rows import MemoryModel
 from autopar.planner.mesh_search import Stage
 from autopar.planner.mesh_shapes import coarser, link_key, parts_of
 from autopar.planner.one_mesh import Candidate, as_it_is, fit, price, solve_free
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solver import Problem, Solution, Status, is_forbidden
+
+log = logging.getLogger(__name__)
 
 AXIS_GROWTH = 36
 """An axis multiplies the entries of the tables by about this: six choices per operator, on both sides of an edge."""
@@ -88,8 +91,8 @@ class SolvedMeshes:
     is `CLOSE` to that optimum, and so probably faster than what fits, the search under the limit gets `LESS` of its
     time."""
 
-    def __init__(self, query: Query, meshes: Sequence[Mesh], log: Progress, rival: Rival | None = None) -> None:
-        self._query, self._log, self._rival = query, log, rival
+    def __init__(self, query: Query, meshes: Sequence[Mesh], rival: Rival | None = None) -> None:
+        self._query, self._rival = query, rival
         self._rival_seconds = math.inf
         self._was_asked_early = False
         self._fit_query = query
@@ -194,7 +197,7 @@ class SolvedMeshes:
         query = self._query
         built = price(query, mesh)
         free = solve_free(query, built, mesh, self._starts(mesh, built, self._free), cutoff)
-        self._log(f"mesh {mesh.shape}: at least {format_seconds(free.lower_bound)}")
+        log.info(f"mesh {mesh.shape}: at least {format_seconds(free.lower_bound)}")
         self._entries[len(mesh.shape)] = max(_table_entries(built.problem), self._entries.get(len(mesh.shape), 0))
         self.free_bounds[mesh] = free.lower_bound
         if free.lower_bound <= cutoff:
@@ -267,13 +270,13 @@ class SolvedMeshes:
         starts = self._starts(mesh, built, self._fitted)
         try:
             most = query.search.refined_labels if self._is_refined(mesh) else math.inf
-            candidate = fit(query, built, mesh, free, self._log, starts, most)
+            candidate = fit(query, built, mesh, free, starts, most)
         except DoesNotFit:
             self._binds = True
             raise
         self._binds = candidate.built is not built
         if not self._binds and free.status is Status.GAP:
-            candidate = fit(query, built, mesh, solve_free(query, built, mesh, (free.assignment,)), self._log, starts)
+            candidate = fit(query, built, mesh, solve_free(query, built, mesh, (free.assignment,)), starts)
         return candidate
 
     def _starts(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import logging
 import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,10 +17,9 @@ from autopar.cluster import Cluster  # noqa: E402
 from autopar.parallel_plan import Plan  # noqa: E402
 from autopar.phases import PhaseTime, PhaseTimes, cpu_seconds  # noqa: E402
 from autopar.plan_value import Baseline  # noqa: E402
-from autopar.planner.micro_batches import AtBatch  # noqa: E402
 from autopar.planner.planning import make_plan  # noqa: E402
-from autopar.program import Program  # noqa: E402
-from autopar.questions import Options, capture_at, capture_program  # noqa: E402
+from autopar.questions import CapturedModel, capture_model  # noqa: E402
+from autopar.request import Request  # noqa: E402
 from benchmarks.models import WORKLOADS, workload  # noqa: E402
 from benchmarks.planner.cases import Case  # noqa: E402
 
@@ -35,12 +33,12 @@ def measure(case: Case) -> dict[str, Any]:
     """Plan one case; one row of the report. CPU seconds count this process and its children."""
     batch = case.batch or WORKLOADS[case.workload].batch
     (model, inputs), building = timed(lambda: workload(case.workload, batch=batch))
-    options, captures = Options(cluster=cluster_of(case.devices)), Captures()
+    request = request_of(case)
+    show_progress()
     with PhaseTimes() as times:
-        program, capturing = timed(lambda: capture_program(model, (), dict(inputs), True, options, captures))
+        captured, capturing = timed(lambda: capture_model(model, (), dict(inputs), request, Captures(), training=True))
         tidy = times.phases.get("tidy", PhaseTime(0.0, 0.0))
-        at_batch = functools.partial(capture_at, program, model, (), dict(inputs), options, captures)
-        plan, planning = timed(lambda: plan_case(program, case, at_batch))
+        plan, planning = timed(lambda: plan_case(captured))
     spent = {name: times.phases.get(name, PhaseTime(0.0, 0.0)) for name in ("capture", *INSIDE)}
     again = less(spent["capture"], capturing)
     phases = {
@@ -60,7 +58,7 @@ def measure(case: Case) -> dict[str, Any]:
         "global_batch": batch,
         "seq": WORKLOADS[case.workload].seq,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "nodes": len(program.graph.nodes),
+        "nodes": len(captured.program.graph.nodes),
         "phases": {key: {"seconds": t.seconds, "cpu_seconds": t.cpu_seconds} for key, t in phases.items()},
         "cpu_seconds": cpu_seconds(),
         "goal_cpu_seconds": case.goal_seconds,
@@ -93,24 +91,37 @@ def of_baseline(other: Baseline) -> dict[str, Any]:
     return {"name": other.name, "objective_seconds": other.objective_seconds, "error": other.error}
 
 
-def plan_case(program: Program, case: Case, at_batch: AtBatch) -> Plan:
+def request_of(case: Case) -> Request:
     """The plan with AdamW, without the known plans beside it; where the mesh is free, micro-batches and pipelines are
-    compared as `autopar.plan` does. at_batch: captures the model at another batch."""
-    return make_plan(
-        program,
-        cluster_of(case.devices),
+    compared as `autopar.plan` does."""
+    return Request(
+        cluster=cluster_of(case.devices),
         mesh=case.mesh,
         optimizer=torch.optim.AdamW,
         memory_limit=case.memory_limit,
         with_baselines=False,
-        at_batch=at_batch,
-        progress=say,
     )
 
 
-def say(message: str) -> None:
-    """Progress with CPU seconds since the start, for people who wait."""
-    print(f"{cpu_seconds():8.1f} {message}", file=sys.stderr, flush=True)
+def plan_case(captured: CapturedModel) -> Plan:
+    """The plan of a case."""
+    return make_plan(captured.program, captured.request, recapture=captured)
+
+
+class Progress(logging.Formatter):
+    """CPU seconds since the start in front of every line, for people who wait."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{cpu_seconds():8.1f} {super().format(record)}"
+
+
+def show_progress() -> None:
+    """What the planner says, on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Progress())
+    logger = logging.getLogger("autopar.planner")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 def cluster_of(devices: int) -> Cluster:

@@ -17,6 +17,7 @@ from autopar.errors import InfeasibleError
 from autopar.parallel_plan import Plan
 from autopar.planner.planning import make_plan
 from autopar.program import Program
+from autopar.request import Request
 from benchmarks.models import workload
 from benchmarks.planner.cases import NO_LIMIT_BYTES, Case
 from benchmarks.planner.measure import cluster_of
@@ -70,11 +71,11 @@ def promises(rows: list[dict[str, Any]]) -> dict[str, bool]:
 
 
 def _plan(program: Program, case: Case, limit: float) -> Plan:
-    return make_plan(
-        program,
-        cluster_of(case.devices),
+    request = Request(
+        cluster=cluster_of(case.devices),
         mesh=case.mesh,
         optimizer=torch.optim.AdamW,
         memory_limit=limit,
         with_baselines=False,
     )
+    return make_plan(program, request)

@@ -26,6 +26,7 @@ from autopar.layouts.placement import Placement, Replicate, Shard
 from autopar.parallel_plan import Plan
 from autopar.planner.planning import make_plan
 from autopar.program import Program
+from autopar.request import Request
 from autopar.rules.engine import is_view
 from benchmarks.validation.recomputation import computed_again
 from benchmarks.validation.runs import ParallelShape
@@ -52,9 +53,8 @@ def published_plan(program: Program, cluster: Cluster, parallel: ParallelShape) 
     It names no kernels of ours: a published run ran those of its stack, which `KERNEL_BACKENDS` describes. Raises
     InfeasibleError and ConfigurationError where the model cannot be split so.
     """
-    plan = make_plan(
-        program,
-        subcluster(cluster, parallel.dp * parallel.tp),
+    request = Request(
+        cluster=subcluster(cluster, parallel.dp * parallel.tp),
         dims=axes_of(parallel),
         optimizer="AdamW",
         memory_limit=NO_LIMIT,
@@ -62,7 +62,7 @@ def published_plan(program: Program, cluster: Cluster, parallel: ParallelShape) 
         with_baselines=False,
         micro_batches=1,
     )
-    return with_recomputation(plan.with_(kernels=()), parallel)
+    return with_recomputation(make_plan(program, request).with_(kernels=()), parallel)
 
 
 def axes_of(parallel: ParallelShape) -> dict[str, int]:

@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autopar.api import realize
 from autopar.capture import capture
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
@@ -35,13 +34,13 @@ from autopar.planner.optimizers import state_bytes
 from autopar.planner.planning import make_plan
 from autopar.planner.shortage import DoesNotFit
 from autopar.program import Program
+from autopar.request import Request
 from autopar.rules.engine import uncovered
 from autopar.runtime.batches import route
 from autopar.runtime.consensus import gather_from_all
 from autopar.runtime.parallel_module import ParallelModule
-from autopar.runtime.process_groups import ProcessGroups
-from autopar.runtime.step import Step
 from benchmarks.agreement import Agreement, Reference, compare, reference
+from benchmarks.under_plan import UnderPlan
 from benchmarks.zoo.registry import Inputs, ZooEntry, find_entry, make
 from benchmarks.zoo.row import APART, NO_REPLICATION, STEP_TIME, Answer, Row
 
@@ -172,7 +171,8 @@ def _answer(program: Program, solve: Callable[[], tuple[Plan, str]]) -> tuple[Pl
 
 
 def _plan(program: Program, **question: Any) -> Plan:
-    return make_plan(program, Cluster.detect(dist.get_world_size()), with_baselines=False, mode="fast", **question)
+    cluster = Cluster.detect(dist.get_world_size())
+    return make_plan(program, Request(cluster=cluster, with_baselines=False, mode="fast", **question))
 
 
 def _plan_apart(program: Program) -> tuple[Plan, str]:
@@ -224,11 +224,7 @@ def _run(
     entry: ZooEntry, model: nn.Module, inputs: Inputs, program: Program, plan: Plan, expected: Reference
 ) -> Agreement:
     """One step under the plan; the agreement of the worst rank."""
-
-    def build(*arguments: Any, **context: Any) -> Step:
-        return realize(program, plan, ProcessGroups(plan.mesh, "cpu"))
-
-    module = ParallelModule(copy.deepcopy(model), build, loss_fn=entry.loss_fn)
+    module = ParallelModule(copy.deepcopy(model), UnderPlan(program, plan), loss_fn=entry.loss_fn)
     module.build_for((), dict(inputs))
     found = gather_from_all(compare(module, inputs, expected))
     return max(found, key=lambda agreement: (not agreement.agrees, agreement.gradient_error / agreement.allowed))

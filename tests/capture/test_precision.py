@@ -16,6 +16,7 @@ from autopar.parallel_plan import Plan
 from autopar.passes.place_casts import is_cast
 from autopar.planner.planning import make_plan
 from autopar.program import Program
+from autopar.request import Request
 from tests.passes.lowered_programs import lower
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -56,7 +57,7 @@ def program() -> Program:
 
 
 def planned(program: Program, dims: dict[str, int]) -> Plan:
-    return make_plan(program, CLUSTER, dims=dims, with_baselines=False)
+    return make_plan(program, Request(cluster=CLUSTER, dims=dims, with_baselines=False))
 
 
 def collectives(program: Program, plan: Plan) -> list[tuple[str, str, torch.dtype, fx.Node]]:
@@ -190,7 +191,7 @@ def test_tensor_parallel_activations_are_summed_in_bf16(program: Program) -> Non
 def test_free_plans_move_no_parameter_and_sum_no_gradient_in_the_wrong_dtype(
     program: Program, shape: tuple[int, ...]
 ) -> None:
-    plan = make_plan(program, CLUSTER, mesh=shape, with_baselines=False)
+    plan = make_plan(program, Request(cluster=CLUSTER, mesh=shape, with_baselines=False))
     parameters = {entry.name for entry in program.inputs if entry.role == "parameter"}
     for kind, _, dtype, node in collectives(program, plan):
         operator = node.meta["operator"]

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,9 +19,10 @@ from autopar import api
 from autopar.capture import normalize_example_inputs
 from autopar.capture.captures import Captures, autocast_state
 from autopar.cluster import Cluster
-from autopar.planner.micro_batches import AtBatch, planned_parts
+from autopar.planner.micro_batches import Recapture, planned_parts
 from autopar.program import MicroProgram, Program
-from autopar.questions import Options, capture_at, capture_program
+from autopar.questions import capture_model
+from autopar.request import Request
 from autopar.runtime.parallel_module import ParallelModule
 
 Job = TypeVar("Job", bound=Callable[..., Any])
@@ -45,12 +45,12 @@ class CapturedOnce(Captures):
             self._programs[key] = super().capture(model, args, kwargs, **options)
         return self._programs[key]
 
-    def in_parts(self, whole: Program, count: int, at_batch: AtBatch) -> MicroProgram:
+    def in_parts(self, whole: Program, count: int, recapture: Recapture) -> MicroProgram:
         """As `planned_parts`, once per program and number of parts."""
         assert any(whole is program for program in self._programs.values()), "else its id may come again"
         key = (id(whole), count)
         if key not in self._in_parts:
-            self._in_parts[key] = planned_parts(whole, count, at_batch)
+            self._in_parts[key] = planned_parts(whole, count, recapture)
         return self._in_parts[key]
 
     @property
@@ -76,10 +76,10 @@ def capture_once(name: str, model: nn.Module, inputs: Any, *, parts: int = 1, **
     captures = _OF_MODEL.setdefault((name, str(model)), CapturedOnce())
     before = captures.made
     args, kwargs = normalize_example_inputs(inputs)
-    given = Options(cluster=Cluster.parse("1 cpu"), **options)
-    whole = capture_program(model, args, kwargs, model.training, given, captures)
+    given = Request(cluster=Cluster.parse("1 cpu"), **options)
+    captured = capture_model(model, args, kwargs, given, captures)
     if parts > 1:
-        captures.in_parts(whole, parts, functools.partial(capture_at, whole, model, args, kwargs, given, captures))
+        captures.in_parts(captured.program, parts, captured)
     return captures.made > before
 
 

@@ -16,7 +16,8 @@ from autopar.plan_value import PIPELINE_AXIS, RankGroup
 from autopar.planner.micro_batches import in_parts
 from autopar.planner.planning import make_plan
 from autopar.program import MicroProgram
-from autopar.questions import Options, capture_at, capture_program
+from autopar.questions import capture_model
+from autopar.request import Request
 from autopar.verification import one_device_plan
 from tests.distributed.pipeline_models import CASES
 
@@ -25,10 +26,9 @@ from tests.distributed.pipeline_models import CASES
 def micro_program(name: str, micro_batches: int) -> MicroProgram:
     """The step of a case in micro-batches."""
     model, batch = CASES[name].model(), CASES[name].batch(0)
-    given = Options(cluster=Cluster.parse("1x1 H100-SXM"), **CASES[name].options)
-    captures = Captures()
-    whole = capture_program(model, (), batch, model.training, given, captures)
-    return in_parts(whole, micro_batches, functools.partial(capture_at, whole, model, (), batch, given, captures))
+    request = Request(cluster=Cluster.parse("1x1 H100-SXM"), **CASES[name].options)
+    captured = capture_model(model, (), batch, request, Captures())
+    return in_parts(captured.program, micro_batches, captured)
 
 
 def block_ends(micro: MicroProgram, blocks: Sequence[str]) -> list[str]:
@@ -53,14 +53,14 @@ def _planned(name: str, micro_batches: int, sizes: tuple[tuple[str, int], ...]) 
     dims = dict(sizes)
     alone = math.prod(dims.values()) == 1
     dims = {"tp": 2} if alone else dims
-    plan = make_plan(
-        micro_program(name, micro_batches).program,
-        Cluster.parse(f"1x{math.prod(dims.values())} H100-SXM"),
+    request = Request(
+        cluster=Cluster.parse(f"1x{math.prod(dims.values())} H100-SXM"),
         dims=dims,
-        question={"precision": CASES[name].options.get("precision")},
+        precision=CASES[name].options.get("precision"),
         with_baselines=False,
         mode="fast",
-    ).with_(kernel_backend="eager")
+    )
+    plan = make_plan(micro_program(name, micro_batches).program, request).with_(kernel_backend="eager")
     return one_device_plan(plan) if alone else plan
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 
@@ -13,7 +11,8 @@ from autopar.errors import PlanMismatchError
 from autopar.passes.stages import StagePrograms, cut_stages
 from autopar.planner.micro_batches import in_parts
 from autopar.program import MicroProgram, Program
-from autopar.questions import Options, capture_at, capture_program
+from autopar.questions import capture_model
+from autopar.request import Request
 from benchmarks.plan_quality.models import mixture
 from tests.distributed.pipeline_models import CASES
 from tests.distributed.pipeline_plans import block_ends, micro_program
@@ -82,9 +81,9 @@ def test_the_copies_of_a_gradient_for_the_experts_are_made_behind_the_border() -
     torch.manual_seed(0)
     model = mixture(layers=2, width=16, hidden=32, heads=2, experts=4, chosen=2, vocabulary=32)
     batch = {name: torch.randint(0, 32, (8, 6)) for name in ("x", "labels")}
-    given, captures = Options(cluster=Cluster.parse("1x1 H100-SXM")), Captures()
-    whole = capture_program(model, (), batch, True, given, captures)
-    micro = in_parts(whole, 4, functools.partial(capture_at, whole, model, (), batch, given, captures))
+    request = Request(cluster=Cluster.parse("1x1 H100-SXM"))
+    captured = capture_model(model, (), batch, request, Captures(), training=True)
+    micro = in_parts(captured.program, 4, captured)
     stages = cut_stages(micro.program, block_ends(micro, ["layers.0"]))
     assert _ways(stages, backward=True) == [(1, 0)]
 

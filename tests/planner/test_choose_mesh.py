@@ -51,7 +51,7 @@ def query(cluster: str = CLUSTER) -> Query:
 def plan() -> Plan:
     """What the search over meshes finds and says, before played steps are compared."""
     asked = query()
-    found = choose_mesh(asked, resolve_meshes(asked.cluster, None, None), lambda message: None)
+    found = choose_mesh(asked, resolve_meshes(asked.cluster, None, None))
     assert found.best is not None
     best = found.best.plan
     return replace(
@@ -109,7 +109,7 @@ def test_the_plan_says_what_every_free_axis_does(plan: Plan) -> None:
 def test_an_axis_works_as_its_name_asks(name: str) -> None:
     """The role of a pinned axis, read from its plan as if the axis were free, is its name."""
     asked = query("8 H100-SXM")
-    candidate = plan_on_mesh(asked, Mesh((name,), (8,)), lambda message: None)
+    candidate = plan_on_mesh(asked, Mesh((name,), (8,)))
     free = Mesh(("inner",), (8,))
     notes = axis_notes(asked.program, asked.factorisation, asked.cluster, free, candidate.built, candidate.solution)
     assert len(notes) == 1
@@ -130,7 +130,7 @@ def test_refinements_are_left_out_where_hardly_any_communication_shows() -> None
     with torch.device("meta"):
         layers, x = Mlp(4096, 16384), torch.empty(8192, 512, 4096)
     asked = free_query(capture(layers, *normalize_example_inputs(x)), Cluster.parse(CLUSTER), "max")
-    found = choose_mesh(asked, resolve_meshes(asked.cluster, None, None), lambda message: None)
+    found = choose_mesh(asked, resolve_meshes(asked.cluster, None, None))
     assert found.best is not None
     assert len(found.best.mesh.shape) <= 2
     assert max(len(mesh.shape) for mesh in found.free_bounds) == 2
@@ -141,8 +141,8 @@ def test_a_plan_that_must_be_cheaper_is_not_fitted_above() -> None:
     asked, mesh = query(), Mesh(("tp",), (8,))
     seconds = solve_free(asked, price(asked, mesh), mesh).objective
     with pytest.raises(InfeasibleError, match="takes at least"):
-        plan_on_mesh(asked, mesh, lambda message: None, below=0.99 * seconds)
-    plan = plan_on_mesh(asked, mesh, lambda message: None, below=1.01 * seconds).plan
+        plan_on_mesh(asked, mesh, below=0.99 * seconds)
+    plan = plan_on_mesh(asked, mesh, below=1.01 * seconds).plan
     assert plan.objective_seconds == pytest.approx(seconds)
 
 

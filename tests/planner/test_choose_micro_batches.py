@@ -30,16 +30,14 @@ class Parts:
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, rival: float | None) -> tuple[Chosen, list[float]]:
-    query: Any = SimpleNamespace(micro=None)
+    recapture = SimpleNamespace(at_batch=lambda size: pytest.fail("captured"))
+    query: Any = SimpleNamespace(micro=None, micro_batches=None, recapture=recapture)
     two = SimpleNamespace(micro=SimpleNamespace(count=2), deadline=SimpleNamespace(left=lambda: 1.0))
     monkeypatch.setattr(module, "micro_batch_queries", lambda *_: iter([two]))
     choose = Parts()
     found = module.choose_micro_batches(
         query,
-        None,
-        lambda size: pytest.fail("captured"),
         choose,
-        lambda message: None,
         None if rival is None else lambda plan: rival,
     )
     return found, choose.asked

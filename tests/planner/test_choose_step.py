@@ -15,13 +15,10 @@ from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate
 from autopar.planner.planning import make_plan
 from autopar.planner.query import Query
+from autopar.request import Request
 from tests.planner.problems import captured_mlp, free_query
 
 CLUSTER = Cluster.parse("4x1 H100-SXM")
-
-
-def log(message: str) -> None:
-    """No progress."""
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +28,12 @@ def query() -> Query:
 
 @pytest.fixture(scope="module")
 def chosen(query: Query) -> Chosen:
-    return choose_mesh(query, resolve_meshes(CLUSTER, None, None), log)
+    return choose_mesh(query, resolve_meshes(CLUSTER, None, None))
 
 
 @pytest.fixture(scope="module")
 def known(query: Query) -> list[Candidate]:
-    return usable(solved_known_plans(query, None, log), None)
+    return usable(solved_known_plans(query, None), None)
 
 
 def step(candidate: Candidate | None) -> float:
@@ -48,7 +45,7 @@ def test_nothing_found_takes_longer_than_the_sum_s_optimum_or_a_known_plan(
     query: Query, chosen: Chosen, known: list[Candidate]
 ) -> None:
     assert chosen.best is not None
-    found = shortest_step(query, chosen, known, step(chosen.best), log)
+    found = shortest_step(query, chosen, known, step(chosen.best))
     best = chosen.best if found is None else found.best
     assert step(best) <= min(step(chosen.best), *(step(each) / (1.0 - LEAST_GAIN) for each in known))
 
@@ -56,15 +53,15 @@ def test_nothing_found_takes_longer_than_the_sum_s_optimum_or_a_known_plan(
 def test_a_known_plan_that_is_played_faster_is_taken(query: Query, chosen: Chosen, known: list[Candidate]) -> None:
     none_hidden = replace(query, search=replace(query.search, hidden_shares=()))
     fastest = min(known, key=step)
-    found = shortest_step(none_hidden, replace(chosen, others=()), known, 2.0 * step(fastest), log)
+    found = shortest_step(none_hidden, replace(chosen, others=()), known, 2.0 * step(fastest))
     assert found is not None
     assert found.best is fastest
-    assert shortest_step(none_hidden, replace(chosen, others=()), known, step(fastest), log) is None
+    assert shortest_step(none_hidden, replace(chosen, others=()), known, step(fastest)) is None
 
 
 def test_a_share_finds_what_the_sum_does_not(query: Query, chosen: Chosen) -> None:
     """From a poor start, so that every share has its chance; what it finds says under which sum."""
-    found = shortest_step(query, replace(chosen, others=()), (), 1e3, log)
+    found = shortest_step(query, replace(chosen, others=()), (), 1e3)
     assert found is not None
     assert found.best is not None
     assert found.best.plan.hidden_share in query.search.hidden_shares
@@ -81,14 +78,14 @@ def test_the_plan_says_what_it_took_the_place_of(query: Query, chosen: Chosen, k
 
 
 def test_a_fast_search_asks_the_known_plans_only(query: Query) -> None:
-    plan: Plan = make_plan(query.program, CLUSTER, mode="fast")
+    plan: Plan = make_plan(query.program, Request(cluster=CLUSTER, mode="fast"))
     assert plan.hidden_share == 0.0
     known_steps = [b.predicted.step_seconds for b in plan.baselines if b.predicted is not None]
     assert plan.predicted.step_seconds <= min(known_steps) / (1.0 - LEAST_GAIN)
 
 
 def test_the_whole_search_is_never_slower_than_the_known_plans(query: Query) -> None:
-    plan = make_plan(query.program, CLUSTER)
+    plan = make_plan(query.program, Request(cluster=CLUSTER))
     known_steps = [b.predicted.step_seconds for b in plan.baselines if b.predicted is not None]
     assert known_steps
     assert plan.predicted.step_seconds <= min(known_steps) / (1.0 - LEAST_GAIN)

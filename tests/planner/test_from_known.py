@@ -18,10 +18,6 @@ CLUSTER = Cluster.parse("8 H100-SXM")
 NOTHING = Chosen(best=None, failures=(), notes=("nothing fits",))
 
 
-def log(message: str) -> None:
-    """No progress."""
-
-
 @pytest.fixture(scope="module")
 def query() -> Query:
     return free_query(captured_mlp(batch=8192, width=4096), CLUSTER)
@@ -29,7 +25,7 @@ def query() -> Query:
 
 @pytest.fixture(scope="module")
 def known(query: Query) -> Known:
-    return solved_known_plans(query, None, log)
+    return solved_known_plans(query, None)
 
 
 def candidates(known: Known) -> list[Candidate]:
@@ -41,7 +37,7 @@ def candidates(known: Known) -> list[Candidate]:
 
 def test_where_nothing_was_chosen_the_free_search_begins_from_the_known_plan(query: Query, known: Known) -> None:
     start = candidates(known)[0]
-    found = at_least_as_good(query, NOTHING, start, log)
+    found = at_least_as_good(query, NOTHING, start)
     assert found.best is not None
     assert found.best.mesh == resolve_meshes(CLUSTER, start.mesh.shape, None)[0]
     assert found.best.plan.objective_seconds <= start.plan.objective_seconds * (1 + 1e-9)
@@ -52,7 +48,7 @@ def test_where_that_finds_nothing_either_the_known_plan_is_taken(
 ) -> None:
     start = candidates(known)[0]
     monkeypatch.setattr(from_known, "choose_mesh", lambda *_: NOTHING)
-    found = at_least_as_good(query, NOTHING, start, log)
+    found = at_least_as_good(query, NOTHING, start)
     assert found.best is start
     assert found.notes[0] == "nothing fits"
     assert "the free search found nothing that fits" in found.notes[1]
@@ -61,7 +57,7 @@ def test_where_that_finds_nothing_either_the_known_plan_is_taken(
 def test_a_dearer_choice_is_replaced_and_shown_beside(query: Query, known: Known) -> None:
     start, *_, dear = candidates(known)
     chosen = Chosen(best=dear, failures=(), alternatives=(as_baseline(dear.plan),))
-    found = at_least_as_good(query, chosen, start, log)
+    found = at_least_as_good(query, chosen, start)
     assert found.best is not None
     assert found.best.plan.objective_seconds <= start.plan.objective_seconds * (1 + 1e-9)
     assert [tuple(other.dims.values()) for other in found.alternatives] == (
@@ -70,11 +66,11 @@ def test_a_dearer_choice_is_replaced_and_shown_beside(query: Query, known: Known
 
 
 def test_an_optimum_stays(query: Query, known: Known) -> None:
-    chosen = choose_mesh(query, resolve_meshes(CLUSTER, (8,), None), log)
+    chosen = choose_mesh(query, resolve_meshes(CLUSTER, (8,), None))
     start = cheapest(known, ((8,),))
     assert start is not None
-    assert at_least_as_good(query, chosen, start, log) is chosen
-    assert at_least_as_good(query, NOTHING, None, log) is NOTHING
+    assert at_least_as_good(query, chosen, start) is chosen
+    assert at_least_as_good(query, NOTHING, None) is NOTHING
 
 
 def test_only_meshes_that_may_be_chosen_help(known: Known) -> None:

@@ -43,7 +43,7 @@ class Pipelines:
 
 
 def known_first(pipelines: Pipelines, known_seconds: float, query: Any = QUERY) -> KnownFirst:
-    return with_guess(KnownFirst(query, None, cast(FreePipelines, pipelines), lambda: known_seconds))
+    return with_guess(KnownFirst(query, cast(FreePipelines, pipelines), lambda: known_seconds))
 
 
 def with_guess(first: KnownFirst) -> KnownFirst:
@@ -76,14 +76,14 @@ def test_pipelines_that_look_far_faster_are_compared_without_known_plans(
 ) -> None:
     """Where the model fills more than a node, it is enough that they look faster."""
     query = replace(QUERY, budget_bytes=budget_bytes)
-    first = with_guess(KnownFirst(query, None, cast(FreePipelines, Pipelines()), nobody_asks))
+    first = with_guess(KnownFirst(query, cast(FreePipelines, Pipelines()), nobody_asks))
     assert first.before_fitting(plain_seconds) == PIPELINE_SECONDS
 
 
 @pytest.mark.parametrize(("budget_bytes", "plain_seconds"), [(1e12, 1.1), (1e3, 0.95)])
 def test_known_plans_are_asked_where_pipelines_do_not_look_faster(budget_bytes: float, plain_seconds: float) -> None:
     query = replace(QUERY, budget_bytes=budget_bytes)
-    first = with_guess(KnownFirst(query, None, cast(FreePipelines, Pipelines()), nobody_asks))
+    first = with_guess(KnownFirst(query, cast(FreePipelines, Pipelines()), nobody_asks))
     with pytest.raises(AssertionError, match="known plans were solved"):
         first.before_fitting(plain_seconds)
 
@@ -103,5 +103,5 @@ def test_a_plan_above_the_guess_is_compared_at_last() -> None:
 
 
 def test_the_guess_is_that_of_the_most_promising_pipeline() -> None:
-    first = KnownFirst(QUERY, None, cast(FreePipelines, Pipelines()), lambda: 0.0)
+    first = KnownFirst(QUERY, cast(FreePipelines, Pipelines()), lambda: 0.0)
     assert 0.0 < first._guess < math.inf

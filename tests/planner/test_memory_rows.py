@@ -11,6 +11,7 @@ from autopar.planner import one_mesh
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.memory_rows import MemoryModel
 from autopar.planner.planning import make_plan
+from autopar.request import Request
 
 ids = torch.zeros(8, 256, dtype=torch.long, device="meta")
 CLUSTER = Cluster.parse("4 H100-SXM")
@@ -62,7 +63,7 @@ QUESTIONS = [
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
 def test_the_peak_of_the_rows_is_the_peak_of_the_lowered_program(program, attempts, question):
-    make_plan(program, CLUSTER, with_baselines=False, mode="fast", **question)
+    make_plan(program, Request(cluster=CLUSTER, with_baselines=False, mode="fast", **question))
     model, labels, measured = attempts[-1]
     held = model.over_time(labels)
     # what is recomputed counts from where it could first be wanted; the program makes some of it later
@@ -73,7 +74,7 @@ def test_the_peak_of_the_rows_is_the_peak_of_the_lowered_program(program, attemp
 
 
 def test_a_row_adds_up_to_what_its_moment_holds(program, attempts):
-    make_plan(program, CLUSTER, with_baselines=False, mode="fast", mesh=(4,))
+    make_plan(program, Request(cluster=CLUSTER, with_baselines=False, mode="fast", mesh=(4,)))
     model, labels, _ = attempts[-1]
     held = model.over_time(labels)
     positions = model.fullest_positions([held])
@@ -87,7 +88,7 @@ def test_a_row_adds_up_to_what_its_moment_holds(program, attempts):
 
 def test_what_the_loss_holds_depends_on_its_layout(program, attempts):
     """The tensors of the loss are no constants: another layout of them holds other bytes."""
-    make_plan(program, CLUSTER, with_baselines=False, mode="fast", mesh=(4,))
+    make_plan(program, Request(cluster=CLUSTER, with_baselines=False, mode="fast", mesh=(4,)))
     model, _, measured = attempts[-1]
     row = model.at(int(np.nanargmax(measured)))
     largest = max(row.values(), key=lambda sizes: float(sizes.max()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -123,7 +124,7 @@ def test_what_mixes_samples_is_refused_with_the_reason(name: str) -> None:
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     (whole,) = _programs(SEPARABLE["mean"][0], 6)
     with pytest.raises(NotSeparable, match="does not split into 4 equal"):
-        in_parts(whole, 4, lambda size: whole)
+        in_parts(whole, 4, SimpleNamespace(at_batch=lambda size: whole))
 
 
 def test_a_switch_between_sizes_is_refused() -> None:

@@ -60,7 +60,7 @@ def planned(program: Program, mesh: Mesh, backend: str) -> Candidate:
         factorisation=Factorisation(program),
         search=SEARCH["fast"],
     )
-    return plan_on_mesh(query, mesh, lambda line: None)
+    return plan_on_mesh(query, mesh)
 
 
 def planner_kernels(program: Program, candidate: Candidate, backend: str) -> Kernels:

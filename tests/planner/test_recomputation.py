@@ -15,6 +15,7 @@ from autopar.ops.dropout import dropout_by_index
 from autopar.passes.overlap import overlapped
 from autopar.passes.partition import split_forward_backward
 from autopar.planner.planning import make_plan
+from autopar.request import Request
 from tests.passes.hand_plans import run_plan, tensors_of
 from tests.passes.lowered_programs import lower
 from tests.planner.lifetime_tracker import tracked_peak_bytes
@@ -52,7 +53,7 @@ class Captured:
         self.model, self.inputs = model, inputs
 
     def plan(self, **options):
-        return make_plan(self.program, CLUSTER, with_baselines=False, optimizer="AdamW", **options)
+        return make_plan(self.program, Request(cluster=CLUSTER, with_baselines=False, optimizer="AdamW", **options))
 
     def run(self, plan):
         return run_plan(self.program, plan, self.tensors, recompute=recomputed(plan))

@@ -8,7 +8,7 @@ Where memory decides, recomputation is off: it would pay before the published la
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from autopar.layouts.placement import Layout, Partial, Replicate, Shard
 from autopar.parallel_plan import Plan
 from autopar.plan_value import OperatorPlan
 from autopar.planner.planning import make_plan
+from autopar.request import Request
 
 GIB = 2**30
 MARGIN = 1.02  # the search counts memory in rows, the prediction walks the graph
@@ -153,12 +154,12 @@ def test_the_embedding_is_split_and_no_dearer_than_by_vocabulary(few_tokens: Pla
 def test_norms_between_megatron_blocks_are_split_by_sequence_where_memory_is_short() -> None:
     """The axis is named here: among the plans of all names, the proof under a limit takes a minute."""
     model, inputs = decoder_question(4096, 32, batch=1, seq=8192, layers=2, vocabulary=4096)
-    plan_for = partial(
-        make_plan, capture(model, (), inputs), Cluster.parse("8 H100-SXM"), dims={"tp": 8}, with_baselines=False
-    )
-    free = plan_for(memory_limit="1000GiB")
+    program = capture(model, (), inputs)
+    roomy = Request(cluster=Cluster.parse("8 H100-SXM"), dims={"tp": 8}, memory_limit="1000GiB", with_baselines=False)
+    free = make_plan(program, roomy)
     assert norms_of(free) == [(R,)] * 4
-    plan = plan_for(memory_limit=0.75 * free.predicted.peak_bytes, recompute="none")
+    tight = replace(roomy, memory_limit=0.75 * free.predicted.peak_bytes, recompute="none")
+    plan = make_plan(program, tight)
     assert plan.gap < 1e-9
     assert plan.parameters["blocks.0.1.up.weight"].used == (Shard(0),)
     assert plan.parameters["blocks.0.1.down.weight"].used == (Shard(1),)

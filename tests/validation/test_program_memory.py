@@ -17,6 +17,7 @@ from autopar.passes.partition import split_forward_backward
 from autopar.passes.segments import segment_of
 from autopar.planner.planning import make_plan
 from autopar.program import Program
+from autopar.request import Request
 from benchmarks.validation.program_memory import LossBytes, SegmentMemory, measure_segments
 from tests.passes.lowered_programs import lower
 from tests.planner.lifetime_tracker import tracked_peak_bytes
@@ -80,7 +81,8 @@ def lowered(blocks: int, *, gated: bool = False, dropout: float = 0.0, dtype: to
     with torch.device("meta"):
         model = Model(blocks, gated=gated, dropout=dropout).to(dtype)
         program = capture(model, (torch.empty(BATCH, SEQ, dtype=torch.long),), {})
-    return lower(program, make_plan(program, Cluster.parse("1x1 A100-80"), with_baselines=False, mode="fast"), 0)
+    request = Request(cluster=Cluster.parse("1x1 A100-80"), with_baselines=False, mode="fast")
+    return lower(program, make_plan(program, request), 0)
 
 
 def measured(program: Program, **options: object) -> dict[str, SegmentMemory]:

@@ -11,6 +11,7 @@ cut, or a model with too few blocks, is a reason in the notes.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import replace
@@ -21,8 +22,7 @@ from autopar.plan_text import format_seconds
 from autopar.plan_value import Baseline
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.least_memory import least_state_bytes
-from autopar.planner.micro_batches import AtBatch
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.stages.groups import sub_cluster
 from autopar.planner.stages.plan import plan_pipeline
@@ -36,6 +36,8 @@ from autopar.planner.stages.quick import (
 )
 from autopar.planner.stages.wish import PipelineWish
 
+log = logging.getLogger(__name__)
+
 MOST_GROUPS = 16
 INSTEAD_SECONDS = 60.0
 """By the clock, for pipelines whose layouts are chosen under the memory limit, where nothing else fits."""
@@ -45,11 +47,8 @@ class FreePipelines:
     """The pipelines beside one search without stages. query: of the whole batch; began: CPU seconds of the process when
     the search began, of which pipelines take a share (but for mode="max")."""
 
-    def __init__(
-        self, query: Query, micro_batches: int | None, at_batch: AtBatch | None, began: float, log: Progress
-    ) -> None:
-        self._query, self._count, self._at_batch, self._log = query, micro_batches, at_batch, log
-        self._began = began
+    def __init__(self, query: Query, began: float) -> None:
+        self._query, self._began = query, began
         self._compared: Compared | None = None
 
     @property
@@ -60,10 +59,10 @@ class FreePipelines:
     def before_finer(self, free_seconds: float) -> float:
         """As a `Rival`, before meshes of more axes are solved: as `before_fitting` where pipelines look faster than
         the best of the others, free_seconds; else infinity."""
-        query, at_batch = self._query, self._at_batch
-        if query.search.compares_all_pipelines or query.cluster.num_nodes == 1 or _why_not(query, at_batch):
+        query = self._query
+        if query.search.compares_all_pipelines or query.cluster.num_nodes == 1 or _why_not(query):
             return math.inf
-        return self.before_fitting(free_seconds) if pipelines_promise(query, self._count, free_seconds) else math.inf
+        return self.before_fitting(free_seconds) if pipelines_promise(query, free_seconds) else math.inf
 
     def before_fitting(self, free_seconds: float) -> float:
         """As a `Rival`: the predicted step of the best pipeline, infinity where none is found. free_seconds:
@@ -77,22 +76,20 @@ class FreePipelines:
         return self.step_seconds
 
     def _step_seconds(self, plain_seconds: float, work_seconds: float | None) -> float:
-        query, at_batch = self._query, self._at_batch
-        if query.search.compares_all_pipelines or at_batch is None or _why_not(query, at_batch):
+        query = self._query
+        if query.search.compares_all_pipelines or _why_not(query):
             return math.inf
         if self._compared is None:
             spent = time.process_time() - self._began
-            self._compared = compare_pipelines(
-                query, self._count, at_batch, plain_seconds, work_seconds, spent, self._log
-            )
+            self._compared = compare_pipelines(query, plain_seconds, work_seconds, spent)
         return self._compared.step_seconds
 
     def better_of(self, plan: Plan) -> Plan:
         """The plan, or a pipeline that is predicted to be faster, with notes on the other."""
-        query, at_batch = self._query, self._at_batch
-        reason = _why_not(query, at_batch)
+        query = self._query
+        reason = _why_not(query)
         if query.search.compares_all_pipelines:
-            pipeline, reason = (None, reason) if reason else best_free_pipeline(query, self._count, at_batch, self._log)
+            pipeline, reason = (None, reason) if reason else best_free_pipeline(query)
             return better_by_prediction(plan, pipeline, reason)
         if reason or (self._compared is None and not _is_worth_a_look(query, plan)):
             return plan
@@ -156,38 +153,36 @@ def _work_seconds(plan: Plan) -> float | None:
     return None if again else plan.predicted.compute_seconds
 
 
-def pipeline_instead(
-    query: Query, micro_batches: int | None, at_batch: AtBatch | None, spent_seconds: float, log: Progress
-) -> Plan | None:
+def pipeline_instead(query: Query, spent_seconds: float) -> Plan | None:
     """A pipeline where nothing without stages fits; None where none does. query: of the whole batch; spent_seconds: CPU
     seconds of the search without stages.
 
     First those of the quick comparison, for as long as the search without stages took; their sub-meshes are solved
     without a memory limit, so where none of them fits, every number of groups is planned under it.
     """
-    if at_batch is None or _why_not(query, at_batch):
+    if _why_not(query):
         return None
     if not query.search.compares_all_pipelines:
-        compared = compare_pipelines(query, micro_batches, at_batch, math.inf, None, spent_seconds, log)
+        compared = compare_pipelines(query, math.inf, None, spent_seconds)
         try:
             pipeline = write_compared(query, compared)
         except (ConfigurationError, InfeasibleError) as error:
-            log(f"no pipeline: {error}")
+            log.info(f"no pipeline: {error}")
         else:
             if pipeline is not None:
                 notes = (*pipeline.notes, *what_was_compared(compared))
                 return replace(pipeline, notes=notes, alternatives=others_compared(compared))
         until = Deadline.after(min(INSTEAD_SECONDS, query.deadline.left()), query.deadline.stop)
         query = replace(query, deadline=until)
-    pipeline, reasons = best_free_pipeline(query, micro_batches, at_batch, log)
+    pipeline, reasons = best_free_pipeline(query)
     if pipeline is None:
-        log(f"no pipeline: {reasons}")
+        log.info(f"no pipeline: {reasons}")
     return pipeline
 
 
-def _why_not(query: Query, at_batch: AtBatch | None) -> str:
+def _why_not(query: Query) -> str:
     """Why no pipeline is looked at; empty where some are."""
-    if at_batch is None:
+    if query.recapture is None:
         return "stages take the batch in parts, and the program is given at one size only"
     if not any(output.role == "loss" for output in query.program.outputs):
         return "stages take the batch in parts, and the model returns no loss to add up"
@@ -201,15 +196,13 @@ def _is_worth_a_look(query: Query, plan: Plan) -> bool:
     return query.cluster.num_nodes > 1 or memory_binds
 
 
-def best_free_pipeline(
-    query: Query, micro_batches: int | None, at_batch: AtBatch | None, log: Progress
-) -> tuple[Plan | None, str]:
+def best_free_pipeline(query: Query) -> tuple[Plan | None, str]:
     """(the best pipeline over all numbers of groups or None, why not more of them). query: of the whole batch."""
     best: Plan | None = None
     reasons: dict[str, None] = {}
     for groups in _group_counts(query):
         try:
-            plan = plan_pipeline(query, PipelineWish(num_groups=groups, dims={}), micro_batches, at_batch, log)
+            plan = plan_pipeline(query, PipelineWish(num_groups=groups, dims={}))
         except (ConfigurationError, InfeasibleError) as reason:
             reasons[str(reason)] = None
             continue

@@ -13,6 +13,7 @@ Restricted: a stage never spans kinds, so without micro-batches there is no plan
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -22,18 +23,20 @@ from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds
-from autopar.plan_value import PIPELINE_AXIS
 from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.micro_batches import AtBatch, batch_size
-from autopar.planner.query import Progress, Query, budget
+from autopar.planner.memory_limit import budget
+from autopar.planner.micro_batches import batch_size
+from autopar.planner.query import Query
 from autopar.planner.stages.bound import least_over_all_groups
 from autopar.planner.stages.groups import cluster_of
-from autopar.planner.stages.plan import micro_batch_counts
+from autopar.planner.stages.plan import micro_batch_counts, needed_recapture
 from autopar.planner.stages.shapes import SubMesh, SubMeshes
 from autopar.planner.stages.unequal import Unequal, best_unequal
-from autopar.planner.stages.wish import UNEQUAL_FAMILIES, Dims, PipelineWish, unequal_wish, without_stages
+from autopar.planner.stages.wish import UNEQUAL_FAMILIES, PipelineWish
 from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut
+
+log = logging.getLogger(__name__)
 
 MOST_SIZES = 3
 """Sizes of rank groups that are tried per part, where none are given."""
@@ -41,49 +44,15 @@ MOST_GROUPS = 8
 """Rank groups that numbers of micro-batches are chosen for, where none are given."""
 
 
-def mixed_wish(
-    cluster: MixedCluster, mesh: Sequence[int] | None, dims: Dims | None, schedule: str | None
-) -> PipelineWish:
-    """What is asked of a pipeline on several kinds; num_groups is -1 where it is open. Raises ConfigurationError."""
-    others = without_stages(dims)
-    if mesh is not None or others:
-        raise ConfigurationError(
-            f"{cluster.name!r} has devices of several kinds, on which a model runs as a pipeline whose stages choose "
-            "their own meshes: leave out mesh= and all axes but pp, or plan for one part"
-        )
-    groups = (dims or {}).get(PIPELINE_AXIS, -1)
-    if isinstance(groups, Sequence):
-        return unequal_wish(groups, {}, schedule, cluster.num_devices)
-    if type(groups) is not int or (groups != -1 and groups < len(cluster.parts)):
-        raise ConfigurationError(
-            f"axis pp has size {groups!r}; {cluster.name!r} needs a stage on each of its {len(cluster.parts)} parts: "
-            "write as many or more, the devices of every stage, or -1"
-        )
-    if schedule not in (None, *UNEQUAL_FAMILIES):
-        raise ConfigurationError(
-            f"schedule={schedule!r} on devices of several kinds: write one of {', '.join(UNEQUAL_FAMILIES)}"
-        )
-    return PipelineWish(num_groups=groups, dims={}, family=schedule)
-
-
-def plan_mixed(
-    query: Query,
-    wish: PipelineWish,
-    micro_batches: int | None,
-    at_batch: AtBatch | None,
-    log: Progress,
-    memory_limit: float | str | None = None,
-) -> Plan:
-    """The best pipeline over all parts. query: of the whole batch, on a `MixedCluster`; memory_limit: as `make_plan`
-    takes it; no device gives more than it has.
+def plan_mixed(query: Query, wish: PipelineWish, memory_limit: float | str | None) -> Plan:
+    """The best pipeline over all parts. query: of the whole batch, on a `MixedCluster`; memory_limit: as a request has
+    it; no device gives more than it has.
 
     Raises ConfigurationError where the batch cannot be cut, and InfeasibleError where nothing fits.
     """
     cluster = query.cluster
     assert isinstance(cluster, MixedCluster)
-    if at_batch is None:
-        raise ConfigurationError("stages take the batch in parts: pass at_batch")
-    whole = SubMeshes(query, at_batch)
+    whole = SubMeshes(query, needed_recapture(query))
     shapes = [
         whole.in_part(
             replace(query, cluster=part, budget_bytes=min(budget(memory_limit, part), budget(None, part))),
@@ -98,7 +67,7 @@ def plan_mixed(
     best: Unequal | None = None
     least, worse = math.inf, 0
     compared: list[str] = []
-    for count, subs in _by_count(query, cluster, shapes, wish, micro_batches):
+    for count, subs in _by_count(query, cluster, shapes, wish):
         tables = [sub.table for sub in subs]
         if len({table.group for table in tables}) == len(cluster.parts):
             least = min(least, least_over_all_groups(tables, [p.num_devices for p in cluster.parts], count))
@@ -107,7 +76,7 @@ def plan_mixed(
             compared.append(f"{count} micro-batches do not fit")
             continue
         compared.append(f"{count} micro-batches {found.pipeline.family} {format_seconds(found.pipeline.step_seconds)}")
-        log(compared[-1])
+        log.info(compared[-1])
         if best is None or found.pipeline.step_seconds < best.pipeline.step_seconds:
             best, worse = found, 0
         else:
@@ -123,16 +92,12 @@ def plan_mixed(
 
 
 def _by_count(
-    query: Query,
-    cluster: MixedCluster,
-    shapes: Sequence[SubMeshes],
-    wish: PipelineWish,
-    micro_batches: int | None,
+    query: Query, cluster: MixedCluster, shapes: Sequence[SubMeshes], wish: PipelineWish
 ) -> Iterator[tuple[int, list[SubMesh]]]:
     """(micro-batches, sub-meshes of all parts), as long as the search has time; at least one."""
     batch = batch_size(query.program) or 1
     groups = wish.num_groups if wish.num_groups > 0 else max(len(cluster.parts), min(MOST_GROUPS, cluster.num_nodes))
-    counts = [micro_batches] if micro_batches is not None else micro_batch_counts(batch, groups)
+    counts = micro_batch_counts(batch, groups) if query.micro_batches is None else [query.micro_batches]
     reason: object = f"a batch of {batch} has no micro-batches to keep the stages busy: pass a larger one"
     began, yielded = time.process_time(), False
     for count in counts:

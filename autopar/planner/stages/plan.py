@@ -9,6 +9,7 @@ are the divisors of the batch up to `MOST_PER_RANK` per rank group, fewest first
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,9 +24,9 @@ from autopar.planner.choose_mesh import Chosen, choose_mesh
 from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.mesh_shapes import resolve_meshes
-from autopar.planner.micro_batches import AtBatch, batch_size, in_parts
+from autopar.planner.micro_batches import Recapture, batch_size, in_parts
 from autopar.planner.one_mesh import Candidate
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.stages.block_costs import Solved
 from autopar.planner.stages.block_table import MODES, BlockTable
@@ -42,6 +43,8 @@ from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut, pipeline_plan
 from autopar.planner.targets import meshes_with_axes
 from autopar.schedules.list_scheduler import FAMILIES
+
+log = logging.getLogger(__name__)
 
 MOST_PER_RANK = 8
 """Micro-batches per rank group: with 8, the bubble of 1F1B is below an eighth."""
@@ -64,28 +67,26 @@ class _Found:
     least_seconds: float
 
 
-def plan_pipeline(
-    query: Query, wish: PipelineWish, micro_batches: int | None, at_batch: AtBatch | None, log: Progress
-) -> Plan:
+def plan_pipeline(query: Query, wish: PipelineWish) -> Plan:
     """The best plan with these stages. query: of the whole batch on the whole cluster.
 
     Raises ConfigurationError where the model or the batch cannot be cut, and InfeasibleError where nothing fits.
     """
     if wish.sizes:
-        return _plan_unequal(query, wish, micro_batches, at_batch, log)
+        return _plan_unequal(query, wish)
     cluster = sub_cluster(query.cluster, wish.num_groups)
     meshes = meshes_with_axes(query.constraints.placements, resolve_meshes(cluster, None, dict(wish.dims) or None))
     best: _Found | None = None
     failures: list[InfeasibleError] = []
     worse, least = 0, math.inf
-    for part in _parts(query, wish.num_groups, micro_batches, at_batch):
+    for part in _parts(query, wish.num_groups):
         try:
-            found = _best_on(query, replace(part, cluster=cluster, warm_start=None), wish, meshes, log)
+            found = _best_on(query, replace(part, cluster=cluster, warm_start=None), wish, meshes)
         except InfeasibleError as error:
             failures.append(error)
             continue
         least = min(least, found.least_seconds)
-        log(
+        log.info(
             f"{found.pipeline.micro_batches} micro-batches: {found.pipeline.family}, predicted "
             f"{format_seconds(found.pipeline.step_seconds)}"
         )
@@ -107,15 +108,11 @@ def plan_pipeline(
     )
 
 
-def _plan_unequal(
-    query: Query, wish: PipelineWish, micro_batches: int | None, at_batch: AtBatch | None, log: Progress
-) -> Plan:
+def _plan_unequal(query: Query, wish: PipelineWish) -> Plan:
     """The best plan with stages on groups of these sizes."""
-    if at_batch is None:
-        raise ConfigurationError("stages take the batch in parts: pass at_batch")
-    shapes = SubMeshes(query, at_batch)
+    shapes = SubMeshes(query, needed_recapture(query))
     size = batch_size(query.program) or 1
-    counts = [micro_batches] if micro_batches is not None else micro_batch_counts(size, wish.num_groups)
+    counts = micro_batch_counts(size, wish.num_groups) if query.micro_batches is None else [query.micro_batches]
     best: Unequal | None = None
     least, reason = math.inf, "the batch has no micro-batches to keep the stages busy"
     for count in counts:
@@ -131,13 +128,20 @@ def _plan_unequal(
         if found is None:
             continue
         least = min(least, least_unequal_seconds([sub.table for sub in subs], wish.sizes, count))
-        log(f"{count} micro-batches: {found.pipeline.family} {format_seconds(found.pipeline.step_seconds)}")
+        log.info(f"{count} micro-batches: {found.pipeline.family} {format_seconds(found.pipeline.step_seconds)}")
         if best is None or found.pipeline.step_seconds < best.pipeline.step_seconds:
             best = found
     if best is None:
         raise InfeasibleError(f"no pipeline on groups of {list(wish.sizes)} devices: {reason}")
     check_cut(best.subs[0].query, best.subs[0].runs, best.pipeline)
     return unequal_plan(best, least, query.cluster.name)
+
+
+def needed_recapture(query: Query) -> Recapture:
+    """What gives the program at another batch. Raises ConfigurationError where it is given at one size only."""
+    if query.recapture is None:
+        raise ConfigurationError("stages take the batch in parts: pass a recapture")
+    return query.recapture
 
 
 def _least_seconds(tables: Sequence[BlockTable], wish: PipelineWish, count: int) -> float:
@@ -162,10 +166,10 @@ def micro_batch_counts(batch: int, num_groups: int) -> list[int]:
     return sorted(set(map(nearest, wanted)))
 
 
-def _parts(query: Query, num_groups: int, count: int | None, at_batch: AtBatch | None) -> Iterator[Query]:
+def _parts(query: Query, num_groups: int) -> Iterator[Query]:
     """The question in every number of micro-batches that is tried."""
     size = batch_size(query.program) or 1
-    counts = [count] if count is not None else micro_batch_counts(size, num_groups)
+    counts = micro_batch_counts(size, num_groups) if query.micro_batches is None else [query.micro_batches]
     if not counts:
         raise ConfigurationError(
             f"pp={num_groups}: a batch of {size} has no micro-batches to keep the stages busy: pass a larger batch, or "
@@ -174,10 +178,8 @@ def _parts(query: Query, num_groups: int, count: int | None, at_batch: AtBatch |
     yielded = False
     reason: NotSeparable | None = None
     for number in counts:
-        if at_batch is None:
-            raise ConfigurationError(f"micro_batches={number} needs the model at another batch; pass at_batch")
         try:
-            micro = in_parts(query.program, number, at_batch, query.factorisation)
+            micro = in_parts(query.program, number, needed_recapture(query), query.factorisation)
         except NotSeparable as error:
             reason = reason or error
             continue
@@ -189,7 +191,7 @@ def _parts(query: Query, num_groups: int, count: int | None, at_batch: AtBatch |
         ) from reason
 
 
-def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mesh], log: Progress) -> _Found:
+def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mesh]) -> _Found:
     """The best pipeline of one number of micro-batches. query: of the whole; part: of one part on the sub-mesh."""
     lifetimes = Lifetimes(part.program)
     runs = find_runs(lifetimes)
@@ -199,7 +201,7 @@ def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mes
     modes = MODES if query.recompute is None else (query.recompute,)
     for share in SHARES:
         budget = share * wish.num_groups * query.budget_bytes
-        chosen: Chosen = choose_mesh(replace(part, budget_bytes=budget, recompute=None), meshes, log)
+        chosen: Chosen = choose_mesh(replace(part, budget_bytes=budget, recompute=None), meshes)
         if chosen.best is None:
             if tried:
                 break

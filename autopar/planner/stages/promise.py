@@ -118,8 +118,9 @@ def look_faster(query: Query, traffic: Traffic, found: Sequence[Guess], plain_se
     return bool(found) and found[0].seconds < share * plain_seconds
 
 
-def guesses(query: Query, traffic: Traffic, count: int | None = None) -> list[Guess]:
-    """Every pipeline of equal groups that is looked at, the most promising first. count: of micro-batches, if asked."""
+def guesses(query: Query, traffic: Traffic) -> list[Guess]:
+    """Every pipeline of equal groups that is looked at, the most promising first."""
+    count = query.micro_batches
     found: dict[tuple[int, Mesh], Guess] = {}
     divisors = [number for number in range(2, traffic.samples + 1) if traffic.samples % number == 0]
     for groups in _group_counts(query.cluster, traffic.num_blocks + ENDS):

@@ -15,6 +15,7 @@ sub-mesh's plan. `mode="max"` compares more, `dims={"pp": ...}` pins.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +27,7 @@ from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
 from autopar.plan_value import Baseline
 from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.micro_batches import AtBatch
-from autopar.planner.query import Progress, Query
+from autopar.planner.query import Query
 from autopar.planner.stages.bound import least_over_all_groups, least_step_seconds
 from autopar.planner.stages.choose import Pipeline, try_tables
 from autopar.planner.stages.promise import Guess, Traffic, guesses, look_faster
@@ -35,6 +35,8 @@ from autopar.planner.stages.shapes import SubMesh, SubMeshes
 from autopar.planner.stages.unequal import Unequal, best_unequal
 from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut, pipeline_plan
+
+log = logging.getLogger(__name__)
 
 QUICK = ("1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved")
 LEAST_SECONDS = 8.0
@@ -105,28 +107,21 @@ class Compared:
         return found.step_seconds
 
 
-def compare_pipelines(
-    query: Query,
-    counts: int | None,
-    at_batch: AtBatch,
-    plain_seconds: float,
-    work_seconds: float | None,
-    spent_seconds: float,
-    log: Progress,
-) -> Compared:
-    """The best of a few pipelines. counts: the micro-batches that are asked for; plain_seconds: of a step without
-    stages, infinity where nothing fits; work_seconds: what devices compute in it, None: perfect work.
+def compare_pipelines(query: Query, plain_seconds: float, work_seconds: float | None, spent_seconds: float) -> Compared:
+    """The best of a few pipelines. plain_seconds: of a step without stages, infinity where nothing fits; work_seconds:
+    what devices compute in it, None: perfect work.
 
     spent_seconds: CPU seconds of the search so far, of which a share may pass before no other sub-mesh is solved; where
     nothing else is known, as many again."""
-    began, compared, shapes = time.process_time(), Compared(), SubMeshes(query, at_batch)
+    assert query.recapture is not None, "stages take the batch in parts"
+    began, compared, shapes = time.process_time(), Compared(), SubMeshes(query, query.recapture)
     below = plain_seconds * MOST_SLOWER
     traffic = Traffic.of(query, work_seconds)
-    left = guesses(query, traffic, counts)
+    left = guesses(query, traffic)
     promising = look_faster(query, traffic, left, plain_seconds)
     share = PROMISING_SHARE if promising else SHARE
     until = began + max(LEAST_SECONDS, spent_seconds * (1.0 if math.isinf(plain_seconds) else share))
-    log(f"{len(left)} pipelines, {until - began:.0f} CPU s for them; guessed first: {_guessed(left)}")
+    log.info(f"{len(left)} pipelines, {until - began:.0f} CPU s for them; guessed first: {_guessed(left)}")
     broken: dict[int, str] = {}
     for place, guess in enumerate(in_order(left)):
         ends = max(until, began + FIRST_SECONDS) if place < FIRST else until
@@ -144,16 +139,16 @@ def compare_pipelines(
         if not found:
             compared.left_out.append(f"{guess.name} (the constraints leave nothing there)")
             continue
-        log(compared.tried[-1].text)
+        log.info(compared.tried[-1].text)
     for count in sorted({guess.count for guess in left}):
         _compare_unequal(compared, shapes.known(count), query, count, below)
     return compared
 
 
-def pipelines_promise(query: Query, counts: int | None, plain_seconds: float) -> bool:
+def pipelines_promise(query: Query, plain_seconds: float) -> bool:
     """Whether the best guess of a pipeline looks faster than a step without stages."""
     traffic = Traffic.of(query)
-    return look_faster(query, traffic, guesses(query, traffic, counts), plain_seconds)
+    return look_faster(query, traffic, guesses(query, traffic), plain_seconds)
 
 
 def in_order(left: Sequence[Guess]) -> Iterator[Guess]:

@@ -1,6 +1,6 @@
 """Sub-meshes of a pipeline search: each number of micro-batches and size of a rank group is priced and solved once.
 
-    shapes = SubMeshes(query, at_batch)
+    shapes = SubMeshes(query, recapture)
     for sub in shapes.of(8, 4): ...        8 micro-batches, groups of 4 devices: one mesh of (4,), one of (2, 2)
 
 The program of a micro-batch is solved without a memory limit, and never lowered: what a stage holds follows from its
@@ -23,7 +23,7 @@ from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.constraints import Recompute
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.mesh_shapes import resolve_meshes
-from autopar.planner.micro_batches import AtBatch, in_parts
+from autopar.planner.micro_batches import Recapture, in_parts
 from autopar.planner.one_mesh import price, solve_free
 from autopar.planner.prices import Prices
 from autopar.planner.query import Query
@@ -67,8 +67,8 @@ class _Part:
 class SubMeshes:
     """query: of the whole batch on the whole cluster."""
 
-    def __init__(self, query: Query, at_batch: AtBatch) -> None:
-        self._query, self._at_batch = query, at_batch
+    def __init__(self, query: Query, recapture: Recapture) -> None:
+        self._query, self._recapture = query, recapture
         self._parts: dict[int, _Part | NotSeparable] = {}
         self._found: dict[tuple[int, Mesh], SubMesh | None] = {}
         self._group, self._across = 0, None
@@ -78,7 +78,7 @@ class SubMeshes:
     def in_part(self, query: Query, group: int, across: Link) -> SubMeshes:
         """Of one part of a cluster of several kinds, whose whole the caller's query is not asked for; programs in
         micro-batches are shared. query: on the part; group: its number; across: the link to other parts."""
-        made = SubMeshes(query, self._at_batch)
+        made = SubMeshes(query, self._recapture)
         made._parts, made._group, made._across = self._parts, group, across
         return made
 
@@ -120,7 +120,7 @@ class SubMeshes:
     def _part(self, count: int) -> _Part:
         if count not in self._parts:
             try:
-                micro = in_parts(self._query.program, count, self._at_batch, self._query.factorisation)
+                micro = in_parts(self._query.program, count, self._recapture, self._query.factorisation)
             except NotSeparable as reason:
                 self._parts[count] = reason
             else:

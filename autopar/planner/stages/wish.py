@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import ConfigurationError
 from autopar.plan_value import PIPELINE_AXIS
 from autopar.planner.stages.groups import cluster_of, sub_cluster
@@ -43,8 +43,13 @@ def check_family(family: str) -> None:
         raise ConfigurationError(f"schedule={family!r}: write one of {', '.join(FAMILIES)}, {SEARCHED}")
 
 
-def wish_of(dims: Dims | None, schedule: str | None, num_devices: int) -> PipelineWish | None:
-    """What `dims` and `schedule` ask of a pipeline; None without "pp". Raises ConfigurationError."""
+def wish_of(
+    cluster: Cluster, mesh: Sequence[int] | None, dims: Dims | None, schedule: str | None
+) -> PipelineWish | None:
+    """What a request asks of a pipeline; None without "pp" on devices of one kind. Raises ConfigurationError."""
+    if isinstance(cluster, MixedCluster):
+        return _mixed_wish(cluster, mesh, dims, schedule)
+    num_devices = cluster.num_devices
     if schedule is not None:
         check_family(schedule)
     groups = (dims or {}).get(PIPELINE_AXIS, 1)
@@ -63,6 +68,31 @@ def wish_of(dims: Dims | None, schedule: str | None, num_devices: int) -> Pipeli
             raise ConfigurationError(f'schedule={schedule!r} needs stages: pin them, for example dims={{"pp": 2}}')
         return None
     return PipelineWish(num_groups=groups, dims=sizes, family=schedule)
+
+
+def _mixed_wish(
+    cluster: MixedCluster, mesh: Sequence[int] | None, dims: Dims | None, schedule: str | None
+) -> PipelineWish:
+    """What is asked of a pipeline on several kinds; num_groups is -1 where it is open. Raises ConfigurationError."""
+    others = without_stages(dims)
+    if mesh is not None or others:
+        raise ConfigurationError(
+            f"{cluster.name!r} has devices of several kinds, on which a model runs as a pipeline whose stages choose "
+            "their own meshes: leave out mesh= and all axes but pp, or plan for one part"
+        )
+    groups = (dims or {}).get(PIPELINE_AXIS, -1)
+    if isinstance(groups, Sequence):
+        return unequal_wish(groups, {}, schedule, cluster.num_devices)
+    if type(groups) is not int or (groups != -1 and groups < len(cluster.parts)):
+        raise ConfigurationError(
+            f"axis pp has size {groups!r}; {cluster.name!r} needs a stage on each of its {len(cluster.parts)} parts: "
+            "write as many or more, the devices of every stage, or -1"
+        )
+    if schedule not in (None, *UNEQUAL_FAMILIES):
+        raise ConfigurationError(
+            f"schedule={schedule!r} on devices of several kinds: write one of {', '.join(UNEQUAL_FAMILIES)}"
+        )
+    return PipelineWish(num_groups=groups, dims={}, family=schedule)
 
 
 def unequal_wish(
@@ -95,10 +125,10 @@ def without_stages(dims: Dims | None) -> dict[str, int] | None:
     return sizes
 
 
-def check_stages(dims: Dims | None, schedule: str | None, cluster: Cluster) -> None:
-    """Raise ConfigurationError where no pipeline on the cluster is what `dims` and `schedule` ask for."""
-    wish = wish_of(dims, schedule, cluster.num_devices)
-    if wish is None:
+def check_stages(cluster: Cluster, mesh: Sequence[int] | None, dims: Dims | None, schedule: str | None) -> None:
+    """Raise ConfigurationError where no pipeline on the cluster is what a request asks for."""
+    wish = wish_of(cluster, mesh, dims, schedule)
+    if wish is None or isinstance(cluster, MixedCluster):
         return
     for size in wish.sizes:
         cluster_of(cluster, size)

@@ -7,7 +7,6 @@ factor by which the pipeline beats the best plan without stages, and the bytes p
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import statistics
@@ -26,7 +25,8 @@ from autopar.errors import AutoparError
 from autopar.parallel_plan import Plan
 from autopar.planner.micro_batches import in_parts
 from autopar.program import Program
-from autopar.questions import Options, capture_at, capture_program
+from autopar.questions import capture_model
+from autopar.request import Request
 from benchmarks.netlab.lab import Lab, network_cache
 from benchmarks.netlab.machine import why_unavailable
 from benchmarks.netlab.pipelines.job import RESULTS, WARM_UP_STEPS
@@ -96,10 +96,10 @@ def planned(name: str, again: bool, console: Console) -> Path:
 def part_of(setting: Setting, plan: Plan) -> Program:
     """The program of one micro-batch."""
     model, inputs = setting.model_and_inputs()
-    options, captures = Options(cluster=Cluster.parse("1 cpu"), optimizer=torch.optim.SGD), Captures()
-    whole = capture_program(model, (), dict(inputs), True, options, captures)
-    at = functools.partial(capture_at, whole, model, (), dict(inputs), options, captures)
-    return whole if plan.pipeline is None else in_parts(whole, plan.micro_batches, at).program
+    request = Request(cluster=Cluster.parse("1 cpu"), optimizer=torch.optim.SGD)
+    captured = capture_model(model, (), dict(inputs), request, Captures(), training=True)
+    whole = captured.program
+    return whole if plan.pipeline is None else in_parts(whole, plan.micro_batches, captured).program
 
 
 def describe(plan: Plan) -> str:

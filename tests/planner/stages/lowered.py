@@ -9,13 +9,14 @@ from autopar.cluster import Cluster
 from autopar.layouts.placement import is_legal
 from autopar.parallel_plan import Plan
 from autopar.passes.lowering.chain import lowered_step, sort_rows
-from autopar.questions import Options, capture_program
+from autopar.questions import capture_model
+from autopar.request import Request
 
 
 def lower_every_stage(model: torch.nn.Module, tokens: torch.Tensor, plan: Plan) -> None:
     """tokens: int64 (micro-batch size, positions), inputs and targets of the model at once."""
-    given = Options(cluster=Cluster.parse(f"{plan.num_ranks} cpu"))
-    program = capture_program(model, (tokens, tokens), {}, True, given, Captures())
+    request = Request(cluster=Cluster.parse(f"{plan.num_ranks} cpu"))
+    program = capture_model(model, (tokens, tokens), {}, request, Captures(), training=True).program
     for rank in range(plan.num_ranks):
         for stage in lowered_step(program, plan, rank, until=sort_rows).stages:
             for entry in stage.context.program.inputs:

@@ -17,10 +17,10 @@ from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.parallel_plan import Plan
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import CutQuestion
-from autopar.planner.stages.mixed import group_sizes, mixed_wish
+from autopar.planner.stages.mixed import group_sizes
 from autopar.planner.stages.shapes import SubMesh
 from autopar.planner.stages.unequal import best_unequal
-from autopar.planner.stages.wish import PipelineWish
+from autopar.planner.stages.wish import PipelineWish, wish_of
 from tests.planner.stages.lowered import lower_every_stage
 from tests.planner.stages.random_tables import least_of_all_cuts, random_table
 
@@ -175,8 +175,8 @@ def test_questions_without_an_answer_say_what_to_do(
 def test_groups_are_nodes_parts_and_halves_of_nodes() -> None:
     cluster = Cluster.parse("1x8 H100-SXM + 2x8 A100-80")
     assert isinstance(cluster, MixedCluster)
-    free = mixed_wish(cluster, None, {"pp": -1}, None)
-    assert free == mixed_wish(cluster, None, None, None)
+    free = wish_of(cluster, None, {"pp": -1}, None)
+    assert free == wish_of(cluster, None, None, None)
     assert [group_sizes(part, free) for part in cluster.parts] == [[8, 4], [8, 16, 4]]
     pinned = PipelineWish(num_groups=3, dims={}, sizes=(4, 4, 16))
     assert [group_sizes(part, pinned) for part in cluster.parts] == [[4], [4, 16]]

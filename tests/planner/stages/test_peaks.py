@@ -15,6 +15,7 @@ from autopar.parallel_plan import Plan
 from autopar.passes.stage_plans import with_pipeline
 from autopar.planner.planning import make_plan
 from autopar.planner.stages.choose import try_families
+from autopar.request import Request
 from autopar.verification import one_device_plan
 from tests.planner.stages.rank_memory import held_peaks
 from tests.planner.stages.test_block_costs import Made, solved_program
@@ -30,7 +31,8 @@ def _eight() -> tuple[Made, Plan]:
     model = GPT(GPTConfig(vocabulary=512, positions=32, width=32, heads=4, layers=8))
     tokens = torch.zeros(4, 32, dtype=torch.long)
     made = solved_program(capture(model, (tokens, tokens)), Cluster.parse("1 cpu"), MICRO_BATCHES)
-    split = make_plan(made.program, Cluster.parse("1x2 H100-SXM"), dims={"tp": 2}, with_baselines=False, mode="fast")
+    request = Request(cluster=Cluster.parse("1x2 H100-SXM"), dims={"tp": 2}, with_baselines=False, mode="fast")
+    split = make_plan(made.program, request)
     return made, one_device_plan(split)
 
 

@@ -13,9 +13,9 @@ from autopar.planner.stages.wish import check_stages, wish_of
 
 
 def test_wishes() -> None:
-    assert wish_of({"tp": 2}, None, 4) is None
-    assert wish_of({"pp": 1, "tp": 2}, None, 4) is None
-    wish = wish_of({"pp": -1, "tp": 2}, "zb-h1", 8)
+    assert wish_of(Cluster.parse("4 H100-SXM"), None, {"tp": 2}, None) is None
+    assert wish_of(Cluster.parse("4 H100-SXM"), None, {"pp": 1, "tp": 2}, None) is None
+    wish = wish_of(Cluster.parse("8 H100-SXM"), None, {"pp": -1, "tp": 2}, "zb-h1")
     assert wish is not None
     assert (wish.num_groups, wish.dims, wish.family) == (4, {"tp": 2}, "zb-h1")
     for dims, schedule, words in (
@@ -24,7 +24,7 @@ def test_wishes() -> None:
         ({"pp": 2}, "x", "one of"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            wish_of(dims, schedule, 4)
+            wish_of(Cluster.parse("4 H100-SXM"), None, dims, schedule)
 
 
 class NeverRun(nn.Module):
@@ -49,12 +49,12 @@ def test_stages_that_cannot_be_are_refused_before_capture(dims: dict[str, object
 
 
 def test_both_directions_need_an_even_number_of_groups() -> None:
-    check_stages({"pp": 2}, "dualpipe", Cluster.parse("1x6 H100-SXM"))
+    check_stages(Cluster.parse("1x6 H100-SXM"), None, {"pp": 2}, "dualpipe")
     with pytest.raises(ConfigurationError, match=r"schedule='chimera' runs in both directions .*not pp=3"):
-        check_stages({"pp": 3}, "chimera", Cluster.parse("1x6 H100-SXM"))
+        check_stages(Cluster.parse("1x6 H100-SXM"), None, {"pp": 3}, "chimera")
 
 
 def test_groups_of_given_sizes_lie_inside_of_nodes_or_fill_them() -> None:
-    check_stages({"pp": [4, 4]}, None, Cluster.parse("2x4 H100-SXM"))
+    check_stages(Cluster.parse("2x4 H100-SXM"), None, {"pp": [4, 4]}, None)
     with pytest.raises(ConfigurationError, match="a rank group of 6 of 8 devices in nodes of 4"):
-        check_stages({"pp": [2, 6]}, None, Cluster.parse("2x4 H100-SXM"))
+        check_stages(Cluster.parse("2x4 H100-SXM"), None, {"pp": [2, 6]}, None)

@@ -1,0 +1,87 @@
+"""Request: what a user asks beside a model and its inputs, checked once, when it is made.
+
+    request = Request(cluster=Cluster.parse("8 H100-SXM"), memory_limit="40GiB", mode="fast")
+    plan = make_plan(program, request)
+    tighter = replace(request, memory_limit="20GiB")       # checked again
+
+The arguments of `compile` and `plan`, of the command line and of `what_if` become one of these, and nothing else goes
+from there to the planner. What it means for one program (bytes of states, a budget in bytes) is the planner's `Query`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autopar.capture.precision import precision_dtype
+from autopar.cluster import Cluster
+from autopar.parallel_plan import Plan
+from autopar.plan_value import ParameterPlan
+from autopar.planner.constraints import Recompute, check_recompute, parse_constraints
+from autopar.planner.memory_limit import budget
+from autopar.planner.mesh_shapes import resolve_meshes
+from autopar.planner.search import Mode, search_of
+from autopar.planner.stages.wish import Dims, check_stages, wish_of, without_stages
+from autopar.program import Program
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+"""(output of the model, batch) -> 0-dim loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The fields are the arguments of `compile` under their names, but for two.
+
+    parameter_layouts: decisions for parameters that are kept, as where a module is planned anew for another input
+    shape. with_baselines: whether the known plans are shown beside the answer.
+    Raises ConfigurationError for what no model could be planned for: capturing one may take a minute.
+    """
+
+    cluster: Cluster
+    loss_fn: LossFunction | None = None
+    optimizer: Any = None
+    mesh: Sequence[int] | None = None
+    dims: Dims | None = None
+    memory_limit: float | str | None = None
+    constraints: Any = None
+    parameter_layouts: Mapping[str, ParameterPlan] | None = None
+    precision: str | None = None
+    batch_dims: Mapping[str, int | None] | None = None
+    strict: bool = False
+    mode: Mode = "default"
+    cache_dir: Path | None = None
+    micro_batches: int | None = None
+    schedule: str | None = None
+    recompute: Recompute | None = None
+    time_limit: float | None = None
+    warm_start: Plan | str | Path | None = None
+    with_baselines: bool = True
+
+    def __post_init__(self) -> None:
+        search_of(self.mode, self.time_limit)
+        precision_dtype(self.precision)
+        parse_constraints(self.constraints, self.parameter_layouts)
+        budget(self.memory_limit, self.cluster)
+        if self.recompute is not None:
+            check_recompute(self.recompute, "the plan")
+        check_stages(self.cluster, self.mesh, self.dims, self.schedule)
+        is_free = self.mesh is None and self.dims is None
+        if not is_free and wish_of(self.cluster, self.mesh, self.dims, self.schedule) is None:
+            resolve_meshes(self.cluster, self.mesh, without_stages(self.dims))
+
+    def as_question(self, program: Program) -> dict[str, Any]:
+        """What is asked about a program, as JSON values: what a plan file says of it before the planner's own words."""
+        return {
+            "inputs": {v.name: [list(v.shape), str(v.dtype)] for v in program.inputs if v.role == "input"},
+            "mesh": None if self.mesh is None else list(self.mesh),
+            "dims": None if self.dims is None else dict(self.dims),
+            "precision": self.precision,
+            "micro_batches": self.micro_batches,
+            "schedule": self.schedule,
+            "constraints": None if self.constraints is None else str(self.constraints),
+            "cluster_fingerprint": self.cluster.fingerprint,
+        }
