@@ -55,6 +55,7 @@ class PhaseTimes(logging.Handler):
         self.phases: dict[str, PhaseTime] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Add the time of a finished phase; other records say nothing."""
         name, spent = getattr(record, "phase", None), getattr(record, "spent", None)
         if isinstance(name, str) and isinstance(spent, PhaseTime):
             before = self.phases.get(name, PhaseTime(0.0, 0.0))

@@ -52,6 +52,7 @@ class JobProfile:
 
     @property
     def world_size(self) -> int:
+        """Ranks of the job."""
         return self.nodes * self.ranks_per_node
 
 

@@ -23,10 +23,12 @@ class PhaseContext(Protocol):
     """What the pass must know: which placeholders are tangents, which returned values the forward pass returns."""
 
     @property
-    def tangents(self) -> frozenset[str]: ...
+    def tangents(self) -> frozenset[str]:
+        """Names of the inputs from which backward starts."""
 
     @property
-    def num_forward_outputs(self) -> int: ...
+    def num_forward_outputs(self) -> int:
+        """How many of the first outputs forward returns."""
 
 
 def assign_phases(graph_module: GraphModule, ctx: PhaseContext) -> GraphModule:

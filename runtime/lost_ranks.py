@@ -41,6 +41,7 @@ class Waiting:
 
     @property
     def rank(self) -> int:
+        """The rank that is waited for."""
         return self.ranks[self.place]
 
 

@@ -36,6 +36,7 @@ class Choice:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of the ids: one entry per token and choice."""
         return tuple(self.ids.shape)
 
 

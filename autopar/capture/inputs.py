@@ -51,10 +51,12 @@ class FlatInputs:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors among the leaves, in their order."""
         return tuple(self.leaves[index] for index in self.tensor_leaves)
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
+        """The names of `tensors`."""
         return tuple(self.names[index] for index in self.tensor_leaves)
 
 

@@ -65,6 +65,7 @@ class Step(nn.Module):
         self.state = ForwardState(model)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The loss, outputs and changed buffers of one step, as the trace wants them."""
         leaves = list(self._inputs.leaves)
         for index, tensor in zip(self._inputs.tensor_leaves, tensors, strict=True):
             leaves[index] = narrowed(tensor, self._dtype)

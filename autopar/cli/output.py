@@ -14,7 +14,8 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON 
 class Answer(Protocol):
     """What a plan answers: a text and a document."""
 
-    def document(self) -> dict[str, Any]: ...
+    def document(self) -> dict[str, Any]:
+        """The answer as JSON values."""
 
 
 def print_answer(answer: Answer, as_json: bool) -> None:

@@ -36,6 +36,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, sequence, width) -> the same shape."""
         batch, sequence, width = x.shape
         query, key, value = (
             project(x).view(batch, sequence, self.heads, width // self.heads).transpose(1, 2)
@@ -58,6 +59,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, sequence, width) -> the same shape."""
         x = x + self.attention(self.attention_norm(x))
         out: torch.Tensor = x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
         return out
@@ -77,6 +79,7 @@ class GPT(nn.Module):
         self.apply(_initialise)
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Tokens and labels (batch, sequence) -> the mean loss."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x)

@@ -33,6 +33,7 @@ class Training:
 
     @property
     def plan(self) -> Plan | None:
+        """The plan under which it trained; None: the plain model."""
         return None if self.plan_json is None else Plan.from_json(self.plan_json)
 
 

@@ -70,6 +70,7 @@ class UniformPlan:
 
     @property
     def num_devices(self) -> int:
+        """Devices that it takes."""
         return self.data_ranks * self.tp * self.cp * self.pp
 
     @property

@@ -92,6 +92,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
+        """Number of ranks."""
         return math.prod(self.shape)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class Blocks:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks of all kinds together."""
         return sum(len(paths) for paths in self.kinds)
 
 

@@ -65,10 +65,12 @@ class Issue:
 
     @property
     def compute_seconds(self) -> float:
+        """Of forward and backward together."""
         return sum(timeline.compute_seconds for timeline in self.passes)
 
     @property
     def exposed_communication_seconds(self) -> float:
+        """Of forward and backward together."""
         return sum(timeline.exposed_communication_seconds for timeline in self.passes)
 
 

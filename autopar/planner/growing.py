@@ -28,6 +28,7 @@ class Growing(Generic[Scalar]):
         return self._rows[: self._count]
 
     def append(self, block: NDArray[Scalar]) -> None:
+        """Put the rows of a block behind those that are there."""
         count = self._count + len(block)
         if count > len(self._rows):
             larger = np.empty((max(count, 2 * len(self._rows)), *self._rows.shape[1:]), self._rows.dtype)

@@ -50,6 +50,7 @@ def tensor_dtype(node: fx.Node) -> torch.dtype:
 
 
 def operators(program: Program) -> list[fx.Node]:
+    """The operators of a program that are decisions, in its order."""
     return [node for node in program.graph.nodes if node.op == "call_function" and is_operator(node)]
 
 
@@ -72,6 +73,7 @@ def whole_rule(node: fx.Node) -> Rule:
 
 
 def kernel_leaders(groups: dict[fx.Node, int]) -> set[fx.Node]:
+    """The first node of every kernel."""
     seen: set[int] = set()
     leaders = set()
     for node, group in groups.items():

@@ -45,6 +45,7 @@ class PlainStep:
 
     @classmethod
     def of(cls, step: Step) -> PlainStep:
+        """The step as numbers: which axes it uses, which split the tensor before."""
         sharded = (axis for axis, placement in enumerate(step.before) if isinstance(placement, Shard))
         return cls(step.kind, _bits(step.axes), _bits(sharded), step.is_transposing)
 

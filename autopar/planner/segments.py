@@ -26,6 +26,7 @@ class Segments:
 
     @property
     def last(self) -> int:
+        """The number of the last segment."""
         return len(self.names) - 1
 
     def of(self, name: str) -> int | None:

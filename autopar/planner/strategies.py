@@ -44,6 +44,7 @@ class LayoutSet:
 
     @staticmethod
     def of(layouts: Sequence[Layout], shape: tuple[int, ...], mesh: Mesh) -> LayoutSet:
+        """The layouts of a tensor of this shape, those that mean the same spelled once."""
         numbers: dict[Layout, int] = {}
         spelled = [canonical(shape, layout, mesh.shape) for layout in layouts]
         index = np.array([numbers.setdefault(layout, len(numbers)) for layout in spelled], dtype=np.int64)

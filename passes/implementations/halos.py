@@ -41,10 +41,12 @@ class Halo:
 
     @property
     def block(self) -> Run:
+        """The rows that this rank owns."""
         return self.blocks[self.position]
 
     @property
     def window(self) -> Run:
+        """The rows that this rank reads."""
         return self.windows[self.position]
 
     @property

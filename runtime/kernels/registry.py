@@ -36,7 +36,8 @@ class Operator(Protocol):
 
     _name: str
 
-    def register_kernel(self, device_types: str, /) -> Callable[[Function], Function]: ...
+    def register_kernel(self, device_types: str, /) -> Callable[[Function], Function]:
+        """Decorator: the function runs where tensors are of these devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,7 @@ def _seek_joint_fit(search: BudgetSearch, rows: list[int]) -> None:
 
 
 def nothing_fits(search: BudgetSearch) -> None:
+    """End the search: say which memory row is short, and by how much."""
     plan = search.plans.answer()
     number = int(search.plans.excess(plan).argmax())
     row = search.original.memory_rows[number]

@@ -435,6 +435,7 @@ def _readers(lifetimes: Lifetimes, readers: Mapping[Value, list[fx.Node]], node:
 
 
 def first_segment(lifetimes: Lifetimes, parameter: fx.Node) -> int:
+    """The first segment whose operators read a parameter."""
     return reading_segments(lifetimes, parameter)[0]
 
 

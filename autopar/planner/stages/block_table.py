@@ -100,6 +100,7 @@ class BlockTable:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks that stages are cut of."""
         return int(self.forward_seconds.shape[1])
 
     @property

@@ -51,6 +51,7 @@ class Pipeline:
 
     @property
     def step_seconds(self) -> float:
+        """Of the simulated step."""
         return self.costs.step_seconds
 
     @property
@@ -60,6 +61,7 @@ class Pipeline:
 
     @property
     def peak_bytes(self) -> float:
+        """Of the fullest rank group."""
         return max(self.costs.peak_bytes)
 
 

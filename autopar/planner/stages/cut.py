@@ -65,6 +65,7 @@ class CutQuestion:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks that stages are cut of."""
         return self.tables[0].num_blocks
 
     def allows(self, table: BlockTable, behind: int) -> bool:

@@ -68,6 +68,7 @@ class Guess:
 
     @property
     def name(self) -> str:
+        """As notes name it: groups, mesh, micro-batches."""
         return f"pp={self.groups} x {'x'.join(map(str, self.mesh.shape))}, {self.count} micro-batches"
 
 

@@ -77,10 +77,12 @@ class Comparison:
 
     @property
     def text(self) -> str:
+        """The comparison as a line of a note."""
         return f"{self.name}: {self.outcome}"
 
     @property
     def does_not_fit(self) -> bool:
+        """Whether memory ruled it out."""
         return self.outcome == DOES_NOT_FIT
 
 
@@ -96,6 +98,7 @@ class Compared:
 
     @property
     def step_seconds(self) -> float:
+        """Of the best pipeline; infinite where none was found."""
         if self.best is None:
             return math.inf
         found = self.best.pipeline if isinstance(self.best, Unequal) else self.best[0]

@@ -84,10 +84,12 @@ class SubMeshes:
 
     @property
     def cluster(self) -> Cluster:
+        """The whole cluster, of which groups take a part."""
         return self._query.cluster
 
     @property
     def budget_bytes(self) -> float:
+        """What a device may hold."""
         return self._query.budget_bytes
 
     def of(self, count: int, devices: int) -> Iterator[SubMesh]:

@@ -87,10 +87,12 @@ def pipeline_plan(
 
 
 def cuts_of(runs: Runs, pipeline: Pipeline) -> tuple[str, ...]:
+    """The last operator of every stage but the last."""
     return tuple(runs.last_operators[stage.end - 1] for stage in pipeline.cut.stages[:-1])
 
 
 def stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
+    """The stages as the plan writes them."""
     groups = pipeline.costs.schedule.route(0)
     ends: list[str | None] = [*cuts_of(runs, pipeline), None]
     return tuple(
@@ -105,6 +107,7 @@ def stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
 
 
 def stage_name(runs: Runs, first: int, end: int) -> str:
+    """The blocks of a stage by the first and the last one."""
     return runs.names[first] if end == first + 1 else f"{runs.names[first]} .. {runs.names[end - 1]}"
 
 
@@ -127,6 +130,7 @@ def _with_recomputation(solved: Solved, runs: Runs, pipeline: Pipeline) -> tuple
 
 
 def prediction(pipeline: Pipeline) -> Prediction:
+    """What the plan promises: step, memory and communication of the played pipeline."""
     costs = pipeline.costs
     fullest = int(np.argmax(costs.peak_bytes))
     states = sum(
@@ -147,6 +151,7 @@ def prediction(pipeline: Pipeline) -> Prediction:
 
 
 def statistics(pipeline: Pipeline) -> dict[str, float | int | str]:
+    """What the plan says of its pipeline: bubble, stages, peak of each rank group."""
     return {
         "bubble": pipeline.costs.bubble_rate,
         "stages": len(pipeline.cut.stages),

@@ -46,6 +46,7 @@ class RecordedStep:
 
     @property
     def seconds(self) -> float:
+        """From 0 to the end of the last span."""
         return max((span.end_seconds for span in self.spans), default=0.0)
 
 
