@@ -2,8 +2,8 @@
 
 Forward keeps a maximum and a sum per lane, rescaled whenever the maximum grows, and joins the lanes once at the end, so
 logits are read once and nothing as large as they is written. Backward reads rows whose gradient is not 0 only: ignored
-labels cost a write. The functions have the signatures of the references in `autopar.ops.cross_entropy`. Kernels carry
-no annotations: Triton reads them as types of its own. WIDTH is a constant: a program has few vocabulary sizes.
+labels cost a write. The functions have the signatures of the references in `autopar.ops.cross_entropy`. To Triton a
+pointer or a number is a `tl.tensor`. WIDTH is a constant: a program has few vocabulary sizes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ NUM_WARPS = 8
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def rows_kernel(  # type: ignore[no-untyped-def]
-    logits, target, maximum, total, picked, start, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
+def rows_kernel(
+    logits: tl.tensor,
+    target: tl.tensor,
+    maximum: tl.tensor,
+    total: tl.tensor,
+    picked: tl.tensor,
+    start: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """One program per row of WIDTH logits; maximum, total, picked: fp32, one per row."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * WIDTH
@@ -44,9 +51,18 @@ def rows_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def backward_kernel(  # type: ignore[no-untyped-def]
-    logits, target, top, log_total, scale, grad, start, TILES: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
+def backward_kernel(
+    logits: tl.tensor,
+    target: tl.tensor,
+    top: tl.tensor,
+    log_total: tl.tensor,
+    scale: tl.tensor,
+    grad: tl.tensor,
+    start: tl.tensor,
+    TILES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """One program per tile of BLOCK logits of a row."""
     program = tl.program_id(0).to(tl.int64)
     row = program // TILES

@@ -3,8 +3,8 @@
     out[r, c] = x[r, c] * keep / (1 - p),  keep = word(first + r * row_stride + c) >= p * 2**32
 
 A program takes BLOCK numbers that begin at a multiple of 4, so that every Philox counter serves its four elements
-whatever the alignment of the row; what lies before the row or behind it is masked. Kernels carry no annotations:
-Triton reads them as types of its own.
+whatever the alignment of the row; what lies before the row or behind it is masked. To Triton a pointer or
+a number is a `tl.tensor`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGEST_BLOCK = 2048
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def words_of_tile(counters, salt, seed, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def words_of_tile(counters: tl.tensor, salt: tl.tensor, seed: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
     """BLOCK words, four of each counter, in the order of the numbers."""
     low = (counters & 0xFFFFFFFF).to(tl.uint32)
     high = (counters >> 32).to(tl.uint32)
@@ -31,20 +31,20 @@ def words_of_tile(counters, salt, seed, BLOCK: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def dropout_kernel(  # type: ignore[no-untyped-def]
-    x,
-    out,
-    mask,
-    seed,
-    salt,
-    threshold,
-    scale,
-    first,
-    row_stride,
-    columns,
-    tiles,
+def dropout_kernel(
+    x: tl.tensor,
+    out: tl.tensor,
+    mask: tl.tensor,
+    seed: tl.tensor,
+    salt: tl.tensor,
+    threshold: tl.tensor,
+    scale: tl.tensor,
+    first: tl.tensor,
+    row_stride: tl.tensor,
+    columns: tl.tensor,
+    tiles: tl.tensor,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """x, out: contiguous rows of `columns` elements; mask: bytes; seed: pointer to int64; one program per tile."""
     program = tl.program_id(0).to(tl.int64)
     row = program // tiles

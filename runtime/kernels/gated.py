@@ -1,8 +1,8 @@
 """Gated activations in Triton: act(gate) * up, and both gradients, in one pass over the elements.
 
 The functions have the signatures of the references in `autopar.ops.gated`. tanh is written through the sigmoid,
-tanh(z) = 2 sigmoid(2 z) - 1, which Triton's interpreter has, too. Kernels carry no annotations: Triton reads them as
-types of its own.
+tanh(z) = 2 sigmoid(2 z) - 1, which Triton's interpreter has, too. To Triton a pointer or a number is a
+`tl.tensor`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TANH_CUBE = tl.constexpr(0.044715)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def activated(z, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+def activated(z: tl.tensor, ACTIVATION: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """(act(z), its derivative) in fp32."""
     if ACTIVATION == SILU:
         part = tl.sigmoid(z)
@@ -44,9 +44,14 @@ def activated(z, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gated_kernel(  # type: ignore[no-untyped-def]
-    gate, up, out, elements, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
-):
+def gated_kernel(
+    gate: tl.tensor,
+    up: tl.tensor,
+    out: tl.tensor,
+    elements: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """One program per BLOCK elements."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
@@ -57,9 +62,16 @@ def gated_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gated_backward_kernel(  # type: ignore[no-untyped-def]
-    grad, gate, up, grad_gate, grad_up, elements, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
-):
+def gated_backward_kernel(
+    grad: tl.tensor,
+    gate: tl.tensor,
+    up: tl.tensor,
+    grad_gate: tl.tensor,
+    grad_up: tl.tensor,
+    elements: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """One program per BLOCK elements."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements

@@ -4,8 +4,8 @@
     backward   one program takes several rows; what they add to the gradients of weight and bias stays in registers and
                is written once per program; torch adds the programs' parts in a fixed order, so runs are repeatable
 
-The functions have the signatures of the references in `autopar.ops.norms`. Kernels carry no annotations: Triton reads
-them as types of its own. An RMS norm is a layer norm that is not CENTRED, a constant.
+The functions have the signatures of the references in `autopar.ops.norms`. To Triton a pointer or a number is a
+`tl.tensor`. An RMS norm is a layer norm that is not CENTRED, a constant.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def norm_kernel(  # type: ignore[no-untyped-def]
-    x,
-    residual,
-    weight,
-    bias,
-    out,
-    total,
-    mean,
-    rstd,
-    eps,
-    columns,
+def norm_kernel(
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    total: tl.tensor,
+    mean: tl.tensor,
+    rstd: tl.tensor,
+    eps: tl.tensor,
+    columns: tl.tensor,
     HAS_RESIDUAL: tl.constexpr,
     CENTRED: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """One program per row of `columns` elements; statistics are fp32, one per row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -63,23 +63,23 @@ def norm_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def norm_backward_kernel(  # type: ignore[no-untyped-def]
-    grad,
-    x,
-    weight,
-    mean,
-    rstd,
-    added,
-    grad_x,
-    weight_parts,
-    bias_parts,
-    rows,
-    columns,
+def norm_backward_kernel(
+    grad: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    mean: tl.tensor,
+    rstd: tl.tensor,
+    added: tl.tensor,
+    grad_x: tl.tensor,
+    weight_parts: tl.tensor,
+    bias_parts: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
     HAS_ADDED: tl.constexpr,
     CENTRED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """Program p takes rows p * ROWS to (p + 1) * ROWS and writes row p of the fp32 parts (programs, columns)."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)

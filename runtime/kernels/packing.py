@@ -2,7 +2,7 @@
 
 A cut sees a tensor as (outer, position, pieces, run): a run of elements of a piece lies together before and behind the
 copy. All sizes are constants, so the divisions of an index become multiplications. The functions have the signatures of
-the references in `autopar.ops.packing`. Kernels carry no annotations: Triton reads them as types of its own.
+the references in `autopar.ops.packing`. To Triton a pointer or a number is a `tl.tensor`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ BLOCK = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def pack_kernel(  # type: ignore[no-untyped-def]
-    x,
-    out,
-    elements,
+def pack_kernel(
+    x: tl.tensor,
+    out: tl.tensor,
+    elements: tl.tensor,
     OUTER: tl.constexpr,
     POSITION: tl.constexpr,
     PIECES: tl.constexpr,
     RUN: tl.constexpr,
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """out (pieces, outer, position, run) from x (outer, SPAN): SPAN elements of the cut dim and those behind it."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     within = at % RUN
@@ -41,17 +41,17 @@ def pack_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def unpack_kernel(  # type: ignore[no-untyped-def]
-    y,
-    out,
-    elements,
+def unpack_kernel(
+    y: tl.tensor,
+    out: tl.tensor,
+    elements: tl.tensor,
     OUTER: tl.constexpr,
     POSITION: tl.constexpr,
     PIECES: tl.constexpr,
     RUN: tl.constexpr,
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """out (outer, SPAN) from y (pieces, outer, position, run); what was padding is never read."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     within = at % SPAN
