@@ -16,7 +16,7 @@ import torch
 
 from autopar.errors import ConfigurationError
 from autopar.rules.call import Call, TensorSpec
-from autopar.rules.language import ELLIPSIS_NAME, Effect, Factor, Pattern, TensorPattern, parse_pattern
+from autopar.rules.language import ELLIPSIS_NAME, Effect, Ellipsis, Factor, Pattern, TensorPattern, parse_pattern
 from autopar.rules.rule import Dim, Rule, Tensor
 
 _Factors = tuple[Factor, ...]
@@ -40,7 +40,12 @@ def bind_rule(text: str, call: Call) -> Rule:
         for dims, spec in zip(results, call.outputs, strict=True)
     )
     names = _names((*rule_inputs, *(t for t in rule_outputs if t is not None)))
-    effects = {**dict.fromkeys(ellipsis.reduced, pattern.reduce_effect), **pattern.effects}
+    effects = {
+        **dict.fromkeys(ellipsis.reduced, pattern.reduce_effect),
+        **(dict.fromkeys(ellipsis.names, pattern.effects["..."]) if "..." in pattern.effects else {}),
+        **pattern.effects,
+    }
+    known = {"...": ellipsis.remaining, "output": _bytes(call.outputs[0]), **sizes}
     return Rule(
         inputs=rule_inputs,
         outputs=rule_outputs,
@@ -48,9 +53,9 @@ def bind_rule(text: str, call: Call) -> Rule:
         reductions=_reductions(names, effects, rule_outputs, pattern, call),
         linear=_linear(pattern, call),
         implementations={n: i for n in names if n in effects and (i := effects[n].implementation)},
-        synchronised_bytes={n: int(_evaluate(b, sizes)) for n in names if n in effects and (b := effects[n].bytes)},
-        exchanged_bytes={n: int(_evaluate(e, sizes)) for n in names if n in effects and (e := effects[n].edges)},
-        flops=_evaluate(pattern.flops, sizes) if pattern.flops else 0.0,
+        synchronised_bytes={n: int(_evaluate(b, known)) for n in names if n in effects and (b := effects[n].bytes)},
+        exchanged_bytes={n: int(_evaluate(e, known)) for n in names if n in effects and (e := effects[n].edges)},
+        flops=_evaluate(pattern.flops, known) if pattern.flops else 0.0,
     )
 
 
@@ -81,12 +86,23 @@ class _Ellipsis:
     ) -> None:
         self._pattern, self._call = pattern, call
         pairs = [*zip(operands, call.operands, strict=True), *zip(outputs, call.outputs, strict=True)]
-        ranks = [_ellipsis_rank(p, s) for p, s in pairs if s is not None and p.after is not None]
-        self._rank = max(ranks, default=0)
+        remaining = [self._remaining(p, s) for p, s in pairs if s is not None and p.after is not None]
+        self._rank = max(map(len, remaining), default=0)
+        self._at = {dim for argument in pattern.at for dim in self._attribute(argument)}
+        full = next((sizes for sizes in remaining if len(sizes) == self._rank), ())
+        self.remaining = math.prod(size for dim, size in enumerate(full) if dim not in self._at)
+        prefix = next((p.ellipsis.prefix for p, _ in pairs if p.after is not None), None)
+        self.names = [f"{prefix}{dim}" for dim in range(self._rank)]
         named = {kind: self._attribute(argument) for kind, argument in pattern.attribute_dims.items()}
         self._whole = named.get("whole", set()) | named.get("drop", set())
         self._missing = named.get("drop", set()) | named.get("reduce", set())
         self.reduced = [f"d{dim}" for dim in sorted(named.get("reduce", set()))]
+
+    def _remaining(self, pattern: TensorPattern, spec: TensorSpec) -> tuple[int, ...]:
+        """Sizes of the remaining dims of a tensor; 1 for each that it lacks."""
+        missing = len(self._pattern.at) if pattern.ellipsis.at == () else 0
+        end = len(spec.shape) - len(pattern.after or ())
+        return (*spec.shape[len(pattern.before) : end], *[1] * missing)
 
     def _attribute(self, argument: str) -> set[int]:
         """Dims of the ellipsis that the argument names."""
@@ -102,34 +118,38 @@ class _Ellipsis:
         if pattern.after is None:
             dims = list(pattern.before)
         else:
-            rank = _ellipsis_rank(pattern, spec)
-            dims = [*pattern.before, *self._expand(pattern, rank, is_output), *pattern.after]
+            rank = len(spec.shape) - len(pattern.before) - len(pattern.after)
+            dims = [*pattern.before, *self._expand(pattern.ellipsis, rank, is_output), *pattern.after]
         fits = len(dims) == len(spec.shape)
         if not fits or any(not dim and size != 1 for dim, size in zip(dims, spec.shape, strict=True)):
             raise _fail(self._pattern, self._call, f"{list(spec.shape)} has not the dims that are described")
         return dims
 
-    def _expand(self, pattern: TensorPattern, rank: int, is_output: bool) -> list[_Factors]:
-        if pattern.whole_ellipsis:
+    def _expand(self, ellipsis: Ellipsis, rank: int, is_output: bool) -> list[_Factors]:
+        if ellipsis.at is not None:
+            each = [ellipsis.at if dim in self._at else (self._factor(dim, ellipsis),) for dim in range(self._rank)]
+            return [dim for dims in each for dim in dims]
+        if ellipsis.prefix is None:
             return [_WHOLE] * max(rank, 0)
         kept = list(range(self._rank))
         if is_output and self._missing and rank == self._rank - len(self._missing):
             kept = [dim for dim in kept if dim not in self._missing]
         elif is_output and self._missing:
-            return [() if dim in self._missing else self._factor(dim) for dim in kept]
-        return [self._factor(dim) for dim in kept[len(kept) - rank :]] if rank else []
+            return [() if dim in self._missing else self._factor(dim, ellipsis) for dim in kept]
+        return [self._factor(dim, ellipsis) for dim in kept[len(kept) - rank :]] if rank else []
 
-    def _factor(self, dim: int) -> _Factors:
-        return _WHOLE if dim in self._whole else (Factor(f"d{dim}", False),)
+    def _factor(self, dim: int, ellipsis: Ellipsis) -> _Factors:
+        is_whole = dim in self._whole or ellipsis.prefix is None
+        return _WHOLE if is_whole else (Factor(f"{ellipsis.prefix}{dim}", False),)
 
 
-def _ellipsis_rank(pattern: TensorPattern, spec: TensorSpec) -> int:
-    return len(spec.shape) - len(pattern.before) - len(pattern.after or ())
+def _bytes(spec: TensorSpec | None) -> int:
+    return 0 if spec is None else math.prod(spec.shape) * spec.dtype.itemsize
 
 
 def _infer_sizes(tensors: Sequence[tuple[list[_Factors], TensorSpec]], pattern: Pattern, call: Call) -> dict[str, int]:
     """Size of every name; raises for contradictions and for sizes that nothing determines."""
-    sizes = dict(pattern.sizes)
+    sizes = {**pattern.sizes, **{name: int(call.argument(given)) for name, given in pattern.size_arguments.items()}}
     dims = [(dim, size) for factors, spec in tensors for dim, size in zip(factors, spec.shape, strict=True)]
     broadcast = _broadcast_names(dims)
     progress = True

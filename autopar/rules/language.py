@@ -17,16 +17,21 @@ Dims of a tensor, separated by blanks:
               rank holds a piece of every outer one. (Strided shards of fused q|k|v come from the views behind them.)
     ...       all remaining dims, one name each (d0, d1, ...), aligned at the right; size 1 broadcasts
     [...]     all remaining dims, whole
+    a...      all remaining dims, named a0, a1, ...
+    a...{x}   the same, but those that an argument names (`at: dim`, `at: dim1 dim2`) are x, a dim as above; with
+              nothing in the braces the tensor lacks them: `a...{_} -> a...{} _ ; at: dim1 dim2` is a diagonal
 Tensors:
     x?        may be missing (missing ones are dropped from the right)
     x*        repeated for all further operands (outputs)
-Sizes that cannot be inferred are given as `; h = 4`. Names of size 1 (or 0) are no choice and vanish.
+Sizes that cannot be inferred are given as `; h = 4`, or as an argument of the operator: `; g = group`. Names of size 1
+(or 0) are no choice and vanish.
 
 What a split leaves. A name that an output lacks leaves Partial(sum) there. Annotations after `;` say otherwise:
     k: max                      leaves Partial(max) (min, sum; or, and: Partial(max), Partial(min) of bools)
     b: - sum sum                per output; `-`: that output is the same on every coordinate
     v: sum by masked_embedding  needs that implementation, which leaves Partial(sum)
     b: by synchronised_batch_norm bytes 8*c      the implementation completes the outputs; it all-reduces 8*c bytes
+    ...: by mixing              the same for every remaining dim
     s: by split_convolution edges 96             a halo: the implementation exchanges 96 bytes (of rows that are split
                                 nowhere else) with the neighbouring blocks; a rank holds one range of s, never a strided
                                 one. The input of a window of stride 2 is `(s [t])`, its output `s`, with `; t = 2`:
@@ -43,6 +48,8 @@ Partial operands:
                                 `linear: all` marks every operand. Bools, and integers made from floats, pass none.
 Costs:
     flops: 2*m*k*n              floating point operations of the whole operator: a sum of products of sizes
+In flops, bytes and edges `...` is the product of the remaining dims, without those of `at`, and `output` the bytes of
+the first output: `r...{n} -> r...{n} ; at: dim ; n: by split_softmax bytes 8*...` all-reduces two fp32 numbers per row.
 """
 
 from __future__ import annotations
@@ -56,7 +63,8 @@ from autopar.errors import ConfigurationError
 
 _NAME = re.compile(r"^[a-z]\w*$")
 ELLIPSIS_NAME = re.compile(r"^d\d+$")
-_TOKEN = re.compile(r"\[\.\.\.\]|\.\.\.|\[\w+\]|[()]|\w+|\S")
+_ELLIPSIS = re.compile(r"^(?:([a-z]*)\.\.\.|\[\.\.\.\])(?:\{(.*)\})?$")
+_TOKEN = re.compile(r"(?:\[\.\.\.\]|[a-z]*\.\.\.)(?:\{[^}]*\})?|\[\w+\]|[()]|\w+|\S")
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "or": "max", "and": "min"}
 _OPTIONS = ("by", "bytes", "edges")
 
@@ -70,12 +78,21 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
+class Ellipsis:
+    """Remaining dims: the prefix of their names (None: whole), and what stands at the dims of `at:` (None: a remaining
+    dim like the others; (): nothing, the tensor lacks them; else one dim)."""
+
+    prefix: str | None = "d"
+    at: tuple[tuple[Factor, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TensorPattern:
     """Dims before and after the ellipsis (None: no ellipsis); each dim is its factors, outermost first."""
 
     before: tuple[tuple[Factor, ...], ...]
     after: tuple[tuple[Factor, ...], ...] | None = None
-    whole_ellipsis: bool = False
+    ellipsis: Ellipsis = Ellipsis()
     optional: bool = False
     repeated: bool = False
 
@@ -94,7 +111,7 @@ class Effect:
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A parsed string. attribute_dims: kind ("whole", "drop", "reduce") -> name of the argument; reduce_effect belongs
-    to the names that "reduce" yields."""
+    to the names that "reduce" yields; at: arguments that name dims; sizes, size_arguments: name -> size, argument."""
 
     text: str
     operands: tuple[TensorPattern, ...]
@@ -104,7 +121,9 @@ class Pattern:
     reduce_effect: Effect = Effect()
     linear: tuple[str, ...] = ()
     flops: str | None = None
+    at: tuple[str, ...] = ()
     sizes: dict[str, int] = field(default_factory=dict)
+    size_arguments: dict[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -114,7 +133,7 @@ def parse_pattern(text: str) -> Pattern:
     left, arrow, right = signature.partition("->")
     if not arrow:
         raise ConfigurationError(f"rule {text!r} has no '->' between operands and outputs")
-    fields: dict[str, Any] = {"effects": {}, "attribute_dims": {}, "sizes": {}}
+    fields: dict[str, Any] = {"effects": {}, "attribute_dims": {}, "sizes": {}, "size_arguments": {}}
     for annotation in annotations:
         _read_annotation(annotation.strip(), fields, text)
     operands = tuple(_parse_tensor(tensor, text) for tensor in left.split(",")) if left.strip() else ()
@@ -128,13 +147,13 @@ def _parse_tensor(tensor: str, text: str) -> TensorPattern:
     tokens = _TOKEN.findall(body.rstrip("?*"))
     dims: list[tuple[Factor, ...]] = []
     ellipsis_at: int | None = None
-    whole = False
+    ellipsis = Ellipsis()
     fused: list[Factor] | None = None
     for token in tokens:
-        if token in ("...", "[...]"):
+        if found := _ELLIPSIS.match(token):
             if ellipsis_at is not None or fused is not None:
                 raise ConfigurationError(f"rule {text!r}: {body!r} may have one ellipsis, outside parentheses")
-            ellipsis_at, whole = len(dims), token == "[...]"
+            ellipsis_at, ellipsis = len(dims), _parse_ellipsis(found, text)
         elif token == "(" and fused is None:
             fused = []
         elif token == ")" and fused is not None:
@@ -151,8 +170,18 @@ def _parse_tensor(tensor: str, text: str) -> TensorPattern:
     if fused is not None:
         raise ConfigurationError(f"rule {text!r}: unclosed '(' in {body!r}")
     if ellipsis_at is None:
-        return TensorPattern(tuple(dims), None, False, optional, repeated)
-    return TensorPattern(tuple(dims[:ellipsis_at]), tuple(dims[ellipsis_at:]), whole, optional, repeated)
+        return TensorPattern(tuple(dims), None, ellipsis, optional, repeated)
+    return TensorPattern(tuple(dims[:ellipsis_at]), tuple(dims[ellipsis_at:]), ellipsis, optional, repeated)
+
+
+def _parse_ellipsis(found: re.Match[str], text: str) -> Ellipsis:
+    prefix = None if found[1] is None else found[1] or "d"
+    if found[2] is None:
+        return Ellipsis(prefix)
+    inside = _parse_tensor(found[2], text)
+    if inside.after is not None or len(inside.before) > 1:
+        raise ConfigurationError(f"rule {text!r}: {found[0]!r} may have one dim in its braces, or nothing")
+    return Ellipsis(prefix, inside.before)
 
 
 def _parse_factor(token: str, text: str) -> Factor:
@@ -167,9 +196,12 @@ def _parse_factor(token: str, text: str) -> Factor:
 
 
 def _read_annotation(annotation: str, fields: dict[str, Any], text: str) -> None:
-    size = re.match(r"^(\w+)\s*=\s*(\d+)$", annotation)
-    if size:
+    size = re.match(r"^(\w+)\s*=\s*(?:(\d+)|(\w+))$", annotation)
+    if size and size[2]:
         fields["sizes"][size[1]] = int(size[2])
+        return
+    if size:
+        fields["size_arguments"][size[1]] = size[3]
         return
     key, colon, value = (part.strip() for part in annotation.partition(":"))
     if not colon:
@@ -178,6 +210,8 @@ def _read_annotation(annotation: str, fields: dict[str, Any], text: str) -> None
         fields["flops"] = value
     elif key == "linear":
         fields["linear"] = tuple(pattern.strip() for pattern in value.split("|"))
+    elif key == "at":
+        fields["at"] = tuple(value.split())
     elif key in ("whole", "drop"):
         fields["attribute_dims"][key] = value
     elif key == "reduce":

@@ -56,61 +56,6 @@ def _stack(call: Call) -> str:
     return f"{' '.join(dims)}* -> {' '.join([*dims[:at], '_', *dims[at:]])} ; linear: all"
 
 
-def _select_scatter(call: Call) -> str:
-    rank = len(call.operands[0].shape)
-    at = _attribute(call, "dim") % rank
-    dims = [f"a{i}" for i in range(rank)]
-    whole = [*dims[:at], "_", *dims[at + 1 :]]
-    return f"{' '.join(whole)}, {' '.join(dims[:at] + dims[at + 1 :])} -> {' '.join(whole)} ; linear: all"
-
-
-def _diagonal(call: Call) -> str:
-    """The diagonal is the last dim of the output."""
-    rank = len(call.operands[0].shape)
-    matrix = {call.argument("dim1") % rank, call.argument("dim2") % rank}
-    dims = ["_" if dim in matrix else f"a{dim}" for dim in range(rank)]
-    return f"{' '.join(dims)} -> {' '.join([d for d in dims if d != '_'] + ['_'])} ; linear: x"
-
-
-def _diagonal_backward(call: Call) -> str:
-    rank = len(call.argument("input_sizes"))
-    matrix = {call.argument("dim1") % rank, call.argument("dim2") % rank}
-    dims = ["_" if dim in matrix else f"a{dim}" for dim in range(rank)]
-    return f"{' '.join([d for d in dims if d != '_'] + ['_'])} -> {' '.join(dims)} ; linear: x"
-
-
-def _diagonal_scatter(call: Call) -> str:
-    """The diagonal of the first operand is replaced by the second."""
-    source, result = _diagonal(call).partition(" ; ")[0].split(" -> ")
-    return f"{source}, {result} -> {source} ; linear: x x"
-
-
-def _diag_embed(call: Call) -> str:
-    rank = len(call.operands[0].shape) + 1
-    matrix = {call.argument("dim1") % rank, call.argument("dim2") % rank}
-    dims = ["_" if dim in matrix else f"a{dim}" for dim in range(rank)]
-    return f"{' '.join([d for d in dims if d != '_'] + ['_'])} -> {' '.join(dims)} ; linear: x"
-
-
-def _unfold(call: Call) -> str:
-    """Windows along a dim: that dim stays whole, the elements of a window are a new last dim."""
-    shape = call.operands[0].shape
-    if not shape:
-        return "[...] -> [...] ; linear: x"
-    at = call.argument("dimension") % len(shape)
-    dims = " ".join("_" if dim == at else f"a{dim}" for dim in range(len(shape)))
-    return f"{dims} -> {dims} _ ; linear: x"
-
-
-def _unfold_backward(call: Call) -> str:
-    rank = len(call.argument("input_sizes"))
-    if not rank:
-        return "[...] -> [...] ; linear: x"
-    at = call.argument("dim") % rank
-    dims = " ".join("_" if dim == at else f"a{dim}" for dim in range(rank))
-    return f"{dims} _ -> {dims} ; linear: x"
-
-
 def _histc(call: Call) -> str:
     """Counts of blocks add up where the bins do not depend on the values."""
     return "[...] -> [...]" if call.argument("min") == call.argument("max") else "... -> [...]"
@@ -129,23 +74,6 @@ def _all_dims(rank: int) -> list[str]:
     return [f"a{dim}" for dim in range(rank)]
 
 
-def _weight_norm(call: Call) -> str:
-    """w = g * v / |v|, one length per position of dim 0 or of the last dim."""
-    v, g = _weight_and_length(call, len(call.operands[0].shape))
-    return f"{v}, {g} -> {v}, {g}"
-
-
-def _weight_norm_backward(call: Call) -> str:
-    v, g = _weight_and_length(call, len(call.operands[0].shape))
-    return f"{v}, {v}, {g}, {g} -> {v}, {g}"
-
-
-def _weight_and_length(call: Call, rank: int) -> tuple[str, str]:
-    at = _attribute(call, "dim") % rank
-    v, g = (" ".join("c" if dim == at else other for dim in range(rank)) for other in ("_", "1"))
-    return v, g
-
-
 def _linalg_solve(call: Call) -> str:
     """Right-hand sides are matrices, or vectors where they have as many dims as the batch and one."""
     matrices, right = call.operands[0].shape, call.operands[1].shape
@@ -159,16 +87,7 @@ RULE_FUNCTIONS: Mapping[str, Callable[[Call], str | None]] = {
     "aten.repeat": _repeat,
     "aten.constant_pad_nd": _constant_pad_nd,
     "aten.stack": _stack,
-    "aten.select_scatter": _select_scatter,
-    "aten.diagonal": _diagonal,
-    "aten.diagonal_backward": _diagonal_backward,
-    "aten.diagonal_scatter": _diagonal_scatter,
-    "aten.diag_embed": _diag_embed,
-    "aten.unfold": _unfold,
-    "aten.unfold_backward": _unfold_backward,
     "aten.histc": _histc,
     "aten._trilinear": _trilinear,
-    "aten._weight_norm_interface": _weight_norm,
-    "aten._weight_norm_interface_backward": _weight_norm_backward,
     "aten._linalg_solve_ex": _linalg_solve,
 }

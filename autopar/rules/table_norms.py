@@ -14,22 +14,6 @@ from collections.abc import Callable, Mapping
 from autopar.rules.call import Call
 
 
-def _softmax(operands: int, implementation: str, statistics: int) -> Callable[[Call], str]:
-    """The rule of an operator with `operands` tensors of one shape; `statistics`: fp32 numbers per row."""
-
-    def rule(call: Call) -> str:
-        rank = len(call.operands[0].shape)
-        if not rank:
-            return f"{', '.join(['[...]'] * operands)} ->"
-        along = call.argument("dim") % rank
-        rows = [f"r{dim}" for dim in range(rank) if dim != along]
-        dims = " ".join([*rows[:along], "n", *rows[along:]])
-        size = "*".join([str(4 * statistics), *rows])
-        return f"{', '.join([dims] * operands)} -> {dims} ; n: by {implementation} bytes {size}"
-
-    return rule
-
-
 def _norm(implementation: str, statistics: int, backward: bool) -> Callable[[Call], str]:
     """The rule of a norm over the last dims; forward keeps, backward reads, one or two statistics per row."""
 
@@ -52,12 +36,18 @@ def _norm(implementation: str, statistics: int, backward: bool) -> Callable[[Cal
     return rule
 
 
-NORM_RULES: Mapping[str, Callable[[Call], str | None]] = {
-    "aten._softmax": _softmax(1, "split_softmax", 2),
-    "aten._log_softmax": _softmax(1, "split_softmax", 2),
-    "aten._safe_softmax": _softmax(1, "split_softmax", 2),
-    "aten._softmax_backward_data": _softmax(2, "split_softmax_backward", 1),
-    "aten._log_softmax_backward_data": _softmax(2, "split_softmax_backward", 1),
+_SOFTMAX = "r...{n} -> r...{n} ; at: dim ; n: by split_softmax bytes 8*..."
+_SOFTMAX_BACKWARD = "r...{n}, r...{n} -> r...{n} ; at: dim ; n: by split_softmax_backward bytes 4*..."
+
+NORM_RULES: Mapping[str, str | Callable[[Call], str | None]] = {
+    "aten._softmax": _SOFTMAX,
+    "aten._log_softmax": _SOFTMAX,
+    "aten._safe_softmax": _SOFTMAX,
+    "aten._softmax_backward_data": _SOFTMAX_BACKWARD,
+    "aten._log_softmax_backward_data": _SOFTMAX_BACKWARD,
+    # one length per position of the dim: w = g * v / |v|
+    "aten._weight_norm_interface": "[...]{c}, [...]{c} -> [...]{c}, [...]{c} ; at: dim",
+    "aten._weight_norm_interface_backward": "[...]{c}, [...]{c}, [...]{c}, [...]{c} -> [...]{c}, [...]{c} ; at: dim",
     "aten.native_layer_norm": _norm("split_norm", 2, backward=False),
     "aten.native_layer_norm_backward": _norm("split_norm_backward", 2, backward=True),
     "aten._fused_rms_norm": _norm("split_norm", 1, backward=False),

@@ -101,25 +101,16 @@ def _batch_norm_backward(call: Call) -> str:
     return f"b c ..., b c ...{vectors} -> b c ..., c, c{effects}"
 
 
-def _group_norm(call: Call) -> str:
-    """Statistics of a group run over its channels and all positions."""
-    effects = _for_all(["c", *_position_names(call)], "by synchronised_group_norm bytes 8*b*g")
-    return f"b (g c) ..., (g c)?, (g c)? -> b (g c) ..., b g, b g{effects} ; g = {call.argument('group')}"
-
-
-def _group_norm_backward(call: Call) -> str:
-    implementation = "by synchronised_group_norm_backward bytes 8*b*g"
-    effects = _for_all(_position_names(call), f"sum {implementation}") + f" ; c: {implementation}"
-    sizes = f" ; g = {call.argument('group')}"
-    return f"b (g c) ..., b (g c) ..., b g, b g, (g c)? -> b (g c) ..., (g c), (g c){effects}{sizes}"
-
-
-SPATIAL_RULES: Mapping[str, Callable[[Call], str | None]] = {
+SPATIAL_RULES: Mapping[str, str | Callable[[Call], str | None]] = {
     "aten.convolution": _convolution,
     "aten.convolution_backward": _convolution_backward,
     "aten._native_batch_norm_legit_functional": _batch_norm,
     "aten._native_batch_norm_legit.no_stats": _batch_norm,
     "aten.native_batch_norm_backward": _batch_norm_backward,
-    "aten.native_group_norm": _group_norm,
-    "aten.native_group_norm_backward": _group_norm_backward,
+    # statistics of a group run over its channels and all positions
+    "aten.native_group_norm": "b (g c) ..., (g c)?, (g c)? -> b (g c) ..., b g, b g ; g = group"
+    " ; c: by synchronised_group_norm bytes 8*b*g ; ...: by synchronised_group_norm bytes 8*b*g",
+    "aten.native_group_norm_backward": "b (g c) ..., b (g c) ..., b g, b g, (g c)? -> b (g c) ..., (g c), (g c)"
+    " ; g = group ; c: by synchronised_group_norm_backward bytes 8*b*g"
+    " ; ...: sum by synchronised_group_norm_backward bytes 8*b*g",
 }

@@ -14,21 +14,11 @@ import torch
 from autopar.rules.call import Call
 
 
-def _synchronised(implementation: str, num_outputs: int, num_statistics: int) -> Callable[[Call], str]:
-    def rule(call: Call) -> str:
-        out = call.outputs[0]
-        assert out is not None
-        nbytes = num_statistics * math.prod(out.shape) * out.dtype.itemsize
-        return f"... -> {', '.join(['...'] * num_outputs)} ; reduce: dim - by {implementation} bytes {nbytes}"
-
-    return rule
-
-
 def _vector_norm(call: Call) -> str:
     """The orders whose parts combine by a sum, a maximum, or a sum of squares."""
     order = call.argument("ord")
     if order == 2:
-        return _synchronised("synchronised_norm", 1, 1)(call)
+        return "... -> ... ; reduce: dim - by synchronised_norm bytes output"
     left = {1: "reduce: dim sum", math.inf: "reduce: dim max"}.get(order, "drop: dim")
     return f"... -> ... ; {left}"
 
@@ -45,11 +35,11 @@ def _running_sum(call: Call) -> str:
     return f"... -> ... ; d{dim}: by prefix_sum bytes {nbytes}{linear}"
 
 
-STATISTICS_RULES: Mapping[str, Callable[[Call], str]] = {
+STATISTICS_RULES: Mapping[str, str | Callable[[Call], str]] = {
     "aten.cumsum": _running_sum,
-    "aten.var.correction": _synchronised("synchronised_variance", 1, 2),
-    "aten.std.correction": _synchronised("synchronised_variance", 1, 2),
-    "aten.var_mean.correction": _synchronised("synchronised_variance", 2, 2),
-    "aten.logsumexp": _synchronised("synchronised_logsumexp", 1, 2),
+    "aten.var.correction": "... -> ... ; reduce: dim - by synchronised_variance bytes 2*output",
+    "aten.std.correction": "... -> ... ; reduce: dim - by synchronised_variance bytes 2*output",
+    "aten.var_mean.correction": "... -> ..., ... ; reduce: dim - by synchronised_variance bytes 2*output",
+    "aten.logsumexp": "... -> ... ; reduce: dim - by synchronised_logsumexp bytes 2*output",
     "aten.linalg_vector_norm": _vector_norm,
 }

@@ -96,3 +96,38 @@ def test_edges_of_a_halo_are_counted_and_ask_for_one_range() -> None:
 def test_or_and_and_are_the_maximum_and_the_minimum_of_bools() -> None:
     assert bind_rule("m k -> m ; k: or", call((4, 6), to=(4,))).reductions == {"k": ("max",)}
     assert bind_rule("m k -> m ; k: and", call((4, 6), to=(4,))).reductions == {"k": ("min",)}
+
+
+def call_of_operator(target: object, arguments: tuple[object, ...], to: tuple[int, ...]) -> Call:
+    """A call on tensors given by their shapes and on attributes."""
+    return Call(target, arguments, (), (TensorSpec(to, torch.float32),))
+
+
+def test_an_argument_names_a_dim_that_is_something_else() -> None:
+    x = TensorSpec((4, 6, 8), torch.float32)
+    rule = bind_rule("r...{n} -> r...{n} ; at: dim ; n: by sharing bytes 8*...",
+                     call_of_operator(aten._softmax.default, (x, -2, False), (4, 6, 8)))  # fmt: skip
+    assert rule.inputs == ((("r0",), ("n",), ("r2",)),)
+    assert rule.implementations == {"n": "sharing"}
+    assert rule.synchronised_bytes == {"n": 8 * 4 * 8}
+
+
+def test_arguments_name_dims_that_a_tensor_lacks() -> None:
+    x = TensorSpec((4, 6, 8), torch.float32)
+    call = call_of_operator(aten.diagonal.default, (x, 0, 0, 2), (6, 4))
+    rule = bind_rule("a...{_} -> a...{} _ ; at: dim1 dim2", call)
+    assert rule.inputs == (((None,), ("a1",), (None,)),)
+    assert rule.outputs == ((("a1",), (None,)),)
+
+
+def test_an_argument_is_a_size_and_all_remaining_dims_have_one_effect() -> None:
+    x = TensorSpec((2, 12, 5), torch.float32)
+    call = call_of_operator(aten.native_group_norm.default, (x, None, None, 2, 12, 5, 3, 1e-5), (2, 12, 5))
+    rule = bind_rule("b (g c) ... -> b (g c) ... ; g = group ; ...: by sharing bytes 2*output", call)
+    assert rule.sizes == {"b": 2, "g": 3, "c": 4, "d0": 5}
+    assert rule.synchronised_bytes == {"d0": 2 * 4 * 2 * 12 * 5}
+
+
+def test_braces_hold_one_dim() -> None:
+    with pytest.raises(ConfigurationError, match="one dim in its braces"):
+        bind_rule("a...{x y} -> ... ; at: dim", call((4, 6), to=(4, 6)))
