@@ -27,10 +27,8 @@ from autopar.rules.table_attention import ATTENTION_RULES, NATIVE_ATTENTION_RULE
 from autopar.rules.table_experts import EXPERT_RULES
 from autopar.rules.table_functions import RULE_FUNCTIONS
 from autopar.rules.table_index import INDEX_RULES
-from autopar.rules.table_losses import LOSS_RULES
 from autopar.rules.table_norms import NORM_RULES
 from autopar.rules.table_pooling import POOLING_RULES
-from autopar.rules.table_random import RANDOM_RULES
 from autopar.rules.table_recurrent import RECURRENT_RULES
 from autopar.rules.table_spatial import SPATIAL_RULES
 from autopar.rules.table_statistics import STATISTICS_RULES
@@ -58,9 +56,7 @@ TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
         **RULES,
         **RULE_FUNCTIONS,
         **INDEX_RULES,
-        **LOSS_RULES,
         **NORM_RULES,
-        **RANDOM_RULES,
         **RECURRENT_RULES,
         **SPATIAL_RULES,
         **STATISTICS_RULES,

@@ -1,9 +1,9 @@
 """The rules, one string per operator (the language is described in `language.py`).
 
 One family per module: `table_elementwise`, `table_dims` (reductions and operators along a dim) and `table_matrices`
-(products, linear algebra, Fourier transforms); lookups, pooling and factories stand here. Operators whose dims depend
-on attributes in a way that the language cannot say have a function in `table_functions.py`, `table_index.py`, ... that
-returns such a string.
+(products, linear algebra, Fourier transforms); lookups, factories, random draws and losses that stay whole stand here.
+Operators whose dims depend on attributes in a way that the language cannot say have a function in `table_functions.py`,
+`table_index.py`, ... that returns such a string.
 
 A key is an operator with overload ("aten.sum.dim_IntList") or all overloads of one ("aten.mul"). Elementwise operators
 that torch tags as pointwise need no entry (`POINTWISE`).
@@ -45,10 +45,28 @@ _FACTORIES: Mapping[str, str] = {
     "aten.bartlett_window": "-> [...]",
 }
 
+# the batch is split; a sequence depends on all of its steps and classes
+_LOSSES: Mapping[str, str] = {
+    "autopar.ctc_loss": "[t] n [c], n [s], n, n -> n ; flops: 20*t*n*s",
+    "autopar.ctc_loss_backward": "n, [t] n [c], n [s], n, n -> [t] n [c] ; flops: 60*t*n*s + 5*t*n*c",
+}
+
+# every dim may be split, since each element is drawn by its global index
+_DRAWS: Mapping[str, str] = {
+    "autopar.dropout": "... -> ..., ...",
+    "autopar.dropout_backward": "..., ... -> ...",
+    "autopar.uniform": "-> ...",
+    "autopar.normal": "-> ...",
+    "autopar.exponential": "-> ...",
+    "autopar.integers": "-> ...",
+}
+
 RULES: Mapping[str, str] = {
     **ELEMENTWISE_RULES,
     **DIM_RULES,
     **MATRIX_RULES,
     **_LOOKUPS,
     **_FACTORIES,
+    **_LOSSES,
+    **_DRAWS,
 }

@@ -5,7 +5,8 @@ functions inside of functions are functions. A signature is without types where 
 result, has no annotation (a test's fixtures count, a lambda has none). A public name is a module, a class or a function
 at the top of a module, or a method of a public class, that starts with no underscore; overloads and setters share the
 docstring of what they belong to. A rule is a string where the table of a module `rules/table*.py` names a string, and
-a function otherwise. A number is a constant at the top of a module, with a name in capitals, made of numbers alone.
+a function otherwise (pointwise operators, which share one string, have no entry). A number is a constant at the top of
+a module, with a name in capitals, made of numbers alone.
 A test mirrors a source where tests/a/test_b.py has an autopar/a/b.py, or tests/benchmarks/test_b.py a benchmarks/b.py.
 """
 
