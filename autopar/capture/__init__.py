@@ -1,4 +1,10 @@
-"""Capture: an unmodified torch module -> a Program, one ATen graph of its forward and backward."""
+"""Capture: an unmodified torch module -> a Program, one ATen graph of its forward and backward.
+
+In: a module and example inputs, on any device, fake ones too. Out: a `Program` with roles, stable names and a
+fingerprint (`trace`, `identity`), and, for one model at several sizes, all of them without tracing each (`captures`,
+`family`). What a trace does not see stands in a module of its own: wrappers, effects, precision, random draws, mixtures
+of experts, kernels of users. What cannot be one graph is a CaptureError with the line (`failures`).
+"""
 
 from autopar.capture.captures import Captures, autocast_state
 from autopar.capture.identity import fingerprint

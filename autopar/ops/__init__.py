@@ -1,4 +1,9 @@
-"""Operators of our own (`torch.ops.autopar.*`) and the local computations that lowered graphs call by name."""
+"""Operators of our own (`torch.ops.autopar.*`) and the local computations that lowered graphs call by name.
+
+In: tensors of one rank. Out: tensors. Captured graphs hold some in the place of torch's (`attention`, `dropout`,
+`experts`, `recurrent`), so that a machine without a GPU can plan for one; passes write the others (`blocks`, `buckets`,
+`masked`, `halo`, ...) around collectives. What `autopar.runtime.kernels` computes on CUDA has its reference here.
+"""
 
 from autopar.ops.attention import (
     attention,

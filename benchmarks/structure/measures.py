@@ -4,8 +4,8 @@ Lines are lines of the file: of a function from `def` to its end, docstring incl
 functions inside of functions are functions. A signature is without types where an argument but `self` and `cls`, or the
 result, has no annotation (a test's fixtures count, a lambda has none). A public name is a module, a class or a function
 at the top of a module, or a method of a public class, that starts with no underscore; overloads and setters share the
-docstring of what they belong to. A rule is a string where the table of a module `rules/table*.py` names a string, and
-a function otherwise (pointwise operators, which share one string, have no entry). A number is a constant at the top of
+docstring of what they belong to. A rule is a string where the table of a module `rules/table*.py` has a string, and a
+function otherwise (pointwise operators, which share one string, have no entry). A number is a constant at the top of
 a module, with a name in capitals, made of numbers alone.
 A test mirrors a source where tests/a/test_b.py has an autopar/a/b.py, or tests/benchmarks/test_b.py a benchmarks/b.py.
 """
@@ -179,11 +179,17 @@ def rule_entries(modules: Iterable[SourceModule]) -> dict[str, Any]:
 
 def _table_entries(tree: ast.Module) -> Iterator[tuple[str, bool]]:
     """(operator, whether a string stands for it) of the dicts at the top of a module."""
+    texts = (node for node in tree.body if isinstance(node, ast.Assign) and _is_text(node.value))
+    named = {ast.unparse(node.targets[0]) for node in texts}
     for node in tree.body:
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         for key, rule in zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ():
             if isinstance(key, ast.Constant) and "." in str(key.value):
-                yield str(key.value), isinstance(rule, ast.Constant | ast.JoinedStr)
+                yield str(key.value), _is_text(rule) or ast.unparse(rule) in named
+
+
+def _is_text(value: ast.expr) -> bool:
+    return isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))
 
 
 def repeated_names(modules: Iterable[SourceModule]) -> dict[str, Any]:

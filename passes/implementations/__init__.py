@@ -1,4 +1,9 @@
-"""Local forms of operators that cannot run on blocks as they are: name (or operator) -> function that emits them."""
+"""Local forms of operators that cannot run on blocks as they are: name (or operator) -> function that emits them.
+
+In: one operator with the operands of this rank (`LocalContext`), in layouts that its rule allows. Out: nodes of this
+rank's graph which compute its block, collectives included. A rule names its implementation (`by masked_embedding`):
+`IMPLEMENTATIONS`; operators whose arguments hold global sizes or indices are always written anew: `REWRITES`.
+"""
 
 from __future__ import annotations
 

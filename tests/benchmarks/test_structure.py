@@ -16,7 +16,8 @@ FILES = {
     "    from house.planner.search import Search\n",
     "house/rules/__init__.py": '"""Rules."""\n',
     "house/rules/table.py": '"""Strings."""\ndef _one(call: str) -> str:\n    return call\n'
-    'MORE = {"aten.mm": "m k, k n -> m n", "aten.neg": "... -> ..."}\nRULES = {**MORE, "aten.one": _one}\n',
+    '_NEG = "... -> ..."\n'
+    'MORE = {"aten.mm": "m k, k n -> m n", "aten.neg": _NEG}\nRULES = {**MORE, "aten.one": _one}\n',
     "house/planner/__init__.py": '"""Choices."""\n',
     "house/planner/search.py": '"""Search."""\nfrom house.planner.solver.bound import bound\n'
     "from house.planner.limits import A\nA, B = 1, -2 ** 20\nTHIRD: float = 1e-3\nNAME = 'x'\nlower = 3\n"
