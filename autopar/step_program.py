@@ -29,7 +29,6 @@ from autopar.cost_models.program_timeline import (
 )
 from autopar.cost_models.simulator import Action
 from autopar.cost_models.stage_costs import host_pass_seconds
-from autopar.explain.stage_graphs import PipelineGraphs, PricedStage, stage_graphs
 from autopar.graphs.forward_backward import Partition
 from autopar.hardware import Device
 from autopar.parallel_plan import Plan
@@ -39,6 +38,7 @@ from autopar.plan_value import PIPELINE_AXIS
 from autopar.planner.leaves import StateBytes
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.predict import dispatch_seconds
+from autopar.priced_stages import PipelineGraphs, PricedStage, stage_graphs
 from autopar.program import MicroProgram, Program
 from autopar.schedules.actions import Kind
 

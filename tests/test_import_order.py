@@ -61,6 +61,10 @@ LAYERS: tuple[Layer, ...] = (
         {"runtime"},
     ),
     Layer(
+        "the step of a plan, played",
+        {"priced_stages", "simulation", "step_program"},
+    ),
+    Layer(
         "what people call and read",
         {
             "api",
@@ -71,8 +75,6 @@ LAYERS: tuple[Layer, ...] = (
             "importers",
             "questions",
             "report",
-            "simulation",
-            "step_program",
             "verification",
             "what_if",
         },

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import ConfigurationError
 from autopar.explain.source import Source
-from autopar.explain.stage_graphs import PipelineGraphs, stage_graphs
 from autopar.parallel_plan import Plan
 from autopar.planner.query import budget
+from autopar.priced_stages import PipelineGraphs, stage_graphs
 from autopar.program import MicroProgram
 from autopar.step_program import StepProgram
 

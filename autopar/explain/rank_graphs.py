@@ -36,7 +36,7 @@ class RankGraphs:
 
 
 def rank_graphs(source: Source, plan: Plan, rank: int) -> RankGraphs:
-    """Lower a plan without stages for one rank (`stage_graphs.py`: those with stages). Raises ConfigurationError for an
+    """Lower a plan without stages for one rank (`priced_stages.py`: those with stages). Raises ConfigurationError for an
     unknown rank."""
     plan.group_of(rank)
     query = query_of(source, plan)

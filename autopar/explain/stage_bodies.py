@@ -14,7 +14,7 @@ from torch import fx
 
 from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.program_costs import ProgramAction
-from autopar.explain.stage_graphs import PricedStage
+from autopar.priced_stages import PricedStage
 from autopar.schedules.actions import Kind
 from autopar.step_program import StepProgram
 

@@ -26,12 +26,12 @@ from autopar.explain.pipeline_source import PipelineSource, pipeline_source
 from autopar.explain.played_costs import counted
 from autopar.explain.source import Source
 from autopar.explain.stage_bodies import bodies, optimizer_parts
-from autopar.explain.stage_graphs import PipelineGraphs
 from autopar.explain.stage_problem import StageProblem, stage_problem
 from autopar.explain.switches import switch_of, terms_by_name
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds, layout_lines
 from autopar.planner.resolve import Resolved, Resolver
+from autopar.priced_stages import PipelineGraphs
 
 MOST_SEARCHES = 6
 """Runners-up that one answer searches for."""

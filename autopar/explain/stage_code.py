@@ -24,11 +24,11 @@ from autopar.explain.graph_lines import graph_lines
 from autopar.explain.pipeline_source import pipeline_source
 from autopar.explain.source import Source
 from autopar.explain.stage_bodies import Turn, bodies, optimizer_parts
-from autopar.explain.stage_graphs import PipelineGraphs
 from autopar.parallel_plan import Plan
 from autopar.passes.graph_text import with_comment
 from autopar.passes.stages import Crossing
 from autopar.plan_text import format_bytes, format_seconds
+from autopar.priced_stages import PipelineGraphs
 from autopar.schedules.actions import PipeAction
 from autopar.step_program import StepProgram
 

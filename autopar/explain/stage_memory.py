@@ -34,9 +34,9 @@ from autopar.explain.pieces import (
 )
 from autopar.explain.pipeline_source import PipelineSource, pipeline_source
 from autopar.explain.source import Source
-from autopar.explain.stage_graphs import PipelineGraphs, PricedStage
 from autopar.graphs.node_values import node_bytes
 from autopar.parallel_plan import Plan
+from autopar.priced_stages import PipelineGraphs, PricedStage
 from autopar.schedules.actions import PipeAction
 
 AT_OPTIMIZER = "the optimizer's step"

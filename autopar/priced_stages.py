@@ -1,4 +1,4 @@
-"""Stage graphs: what the ranks of every stage of a pipeline run, lowered as for the runtime, with what prices it.
+"""Priced stages: what the ranks of every stage of a pipeline run, lowered as for the runtime, with what prices it.
 
     stages = stage_graphs(plan, program, cluster)
     stages.of[2].lowered             the graphs of every `2F..`, `2B..`, `2I..` and `2W..`, and what runs once per step
