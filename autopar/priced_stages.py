@@ -93,6 +93,7 @@ class PricedStage:
 
     @cached_property
     def kept_bytes(self) -> float:
+        """Bytes that the half of backward for inputs keeps for that of weights."""
         return float(sum(node_bytes(node) for node in self.kept_for_weights))
 
     @cached_property

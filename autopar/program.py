@@ -76,10 +76,12 @@ class Program:
 
     @property
     def graph(self) -> torch.fx.Graph:
+        """The graph of `graph_module`."""
         return self.graph_module.graph
 
     @property
     def placeholders(self) -> list[torch.fx.Node]:
+        """The input nodes, one per entry of `inputs`."""
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     @property

@@ -32,6 +32,7 @@ class Simulation:
 
     @property
     def step_seconds(self) -> float:
+        """From the first action to the end of the last."""
         return self.timeline.makespan_seconds
 
     @property

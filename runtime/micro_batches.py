@@ -80,10 +80,12 @@ class MicroStep:
 
     @property
     def program(self) -> Program:
+        """The program of one part."""
         return self.micro.program
 
     @property
     def whole(self) -> Program:
+        """The program of the whole batch."""
         return self.micro.whole
 
     @property
@@ -98,6 +100,7 @@ class MicroStep:
 
     @property
     def count(self) -> int:
+        """Parts of the batch."""
         return self.micro.count
 
     @property

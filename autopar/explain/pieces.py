@@ -63,6 +63,7 @@ def _kind(node: fx.Node, crosses: bool, is_returned: bool, gradients: set[fx.Nod
 
 
 def owner_of(node: fx.Node) -> str:
+    """The operator, parameter or input that a node belongs to; "" for others."""
     return str(node.meta.get("operator", node.name if node.op == "placeholder" else ""))
 
 

@@ -36,8 +36,8 @@ class RankGraphs:
 
 
 def rank_graphs(source: Source, plan: Plan, rank: int) -> RankGraphs:
-    """Lower a plan without stages for one rank (`priced_stages.py`: those with stages). Raises ConfigurationError for an
-    unknown rank."""
+    """Lower a plan without stages for one rank (`priced_stages.py`: those with stages). Raises ConfigurationError for
+    an unknown rank."""
     plan.group_of(rank)
     query = query_of(source, plan)
     step = lowered_step(query.micro or query.program, plan, rank, until=start_early)

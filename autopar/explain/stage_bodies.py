@@ -38,6 +38,7 @@ class Body:
 
     @property
     def is_once_per_step(self) -> bool:
+        """Whether it runs once per step and not per micro-batch."""
         return self.turn in ("prepare", "late")
 
 
