@@ -226,6 +226,7 @@ class Difference:
 
     @property
     def total(self) -> float:
+        """Seconds by which the two plans differ here, over all kinds."""
         return math.fsum(self.seconds.values())
 
 
@@ -306,6 +307,7 @@ class StageMemory:
 
     @property
     def row(self) -> tuple[str, str, str, str, str, str]:
+        """The stage as words of a table's row."""
         first, last = self.ranks
         return (
             f"{self.stage} ({self.name})",
