@@ -38,10 +38,11 @@ from autopar.cost_models.calibration import (
 from autopar.cost_models.operators import STREAMING
 from autopar.errors import AutoparError
 from autopar.hardware import CollectiveFit, OperatorCurve
-from autopar.runtime.calibrate_worker import COLLECTIVES, PASSES, PROGRESS, WORLD_SIZES
+from autopar.runtime.calibrate_worker import COLLECTIVES, PROGRESS, WORLD_SIZES, Effort
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 
+CAREFUL = Effort()
 POLL_SECONDS = 0.1
 TIME_LIMIT_SECONDS = 590.0
 """After this the processes are ended: a machine that needs so long is too busy to be measured."""
@@ -51,7 +52,7 @@ def no_progress(done: int, of: int) -> None:
     """Nobody looks on."""
 
 
-def calibrate(*, force: bool = False, passes: int = PASSES, on_progress: OnProgress = no_progress) -> Profile:
+def calibrate(*, force: bool = False, effort: Effort = CAREFUL, on_progress: OnProgress = no_progress) -> Profile:
     """The stored profile of this machine; measured (and stored) first where there is none, or with `force`.
 
     on_progress(done, of) is called while points are measured. Raises AutoparError where a measuring process fails, with
@@ -60,18 +61,18 @@ def calibrate(*, force: bool = False, passes: int = PASSES, on_progress: OnProgr
     stored = None if force else load_profile()
     if stored is not None:
         return stored
-    profile = profile_from_points(measure_points(passes=passes, on_progress=on_progress))
+    profile = profile_from_points(measure_points(effort=effort, on_progress=on_progress))
     save_profile(profile)
     return profile
 
 
 def measure_points(
-    total: int = max(WORLD_SIZES), passes: int = PASSES, on_progress: OnProgress = no_progress
+    total: int = max(WORLD_SIZES), effort: Effort = CAREFUL, on_progress: OnProgress = no_progress
 ) -> list[Measurement]:
-    """Run `total` measuring processes and return what they saw, of each point the middle one of `passes`."""
+    """Run `total` measuring processes and return what they saw, of each point the middle one of all passes."""
     with tempfile.TemporaryDirectory(prefix="autopar-calibrate-") as folder:
         store, output = str(Path(folder) / "store"), Path(folder) / "points.json"
-        workers = [_start_worker(rank, total, store, output, passes) for rank in range(total)]
+        workers = [_start_worker(rank, total, store, output, effort) for rank in range(total)]
         try:
             outputs = _outputs(workers, output.with_suffix(PROGRESS), on_progress)
         finally:
@@ -95,7 +96,7 @@ def _outputs(workers: Sequence[subprocess.Popen[str]], progress: Path, on_progre
     return [worker.communicate()[0] for worker in workers]
 
 
-def _start_worker(rank: int, total: int, store: str, output: Path, passes: int) -> subprocess.Popen[str]:
+def _start_worker(rank: int, total: int, store: str, output: Path, effort: Effort) -> subprocess.Popen[str]:
     package_root = str(Path(sys.modules["autopar.cluster"].__file__ or "").parent.parent)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
@@ -109,7 +110,7 @@ def _start_worker(rank: int, total: int, store: str, output: Path, passes: int) 
         str(total),
         store,
         str(output),
-        str(passes),
+        msgspec.json.encode(effort).decode(),
     ]
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 

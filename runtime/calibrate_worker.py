@@ -1,6 +1,6 @@
 """One process of the calibration: times operators and collectives while its peers do the same.
 
-Started by `calibrate` as `python -m autopar.runtime.calibrate_worker RANK WORLD_SIZE STORE OUTPUT PASSES`; rank 0
+Started by `calibrate` as `python -m autopar.runtime.calibrate_worker RANK WORLD_SIZE STORE OUTPUT EFFORT`; rank 0
 writes the points, averaged over ranks, to OUTPUT as JSON. Each measurement begins at a barrier and loops for
 a fixed time, so that all ranks are busy together: they share cores, caches and the loopback, and a plan runs
 under the same contention.
@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,13 +37,6 @@ MEMORY_BYTES = (1 << 20, 1 << 22)
 """Bytes of one operand of an addition. From 16 MiB on, glibc returns each freed result to the kernel in
 some processes and not in others: page faults then cost up to 10 times the addition, and no rate fits both."""
 COLLECTIVE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
-PASSES = 3
-"""Everything is measured this often and the middle pass counts: a neighbour's burst spoils one pass only."""
-OPERATOR_WINDOW_SECONDS = 0.06
-"""How long one operator is repeated: long against the 4 ms scheduler tick of ranks that share a core."""
-COLLECTIVE_CALLS = 10
-LONE_LAYERS = 40
-"""Layers without a collective, against which every collective of a group is measured."""
 MIN_COLLECTIVE_SECONDS = 2e-5
 """What a collective costs at least: the difference of two noisy loops may come out negative."""
 WORK_ROWS = 512
@@ -51,9 +45,23 @@ WARMUP_CALLS = 2
 PROGRESS = ".progress"
 """Suffix of the file in which rank 0 leaves "done of", in points, beside its output."""
 CENSUS_WINDOW_SECONDS = 0.01
-MIN_CENSUS_CALLS, MAX_CENSUS_CALLS = 3, 7
 OVERHEAD_CALLS = 100
 """Calls of the tiny operator between two looks at the clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long everything is measured. Less says the same about fewer calls: enough to see that all of it runs."""
+
+    passes: int = 3
+    """Everything is measured this often and the middle pass counts: a neighbour's burst spoils one pass only."""
+    operator_seconds: float = 0.06
+    """How long one operator is repeated: long against the 4 ms scheduler tick of ranks that share a core."""
+    census_calls: tuple[int, int] = (3, 7)
+    """Least and most calls of an operator of the census."""
+    collective_calls: int = 10
+    lone_layers: int = 40
+    """Layers without a collective, against which every collective of a group is measured."""
 
 
 def _all_to_all(buffer: torch.Tensor, ranks: int, group: str) -> MaybeStarted:
@@ -75,12 +83,12 @@ COLLECTIVES: dict[str, Callable[[torch.Tensor, int, str], MaybeStarted]] = {
 """What compiled programs run."""
 
 
-def operator_points(world_size: int, barrier: Callable[[], object]) -> Iterator[Measurement]:
+def operator_points(world_size: int, barrier: Callable[[], object], effort: Effort) -> Iterator[Measurement]:
     """Time matmuls, additions and the overhead of a tiny operator, with `world_size` ranks busy."""
 
     def point(name: str, size: int, call: Callable[[], object], calls: int = 1) -> Measurement:
         barrier()
-        seconds = _seconds_per_call(call, OPERATOR_WINDOW_SECONDS) / calls
+        seconds = _seconds_per_call(call, effort.operator_seconds) / calls
         return Measurement(name=name, world_size=world_size, ranks=1, size=size, seconds=seconds)
 
     for rows in MATMUL_ROWS:
@@ -98,7 +106,9 @@ def operator_points(world_size: int, barrier: Callable[[], object]) -> Iterator[
     yield point("overhead", 0, overhead, OVERHEAD_CALLS)
 
 
-def census_points(step: Callable[[], None], world_size: int = 1, crowd: float = 1.0) -> Iterator[Measurement]:
+def census_points(
+    step: Callable[[], None], effort: Effort, world_size: int = 1, crowd: float = 1.0
+) -> Iterator[Measurement]:
     """Every operator of the census while `world_size` ranks run it, each time with cold caches.
 
     Medians of the thread's CPU time, so that a rank is not charged for what the scheduler gives its peers, times
@@ -110,9 +120,8 @@ def census_points(step: Callable[[], None], world_size: int = 1, crowd: float = 
         step()
         light.setdefault(sample.name, sample.call)()
         seconds: list[float] = []
-        while len(seconds) < MIN_CENSUS_CALLS or (
-            sum(seconds) < CENSUS_WINDOW_SECONDS and len(seconds) < MAX_CENSUS_CALLS
-        ):
+        least, most = effort.census_calls
+        while len(seconds) < least or (sum(seconds) < CENSUS_WINDOW_SECONDS and len(seconds) < most):
             if world_size > 1:  # peers that compute as often as they stream, as those of a step do
                 torch.ops.aten.mm.default(matrix, matrix)
             chill(light[sample.name])
@@ -123,7 +132,7 @@ def census_points(step: Callable[[], None], world_size: int = 1, crowd: float = 
         yield Measurement(name=CENSUS + sample.name, world_size=world_size, ranks=1, size=sample.work, seconds=median)
 
 
-def collective_points(world_size: int, group: dist.ProcessGroup) -> Iterator[Measurement]:
+def collective_points(world_size: int, group: dist.ProcessGroup, effort: Effort) -> Iterator[Measurement]:
     """Time each collective within `group` while the other groups of `world_size` ranks do the same.
 
     Seconds are what a collective adds to a loop of `layer_of_work`: a program computes between its collectives, so its
@@ -132,12 +141,12 @@ def collective_points(world_size: int, group: dist.ProcessGroup) -> Iterator[Mea
     """
     ranks, work = group.size(), layer_of_work()
     _seconds_of_loop(work, WARMUP_CALLS, group)
-    alone = _seconds_of_loop(work, LONE_LAYERS, group)
+    alone = _seconds_of_loop(work, effort.lone_layers, group)
     for kind, collective in COLLECTIVES.items():
         for size in COLLECTIVE_BYTES:
             call = partial(collective, torch.zeros(size // 4), ranks, group.group_name)
             host_graphs.wait(call())
-            added = _seconds_of_loop(partial(_work_and_wait, work, call), COLLECTIVE_CALLS, group) - alone
+            added = _seconds_of_loop(partial(_work_and_wait, work, call), effort.collective_calls, group) - alone
             yield Measurement(
                 name=kind, world_size=world_size, ranks=ranks, size=size, seconds=max(added, MIN_COLLECTIVE_SECONDS)
             )
@@ -198,17 +207,17 @@ def _takes_census(world_size: int) -> bool:
     return world_size == 1 or world_size <= len(os.sched_getaffinity(0))
 
 
-def measure(groups: dict[int, list[dist.ProcessGroup]], step: Callable[[], None]) -> list[Measurement]:
+def measure(groups: dict[int, list[dist.ProcessGroup]], step: Callable[[], None], effort: Effort) -> list[Measurement]:
     """One pass over all points of this rank, world size after world size; idle ranks wait at the barrier."""
     points: list[Measurement] = []
     for world_size, own in groups.items():
         if own:
-            points += operator_points(world_size, partial(dist.barrier, own[0]))
+            points += operator_points(world_size, partial(dist.barrier, own[0]), effort)
             if _takes_census(world_size):
-                points += census_points(step, world_size)
+                points += census_points(step, effort, world_size)
         if world_size > 1:
             for group in own:
-                points += collective_points(world_size, group)
+                points += collective_points(world_size, group, effort)
         dist.barrier()
     return points
 
@@ -243,25 +252,27 @@ def _steps(groups: dict[int, list[dist.ProcessGroup]]) -> int:
     return NUM_SAMPLES * sum(_takes_census(world_size) for world_size in groups)
 
 
-def main(rank: int, total: int, store: str, output: str, count: int) -> None:
+def main(rank: int, total: int, store: str, output: str, effort: Effort) -> None:
     """Measure all passes; rank 0 writes the middle one of each point."""
     torch.set_num_threads(1)
     file_store = dist.FileStore(store, total)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=file_store, rank=rank, world_size=total)
     groups = {size: own_groups(rank, size) for size in WORLD_SIZES if size <= total}
-    step = _stepper(Path(output).with_suffix(PROGRESS), _steps(groups) * count) if rank == 0 else _no_step
+    step = _stepper(Path(output).with_suffix(PROGRESS), _steps(groups) * effort.passes) if rank == 0 else _no_step
     keep_freed_memory()
     passes = []
-    for _ in range(count):
+    for _ in range(effort.passes):
         gathered: list[list[Measurement]] = [[] for _ in range(total)]
-        dist.all_gather_object(gathered, measure(groups, step))
+        dist.all_gather_object(gathered, measure(groups, step, effort))
         passes.append(mean_over_ranks([point for points in gathered for point in points]))
     if rank == 0:
-        middle = [sorted(same, key=lambda point: point.seconds)[count // 2] for same in zip(*passes, strict=True)]
+        middle = [
+            sorted(same, key=lambda point: point.seconds)[effort.passes // 2] for same in zip(*passes, strict=True)
+        ]
         Path(output).write_bytes(msgspec.json.encode(middle))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], msgspec.json.decode(sys.argv[5], type=Effort))
