@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.program import returned_values
 
 _ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
@@ -79,7 +80,7 @@ def _without(graph_module: fx.GraphModule, chains: Mapping[int, list[fx.Node]]) 
         results[position] = copies[chain[0].all_input_nodes[0]]
     graph.output(tuple(results))
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)
 
 
 def _only(graph_module: fx.GraphModule, chains: Mapping[int, list[fx.Node]]) -> fx.GraphModule:
@@ -94,4 +95,4 @@ def _only(graph_module: fx.GraphModule, chains: Mapping[int, list[fx.Node]]) -> 
     for node in sorted((node for chain in chains.values() for node in chain), key=place.__getitem__):
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[chain[-1]] for chain in chains.values()))
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.graphs.forward_backward import Partition
 from autopar.passes.random_operators import is_random
 
@@ -99,7 +100,7 @@ def _without(graph_module: fx.GraphModule, taken_out: list[fx.Node], keys: _Keys
         if node.op == "call_function" and keys.of(node) is None:
             made[node] = graph.node_copy(node, made.__getitem__)
     graph.output(fx.node.map_arg(graph_module.graph.output_node().args[0], made.__getitem__))
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)
 
 
 def _preparing(wanted: list[Hashable], keys: _Keys, partition: Partition) -> tuple[fx.GraphModule, tuple[str, ...]]:
@@ -119,4 +120,4 @@ def _preparing(wanted: list[Hashable], keys: _Keys, partition: Partition) -> tup
         return made[key]
 
     graph.output(tuple(value(key) for key in wanted))
-    return fx.GraphModule(partition.forward, graph), tuple(placeholders)
+    return LazyGraphModule(partition.forward, graph), tuple(placeholders)

@@ -19,6 +19,7 @@ from itertools import groupby
 import torch
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.graphs.kernel_groups import launches_kernel, passes_through
 from autopar.graphs.operator_names import operator_kind
 from autopar.passes.segments import block_path
@@ -64,7 +65,7 @@ def cut_into_pieces(graph_module: fx.GraphModule) -> list[Piece]:
         outputs = [node for node in nodes if last.get(node, index) > index]
         pieces.append(
             Piece(
-                graph_module=fx.GraphModule(graph_module, _graph_of(nodes, inputs, outputs)),
+                graph_module=LazyGraphModule(graph_module, _graph_of(nodes, inputs, outputs)),
                 compiled=compiled,
                 inputs=tuple(base.name for base in inputs),
                 outputs=tuple(node.name for node in outputs),

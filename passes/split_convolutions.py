@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar._compat import LazyGraphModule
+
 _BACKWARD = torch.ops.aten.convolution_backward.default
 _MASK = 10
 """Position of the argument that says which of the gradients of input, weight and bias are wanted."""
@@ -36,7 +38,7 @@ def split_convolutions(graph_module: fx.GraphModule) -> fx.GraphModule:
         elif node.target is operator.getitem and node.args[0] in alone:
             made[node].args = (alone[node.args[0]][node.args[1]], node.args[1])
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)
 
 
 def _one_each(graph: fx.Graph, whole: fx.Node) -> list[fx.Node]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.errors import PlanMismatchError
 from autopar.graphs.node_values import is_backward
 from autopar.passes.place_stages import PlacedProgram, base_of, place_stages
@@ -192,7 +193,7 @@ class _Cutting:
         graph.output(tuple(node for node, _ in outputs))
         return replace(
             self.program,
-            graph_module=fx.GraphModule(self.program.graph_module, graph),
+            graph_module=LazyGraphModule(self.program.graph_module, graph),
             inputs=tuple(inputs),
             outputs=tuple(output for _, output in outputs),
             tensor_leaves=(),
@@ -238,7 +239,7 @@ class _Cutting:
         graph.output(tuple(made[node] for node, _ in pairs))
         return replace(
             self.program,
-            graph_module=fx.GraphModule(self.program.graph_module, graph),
+            graph_module=LazyGraphModule(self.program.graph_module, graph),
             inputs=tuple(self.meanings[node] for node in inputs),
             outputs=tuple(output for _, output in pairs),
             tensor_leaves=(),

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.passes.split_convolutions import split_convolutions
 from autopar.program import returned_values
 
@@ -90,7 +91,7 @@ def _copy(
     _add_to_totals(graph, [(index, made[returned[index]]) for index in totals])
     results = [made[node] if isinstance(node, fx.Node) else node for node in returned[:sent]]
     graph.output((*results, *(made[node] for node in kept)))
-    return fx.GraphModule(backward, graph)
+    return LazyGraphModule(backward, graph)
 
 
 def _weights(
@@ -110,7 +111,7 @@ def _weights(
             made[node] = graph.node_copy(node, made.__getitem__)
     _add_to_totals(graph, [(index, made[returned[index]]) for index in totals])
     graph.output(())
-    return fx.GraphModule(backward, graph)
+    return LazyGraphModule(backward, graph)
 
 
 def _add_to_totals(graph: fx.Graph, gradients: Sequence[tuple[int, fx.Node]]) -> None:

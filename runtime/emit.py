@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
-from autopar._compat import release_saved_tensors
+from autopar._compat import LazyGraphModule, release_saved_tensors
 from autopar.graphs.graph_copies import copied
 from autopar.layouts.placement import Layout, replicated
 from autopar.parallel_plan import Plan
@@ -53,7 +53,7 @@ def bind_groups(graph_module: fx.GraphModule, groups: ProcessGroups) -> fx.Graph
         symbol = _symbol(node)
         if symbol is not None:
             node.args = (*node.args[:-1], groups.name(symbol))
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

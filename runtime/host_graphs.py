@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.graphs.graph_copies import copied
 from autopar.runtime.communicator import communicator_of
 from autopar.runtime.host_collectives import (
@@ -103,7 +104,7 @@ def with_host_collectives(graph_module: fx.GraphModule) -> fx.GraphModule:
             node.target = COLLECTIVES[node.target]
             for waiting in waits:
                 waiting.target = wait
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)
 
 
 def operator_text(node: fx.Node) -> str:

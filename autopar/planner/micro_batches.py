@@ -15,6 +15,7 @@ from fractions import Fraction
 
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.capture.family import aligned
 from autopar.errors import CaptureError, PlanMismatchError
 from autopar.planner.batch_flow import BatchFlow, Kind, NotSeparable
@@ -132,7 +133,7 @@ def _with_statistics(part: Program, statistics: list[fx.Node]) -> Program:
     graph.output((*returned[:first], *(copies[node] for node in statistics), *returned[first:]))
     return replace(
         part,
-        graph_module=fx.GraphModule(part.graph_module, graph),
+        graph_module=LazyGraphModule(part.graph_module, graph),
         inputs=tuple(inputs),
         outputs=(*part.outputs[:first], *extra, *part.outputs[first:]),
     )

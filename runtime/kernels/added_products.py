@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
+from autopar._compat import LazyGraphModule
 from autopar.graphs.graph_copies import copied
 from autopar.graphs.kernel_groups import added_product, biased_product
 
@@ -32,7 +33,7 @@ def with_added_products(graph_module: fx.GraphModule) -> fx.GraphModule:
             if found.rows is not found.product:
                 added = _call(node, found.rows.target, (added, found.rows.args[1]))
             _replace(node, added)
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)
 
 
 def _call(node: fx.Node, target: Any, args: tuple[Argument, ...]) -> fx.Node:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.errors import ConfigurationError
 from autopar.runtime.host_graphs import with_host_collectives
 from autopar.runtime.kernels.added_products import with_added_products
@@ -50,4 +51,4 @@ def boxed(graph_module: fx.GraphModule) -> fx.GraphModule:
     for node in graph_module.graph.nodes:
         if node.op != "placeholder":
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar._compat import LazyGraphModule
 from autopar.graphs.graph_copies import copied
 
 _aten = torch.ops.aten
@@ -80,4 +81,4 @@ def with_direct_calls(graph_module: fx.GraphModule) -> fx.GraphModule:
             node.target = FUNCTIONS[node.target]
         elif node.target in METHODS and not node.kwargs:
             node.op, node.target = "call_method", METHODS[node.target]
-    return fx.GraphModule(graph_module, graph)
+    return LazyGraphModule(graph_module, graph)
