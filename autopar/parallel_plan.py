@@ -31,15 +31,20 @@ class PlanQuestions(Protocol):
 
     def explain(
         self, plan: Plan, name: str | None, vs: Plan | str | None, exact: bool
-    ) -> Explanations | Comparison: ...
+    ) -> Explanations | Comparison:
+        """Why a name of the plan lies as it does, or (vs) where two plans part."""
 
-    def memory(self, plan: Plan, rank: int | None) -> MemoryTable: ...
+    def memory(self, plan: Plan, rank: int | None) -> MemoryTable:
+        """The fullest moment of a step on one rank; None: the one that `Plan.memory` names."""
 
-    def what_if(self, plan: Plan, changes: Mapping[str, object]) -> Plan: ...
+    def what_if(self, plan: Plan, changes: Mapping[str, object]) -> Plan:
+        """The best plan for the same model under other wishes."""
 
-    def edit(self, plan: Plan, changes: Mapping[str, object]) -> Plan: ...
+    def edit(self, plan: Plan, changes: Mapping[str, object]) -> Plan:
+        """The plan with these choices fixed and the others made again."""
 
-    def code(self, plan: Plan, rank: int) -> RankProgram: ...
+    def code(self, plan: Plan, rank: int) -> RankProgram:
+        """What one rank runs, as Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,7 @@ class RankGroup:
 
     @property
     def size(self) -> int:
+        """How many ranks it has."""
         return math.prod(self.shape)
 
 

@@ -72,21 +72,26 @@ class Remembered:
         return type(None), ()
 
     def explain(self, plan: Plan, name: str | None, vs: Plan | str | None, exact: bool) -> Explanations | Comparison:
+        """The choices of the named operators and parameters, each with its runner-up."""
         names = wanted_names(plan, name, vs)
         if vs is not None:
             return compare_plans(self.source, plan, vs)
         return explain_choices(self.source, plan, names, exact)
 
     def memory(self, plan: Plan, rank: int | None) -> MemoryTable:
+        """What one rank holds at its peak, or all rank groups."""
         return memory_table(self.source, plan, rank)
 
     def edit(self, plan: Plan, changes: Mapping[str, object]) -> Plan:
+        """The plan with these choices fixed and the others made again."""
         return remembering(edited(self.source, plan, changes), self.source)
 
     def code(self, plan: Plan, rank: int) -> RankProgram:
+        """What one rank runs, as Python."""
         return rank_program(self.source, plan, rank)
 
     def what_if(self, plan: Plan, changes: Mapping[str, object]) -> Plan:
+        """The plan of the same question with these wishes changed. Raises ConfigurationError for an unknown wish."""
         unknown = sorted(changes.keys() - WISHES)
         if unknown:
             raise ConfigurationError(f"what_if does not take {', '.join(unknown)}: write {', '.join(sorted(WISHES))}")
