@@ -19,8 +19,8 @@ from torch import fx
 
 from autopar.errors import PlanMismatchError
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout, is_legal
+from autopar.layouts.views import cut_positions
 from autopar.parallel_plan import Plan
-from autopar.passes.view_layouts import cut_positions
 from autopar.plan_value import OperatorPlan
 from autopar.program import Program
 from autopar.rules.engine import rule_for, tensor_operands

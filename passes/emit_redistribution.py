@@ -21,9 +21,9 @@ from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, chunk, is_legal, sharded_axes
 from autopar.layouts.redistribution import Step, redistribution, uneven_dims
+from autopar.layouts.views import canonical
 from autopar.ops.blocks import Cut, padded, piece, pieces_first, pieces_joined, region, trimmed
 from autopar.passes.emitter import Emitter
-from autopar.passes.view_layouts import canonical
 
 c10d = torch.ops._c10d_functional
 

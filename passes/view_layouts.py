@@ -1,29 +1,16 @@
-"""Layouts through views: view, permute, unsqueeze, squeeze and full-range slices carry no decision of their own.
+"""Layouts through the views of a graph: view, permute, unsqueeze, squeeze and full-range slices decide nothing.
 
-The dims of a view fall into groups: neighbouring input dims and neighbouring output dims with equal products. A group
-is one flat index space. `Shard(dim, split)` cuts there at a position, the product of everything in front of the sharded
-factor; the position finds the dim on the other side whose range of cumulative products contains it.
+    y = permute(x, [1, 0])    y wanted as (S(0), R)    -> x is needed as (S(1), R)
 
-    (8, 6) -> (48,)         S(1) cuts at position 8        -> S(0, split=8)
-    (12,) -> (3, 4)         S(0) over 3 ranks, position 1  -> S(0);  over 2 ranks: None, 3 does not divide
-    (16,) -> (2, 8)         (S(0), S(0)) on a (2, 4) mesh  -> (S(0), S(1))
-    (30,) -> (15, 2)        S(0) over 4 ranks: None, uneven blocks pass only through dims that stay as they are
-
-Layouts have one spelling here (`canonical`): axes that cut one behind the other nest (S(0), S(0)) and are never written
-(S(0), S(0, split=n)).
+What a reshape does to a layout stands in `autopar.layouts.views`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from functools import cache
-
 import torch
 
-from autopar.layouts.placement import Layout, Mesh, Placement, Replicate, Shard, sharded_axes
-
-Shape = tuple[int, ...]
+from autopar.layouts.placement import Layout, Mesh, Shard
+from autopar.layouts.views import Shape, reshape_layout
 
 
 def viewed(node: torch.fx.Node) -> torch.fx.Node:
@@ -57,125 +44,9 @@ def layout_after_view(node: torch.fx.Node, layout: Layout, mesh: Mesh) -> Layout
     return reshape_layout(_shape(viewed(node)), _shape(node), layout, mesh.shape)
 
 
-@cache
-def reshape_layout(source: Shape, target: Shape, layout: Layout, mesh_shape: tuple[int, ...]) -> Layout | None:
-    """Layout over shape `target` of the data that `layout` gives each rank of a tensor of shape `source`."""
-    if source == target:
-        return layout
-    if math.prod(source) == 0:
-        return layout if not any(isinstance(p, Shard) for p in layout) else None
-    split = tuple(p if n > 1 else Replicate() for p, n in zip(layout, mesh_shape, strict=True))
-    if any(isinstance(p, Shard) and source[p.dim] == 1 for p in split):
-        return None
-    found: list[Placement] = list(split)
-    for inner, outer in dimension_groups(source, target):
-        mapped = _map_group(source, target, inner, outer, split, mesh_shape)
-        if mapped is None:
-            return None
-        for axis, shard in mapped.items():
-            found[axis] = shard
-    return tuple(found)
-
-
-@cache
-def canonical(shape: Shape, layout: Layout, mesh_shape: tuple[int, ...]) -> Layout:
-    """The one spelling of `layout`: what nests is written as nested, so that equal layouts compare equal."""
-    found: list[Placement] = list(layout)
-    for dim in {p.dim for p in layout if isinstance(p, Shard)}:
-        axes = sharded_axes(layout, dim)
-        if any(split > 1 for split, _ in axes):
-            for axis, split in _splits(cut_positions(layout, dim, mesh_shape), mesh_shape).items():
-                found[axis] = Shard(dim, split)
-    return tuple(found)
-
-
-@cache
-def dimension_groups(source: Shape, target: Shape) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """Pairs (source dims, target dims) of equal product, smallest first; dims of size 1 belong to none."""
-    left = [dim for dim, size in enumerate(source) if size != 1]
-    right = [dim for dim, size in enumerate(target) if size != 1]
-    groups = []
-    i = j = 0
-    while i < len(left):
-        first_i, first_j = i, j
-        product, other = source[left[i]], target[right[j]]
-        while product != other:
-            if product < other:
-                i += 1
-                product *= source[left[i]]
-            else:
-                j += 1
-                other *= target[right[j]]
-        i, j = i + 1, j + 1
-        groups.append((tuple(left[first_i:i]), tuple(right[first_j:j])))
-    return tuple(groups)
-
-
-def cut_positions(layout: Layout, dim: int, mesh_shape: Shape) -> dict[int, int]:
-    """Axis -> product of everything in front of the factor of `dim` that it cuts, for the axes that shard `dim`."""
-    positions = {}
-    previous, nested = 0, 1
-    for split, axis in sharded_axes(layout, dim):
-        nested = nested if split == previous else 1
-        positions[axis] = split * nested
-        previous, nested = split, nested * mesh_shape[axis]
-    return positions
-
-
 def _shape(node: torch.fx.Node) -> Shape:
     return tuple(node.meta["val"].shape)
 
 
 def _renamed(layout: Layout, names: dict[int, int]) -> Layout:
     return tuple(Shard(names[p.dim], p.split) if isinstance(p, Shard) else p for p in layout)
-
-
-def _map_group(
-    source: Shape, target: Shape, inner: Sequence[int], outer: Sequence[int], layout: Layout, mesh_shape: Shape
-) -> dict[int, Shard] | None:
-    """Axis -> Shard over the dims `outer` of `target`, for the axes that shard the dims `inner` of `source`."""
-    if len(inner) == 1 and len(outer) == 1:
-        return {a: Shard(outer[0], p.split) for a, p in enumerate(layout) if isinstance(p, Shard) and p.dim == inner[0]}
-    positions = _positions(layout, inner, source, mesh_shape)
-    if positions is None:
-        return None
-    per_dim: dict[int, dict[int, int]] = {}
-    for axis, position in positions.items():
-        start = 1
-        for dim in outer:
-            end = start * target[dim]
-            if start <= position < end:
-                break
-            start = end
-        else:
-            return None
-        if position % start or end % (position * mesh_shape[axis]):
-            return None
-        per_dim.setdefault(dim, {})[axis] = position // start
-    return {axis: Shard(dim, s) for dim, cuts in per_dim.items() for axis, s in _splits(cuts, mesh_shape).items()}
-
-
-def _positions(layout: Layout, dims: Sequence[int], shape: Shape, mesh_shape: Shape) -> dict[int, int] | None:
-    """Axis -> product of everything in front of the factor that it cuts, in the flat index space of `dims`; None if a
-    dim is cut unevenly."""
-    positions = {}
-    start = 1
-    for dim in dims:
-        for axis, position in cut_positions(layout, dim, mesh_shape).items():
-            if shape[dim] % (position * mesh_shape[axis]):
-                return None
-            positions[axis] = start * position
-        start *= shape[dim]
-    return positions
-
-
-def _splits(positions: dict[int, int], mesh_shape: Shape) -> dict[int, int]:
-    """Axis -> split within one dim: an axis that cuts right behind an outer axis nests in it."""
-    splits: dict[int, int] = {}
-    split, end, last = 0, 0, -1
-    for position, axis in sorted((position, axis) for axis, position in positions.items()):
-        if not (position == end and axis > last):
-            split = position
-        splits[axis] = split
-        end, last = position * mesh_shape[axis], axis
-    return splits

@@ -20,7 +20,8 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from autopar.passes.view_layouts import dimension_groups, permutation
+from autopar.layouts.views import dimension_groups
+from autopar.passes.view_layouts import permutation
 from autopar.program import Program
 from autopar.rules.engine import is_view, rule_for, tensor_operands
 from autopar.rules.rule import Dim, Rule

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.layouts.placement import Layout, Mesh
-from autopar.passes.view_layouts import canonical
+from autopar.layouts.views import canonical
 from autopar.planner.build import Built, Variable
 from autopar.planner.factorisation import shape_of, value_of
 from autopar.planner.strategies import LayoutSet

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh, Placement, Shard, is_legal
-from autopar.passes.view_layouts import canonical
+from autopar.layouts.views import canonical
 from autopar.planner.factorisation import shape_of, value_of
 from autopar.rules.engine import tensor_operands
 

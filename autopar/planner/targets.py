@@ -21,8 +21,9 @@ from torch import fx
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh, Placement, Shard
+from autopar.layouts.views import cut_positions
 from autopar.passes.place_casts import is_cast
-from autopar.passes.view_layouts import cut_positions, layout_after_view
+from autopar.passes.view_layouts import layout_after_view
 from autopar.planner.constraints import EVERY_AXIS, Constraints, PlacementRules, Recompute
 from autopar.planner.factorisation import Factorisation, Value, batch_class, shape_of, value_of
 from autopar.planner.operators import base_of, operators

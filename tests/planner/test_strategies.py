@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from autopar.layouts.placement import Mesh, Partial, Replicate, Shard, is_legal
-from autopar.passes.view_layouts import canonical
+from autopar.layouts.views import canonical
 from autopar.planner.choices import choices_of
 from autopar.planner.factorisation import Factorisation, shape_of
 from autopar.planner.strategies import MOST_CHANGES, Choice, LayoutSet, Strategies, divides, enumerate_strategies

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.layouts.placement import Mesh, Partial, Replicate, Shard, is_legal
-from autopar.passes.view_layouts import canonical, dimension_groups, reshape_layout
+from autopar.layouts.views import canonical, dimension_groups, reshape_layout
 from tests.passes.local_blocks import block_of
 
 R = Replicate()
