@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from autopar.errors import ConfigurationError
+from autopar.layouts.moves import Way
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
-from autopar.layouts.redistribution import Step, redistribution
+from autopar.layouts.redistribution import Step, steps_on
 from autopar.plan_value import Baseline, OperatorPlan, ParameterPlan, PlanValue
 
 PLAN_COLUMNS = ("plan", "mesh", "step", "memory", "cost", "bound", "gap")
@@ -332,8 +333,8 @@ def _steps(source: Layout, target: Layout, mesh: Mesh) -> str:
     """
     dims = [placement.dim for placement in (*source, *target) if isinstance(placement, Shard)]
     spare = Shard(max(dims, default=-1) + 1)
-    straight = _collectives(redistribution(source, target, mesh.shape), mesh)
-    waiting = _collectives(redistribution(source, target, mesh.shape, spare=spare), mesh)
+    straight = _collectives(steps_on(Way.STRAIGHT, source, target), mesh)
+    waiting = _collectives(steps_on(Way.WAITING, source, target, spare=spare), mesh)
     if straight == waiting:
         return f"  by {straight}" if straight else ""
     return f"  by {straight}; by {waiting} where another dim of a large tensor has room"

@@ -30,7 +30,7 @@ from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.collectives import CollectiveKind, collective_seconds
 from autopar.cost_models.operators import copy_seconds, optimizer_seconds
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, replicated
-from autopar.passes.emit_redistribution import redistribution_steps
+from autopar.layouts.redistribution import redistribution_steps
 from autopar.passes.view_layouts import layout_before_view
 from autopar.planner.build import Built, Variable
 from autopar.planner.factorisation import Factorisation, shape_of

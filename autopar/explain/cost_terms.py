@@ -21,7 +21,7 @@ from torch import fx
 from autopar.cost_models.operators import optimizer_seconds
 from autopar.explain.answers import Term
 from autopar.layouts.placement import Layout, Mesh, Replicate, replicated
-from autopar.passes.emit_redistribution import redistribution_steps
+from autopar.layouts.redistribution import redistribution_steps
 from autopar.passes.view_layouts import layout_before_view
 from autopar.planner.build import Variable
 from autopar.planner.factorisation import shape_of, value_of

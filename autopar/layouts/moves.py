@@ -6,14 +6,16 @@ A placement is a number here: a factor of a dim from 0 on, REPLICATED, or below 
     (0, 0) -> (1, 1)       one all_to_all over both axes
     (0, 0) -> (-1, 0)      all_gather over both axes (the inner blocks lie inside the outer ones), then slice axis 1
 
-`MOVES` names the move of one axis. The first kind of `ORDER` with a legal move goes first, by as many axes as make it
-together in one collective. Where none is legal, nested blocks are gathered out of the way.
+`REDISTRIBUTE` names the move of one axis. The first kind of `ORDER` with a legal move goes first, by as many axes as
+make it together in one collective. Where none is legal, nested blocks are gathered out of the way. A pair of states
+has up to three ways (`Way`), since not every state on the way is legal for every tensor.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from enum import IntEnum
 from typing import Literal, NamedTuple, TypeAlias
 
 StepKind: TypeAlias = Literal["slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather"]
@@ -22,14 +24,28 @@ State: TypeAlias = tuple[int, ...]
 
 REPLICATED = -1
 
-MOVES: dict[tuple[str, str], StepKind] = {
-    ("replicated", "factor"): "slice",
-    ("reduction", "factor"): "reduce_scatter",
-    ("reduction", "replicated"): "all_reduce",
-    ("factor", "factor"): "all_to_all",
-    ("factor", "replicated"): "all_gather",
+REDISTRIBUTE: Mapping[tuple[str, str], StepKind] = {
+    ("R", "S"): "slice",
+    ("P", "S"): "reduce_scatter",
+    ("P", "R"): "all_reduce",
+    ("S", "S"): "all_to_all",
+    ("S", "R"): "all_gather",
 }
-ORDER: tuple[StepKind, ...] = ("slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather")
+"""(what an axis holds, what it is to hold) -> how it gets there: replicated, a factor of a dim, a partial result."""
+ORDER: tuple[StepKind, ...] = tuple(REDISTRIBUTE.values())
+"""What makes blocks smaller goes before what moves them, and that before what makes them larger."""
+BUFFER_BEHIND: frozenset[StepKind] = frozenset({"slice", "all_gather"})
+"""What these make is their full buffer; that of the others is what they take."""
+
+
+class Way(IntEnum):
+    """The ways from one state to another, in the order in which they are tried until every state on one is legal."""
+
+    WAITING = 0
+    """An axis that is in another one's way waits in a spare factor."""
+    STRAIGHT = 1
+    OVER_COMMON = 2
+    """Everything that changes is left first: always legal."""
 
 
 class Move(NamedTuple):
@@ -43,6 +59,16 @@ class Move(NamedTuple):
 
 Goals: TypeAlias = dict[int, tuple[StepKind, int]]
 """Axis -> how it moves next, and where to."""
+
+
+def moves_on(
+    way: Way, source: State, target: State, uneven: Collection[int] = (), spare: int | None = None
+) -> tuple[Move, ...]:
+    """The moves on one way to a reachable `target`. spare: where an axis may wait, for `Way.WAITING`."""
+    if way == Way.OVER_COMMON:
+        common = tuple([a if a == b else REPLICATED for a, b in zip(source, target, strict=True)])
+        return (*find_moves(source, common, uneven), *find_moves(common, target, uneven))
+    return find_moves(source, target, uneven, spare if way == Way.WAITING else None)
 
 
 def find_moves(
@@ -67,14 +93,14 @@ def find_moves(
     return tuple(moves)
 
 
-def _class(placement: int) -> str:
+def _letter(placement: int) -> str:
     if placement >= 0:
-        return "factor"
-    return "replicated" if placement == REPLICATED else "reduction"
+        return "S"
+    return "R" if placement == REPLICATED else "P"
 
 
 def _kind(now: int, goal: int) -> StepKind:
-    return MOVES[_class(now), _class(goal)]
+    return REDISTRIBUTE[_letter(now), _letter(goal)]
 
 
 def _placed(state: State, goals: dict[int, int]) -> State:

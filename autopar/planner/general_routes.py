@@ -5,8 +5,8 @@ While blocks divide evenly, the steps depend only on which axes share a factor:
     (S(0), S(1)) -> (S(1), S(0))   on (2, 2), on (4, 16), of (64, 64), of (8, 4096): one general route
 
 What sizes have to allow is kept beside the route (`Cuts`): per factor the sets of axes that ever cut it at once, as
-bits: bit m stands for the set of axes m. `fits.py` compares them with the dims. A pair has up to three ways, tried in
-this order (`redistribution_steps`): with an axis that waits in a spare dim, straight, and over what both ends share.
+bits: bit m stands for the set of axes m. `fits.py` compares them with the dims; where they do not fit, the next way of
+the pair (`moves.Way`) is tried, as `redistribution_steps` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.layouts.moves import ORDER, REPLICATED, Move, State, find_moves
+from autopar.layouts.moves import BUFFER_BEHIND, ORDER, Move, State, Way, moves_on
 from autopar.planner.growing import Growing
 from autopar.planner.pair_codes import Decoded, decode, without_first
 from autopar.planner.route_table import MOST_STEPS, route_table, step_codes
@@ -25,10 +25,11 @@ from autopar.planner.route_table import MOST_STEPS, route_table, step_codes
 Bits = NDArray[np.uint32]
 Integers = NDArray[np.int64]
 
-WAITING_IN_FIRST, WAITING, STRAIGHT, OVER_COMMON = range(4)
-"""The ways of a pair; the spare dim may be the first one."""
-WAYS = 4
-NEXT_WAY = np.array([STRAIGHT, STRAIGHT, OVER_COMMON, OVER_COMMON])
+WAITING_IN_FIRST = len(Way)
+"""`Way.WAITING` in a spare dim that is the first one, whose blocks need no transposing copy."""
+NEXT_WAY = np.array([Way.STRAIGHT, Way.OVER_COMMON, Way.OVER_COMMON, Way.STRAIGHT])
+_WAYS = len(NEXT_WAY)
+_BUFFER_BEHIND = [ORDER.index(kind) for kind in BUFFER_BEHIND]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class GeneralRoutes:
 
     def entries(self, codes: Integers, ways: Integers) -> tuple[Integers, Integers]:
         """(pairs,) numbers of the routes, and where their cuts are found."""
-        distinct, where = np.unique(codes * WAYS + ways, return_inverse=True)
+        distinct, where = np.unique(codes * _WAYS + ways, return_inverse=True)
         places: Integers = np.atleast_1d(np.searchsorted(self._codes, distinct))
         known = np.asarray(np.append(self._codes, -1)[places] == distinct)
         if not known.all():
@@ -106,11 +107,12 @@ class GeneralRoutes:
 
     def _find(self, keys: Integers) -> Integers:
         """(keys, 2) routes and paths of new keys."""
-        codes, ways = np.divmod(keys, WAYS)
+        codes, ways = np.divmod(keys, _WAYS)
         pairs = decode(codes, self._axes)
-        paths = self._paths(without_first(codes, self._axes), np.maximum(ways, WAITING), pairs)
+        in_first = ways == WAITING_IN_FIRST
+        paths = self._paths(without_first(codes, self._axes), np.where(in_first, Way.WAITING, ways), pairs)
         steps, moved = self._steps.rows[paths], self._moved.rows[paths]
-        first = np.where(ways == WAITING_IN_FIRST, self._spare, pairs.first)
+        first = np.where(in_first, self._spare, pairs.first)
         strided = moved & ~np.where(first >= 0, 1 << np.maximum(first, 0), 0)[:, None]
         changes = (pairs.sources != pairs.targets) @ (1 << np.arange(self._axes))
         routes = self._table.numbers(np.where(steps >= 0, steps + (strided != 0), steps), changes)
@@ -118,7 +120,7 @@ class GeneralRoutes:
 
     def _paths(self, codes: Integers, ways: Integers, pairs: Decoded) -> Integers:
         """(pairs,) the path of each, searched for where there is none yet."""
-        distinct, places, where = np.unique(codes * WAYS + ways, return_index=True, return_inverse=True)
+        distinct, places, where = np.unique(codes * _WAYS + ways, return_index=True, return_inverse=True)
         keys = distinct.tolist()
         new = np.array([key not in self._path_of for key in keys], np.bool_)
         if new.any():
@@ -126,14 +128,9 @@ class GeneralRoutes:
                 self._path_of[key] = len(self._path_of)
             chosen = places[new]
             sources, targets = (list(map(tuple, ends[chosen].tolist())) for ends in (pairs.sources, pairs.targets))
-            self._add(sources, list(map(self._moves, sources, targets, ways[chosen].tolist())))
+            found = zip(map(Way, ways[chosen].tolist()), sources, targets, strict=True)
+            self._add(sources, [moves_on(way, source, target, (), self._spare) for way, source, target in found])
         return np.array([self._path_of[key] for key in keys], np.int64)[where]
-
-    def _moves(self, source: State, target: State, way: int) -> tuple[Move, ...]:
-        if way == OVER_COMMON:
-            common = tuple([a if a == b else REPLICATED for a, b in zip(source, target, strict=True)])
-            return (*find_moves(source, common), *find_moves(common, target))
-        return find_moves(source, target, spare=self._spare if way == WAITING else None)
 
     def _add(self, sources: list[State], moves: list[tuple[Move, ...]]) -> None:
         """Enter paths: their steps, what these move, and the cuts."""
@@ -141,9 +138,10 @@ class GeneralRoutes:
         before, after = paths.states[:, :-1], paths.states[:, 1:]
         axes = 1 << np.arange(self._axes)
         is_moving = before != after
-        moving, sharded = ((chosen * axes).sum(axis=2) for chosen in (is_moving, before >= 0))
+        buffers = np.where(np.isin(paths.kinds, _BUFFER_BEHIND)[:, :, None], after, before)
+        moving, cutting = ((chosen * axes).sum(axis=2) for chosen in (is_moving, buffers >= 0))
         factors = sum(np.where(is_moving & (state >= 0), 1 << np.maximum(state, 0), 0) for state in (before, after))
-        steps = step_codes(paths.kinds, moving, sharded, self._axes)
+        steps = step_codes(paths.kinds, moving, cutting, self._axes)
         behind = ((0, 0), (0, MOST_STEPS * self._axes - steps.shape[1]))
         self._steps.append(np.pad(np.where(paths.kinds >= 0, steps, -1), behind, constant_values=-1))
         self._moved.append(np.pad(np.bitwise_or.reduce(factors, axis=2), behind))

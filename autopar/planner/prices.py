@@ -19,9 +19,9 @@ from autopar.cost_models.operators import copy_seconds, element_flops, operator_
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import base_name, is_causal, operator_kind
 from autopar.layouts.placement import Layout, Mesh
-from autopar.layouts.redistribution import Step
+from autopar.layouts.redistribution import Shape, Step
 from autopar.planner.factorisation import shape_of, value_of
-from autopar.planner.route_table import PlainStep
+from autopar.planner.route_table import PricedStep
 from autopar.planner.routes import routes_of
 from autopar.planner.solver import FORBIDDEN
 from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
@@ -64,14 +64,12 @@ class Prices:
 
     def step_seconds(self, step: Step, nbytes: float) -> float:
         """One step of a redistribution of a tensor of global `nbytes`, with its local copies."""
-        return self._plain_step_seconds(PlainStep.of(step), nbytes)
+        return self._priced_step_seconds(PricedStep.of(step), nbytes)
 
-    def _plain_step_seconds(self, step: PlainStep, nbytes: float) -> float:
+    def _priced_step_seconds(self, step: PricedStep, nbytes: float) -> float:
+        buffer = nbytes / self._ranks(_axes(step.cutting))
         if step.kind == "slice":
-            kept = nbytes / self._ranks(_axes(step.sharded | step.axes))
-            return float(copy_seconds(self.cluster.device, kept))
-        whole = step.sharded & ~step.axes if step.kind == "all_gather" else step.sharded
-        buffer = nbytes / self._ranks(_axes(whole))
+            return float(copy_seconds(self.cluster.device, buffer))
         seconds = self.collective_seconds(step.kind, _axes(step.axes), buffer)
         if step.is_transposing:
             seconds += float(copy_seconds(self.cluster.device, buffer, transposing=True))
@@ -87,12 +85,12 @@ class Prices:
             self._collective[key] = float(collective_seconds(kind, nbytes, topology, self.cluster))
         return self._collective[key]
 
-    def redistribution_seconds(self, shape: Sequence[int], nbytes: float, source: Layout, target: Layout) -> float:
+    def redistribution_seconds(self, shape: Shape, nbytes: float, source: Layout, target: Layout) -> float:
         """One entry of `redistribution_table`."""
         return float(self.redistribution_table(shape, nbytes, (source,), (target,))[0, 0])
 
     def redistribution_table(
-        self, shape: Sequence[int], nbytes: float, sources: Sequence[Layout], targets: Sequence[Layout | None]
+        self, shape: Shape, nbytes: float, sources: Sequence[Layout], targets: Sequence[Layout | None]
     ) -> Floats:
         """(sources, targets) seconds of all steps between two layouts of a tensor of global `nbytes`.
 
@@ -119,7 +117,7 @@ class Prices:
     def _seconds_of_steps(self, nbytes: float) -> Floats:
         """(steps of the table of routes,) seconds of each for a tensor of global `nbytes`."""
         known = self._step_seconds.setdefault(nbytes, [])
-        known.extend(self._plain_step_seconds(step, nbytes) for step in self._routes.found.steps[len(known) :])
+        known.extend(self._priced_step_seconds(step, nbytes) for step in self._routes.found.steps[len(known) :])
         return np.array(known, np.float64)
 
     def operator_costs(

@@ -1,10 +1,10 @@
 """Route tables: sequences of steps that differ in what they cost, numbered once per number of mesh axes.
 
     (P, S(0)) -> (S(1), R)   gather over axis 1, reduce_scatter over axis 0 of strided blocks
-                             [all_gather 0b10 of 0b10, reduce_scatter 0b01 of 0b00, transposing]   0b11 change
+                             [all_gather 0b10 of 0b00, reduce_scatter 0b01 of 0b00, transposing]   0b11 change
 
-A step is written as (kind, axes, axes that hold blocks before it, transposing), sets of axes as bits: enough to price
-it on every mesh with so many axes, for every number of bytes. The million pairs of layouts of a Llama block on three
+A step is written as (kind, axes, axes that cut its buffer, transposing), sets of axes as bits: enough to price it on
+every mesh with so many axes, for every number of bytes. The million pairs of layouts of a Llama block on three
 axes take 3,000 routes of 150 different steps.
 """
 
@@ -33,34 +33,34 @@ MOST_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PlainStep:
+class PricedStep:
     """What the price of a step depends on, besides the sizes of the mesh and the bytes."""
 
     kind: StepKind
     axes: int
     """The axes that move, as bits."""
-    sharded: int
-    """The axes that hold blocks before the step, as bits."""
+    cutting: int
+    """The axes that cut its full buffer, as bits."""
     is_transposing: bool
 
     @classmethod
-    def of(cls, step: Step) -> PlainStep:
-        """The step as numbers: which axes it uses, which split the tensor before."""
-        sharded = (axis for axis, placement in enumerate(step.before) if isinstance(placement, Shard))
-        return cls(step.kind, _bits(step.axes), _bits(sharded), step.is_transposing)
+    def of(cls, step: Step) -> PricedStep:
+        """The step as numbers: which axes it uses, which cut its full buffer."""
+        cutting = (axis for axis, placement in enumerate(step.buffer) if isinstance(placement, Shard))
+        return cls(step.kind, _bits(step.axes), _bits(cutting), step.is_transposing)
 
     @classmethod
-    def decode(cls, code: int, num_axes: int) -> PlainStep:
+    def decode(cls, code: int, num_axes: int) -> PricedStep:
         """Inverse of `step_codes`, with the last bit for transposing."""
         code, is_transposing = divmod(code, 2)
-        code, sharded = divmod(code, 1 << num_axes)
+        code, cutting = divmod(code, 1 << num_axes)
         kind, axes = divmod(code, 1 << num_axes)
-        return cls(ORDER[kind], axes, sharded, bool(is_transposing))
+        return cls(ORDER[kind], axes, cutting, bool(is_transposing))
 
 
-def step_codes(kinds: Integers, axes: Integers, sharded: Integers, num_axes: int) -> Integers:
+def step_codes(kinds: Integers, axes: Integers, cutting: Integers, num_axes: int) -> Integers:
     """Codes of steps of such kinds (places in `ORDER`) that do not transpose; 1 more for those that do."""
-    return ((kinds << num_axes | axes) << num_axes | sharded) << 1
+    return ((kinds << num_axes | axes) << num_axes | cutting) << 1
 
 
 def _bits(axes: Iterable[int]) -> int:
@@ -71,9 +71,9 @@ class RouteTable:
     """Routes by number, as rows of numbers of steps."""
 
     def __init__(self, num_axes: int) -> None:
-        self.steps: list[PlainStep] = []
+        self.steps: list[PricedStep] = []
         self._axes = num_axes
-        self._step_numbers: dict[PlainStep, int] = {}
+        self._step_numbers: dict[PricedStep, int] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
         self._rows: Growing[np.int64] = Growing((MOST_STEPS * num_axes,), np.int64)
         self._changes: Growing[np.int64] = Growing((), np.int64)
@@ -82,7 +82,7 @@ class RouteTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def number(self, steps: Sequence[PlainStep], changes: int) -> int:
+    def number(self, steps: Sequence[PricedStep], changes: int) -> int:
         """The route that takes these steps; changes: the axes whose placement differs between its ends, as bits."""
         row = [self._number_of_step(step) for step in steps]
         number = self._numbers.setdefault((changes, *row), len(self))
@@ -91,11 +91,15 @@ class RouteTable:
             self._changes.append(np.array([changes], np.int64))
         return number
 
+    def steps_of(self, route: int) -> list[PricedStep]:
+        """What a route takes, in order."""
+        return [self.steps[number] for number in self._rows.rows[route].tolist() if number >= 0]
+
     def numbers(self, steps: Integers, changes: Integers) -> Integers:
         """(routes,) `number` of rows of codes of steps, -1 behind the last one."""
         keys, where = np.unique(np.column_stack([steps, changes]), axis=0, return_inverse=True)
         found = [
-            self.number([PlainStep.decode(code, self._axes) for code in row if code >= 0], change)
+            self.number([PricedStep.decode(code, self._axes) for code in row if code >= 0], change)
             for *row, change in keys.tolist()
         ]
         return np.array(found, np.int64)[where.reshape(-1)]
@@ -109,7 +113,7 @@ class RouteTable:
         total += changed @ change_seconds
         return np.asarray(np.where(np.arange(first, len(self)) == NOWHERE, unreachable, total))
 
-    def _number_of_step(self, step: PlainStep) -> int:
+    def _number_of_step(self, step: PricedStep) -> int:
         number = self._step_numbers.setdefault(step, len(self.steps))
         if number == len(self.steps):
             self.steps.append(step)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import fx
 
+from autopar.layouts import redistribution
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard
-from autopar.layouts.redistribution import is_reachable
-from autopar.passes import emit_redistribution as emission
-from autopar.passes.emit_redistribution import emit_redistribution, redistribution_steps
+from autopar.layouts.redistribution import is_reachable, redistribution_steps
+from autopar.passes.emit_redistribution import emit_redistribution
 from autopar.passes.emitter import Emitter
 from tests.passes.local_blocks import assemble, distribute, layouts
 from tests.simulated_ranks import run_ranks
@@ -90,14 +90,14 @@ def test_pairs_on_three_axes_give_the_target_block(mesh, shape, splits, checked)
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [SQUARE, CUBE], ids=str)
 def test_pairs_in_which_an_axis_waits_give_the_target_block(mesh, monkeypatch):
-    monkeypatch.setattr(emission, "WAITING_ELEMENTS", 1)
+    monkeypatch.setattr(redistribution, "WAITING_ELEMENTS", 1)
     shape = (16, 8, 24)  # no pair of this shape is known without waiting
     candidates = layouts(shape, mesh, (1, 2), ("sum",))
     pairs = [(a, b) for a in candidates for b in candidates if is_reachable(a, b)]
     waiting = [
         (a, b)
         for a, b in random.Random(0).sample(pairs, 3000)
-        if (spare := emission.spare_factor(shape, a, b, mesh))
+        if (spare := redistribution.spare_factor(shape, a, b, mesh))
         and any(spare in step.after for step in redistribution_steps(shape, a, b, mesh))
     ]
     assert len(waiting) > 20

@@ -1,20 +1,26 @@
-"""Tables of redistributions are the sum of the steps that the lowering emits, and a finer mesh is never dearer."""
+"""What is priced is what is emitted, step by step; tables are the sums of steps; a finer mesh is never dearer."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
+import torch
+from torch import fx
 
 from autopar.cluster import Cluster
+from autopar.graphs.node_values import node_bytes
+from autopar.layouts.moves import Way
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal
-from autopar.layouts.redistribution import is_reachable
-from autopar.passes.emit_redistribution import redistribution_steps
-from autopar.planner import fits, pair_classes
-from autopar.planner.pair_classes import PairClasses, Pairs
+from autopar.layouts.redistribution import is_reachable, redistribution_steps, steps_on
+from autopar.ops.blocks import piece, region
+from autopar.passes import emit_redistribution as emission
+from autopar.passes.emitter import Emitter
+from autopar.planner import fits, general_routes
 from autopar.planner.prices import Prices
 from autopar.planner.routes import Routes
 from autopar.planner.solver import FORBIDDEN
@@ -39,6 +45,102 @@ def sample(shape: tuple[int, ...], mesh: Mesh, count: int, seed: int) -> list[La
     legal = [layout for layout in drawn if is_legal(shape, layout, mesh)]
     single = [layout for layout in legal if len({p.op for p in layout if isinstance(p, Partial)}) <= 1]
     return list(dict.fromkeys(single))[:count]
+
+
+ITEMSIZE = 8
+SIZES = [(4,), (1, 2), (2, 4), (2, 3), (2, 4, 2), (2, 1, 2)]
+MOVED_SHAPES = [(96, 48), (16, 48, 32), (4096, 48, 96), (30, 22), (16, 7, 32), (12, 36, 10), (1024, 1030)]
+C10D = torch.ops._c10d_functional
+KINDS: Mapping[Callable[..., Any], str] = {
+    C10D.all_gather_into_tensor.default: "all_gather",
+    C10D.reduce_scatter_tensor.default: "reduce_scatter",
+    C10D.all_reduce.default: "all_reduce",
+    C10D.all_to_all_single.default: "all_to_all",
+    region: "slice",
+    piece: "slice",
+}
+
+
+class Moved(NamedTuple):
+    """A step: the bytes of its full buffer on the fullest rank; a slice does not say over which axes."""
+
+    kind: str
+    axes: tuple[int, ...]
+    nbytes: float
+
+
+def as_priced(routes: Routes, shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) -> list[Moved]:
+    """The steps that the planner's route of a pair takes."""
+
+    def axes(bits: int) -> tuple[int, ...]:
+        return tuple(axis for axis in range(len(mesh.shape)) if bits >> axis & 1)
+
+    def ranks(bits: int) -> int:
+        return math.prod(mesh.shape[axis] for axis in axes(bits))
+
+    steps = routes.found.steps_of(int(routes.table(shape, [source], [target])[0, 0]))
+    total = ITEMSIZE * math.prod(shape)
+    found = [Moved(s.kind, axes(s.axes), total / ranks(s.cutting)) for s in steps if ranks(s.axes) > 1]
+    return merged([move if move.kind != "slice" else move._replace(axes=()) for move in found])
+
+
+def as_emitted(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) -> list[Moved]:
+    """The steps that the lowering writes for the first rank."""
+    graph = fx.Graph()
+    emit = Emitter(graph, mesh, 0)
+    x = emit.describe(graph.placeholder("x"), emit.local_shape(shape, source), torch.float64)
+    emission.emit_redistribution(emit, x, shape, source, target)
+    found = []
+    for node in graph.nodes:
+        if node.target in KINDS:
+            axes = tuple(mesh.axis_names.index(name) for name in node.meta.get("group_axes", ()))
+            found.append(Moved(KINDS[node.target], axes, node.meta.get("full_bytes") or node_bytes(node)))
+    return merged(found)
+
+
+def merged(steps: list[Moved]) -> list[Moved]:
+    """Slices one behind the other as the last of them: plain and strided dims are cut by calls of their own."""
+    return [
+        step
+        for step, after in itertools.zip_longest(steps, steps[1:])
+        if after is None or step.kind != "slice" or after.kind != "slice"
+    ]
+
+
+def differences(routes: Routes, shape: tuple[int, ...], mesh: Mesh, seed: int, count: int = 24) -> Iterator[str]:
+    """Pairs that are priced as other steps than are emitted. Blocks that do not divide are padded, so they may be
+    larger than priced."""
+    found = sample(shape, mesh, count, seed)
+    for source, target in itertools.product(found, found):
+        if is_reachable(source, target):
+            priced = as_priced(routes, shape, source, target, mesh)
+            emitted = as_emitted(shape, source, target, mesh)
+            most = 1.0 if all(size % mesh.size == 0 for size in shape) else 2.0
+            if [step[:2] for step in priced] != [step[:2] for step in emitted] or not all(
+                wanted.nbytes <= made.nbytes <= most * wanted.nbytes
+                for wanted, made in zip(priced, emitted, strict=True)
+            ):
+                yield f"{source} -> {target} of {shape}: {priced} priced, {emitted} emitted"
+
+
+@pytest.mark.parametrize("shape", MOVED_SHAPES, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_what_is_priced_is_what_is_emitted(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    mesh = Mesh(("a", "b", "c")[: len(sizes)], sizes)
+    assert not list(differences(Routes(sizes), shape, mesh, seed=len(shape)))
+
+
+def test_steps_that_only_the_lowering_takes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = Mesh(("a", "b"), (2, 4))
+    monkeypatch.setattr(emission, "redistribution_steps", lambda _, a, b, __: steps_on(Way.OVER_COMMON, a, b))
+    assert any("all_to_all" in difference for difference in differences(Routes(mesh.shape), (64, 64), mesh, 0))
+
+
+def test_bytes_that_only_the_planner_counts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(general_routes, "_BUFFER_BEHIND", [])
+    monkeypatch.setattr("autopar.planner.routes.general_routes", general_routes.GeneralRoutes)
+    mesh = Mesh(("a", "b"), (2, 4))
+    assert any("all_gather" in difference for difference in differences(Routes(mesh.shape), (64, 64), mesh, 0))
 
 
 def wrong_entries(prices: Prices, shape: tuple[int, ...], nbytes: float, seed: int) -> Iterator[tuple[Layout, Layout]]:
@@ -79,35 +181,6 @@ def test_general_routes_that_forget_sizes_are_noticed(monkeypatch: pytest.Monkey
     prices = Prices(Cluster.parse("12 CPU"), Mesh(("a", "b", "c"), (2, 3, 2)))
     prices._routes = Routes((2, 3, 2))
     assert any(list(wrong_entries(prices, shape, 2.0**28, seed)) for seed, shape in enumerate(SHAPES))
-
-
-def test_classes_that_forget_sizes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def roomy(dim: int, size: int, splits: list[int], ranks: int) -> dict[Shard, pair_classes.Factor]:
-        return {Shard(dim, split): pair_classes.Factor(dim, dim == 0, ranks**3, 1) for split in splits}
-
-    monkeypatch.setattr(pair_classes, "plain_dim", roomy)
-    prices = Prices(Cluster.parse("12 CPU"), Mesh(("a", "b", "c"), (2, 3, 2)))
-    prices._routes = Routes((2, 3, 2))
-    assert any(list(wrong_entries(prices, shape, 2.0**28, seed)) for seed, shape in enumerate(SHAPES))
-
-
-def code(classes: PairClasses, shape: tuple[int, ...], source: Layout, target: Layout) -> int:
-    here = np.zeros(1, np.int64)
-    return int(classes.codes(shape, Pairs([source], [target], here, here), here > 0)[0])
-
-
-def test_pairs_that_differ_in_names_of_dims_are_one_class() -> None:
-    classes = PairClasses((2, 2))
-    first = code(classes, (8, 64), (Shard(1), R), (R, Shard(1)))
-    assert first == code(classes, (8, 5, 192), (Shard(2), R), (R, Shard(2)))
-    assert first != code(classes, (64, 8), (Shard(0), R), (R, Shard(0)))
-    assert first != code(classes, (8, 16, 31), (Shard(2), R), (R, Shard(2)))
-
-
-def test_a_class_has_a_representative_with_its_nesting() -> None:
-    classes = PairClasses((2, 2))
-    pair = classes.representative(code(classes, (8, 7, 64), (Shard(2), P), (R, Shard(2))))
-    assert (pair.source, pair.target) == ((Shard(1), P), (R, Shard(1)))
 
 
 def test_meshes_of_so_many_axes_share_their_routes() -> None:
