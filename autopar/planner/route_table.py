@@ -45,7 +45,7 @@ class PricedStep:
 
     @classmethod
     def of(cls, step: Step) -> PricedStep:
-        """The step as numbers: which axes it uses, which of them cut the buffer."""
+        """The step as numbers: which axes it uses, which cut its full buffer."""
         cutting = (axis for axis, placement in enumerate(step.buffer) if isinstance(placement, Shard))
         return cls(step.kind, _bits(step.axes), _bits(cutting), step.is_transposing)
 

@@ -55,7 +55,7 @@ def rows(found: Any, prefix: str = "") -> list[tuple[str, str]]:
 def table(columns: Sequence[Mapping[str, Any]]) -> str:
     """The measures line by line, one column per document; a measure that a document lacks is `-`."""
     found = [dict(rows(column)) for column in columns]
-    names = list(dict.fromkeys(name for column in found for name in column))
+    names = list(dict.fromkeys(name for column in reversed(found) for name in column))
     cells = [[name, *(column.get(name, "-") for column in found)] for name in names]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns) + 1)]
     return "\n".join(

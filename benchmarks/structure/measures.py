@@ -99,7 +99,7 @@ def rooms(package: str, modules: Modules, imports: Sequence[Import], layers: Lay
             name: {"entries": len(graph), "levels": len(chains[name])} for name, graph in graphs.items() if len(graph)
         },
         "longest_chains": {package: chains[package], "planner": chains.get(f"{package}.planner", [])},
-        "circles_between_children": {name: found for name, graph in graphs.items() if (found := circles(graph))},
+        "circles_between_children": [" <-> ".join(circle) for graph in graphs.values() for circle in circles(graph)],
         "pairs_that_import_each_other": mutual_pairs(package, imports),
         "arrows_up": arrows_up(imports, layers),
     }
