@@ -115,7 +115,7 @@ class BatchFlow:
                 self.flows[node, 0] = Flow(Kind.FIXED, 1 - degree, data_only=False)
             elif node.op != "output" and node.meta.get("phase") == "backward":
                 self._visit(node)
-        self._check_gradients()
+        _check_gradients(self._whole, self.flows)
         return degree
 
     def _visit(self, node: fx.Node) -> None:
@@ -186,14 +186,10 @@ class BatchFlow:
         if any(flow.counts for flow in flows):
             self._define(node, 0, self._found_by_place(node, operands, flows))
             return
-        if rule is None:
-            self._check_whole(node, flows, "has no rule that says what it does to the batch")
-            flow = self._mixed(node, None, flows)
-            for index in outputs:
-                self._define(node, index, flow)
-            return
-        choice = self._batch_choice(node, rule, operands)
-        if choice is None:
+        if rule is None and any(flow.kind is not Kind.FIXED for flow in flows):
+            raise _refused(node, "has no rule that says what it does to the batch")
+        choice = None if rule is None else self._batch_choice(node, rule, operands)
+        if rule is None or choice is None:
             flow = self._mixed(node, rule, flows)
             for index in outputs:
                 self._define(node, index, flow)
@@ -224,10 +220,6 @@ class BatchFlow:
         assert isinstance(node, fx.Node)
         return self.flows[value_of(node)]
 
-    def _check_whole(self, node: fx.Node, flows: Sequence[Flow], why: str) -> None:
-        if any(flow.kind is not Kind.FIXED for flow in flows):
-            raise _refused(node, why)
-
     def _batch_choice(self, node: fx.Node, rule: Rule, operands: Sequence[fx.Node]) -> Choice | None:
         """The one name of the rule that is the batch; None where no tensor of the operator carries it."""
         carries = [bool(self._positions(value_of(operand))) for operand in operands]
@@ -253,10 +245,11 @@ class BatchFlow:
             raise _refused(node, "computes statistics of the batch")
         if is_random(node):
             self._record_draw(node, index)
-        degree = self._degree(node, rule, flows)
+        degree = _degree(node, self._parts[node], self._count, rule, flows)
         data_only = all(flow.data_only for flow in flows)
         if isinstance(placement, Shard):
-            self._check_numbering(node, rule, choice)
+            if rule.needs_one_range(choice.name):
+                raise _refused(node, "depends on the place of a sample in the batch")
             return Flow(Kind.SAMPLES, degree, data_only)
         if placement != Partial("sum"):
             raise _refused(node, "takes an extremum over the batch")
@@ -273,73 +266,14 @@ class BatchFlow:
         if index == 0:
             self.draws[str(node.meta["operator"])] = found[0][0]
 
-    def _check_numbering(self, node: fx.Node, rule: Rule, choice: Choice) -> None:
-        assert choice.name is not None
-        if rule.needs_one_range(choice.name):
-            raise _refused(node, "depends on the place of a sample in the batch")
-
     def _mixed(self, node: fx.Node, rule: Rule | None, flows: Sequence[Flow]) -> Flow:
         """The flow of the outputs of an operator that no sample enters."""
         data_only = all(flow.data_only for flow in flows)
         averaged = any(flow.kind is Kind.AVERAGED for flow in flows)
         if averaged and node.target is _aten._to_copy.default and not node.meta["val"].is_floating_point():
             raise _refused(node, "rounds a value that is contracted over the batch")
-        degree = self._degree(node, rule, flows)
+        degree = _degree(node, self._parts[node], self._count, rule, flows)
         return Flow(Kind.AVERAGED if averaged else Kind.FIXED, degree, data_only)
-
-    # -- degrees
-
-    def _degree(self, node: fx.Node, rule: Rule | None, flows: Sequence[Flow]) -> int:
-        """The degree of what an operator computes. Raises NotSeparable where an average or a degree does not pass."""
-        written = self._written_degree(node)
-        bound = [flow.kind is Kind.AVERAGED or flow.degree != 0 for flow in flows]
-        if not any(bound):
-            return written
-        if node.target in _PRODUCTS and len(flows) == 2:
-            return self._product_degree(node, flows)
-        if _keeps_or_zeroes(node) and not bound[0]:
-            return flows[1].degree + written
-        patterns = rule.linear if rule is not None else ()
-        for pattern in patterns:
-            degrees = {flow.degree for flow, marked in zip(flows, pattern, strict=True) if marked}
-            if len(degrees) == 1 and all(m or not b for m, b in zip(pattern, bound, strict=True)):
-                return degrees.pop() + written
-        if any(flow.kind is Kind.AVERAGED for flow in flows):
-            raise _refused(node, "is not linear in a value that is contracted over the batch")
-        raise _refused(node, "is not linear in a value that is scaled by the batch size")
-
-    def _product_degree(self, node: fx.Node, flows: Sequence[Flow]) -> int:
-        first, second = flows
-        sign = _PRODUCTS[node.target]
-        if second.kind is Kind.AVERAGED and (sign < 0 or first.kind is Kind.AVERAGED):
-            raise _refused(node, "multiplies or divides by a value that is contracted over the batch")
-        return first.degree + sign * second.degree
-
-    def _written_degree(self, node: fx.Node) -> int:
-        """The degree that numbers among the arguments add, where they follow the batch size."""
-        here, there = node, self._parts[node]
-        degree = 0
-        names = [argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())]
-        for position, (a, b) in enumerate(zip(here.args, there.args, strict=True)):
-            if _numbers(a) == _numbers(b):
-                continue
-            if position == 1 and node.target in _PRODUCTS:
-                degree += _PRODUCTS[node.target] * self._ratio(node, a, b)
-            elif _FILLS.get(node.target) == position:
-                degree += self._ratio(node, a, b)
-            elif position >= len(names) or names[position] not in _SHAPES:
-                raise _refused(node, "computes with the size of the batch")
-        if [_numbers(v) for v in here.kwargs.values()] != [_numbers(v) for v in there.kwargs.values()]:
-            raise _refused(node, "computes with the size of the batch")
-        return degree
-
-    def _ratio(self, node: fx.Node, whole: object, part: object) -> int:
-        if isinstance(whole, int | float) and isinstance(part, int | float):
-            if math.isclose(whole, part * self._count, rel_tol=1e-12):
-                return 1
-            if math.isclose(whole * self._count, part, rel_tol=1e-12):
-                return -1
-        raise _refused(node, "computes with the size of the batch")
 
     # -- statistics
 
@@ -390,16 +324,73 @@ class BatchFlow:
         if flow.kind is Kind.SAMPLES and (flow.degree != 0 or self._positions(value_of(node))[0][1] != 0):
             raise NotSeparable(f"the output {name} cannot be put together from micro-batches")
 
-    def _check_gradients(self) -> None:
-        roles = {entry.name: entry.role for entry in self._whole.inputs if entry.role in ("parameter", "input")}
-        for node, output in zip(self._whole.returned, self._whole.outputs, strict=True):
-            if output.role != "gradient" or not isinstance(node, fx.Node):
-                continue
-            flow = self.flows[value_of(node)]
-            if roles.get(output.name) == "input":
-                raise NotSeparable(f"the input {output.name} wants a gradient")
-            if flow.kind is Kind.SAMPLES or flow.degree != 1:
-                raise NotSeparable(f"the gradient of {output.name} is no sum over samples")
+
+def _check_gradients(whole: Program, flows: Mapping[Value, Flow]) -> None:
+    roles = {entry.name: entry.role for entry in whole.inputs if entry.role in ("parameter", "input")}
+    for node, output in zip(whole.returned, whole.outputs, strict=True):
+        if output.role != "gradient" or not isinstance(node, fx.Node):
+            continue
+        flow = flows[value_of(node)]
+        if roles.get(output.name) == "input":
+            raise NotSeparable(f"the input {output.name} wants a gradient")
+        if flow.kind is Kind.SAMPLES or flow.degree != 1:
+            raise NotSeparable(f"the gradient of {output.name} is no sum over samples")
+
+
+def _degree(node: fx.Node, part: fx.Node, count: int, rule: Rule | None, flows: Sequence[Flow]) -> int:
+    """The degree of what an operator computes; part: the same node of one of `count` micro-batches. Raises NotSeparable
+    where an average or a degree does not pass."""
+    written = _written_degree(node, part, count)
+    bound = [flow.kind is Kind.AVERAGED or flow.degree != 0 for flow in flows]
+    if not any(bound):
+        return written
+    if node.target in _PRODUCTS and len(flows) == 2:
+        return _product_degree(node, flows)
+    if _keeps_or_zeroes(node) and not bound[0]:
+        return flows[1].degree + written
+    patterns = rule.linear if rule is not None else ()
+    for pattern in patterns:
+        degrees = {flow.degree for flow, marked in zip(flows, pattern, strict=True) if marked}
+        if len(degrees) == 1 and all(m or not b for m, b in zip(pattern, bound, strict=True)):
+            return degrees.pop() + written
+    if any(flow.kind is Kind.AVERAGED for flow in flows):
+        raise _refused(node, "is not linear in a value that is contracted over the batch")
+    raise _refused(node, "is not linear in a value that is scaled by the batch size")
+
+
+def _product_degree(node: fx.Node, flows: Sequence[Flow]) -> int:
+    first, second = flows
+    sign = _PRODUCTS[node.target]
+    if second.kind is Kind.AVERAGED and (sign < 0 or first.kind is Kind.AVERAGED):
+        raise _refused(node, "multiplies or divides by a value that is contracted over the batch")
+    return first.degree + sign * second.degree
+
+
+def _written_degree(node: fx.Node, part: fx.Node, count: int) -> int:
+    """The degree that numbers among the arguments add, where they follow the batch size."""
+    degree = 0
+    names = [argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())]
+    for position, (a, b) in enumerate(zip(node.args, part.args, strict=True)):
+        if _numbers(a) == _numbers(b):
+            continue
+        if position == 1 and node.target in _PRODUCTS:
+            degree += _PRODUCTS[node.target] * _ratio(node, count, a, b)
+        elif _FILLS.get(node.target) == position:
+            degree += _ratio(node, count, a, b)
+        elif position >= len(names) or names[position] not in _SHAPES:
+            raise _refused(node, "computes with the size of the batch")
+    if [_numbers(v) for v in node.kwargs.values()] != [_numbers(v) for v in part.kwargs.values()]:
+        raise _refused(node, "computes with the size of the batch")
+    return degree
+
+
+def _ratio(node: fx.Node, count: int, whole: object, part: object) -> int:
+    if isinstance(whole, int | float) and isinstance(part, int | float):
+        if math.isclose(whole, part * count, rel_tol=1e-12):
+            return 1
+        if math.isclose(whole * count, part, rel_tol=1e-12):
+            return -1
+    raise _refused(node, "computes with the size of the batch")
 
 
 def _outputs(node: fx.Node) -> list[int]:
