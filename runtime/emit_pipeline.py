@@ -26,7 +26,7 @@ from autopar.runtime.emit import bind_groups, group_symbols
 from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.parameters import StageParameters
 from autopar.runtime.pipeline import PipelineStep
-from autopar.runtime.pipeline_routes import Ends, Piece, route
+from autopar.runtime.pipeline_routes import GroupLayout, SentPiece, route
 from autopar.runtime.pipeline_wires import Form, Message
 from autopar.runtime.process_groups import StageProcesses
 from autopar.runtime.shared_values import SharedGradients, StageResults, ranks_across
@@ -164,14 +164,14 @@ def _form(value: Any, layout: Layout, groups: StageProcesses) -> Form:
 
 def _pieces(
     stages: StagePrograms, layouts: Sequence[Mapping[str, Layout]], groups: StageProcesses
-) -> Callable[[Message], Sequence[Piece]]:
+) -> Callable[[Message], Sequence[SentPiece]]:
     """What of a value travels between which ranks of two rank groups; worked out once for each."""
     shapes = {c.name: tuple(c.node.meta["val"].shape) for c in stages.crossings}
 
     @cache
-    def found(name: str, source: int, target: int) -> tuple[Piece, ...]:
+    def found(name: str, source: int, target: int) -> tuple[SentPiece, ...]:
         ends = [
-            Ends(layout=layouts[group][name], mesh=groups.meshes[group], ranks=groups.members(group))
+            GroupLayout(layout=layouts[group][name], mesh=groups.meshes[group], ranks=groups.members(group))
             for group in (source, target)
         ]
         return route(shapes[name], *ends)

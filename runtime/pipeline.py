@@ -30,7 +30,7 @@ from autopar.runtime.batch_parts import BatchParts, scaled
 from autopar.runtime.differentiable_parts import BindPart, run_differentiably
 from autopar.runtime.kernels import GraphCall
 from autopar.runtime.parameters import StageParameters
-from autopar.runtime.pipeline_routes import Piece
+from autopar.runtime.pipeline_routes import SentPiece
 from autopar.runtime.pipeline_run import PipelineParts, PipelineRun, named
 from autopar.runtime.pipeline_wires import Form, Message, Wires, message_order
 from autopar.runtime.process_groups import rank
@@ -49,7 +49,7 @@ class PipelineStep(PipelineParts):
     own_plan: Plan
     statistics: tuple[GraphCall, tuple[Input, ...]] | None
     forms: Mapping[str, Form]
-    pieces: Callable[[Message], Sequence[Piece]]
+    pieces: Callable[[Message], Sequence[SentPiece]]
     gradient_forms: Mapping[str, Form]
     shared: SharedGradients
     stage_parameters: StageParameters

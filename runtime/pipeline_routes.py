@@ -21,7 +21,7 @@ Indices = tuple[torch.Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
+class GroupLayout:
     """How a value lies on the ranks of a rank group."""
 
     layout: Layout
@@ -30,7 +30,7 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Piece:
+class SentPiece:
     """What rank `source` sends to rank `target`: `taken` of its block, of local shape `shape`, becomes `put` of the
     other's."""
 
@@ -61,7 +61,7 @@ class Piece:
         block[torch.meshgrid(*places, indexing="ij")] = piece
 
 
-def route(shape: Sequence[int], source: Ends, target: Ends) -> tuple[Piece, ...]:
+def route(shape: Sequence[int], source: GroupLayout, target: GroupLayout) -> tuple[SentPiece, ...]:
     """The pieces of a value of global `shape` that go from one rank group to another."""
     blocks: dict[tuple[tuple[tuple[int, int], ...], ...], list[int]] = {}
     for place in range(len(source.ranks)):
@@ -77,7 +77,7 @@ def route(shape: Sequence[int], source: Ends, target: Ends) -> tuple[Piece, ...]
     return tuple(pieces)
 
 
-def _block(shape: Sequence[int], ends: Ends, place: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _block(shape: Sequence[int], ends: GroupLayout, place: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Per dim, the runs of global indices that a rank holds."""
     coordinate = ends.mesh.coordinate(place)
     return tuple(local_runs(size, ends.layout, dim, ends.mesh, coordinate) for dim, size in enumerate(shape))
@@ -87,13 +87,13 @@ def _indices(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
     return torch.cat([torch.arange(start, start + length) for start, length in runs] or [torch.arange(0)])
 
 
-def _overlap(source: int, target: int, held: list[torch.Tensor], wanted: list[torch.Tensor]) -> Piece | None:
+def _overlap(source: int, target: int, held: list[torch.Tensor], wanted: list[torch.Tensor]) -> SentPiece | None:
     """What both hold; None where that is nothing."""
     taken = [torch.isin(have, want).nonzero().flatten() for have, want in zip(held, wanted, strict=True)]
     put = [torch.isin(want, have).nonzero().flatten() for have, want in zip(held, wanted, strict=True)]
     if any(not len(indices) for indices in taken):
         return None
-    return Piece(
+    return SentPiece(
         source=source,
         target=target,
         shape=tuple(len(indices) for indices in taken),

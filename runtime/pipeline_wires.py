@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import RankLostError
-from autopar.runtime.pipeline_routes import Piece
+from autopar.runtime.pipeline_routes import SentPiece
 from autopar.schedules.actions import PipeAction, Schedule
 from autopar.schedules.check import runnable_order
 
@@ -88,17 +88,17 @@ class Wires:
         order: Sequence[Message],
         group: int,
         rank: int,
-        pieces: Callable[[Message], Sequence[Piece]],
+        pieces: Callable[[Message], Sequence[SentPiece]],
         forms: Mapping[str, Form],
         device: torch.device,
     ) -> None:
         """group: this rank's rank group; pieces: of a message; forms: of what this rank receives."""
         self._group, self._rank, self._pieces, self._forms, self._device = group, rank, pieces, forms, device
-        self._waiting: dict[int, deque[tuple[Message, Piece]]] = defaultdict(deque)
+        self._waiting: dict[int, deque[tuple[Message, SentPiece]]] = defaultdict(deque)
         for message in order:
             for piece in self._mine(message):
                 self._waiting[self._peer(piece)].append((message, piece))
-        self._arriving: dict[Message, list[tuple[Any, torch.Tensor, Piece]]] = defaultdict(list)
+        self._arriving: dict[Message, list[tuple[Any, torch.Tensor, SentPiece]]] = defaultdict(list)
         self._leaving: list[tuple[Message, int, Any, torch.Tensor]] = []
 
     def send(self, message: Message, value: torch.Tensor) -> None:
@@ -148,13 +148,13 @@ class Wires:
         assert not self._arriving, "values arrived that nothing read"
         assert not any(self._waiting.values()), "messages were not sent"
 
-    def _mine(self, message: Message) -> list[Piece]:
+    def _mine(self, message: Message) -> list[SentPiece]:
         """The pieces that this rank sends or receives."""
         if self._group not in (message.source, message.target):
             return []
         return [piece for piece in self._pieces(message) if self._rank in (piece.source, piece.target)]
 
-    def _peer(self, piece: Piece) -> int:
+    def _peer(self, piece: SentPiece) -> int:
         return piece.source if piece.target == self._rank else piece.target
 
     def _start_receives(self, peer: int, last: Message | None = None) -> None:

@@ -3,8 +3,8 @@
 ctc_loss(log_probs, targets[sum(lengths)], ...)   -->   targets[n, s] padded to one width; mean(ctc_loss(...) / lengths)
 
 Speech models of Hugging Face join the labels of all samples by `labels.masked_select(mask)`, whose shape depends on
-values. `Selected` stands for such a selection until somebody reads it: for a CTC loss its order is enough, and every
-other reader fails as `masked_select` itself would.
+values. `MaskedElements` stands for such a selection until somebody reads it: for a CTC loss its order is enough, and
+every other reader fails as `masked_select` itself would.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from autopar._compat import DynamicOutputShapeException
 
 
-class Selected:
+class MaskedElements:
     """The elements of `source` where `mask` holds, in order; how many these are is not known."""
 
     def __init__(self, source: Tensor, mask: Tensor) -> None:
@@ -44,7 +44,7 @@ def _shape_depends_on_values() -> DynamicOutputShapeException:
 
 def ctc_loss(
     log_probs: Tensor,
-    targets: Tensor | Selected,
+    targets: Tensor | MaskedElements,
     input_lengths: Tensor | Sequence[int],
     target_lengths: Tensor | Sequence[int],
     blank: int = 0,
@@ -52,7 +52,7 @@ def ctc_loss(
     zero_infinity: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.ctc_loss`: log_probs (T, N, C) or (T, C); targets (N, S) or all of them in a row."""
-    labels = targets.in_front() if isinstance(targets, Selected) else targets
+    labels = targets.in_front() if isinstance(targets, MaskedElements) else targets
     is_single = log_probs.dim() == 2
     if is_single:
         log_probs, labels = log_probs.unsqueeze(1), labels.reshape(1, -1)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
-from autopar.capture.ctc import Selected, ctc_loss
+from autopar.capture.ctc import MaskedElements, ctc_loss
 from autopar.capture.embedding_bags import embedding_bag
 from autopar.capture.flex import plain_flex_attention
 from autopar.capture.recomputation import Salts, recomputed_within
@@ -68,7 +68,7 @@ class Interception(TorchFunctionMode):
         if func is _original_ctc_loss:
             return ctc_loss(*args, **kwargs)
         if func in (Tensor.masked_select, torch.masked_select):
-            return Selected(*args, **kwargs)
+            return MaskedElements(*args, **kwargs)
         if func is _original_dropout:
             return self.dropout(*args, **kwargs)
         if func is torch.dropout:

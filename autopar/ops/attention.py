@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from autopar.ops.attention_math import (
-    Options,
+    ScoreOptions,
     attend,
     attend_backward,
     attend_backward_with_mask,
@@ -97,7 +97,7 @@ def _options(
     runs: Runs,
     shape: Sequence[int],
     device: torch.device,
-) -> Options:
+) -> ScoreOptions:
     kept = None
     if dropout_p > 0.0:
         assert seed is not None, "attention with dropout needs the seed"
@@ -107,7 +107,7 @@ def _options(
     if is_causal and not whole:
         rows, columns = (run_indices(dim_runs, device) for dim_runs in runs[-2:])
         visible = columns <= rows.unsqueeze(-1)
-    return Options(
+    return ScoreOptions(
         mask=mask,
         is_causal=is_causal and whole,
         scale=scale,

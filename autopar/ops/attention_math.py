@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ScoreOptions:
     """What the scores go through.
 
     mask: added to the scores, or bool with True = attend; broadcastable to (..., H, S, T). visible: bool, which
@@ -35,7 +35,7 @@ class Options:
     dropout_p: float = 0.0
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+def attend(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     """(out, logsumexp)."""
     heads = query.shape[-3]
     key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
@@ -59,7 +59,7 @@ def attend_backward(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    options: Options,
+    options: ScoreOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; those of shared heads are summed."""
     heads, groups = query.shape[-3], key.shape[-3]
@@ -81,7 +81,7 @@ def attend_backward_with_mask(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    options: Options,
+    options: ScoreOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and of the additive mask, summed over the dims along which it broadcasts."""
     heads, groups = query.shape[-3], key.shape[-3]
@@ -116,7 +116,7 @@ def _backward_formulas(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    options: Options,
+    options: ScoreOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and of the scores (those in the dtype of the sums)."""
     weights = _weights(_scores(query, key, options), logsumexp)
@@ -132,7 +132,7 @@ def _backward_formulas(
     return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), grad_scores
 
 
-def _flash_applies(query: Tensor, value: Tensor, options: Options) -> bool:
+def _flash_applies(query: Tensor, value: Tensor, options: ScoreOptions) -> bool:
     mask = options.mask
     ranks = (2, 4) if query.dim() == 4 else (2,)  # the kernel takes one batch dim; a mask of two dims fits any
     plain_mask = mask is None or (mask.dim() in ranks and mask.dtype != torch.bool and not options.is_causal)
@@ -157,7 +157,7 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _scores(query: Tensor, key: Tensor, options: Options) -> Tensor:
+def _scores(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * _scale(query, options)
     visible = options.visible
@@ -176,13 +176,13 @@ def _weights(scores: Tensor, logsumexp: Tensor) -> Tensor:
     return (scores - finite.to(scores.dtype).unsqueeze(-1)).exp()
 
 
-def _drop(weights: Tensor, options: Options) -> Tensor:
+def _drop(weights: Tensor, options: ScoreOptions) -> Tensor:
     if options.kept is None:
         return weights
     return weights * options.kept / max(1.0 - options.dropout_p, torch.finfo(weights.dtype).tiny)
 
 
-def _scale(query: Tensor, options: Options) -> float:
+def _scale(query: Tensor, options: ScoreOptions) -> float:
     return 1.0 / math.sqrt(query.shape[-1]) if options.scale is None else options.scale
 
 

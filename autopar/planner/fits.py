@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from autopar.layouts.placement import Mesh, Replicate, Shard, is_legal
 from autopar.planner.general_routes import Cuts
-from autopar.planner.pair_codes import Ends
+from autopar.planner.pair_codes import PairEnds
 
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
@@ -69,7 +69,7 @@ class PairFits:
         fits: Fits,
         shape: Sequence[int],
         shards: Sequence[Shard],
-        ends: tuple[Ends, Ends],
+        ends: tuple[PairEnds, PairEnds],
     ) -> None:
         self._fits, self._shape, self._shards, self._ends = fits, shape, shards, ends
 
@@ -127,7 +127,7 @@ class PairFits:
         return np.asarray(np.where(in_source < num_axes, in_source, num_axes + in_target))
 
 
-def _are_plain(shape: Sequence[int], shards: Sequence[Shard], ends: Ends, mesh_shape: tuple[int, ...]) -> Booleans:
+def _are_plain(shape: Sequence[int], shards: Sequence[Shard], ends: PairEnds, mesh_shape: tuple[int, ...]) -> Booleans:
     """(layouts,) whether all blocks are even and nothing could be spelled otherwise."""
     sizes = np.array(mesh_shape)
     products = [np.where(ends.cut == number, sizes, 1).prod(axis=1) for number in range(len(shards))]

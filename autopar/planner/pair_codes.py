@@ -26,7 +26,7 @@ MOST_AXES = 5
 _OPERATIONS = ("sum", "max", "min")
 
 
-class Ends:
+class PairEnds:
     """The layouts at one end of a table of pairs, read into arrays. shards: all factors that the table cuts."""
 
     def __init__(self, layouts: Sequence[Layout], shards: Sequence[Shard], num_axes: int) -> None:
@@ -65,7 +65,7 @@ def _base(num_axes: int) -> int:
     return 1 + len(_OPERATIONS) + num_axes
 
 
-def encode(sources: Ends, targets: Ends, num_axes: int) -> Integers:
+def encode(sources: PairEnds, targets: PairEnds, num_axes: int) -> Integers:
     """(sources, targets) codes."""
     codes = sources.pattern[:, None] * _base(num_axes) ** num_axes + targets.pattern[None, :]
     for label in range(num_axes):

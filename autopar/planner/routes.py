@@ -19,7 +19,7 @@ from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Shard
 from autopar.layouts.redistribution import Shape, redistribution_steps, spare_dims
 from autopar.planner.fits import Fits, PairFits
 from autopar.planner.general_routes import NEXT_WAY, WAITING_IN_FIRST, general_routes
-from autopar.planner.pair_codes import MOST_AXES, Ends, encode
+from autopar.planner.pair_codes import MOST_AXES, PairEnds, encode
 from autopar.planner.route_table import NOWHERE, PricedStep, RouteTable, route_table
 
 Booleans = NDArray[np.bool_]
@@ -59,7 +59,7 @@ class Routes:
             {p for layout in (*sources, *targets) for p in layout if isinstance(p, Shard)},
             key=lambda shard: (shard.dim, shard.split),
         )
-        ends = Ends(sources, shards, num_axes), Ends(targets, shards, num_axes)
+        ends = PairEnds(sources, shards, num_axes), PairEnds(targets, shards, num_axes)
         fits = PairFits(self._fits, shape, shards, ends)
         source, target = np.nonzero((routes == _UNKNOWN) & fits.are_plain())
         codes = encode(*ends, num_axes)[source, target]

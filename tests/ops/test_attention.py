@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from autopar.ops import attention, attention_by_index
-from autopar.ops.attention_math import Options, attend, attend_backward
+from autopar.ops.attention_math import ScoreOptions, attend, attend_backward
 from autopar.ops.random_index import full_runs, keep_mask, reference_seed
 
 MASKS = ("none", "causal", "bool", "float")
@@ -48,8 +48,9 @@ def test_equals_torch(dtype: torch.dtype, groups: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["none", "causal", "float"])
 def test_formulas_equal_the_flash_kernel(kind: str) -> None:
     query, key, value = (x.detach() for x in operands(torch.float64, 2))
-    options = Options(mask=mask_of(kind, torch.float64), is_causal=kind == "causal", scale=0.3)
-    kept_all = Options(mask=options.mask, is_causal=options.is_causal, scale=0.3, kept=torch.ones(2, 4, 7, 9).bool())
+    options = ScoreOptions(mask=mask_of(kind, torch.float64), is_causal=kind == "causal", scale=0.3)
+    kept = torch.ones(2, 4, 7, 9).bool()
+    kept_all = ScoreOptions(mask=options.mask, is_causal=options.is_causal, scale=0.3, kept=kept)
     flash, formulas = attend(query, key, value, options), attend(query, key, value, kept_all)
     torch.testing.assert_close(flash, formulas)
     grad = torch.randn_like(flash[0])

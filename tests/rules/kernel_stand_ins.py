@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.ops.attention_math import Options, attend, attend_backward, attend_backward_with_mask
+from autopar.ops.attention_math import ScoreOptions, attend, attend_backward, attend_backward_with_mask
 
 _CPU = torch.library.Library("aten", "IMPL", "CPU")
 _ATEN = torch.ops.aten
 
 
-def _options(mask: Tensor | None, is_causal: bool, scale: float | None) -> Options:
-    return Options(mask=mask, is_causal=is_causal, scale=scale)
+def _options(mask: Tensor | None, is_causal: bool, scale: float | None) -> ScoreOptions:
+    return ScoreOptions(mask=mask, is_causal=is_causal, scale=scale)
 
 
 def _number() -> Tensor:

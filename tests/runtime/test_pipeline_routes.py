@@ -9,19 +9,19 @@ import torch
 
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, local_shape
 from autopar.runtime.parameters import local_block
-from autopar.runtime.pipeline_routes import Ends, Piece, route
+from autopar.runtime.pipeline_routes import GroupLayout, SentPiece, route
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 TWO_BLOCKS = Shard(1, split=2)
 SHAPE = (8, 12)
 
 
-def _ends(shape: tuple[int, ...], layout: Layout, first: int) -> Ends:
+def _ends(shape: tuple[int, ...], layout: Layout, first: int) -> GroupLayout:
     mesh = Mesh(tuple("ab"[: len(shape)]), shape)
-    return Ends(layout=layout, mesh=mesh, ranks=tuple(range(first, first + mesh.size)))
+    return GroupLayout(layout=layout, mesh=mesh, ranks=tuple(range(first, first + mesh.size)))
 
 
-def _received(source: Ends, target: Ends, pieces: tuple[Piece, ...]) -> dict[int, torch.Tensor]:
+def _received(source: GroupLayout, target: GroupLayout, pieces: tuple[SentPiece, ...]) -> dict[int, torch.Tensor]:
     whole = torch.arange(96.0).reshape(SHAPE)
     found = {}
     for place, rank in enumerate(target.ranks):
@@ -33,7 +33,7 @@ def _received(source: Ends, target: Ends, pieces: tuple[Piece, ...]) -> dict[int
     return found
 
 
-def _is_right(source: Ends, target: Ends, pieces: tuple[Piece, ...]) -> bool:
+def _is_right(source: GroupLayout, target: GroupLayout, pieces: tuple[SentPiece, ...]) -> bool:
     whole = torch.arange(96.0).reshape(SHAPE)
     blocks = [local_block(whole, target.layout, target.mesh, place) for place in range(len(target.ranks))]
     found = _received(source, target, pieces)
@@ -52,7 +52,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("source", "target"), CASES)
-def test_pieces_make_up_every_block(source: Ends, target: Ends) -> None:
+def test_pieces_make_up_every_block(source: GroupLayout, target: GroupLayout) -> None:
     pieces = route(SHAPE, source, target)
     assert _is_right(source, target, pieces)
     assert not _is_right(source, target, pieces[1:])  # none is idle

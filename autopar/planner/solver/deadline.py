@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 
-class Switch:
+class StopSwitch:
     """Off until it is pressed, once, from a signal handler or another thread."""
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ class Deadline:
     """
 
     at: float | None
-    stop: Switch = field(default_factory=Switch)
+    stop: StopSwitch = field(default_factory=StopSwitch)
     cpu_at: float | None = None
 
     @staticmethod
-    def after(seconds: float | None, stop: Switch | None = None, cpu_seconds: float | None = None) -> Deadline:
+    def after(seconds: float | None, stop: StopSwitch | None = None, cpu_seconds: float | None = None) -> Deadline:
         """Return the deadline `seconds` from now, or after `cpu_seconds` of this process, whichever comes first."""
         return Deadline(
             at=None if seconds is None else time.monotonic() + seconds,
-            stop=stop or Switch(),
+            stop=stop or StopSwitch(),
             cpu_at=None if cpu_seconds is None else time.process_time() + cpu_seconds,
         )
 

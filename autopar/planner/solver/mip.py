@@ -28,7 +28,7 @@ from ortools.math_opt import (
 )
 from ortools.math_opt.core.python import solver
 
-from autopar.planner.solver.deadline import Switch
+from autopar.planner.solver.deadline import StopSwitch
 from autopar.planner.solver.problem import Floats, Integers
 
 LOOK_SECONDS = 0.02
@@ -78,7 +78,7 @@ def solve_core(
     weights: Sequence[Floats] = (),
     budgets: Floats | None = None,
     relative_gap: float = 1e-9,
-    stop: Switch | None = None,
+    stop: StopSwitch | None = None,
 ) -> CoreSolution:
     """Solve a core with HiGHS; `weights[v]` is (rows, d_v), `budgets` (rows,) of the same unit.
 
@@ -86,7 +86,7 @@ def solve_core(
     """
     scale = _typical_cost(node_costs, edges)
     program = core_program(node_costs, edges, scale, weights, budgets)
-    found = _run_until(stop or Switch(), program, time_limit, relative_gap)
+    found = _run_until(stop or StopSwitch(), program, time_limit, relative_gap)
     labels = None
     if found.values is not None:
         starts = np.cumsum([0] + [costs.size for costs in node_costs])
@@ -206,7 +206,7 @@ def _typical_cost(node_costs: Sequence[Floats], edges: Sequence[tuple[int, int, 
     return float(max(np.median(positive), 1e-7 * positive.max())) if positive.size else 1.0
 
 
-def _run_until(stop: Switch, program: LinearProgram, time_limit: float, relative_gap: float) -> LinearSolution:
+def _run_until(stop: StopSwitch, program: LinearProgram, time_limit: float, relative_gap: float) -> LinearSolution:
     """Run HiGHS beside this thread, which stays awake for signals; leave it alone once `stop` is pressed.
 
     HiGHS does not look at MathOpt's interrupter, so a run that was left ends at its own time limit, unheard.

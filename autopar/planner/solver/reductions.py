@@ -35,7 +35,7 @@ SCREEN_LABELS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class BestLabels:
     """The best label position of `node` for every combination of label positions of `neighbours`."""
 
     node: int
@@ -76,7 +76,7 @@ class Graph:
         self.weight_constant: Floats = np.zeros(kinds.shape[1])
         self.tolerance = tolerance
         self.steps: list[Step] = []
-        self.choices: list[Choice] = []
+        self.choices: list[BestLabels] = []
         for source, target, costs in edges:
             self.add_edge(source, target, arena.token(costs))
 
@@ -157,7 +157,7 @@ class Graph:
         self.steps.append(Eliminate(node=node))
         domains = tuple(self.domains[other] for other in neighbours)
         self.choices.append(
-            Choice(
+            BestLabels(
                 node=node,
                 neighbours=neighbours,
                 table=table,

@@ -21,7 +21,7 @@ import numpy as np
 
 from autopar.planner.solver.arena import Arena
 from autopar.planner.solver.budget_search import BudgetedOutcome
-from autopar.planner.solver.deadline import Deadline, Switch, interruptible
+from autopar.planner.solver.deadline import Deadline, StopSwitch, interruptible
 from autopar.planner.solver.exact import solve_graph
 from autopar.planner.solver.memory import solve_within_budgets
 from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate, is_forbidden
@@ -39,7 +39,7 @@ def solve(
     warm_start: Integers | None = None,
     warm_multipliers: Sequence[float] | None = None,
     warm_messages: Warmth | None = None,
-    stop: Switch | None = None,
+    stop: StopSwitch | None = None,
     stop_above: float = math.inf,
 ) -> Solution:
     """Return the best assignment found, a lower bound, and the proof of the bound.

@@ -79,7 +79,7 @@ class Solved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class SolvedWay:
     """A solved problem with recomputation in one way, and what its step holds."""
 
     built: Built
@@ -87,7 +87,7 @@ class Way:
     holdings: Sequence[Holding]
 
 
-def ways_of(solved: Solved, modes: Iterable[str] = MODES) -> dict[str, Way]:
+def ways_of(solved: Solved, modes: Iterable[str] = MODES) -> dict[str, SolvedWay]:
     """The ways of recomputation that no value rules out; all tables of a sub-mesh share them."""
     ways = {}
     for mode in modes:
@@ -95,13 +95,13 @@ def ways_of(solved: Solved, modes: Iterable[str] = MODES) -> dict[str, Way]:
         if expanded is not None:
             built, labels = expanded
             holdings = find_holdings(built, solved.mesh, solved.state_bytes, solved.lifetimes)
-            ways[mode] = Way(built=built, labels=labels, holdings=holdings)
+            ways[mode] = SolvedWay(built=built, labels=labels, holdings=holdings)
     return ways
 
 
 def block_table(
     solved: Solved,
-    ways: Mapping[str, Way],
+    ways: Mapping[str, SolvedWay],
     runs: Runs,
     capacity_bytes: float,
     send_seconds: Callable[[float], float],
@@ -285,7 +285,7 @@ class _Seconds:
 class _Bytes:
     """(segments,) bytes of one way of recomputation."""
 
-    def __init__(self, solved: Solved, way: Way, micro_batches: int, gather_once: bool) -> None:
+    def __init__(self, solved: Solved, way: SolvedWay, micro_batches: int, gather_once: bool) -> None:
         self.lifetimes, self.built, self.labels = solved.lifetimes, way.built, way.labels
         self._mesh, self._weights = solved.mesh, solved.weights
         size = len(self.lifetimes.segments.names)

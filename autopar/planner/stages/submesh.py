@@ -23,7 +23,7 @@ from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.one_mesh import Candidate, price
 from autopar.planner.prices import Prices
 from autopar.planner.query import Query
-from autopar.planner.stages.block_costs import Solved, Way, block_table, ways_of, weight_operators
+from autopar.planner.stages.block_costs import Solved, SolvedWay, block_table, ways_of, weight_operators
 from autopar.planner.stages.block_table import MODES, BlockTable
 from autopar.planner.stages.runs import Runs
 
@@ -50,7 +50,7 @@ def solved_on(query: Query, candidate: Candidate, lifetimes: Lifetimes) -> Solve
 
 def table_of(
     solved: Solved,
-    ways: Mapping[str, Way],
+    ways: Mapping[str, SolvedWay],
     runs: Runs,
     cluster: Cluster,
     num_groups: int,

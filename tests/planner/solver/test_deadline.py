@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autopar.planner.solver import Edge, Problem, Status, check_certificate, mip, solve
-from autopar.planner.solver.deadline import Deadline, Switch, interruptible
+from autopar.planner.solver.deadline import Deadline, StopSwitch, interruptible
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +122,6 @@ def test_an_interrupt_does_not_wait_for_highs() -> None:
 
 
 def test_without_a_stop_highs_is_waited_for() -> None:
-    found = mip.solve_core([np.array([1.0, 2.0])], [], time_limit=5.0, stop=Switch())
+    found = mip.solve_core([np.array([1.0, 2.0])], [], time_limit=5.0, stop=StopSwitch())
     assert found.labels is not None
     assert found.objective == 1.0
