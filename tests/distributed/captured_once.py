@@ -62,9 +62,14 @@ class CapturedOnce(Captures):
 _OF_MODEL: dict[tuple[str, str], CapturedOnce] = {}
 
 
+def captures_of(name: str, model: nn.Module) -> CapturedOnce:
+    """What this process has of a model."""
+    return _OF_MODEL.setdefault((name, str(model)), CapturedOnce())
+
+
 def compile_once(name: str, model: nn.Module, inputs: Any, **options: Any) -> ParallelModule:
     """`autopar.compile` of a model that computes the same, in one precision, wherever this name and its text agree."""
-    captures = _OF_MODEL.setdefault((name, str(model)), CapturedOnce())
+    captures = captures_of(name, model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "Captures", lambda: captures)
         patch.setattr(api, "planned_parts", captures.in_parts)
@@ -73,7 +78,7 @@ def compile_once(name: str, model: nn.Module, inputs: Any, **options: Any) -> Pa
 
 def capture_once(name: str, model: nn.Module, inputs: Any, *, parts: int = 1, **options: Any) -> bool:
     """Capture what `compile_once` will ask for, with its step in micro-batches; whether there was anything to do."""
-    captures = _OF_MODEL.setdefault((name, str(model)), CapturedOnce())
+    captures = captures_of(name, model)
     before = captures.made
     args, kwargs = normalize_example_inputs(inputs)
     given = Request(cluster=Cluster.parse("1 cpu"), **options)
