@@ -34,6 +34,7 @@ from autopar.planner.known_plans import (
     solved_known_plans,
     usable,
 )
+from autopar.planner.limits import LIMITS
 from autopar.planner.mends import mended
 from autopar.planner.query import Query
 from autopar.planner.read import switching_costs
@@ -41,11 +42,6 @@ from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solved_meshes import Slower
 from autopar.planner.stages.free import FreePipelines, pipeline_instead
 from autopar.request import Request
-
-LESS = 0.1
-"""Of the time of a search, for known plans that are no answer: a pipeline is faster than any plan without stages."""
-OPEN_GAP = 1e-2
-"""A gap above this asks the known plans for help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +84,8 @@ def best_plan(asked: Asked) -> Plan:
     if chosen.best is None and beside is not None and any(isinstance(why, Slower) for why in chosen.failures):
         pipeline = beside.instead(chosen)
         if pipeline is not None:
-            known = solved_known_plans(_in_less_time(query), None) if asked.with_baselines else {}
+            shown = replace(query, search=query.search.in_part(LIMITS.time_share_if_shown))
+            known = solved_known_plans(shown, None) if asked.with_baselines else {}
             return replace(pipeline, baselines=baselines(query, known))
         chosen = _over_meshes(asked, None)
     failures: tuple[Exception, ...] = ()
@@ -164,7 +161,7 @@ def _known(asked: Asked, plan: Plan, known_plans: Callable[[], Known], pipeline_
     if asked.with_baselines:
         return known_plans()
     below = min(plan.objective_seconds, pipeline_seconds)
-    return solved_known_plans(asked.query, asked.shapes, below) if plan.gap > OPEN_GAP else {}
+    return solved_known_plans(asked.query, asked.shapes, below) if plan.gap > LIMITS.open_gap else {}
 
 
 def _why_nothing_fits(asked: Asked, chosen: Chosen, more: Sequence[Exception]) -> Exception:
@@ -176,13 +173,6 @@ def _why_nothing_fits(asked: Asked, chosen: Chosen, more: Sequence[Exception]) -
     least = min(short, key=lambda failure: failure.needed_bytes)
     error = mended(asked.query, least)
     return InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
-
-
-def _in_less_time(query: Query) -> Query:
-    """For plans that are shown beside a faster answer."""
-    search = query.search
-    less = replace(search, exact_seconds=LESS * search.exact_seconds, memory_seconds=LESS * search.memory_seconds)
-    return replace(query, search=less)
 
 
 def _finished(query: Query, chosen: Chosen, known: tuple[Baseline, ...]) -> Plan:

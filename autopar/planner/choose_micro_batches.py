@@ -25,6 +25,7 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.leaves import StateBytes
+from autopar.planner.limits import LIMITS
 from autopar.planner.micro_batches import Recapture, batch_size, in_parts
 from autopar.planner.query import Query
 from autopar.planner.shortage import DoesNotFit
@@ -32,13 +33,6 @@ from autopar.planner.targets import find_wishes
 from autopar.program import MicroProgram
 
 log = logging.getLogger(__name__)
-
-PROMISE = 1.5
-"""More parts are tried only where some mesh without a memory limit is so much faster than another answer."""
-LEAST_SAVED = 0.01
-"""Part of the cost that more parts must be able to save: their program alone takes as long as a few meshes."""
-LEAST_GAIN = 0.02
-"""More parts are tried only while they need at least this share less memory than the number before."""
 
 
 class Choose(Protocol):
@@ -67,7 +61,7 @@ def choose_micro_batches(
     if count == 1 or query.recapture is None or not _hopeful(chosen, _objective(chosen)):
         return chosen
     below = math.inf if rival is None else rival(None if chosen.best is None else chosen.best.plan)
-    if not _hopeful(chosen, min(below / PROMISE, _objective(chosen))):
+    if not _hopeful(chosen, min(below / LIMITS.parts_must_promise, _objective(chosen))):
         return chosen
     try:
         return _search(micro_batch_queries(query, query.recapture), chosen, choose, below)
@@ -140,7 +134,7 @@ def _search(queries: Iterator[Query], chosen: Chosen, choose: Choose, below: flo
             chosen = found
         elif chosen.best is None:
             now = _needed_bytes(found)
-            if needed is None or now is None or now > needed * (1 - LEAST_GAIN):
+            if needed is None or now is None or now > needed * (1 - LIMITS.parts_least_relief):
                 break
             needed = now
         floors = {mesh: max(floor, found.free_bounds.get(mesh, 0.0)) for mesh, floor in floors.items()}
@@ -157,7 +151,7 @@ def _objective(chosen: Chosen) -> float:
 
 def _hopeful(chosen: Chosen, below: float) -> bool:
     """Whether some mesh that was solved would cost less than this in more parts, as far as is known."""
-    return any(bound < below * (1 - LEAST_SAVED) for bound in chosen.free_bounds.values())
+    return any(bound < below * (1 - LIMITS.parts_least_saved) for bound in chosen.free_bounds.values())
 
 
 def _needed_bytes(chosen: Chosen) -> float | None:

@@ -19,10 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-ROUNDING = 1e-9
-"""Relative difference below which a bound counts as reached."""
-CERTIFIED = 1e-3
-"""A candidate is dropped, too, whose bound is that of the best one, where that has a gap of at most this."""
+from autopar.planner.limits import LIMITS
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -138,7 +135,7 @@ def _next(
 def _reach(best: Entry[Key, Result]) -> float:
     """What the bound of another candidate must be below to be worth refining."""
     gap = 1.0 - best.bound / best.objective if best.objective else 0.0
-    return best.objective * (1 - max(ROUNDING, min(gap, CERTIFIED)))
+    return best.objective * (1 - max(LIMITS.bound_rounding, min(gap, LIMITS.certified_gap)))
 
 
 def _hopeful(entries: list[Entry[Key, Result]], reach: float) -> list[Entry[Key, Result]]:

@@ -42,6 +42,10 @@ class Search:
     hidden_shares: tuple[float, ...] = ()
     hidden_seconds: float = 0.0
 
+    def in_part(self, share: float) -> Search:
+        """The same with a part of the time for solves."""
+        return replace(self, exact_seconds=share * self.exact_seconds, memory_seconds=share * self.memory_seconds)
+
 
 SEARCH: dict[Mode, Search] = {
     "fast": Search(

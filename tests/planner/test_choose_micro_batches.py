@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_more_parts_must_beat_another_answer_too(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_slower_than_another_answer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PROMISE", 1.0)
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, parts_must_promise=1.0))
     found, asked = chosen(monkeypatch, 7.0)
     assert objective(found) == 10.0
     assert asked == [math.inf, 7.0]

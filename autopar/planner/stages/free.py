@@ -22,6 +22,7 @@ from autopar.plan_text import format_seconds
 from autopar.plan_value import Baseline
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.least_memory import least_state_bytes
+from autopar.planner.limits import LIMITS
 from autopar.planner.query import Query
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.stages.groups import sub_cluster
@@ -37,10 +38,6 @@ from autopar.planner.stages.quick import (
 from autopar.planner.stages.wish import PipelineWish
 
 log = logging.getLogger(__name__)
-
-MOST_GROUPS = 16
-INSTEAD_SECONDS = 60.0
-"""By the clock, for pipelines whose layouts are chosen under the memory limit, where nothing else fits."""
 
 
 class FreePipelines:
@@ -172,7 +169,7 @@ def pipeline_instead(query: Query, spent_seconds: float) -> Plan | None:
             if pipeline is not None:
                 notes = (*pipeline.notes, *what_was_compared(compared))
                 return replace(pipeline, notes=notes, alternatives=others_compared(compared))
-        until = Deadline.after(min(INSTEAD_SECONDS, query.deadline.left()), query.deadline.stop)
+        until = Deadline.after(min(LIMITS.instead_seconds, query.deadline.left()), query.deadline.stop)
         query = replace(query, deadline=until)
     pipeline, reasons = best_free_pipeline(query)
     if pipeline is None:
@@ -249,7 +246,7 @@ def _without_stages(plan: Plan) -> Baseline:
 def _group_counts(query: Query) -> list[int]:
     """Numbers of groups that cut the cluster evenly, at nodes or inside them."""
     found = []
-    for groups in range(2, min(query.cluster.num_devices, MOST_GROUPS) + 1):
+    for groups in range(2, min(query.cluster.num_devices, LIMITS.all_groups) + 1):
         try:
             sub_cluster(query.cluster, groups)
         except ConfigurationError:

@@ -85,7 +85,7 @@ def test_meshes_that_are_slower_than_a_pipeline_are_not_fitted(
     def cannot_be_cut(*_: object) -> Plan:
         raise ConfigurationError("the model cannot be cut")
 
-    monkeypatch.setattr(quick, "MOST_SLOWER", math.inf)
+    monkeypatch.setattr(quick, "LIMITS", replace(quick.LIMITS, slower_pipelines=math.inf))
     monkeypatch.setattr(SolvedMeshes, "_is_short", lambda *_: True)
     monkeypatch.setattr(free.FreePipelines, "before_fitting", no_time)
     if with_reason:
