@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan
 from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.choose_mesh import Chosen
+from autopar.planner.choose_mesh import Chosen, choose_mesh
+from autopar.planner.contenders import Contender, Plain
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.leaves import StateBytes
 from autopar.planner.limits import LIMITS
@@ -35,36 +34,25 @@ from autopar.program import MicroProgram
 log = logging.getLogger(__name__)
 
 
-class Choose(Protocol):
-    """`choose_mesh` for given meshes: all of them, or those with a floor, for plans that cost less than `below`."""
+def choose_micro_batches(query: Query, meshes: Sequence[Mesh], contender: Contender | None = None) -> Chosen:
+    """The best over the meshes, in the best number of micro-batches, or in as many as the user wants.
 
-    def __call__(self, query: Query, *, floors: Mapping[Mesh, float] | None = None, below: float = math.inf) -> Chosen:
-        """The best over the meshes."""
-
-
-def choose_micro_batches(
-    query: Query,
-    choose: Choose,
-    rival: Callable[[Plan | None], float] | None = None,
-) -> Chosen:
-    """What `choose` finds for the best number of micro-batches, or for the number that the user wants.
-
-    rival: seconds of another answer
-    than more parts, given the plan of one part, if there is one; asked for where more parts would be tried, which must
-    then be faster.
+    contender: another answer than more parts; asked where more parts would be tried, which must then be faster.
     Raises ConfigurationError where the program cannot run in as many parts as it should.
     """
     count = query.micro_batches
     if count is not None and count != 1:
-        return choose(query_in_parts(query, count))
-    chosen = choose(query)
+        return choose_mesh(query_in_parts(query, count), meshes, contender=contender)
+    chosen = choose_mesh(query, meshes, contender=contender)
     if count == 1 or query.recapture is None or not _hopeful(chosen, _objective(chosen)):
         return chosen
-    below = math.inf if rival is None else rival(None if chosen.best is None else chosen.best.plan)
+    below = math.inf
+    if contender is not None:
+        below = contender.step_before("more parts", None if chosen.best is None else Plain.of(chosen.best.plan))
     if not _hopeful(chosen, min(below / LIMITS.parts_must_promise, _objective(chosen))):
         return chosen
     try:
-        return _search(micro_batch_queries(query, query.recapture), chosen, choose, below)
+        return _search(micro_batch_queries(query, query.recapture), chosen, meshes, below, contender)
     except NotSeparable as reason:
         log.info(f"one micro-batch only: {reason}")
         return replace(chosen, notes=(*chosen.notes, f"memory is short, and the batch stays whole: {reason}"))
@@ -123,13 +111,15 @@ def query_in_parts(query: Query, count: int) -> Query:
         raise ConfigurationError(f"micro_batches={count}: {reason}; pass micro_batches=1") from reason
 
 
-def _search(queries: Iterator[Query], chosen: Chosen, choose: Choose, below: float) -> Chosen:
+def _search(
+    queries: Iterator[Query], chosen: Chosen, meshes: Sequence[Mesh], below: float, contender: Contender | None
+) -> Chosen:
     needed, floors = _needed_bytes(chosen), chosen.free_bounds
     for query in queries:
         assert query.micro is not None
         objective = min(_objective(chosen), below)
         log.info(f"memory binds: trying {query.micro.count} micro-batches")
-        found = choose(query, floors=floors, below=objective)
+        found = choose_mesh(query, meshes, floors, objective, contender)
         if found.best is not None:
             chosen = found
         elif chosen.best is None:

@@ -136,6 +136,8 @@ class Limits:
 
     parts_per_group: int = 8
     """Micro-batches per rank group: with 8, the bubble of 1F1B is below an eighth."""
+    slower_counts: int = 2
+    """Numbers of micro-batches that may be slower than the best one, one after the other, before no more are tried."""
     sub_mesh_memory: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
     """Of the memory of all sub-meshes together, in which the whole program is planned on one of them."""
     settling_rounds: int = 4

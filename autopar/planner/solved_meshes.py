@@ -16,7 +16,6 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
 from autopar.plan_value import Prediction
 from autopar.planner.build import Built
+from autopar.planner.contenders import Contender, Plain
 from autopar.planner.finer_plans import Decision, decisions, labels_on
 from autopar.planner.lifetimes import Lifetimes
 from autopar.planner.limits import LIMITS
@@ -44,34 +44,30 @@ log = logging.getLogger(__name__)
 Made = Sequence[Decision]
 
 
-class Rival(Protocol):
-    """Seconds of the best other answer than a plan without stages, given what such a plan takes without a memory limit;
-    infinity where none is known."""
-
-    def before_finer(self, free_seconds: float) -> float:
-        """Asked before meshes of more than two axes are solved."""
-
-    def before_fitting(self, free_seconds: float) -> float:
-        """Asked before a mesh is fitted into memory."""
-
-
 class Slower(InfeasibleError):
     """A mesh was not fitted into memory, or not solved to its end, as its bound is above the seconds of another
     answer."""
 
 
 class SolvedMeshes:
-    """The state of one search over meshes. best: of those that were fitted; fastest: the one with the shortest played
-    step; free_bounds: of those that were solved.
+    """The `Candidates` of one search over meshes. best: of those that were fitted; fastest: the one with the shortest
+    played step; free_bounds: of those that were solved.
 
-    rival: asked once before meshes of more than two axes are solved, which are left out where it is a `far_answer`, and
-    else where their bound is above it; and once where the best optimum is known and does not fit, as fitting it is most
-    of the work. Meshes that are slower without a memory limit are then not fitted; where the rival is a `close_answer`,
-    and so probably faster than what fits, the search under the limit gets `time_share_if_close` of its time."""
+    floors: bounds in seconds that are known of meshes, and then only these are tried. contender: asked once before
+    meshes of more than two axes are solved, which are left out where it is a `far_answer`, and else where their bound
+    is above it; and once where the best optimum is known and does not fit, as fitting it is most of the work. Meshes
+    that are slower without a memory limit are then not fitted; where the contender is a `close_answer`, and so probably
+    faster than what fits, the search under the limit gets `time_share_if_close` of its time."""
 
-    def __init__(self, query: Query, meshes: Sequence[Mesh], rival: Rival | None = None) -> None:
-        self._query, self._rival = query, rival
-        self._rival_seconds = math.inf
+    def __init__(
+        self,
+        query: Query,
+        meshes: Sequence[Mesh],
+        floors: Mapping[Mesh, float] | None = None,
+        contender: Contender | None = None,
+    ) -> None:
+        self._query, self._floors, self._contender = query, floors, contender
+        self._other_seconds = math.inf
         self._was_asked_early = False
         self._fit_query = query
         self._per_node = query.cluster.devices_per_node
@@ -108,7 +104,7 @@ class SolvedMeshes:
         if is_forbidden(np.asarray(free.objective)):
             free = self._solved(mesh, math.inf)
             yield Stage(bound=free.lower_bound)
-        self._ask_rival(mesh, free)
+        self._ask_contender(mesh, free)
         helper = self._helper(mesh, free)
         if helper is not None:
             yield Stage(bound=free.lower_bound, after=helper)
@@ -126,14 +122,17 @@ class SolvedMeshes:
     def refusal(self, mesh: Mesh) -> str:
         """Why a mesh is left out; empty where it is tried, which counts its estimate: the entries of its tables, from
         those of meshes with one axis less. The same in every process."""
+        if self._floors is not None:
+            return "" if mesh in self._floors else "they were not solved for the whole batch"
         num_axes, limit = len(mesh.shape), self._query.search.table_entries
         if not self._is_refined(mesh):
             return ""
-        if self._rival is not None and not self._was_asked_early and math.isfinite(self._lowest):
-            self._rival_seconds, self._was_asked_early = self._rival.before_finer(self._lowest), True
-        if self._rival_seconds < LIMITS.far_answer * self._lowest:
+        if self._contender is not None and not self._was_asked_early and math.isfinite(self._lowest):
+            plain = Plain(seconds=self._lowest)
+            self._other_seconds, self._was_asked_early = self._contender.step_before("finer meshes", plain), True
+        if self._other_seconds < LIMITS.far_answer * self._lowest:
             return (
-                f"another answer takes {format_seconds(self._rival_seconds)}, and the best mesh of fewer axes at least "
+                f"another answer takes {format_seconds(self._other_seconds)}, and the best mesh of fewer axes at least "
                 f"{format_seconds(self._lowest)}"
             )
         early = self._played_early()
@@ -168,7 +167,7 @@ class SolvedMeshes:
         """Seconds above which a bound is enough to know of a mesh."""
         if not self._is_refined(mesh):
             return math.inf
-        return min(self._lowest, self._rival_seconds)
+        return min(self._lowest, self._other_seconds)
 
     def _solved(self, mesh: Mesh, cutoff: float) -> Solution:
         """The optimum without a memory limit, or a bound above `cutoff`."""
@@ -194,23 +193,23 @@ class SolvedMeshes:
         best = min(known, key=self.free_bounds.__getitem__, default=None)
         return best if self._binds else None
 
-    def _ask_rival(self, mesh: Mesh, free: Solution) -> None:
+    def _ask_contender(self, mesh: Mesh, free: Solution) -> None:
         """Raises Slower."""
-        if self._rival is not None and self.best is None and self._is_short(mesh, free):
-            self._rival_seconds = self._rival.before_fitting(free.objective)
-            self._rival = None
-            if self._rival_seconds < LIMITS.close_answer * free.objective:
+        if self._contender is not None and self.best is None and self._is_short(mesh, free):
+            self._other_seconds = self._contender.step_before("fitting", Plain(seconds=free.objective))
+            self._contender = None
+            if self._other_seconds < LIMITS.close_answer * free.objective:
                 search = self._query.search
                 less = replace(search, memory_seconds=LIMITS.time_share_if_close * search.memory_seconds)
                 self._fit_query = replace(self._query, search=less)
-        if self._rival is None:
+        if self._contender is None:
             self._refuse_slower(mesh, free)
 
     def _refuse_slower(self, mesh: Mesh, free: Solution) -> None:
-        if free.lower_bound >= self._rival_seconds:
+        if free.lower_bound >= self._other_seconds:
             raise Slower(
                 f"mesh {mesh.shape} takes at least {format_seconds(free.lower_bound)} without a memory limit, and "
-                f"another answer {format_seconds(self._rival_seconds)}"
+                f"another answer {format_seconds(self._other_seconds)}"
             )
 
     def _is_short(self, mesh: Mesh, free: Solution) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,14 @@ class Parts:
     def __init__(self) -> None:
         self.asked: list[float] = []
 
-    def __call__(self, query: Any, *, floors: Mapping[Mesh, float] | None = None, below: float = math.inf) -> Chosen:
+    def __call__(
+        self,
+        query: Any,
+        meshes: Sequence[Mesh],
+        floors: Mapping[Mesh, float] | None = None,
+        below: float = math.inf,
+        contender: object = None,
+    ) -> Chosen:
         self.asked.append(below)
         seconds = 10.0 if query.micro is None else 8.0
         best: Any = SimpleNamespace(plan=SimpleNamespace(objective_seconds=seconds)) if seconds < below else None
@@ -36,11 +43,10 @@ def chosen(monkeypatch: pytest.MonkeyPatch, rival: float | None) -> tuple[Chosen
     two = SimpleNamespace(micro=SimpleNamespace(count=2), deadline=SimpleNamespace(left=lambda: 1.0))
     monkeypatch.setattr(module, "micro_batch_queries", lambda *_: iter([two]))
     choose = Parts()
-    found = module.choose_micro_batches(
-        query,
-        choose,
-        None if rival is None else lambda plan: rival,
-    )
+    monkeypatch.setattr(module, "choose_mesh", choose)
+    monkeypatch.setattr(module, "Plain", SimpleNamespace(of=lambda plan: plan))
+    contender: Any = None if rival is None else SimpleNamespace(step_before=lambda work, plain: rival)
+    found = module.choose_micro_batches(query, [MESH], contender)
     return found, choose.asked
 
 

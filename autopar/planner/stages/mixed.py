@@ -77,7 +77,7 @@ def plan_mixed(query: Query, wish: PipelineWish, memory_limit: float | str | Non
             best, worse = found, 0
         else:
             worse += 1
-        if worse == 2:
+        if worse == LIMITS.slower_counts:
             break
     if best is None:
         raise _nothing_fits(cluster, shapes, wish, compared)

@@ -91,7 +91,7 @@ def plan_pipeline(query: Query, wish: PipelineWish) -> Plan:
             worse += 1
         else:
             best, worse = found, 0
-        if worse == 2 or query.deadline.left() <= 0.0:
+        if worse == LIMITS.slower_counts or query.deadline.left() <= 0.0:
             break
     if best is None:
         raise failures[0]

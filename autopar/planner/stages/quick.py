@@ -129,12 +129,6 @@ def compare_pipelines(query: Query, plain_seconds: float, work_seconds: float | 
     return compared
 
 
-def pipelines_promise(query: Query, plain_seconds: float) -> bool:
-    """Whether the best guess of a pipeline looks faster than a step without stages."""
-    traffic = Traffic.of(query)
-    return look_faster(query, traffic, guesses(query, traffic), plain_seconds)
-
-
 def in_order(left: Sequence[Guess]) -> Iterator[Guess]:
     """The guesses, best first; behind each the next ones with as many micro-batches, if they are about as good."""
     rest = list(left)
