@@ -17,7 +17,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from autopar import planner
 from autopar.capture import Captures, fingerprint
 from autopar.cluster import Cluster
 from autopar.errors import CaptureError, ConfigurationError, UnsupportedOperatorError
@@ -27,6 +26,7 @@ from autopar.phases import phase
 from autopar.plan_value import PipelinePlan
 from autopar.planner.kept import Kept
 from autopar.planner.micro_batches import Recapture, batch_size
+from autopar.planner.planning import make_plan
 from autopar.program import Program
 from autopar.request import Request
 from autopar.rules.engine import registered_rules
@@ -111,7 +111,7 @@ def plan_program(program: Program, request: Request, recapture: Recapture, kept:
         known = Plan.load(path)
         _report_uncovered(known, request.strict)
         return known
-    chosen = planner.make_plan(program, request, recapture=recapture, kept=kept)
+    chosen = make_plan(program, request, recapture=recapture, kept=kept)
     _report_uncovered(chosen, request.strict)
     if path is not None:
         write_atomically(path, chosen.to_json())
@@ -138,7 +138,7 @@ def plan_again(program: Program, request: Request, pinned: Plan, recapture: Reca
         with_baselines=False,
         mode=request.mode,
     )
-    return planner.make_plan(program, again, recapture=recapture)
+    return make_plan(program, again, recapture=recapture)
 
 
 def _same_stages(pinned: Plan, pipeline: PipelinePlan, batch: int | None) -> Plan:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from autopar import planner
 from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
+from autopar.planner.planning import make_plan
 from autopar.request import Request
 from tests.planner.problems import captured_mlp
 
@@ -44,14 +44,8 @@ def test_what_cannot_be_meant_is_refused(asked: dict[str, Any], words: str) -> N
 def test_the_question_in_a_plan_is_what_was_asked_and_how_it_was_understood() -> None:
     program = captured_mlp(batch=8, width=16)
     request = Request(cluster=Cluster.parse("2 H100-SXM"), dims={"dp_shard": 2}, mode="fast", with_baselines=False)
-    question = planner.make_plan(program, request).question
+    question = make_plan(program, request).question
     assert question["dims"] == {"dp_shard": 2}
     assert (question["mesh"], question["constraints"], question["micro_batches"]) == (None, None, None)
     assert (question["optimizer"], question["optimizer_assumed"], question["mode"]) == ("AdamW", True, "fast")
     assert question["cluster_fingerprint"] == request.cluster.fingerprint
-
-
-def test_what_brings_the_solver_library_is_loaded_at_its_first_use() -> None:
-    assert list(planner.LOADED_LATER) == ["make_plan"]
-    with pytest.raises(AttributeError, match="has no attribute 'other'"):
-        planner.other  # noqa: B018

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
@@ -24,9 +23,8 @@ from autopar.planner.choose_micro_batches import choose_micro_batches, query_in_
 from autopar.planner.choose_step import instead, shortest_step
 from autopar.planner.constraints import Constraints
 from autopar.planner.from_known import at_least_as_good
-from autopar.planner.known_first import KnownFirst
 from autopar.planner.known_plans import (
-    Known,
+    KnownPlans,
     Shapes,
     baselines,
     cheapest,
@@ -34,6 +32,7 @@ from autopar.planner.known_plans import (
     solved_known_plans,
     usable,
 )
+from autopar.planner.limits import LIMITS
 from autopar.planner.mends import mended
 from autopar.planner.query import Query
 from autopar.planner.read import switching_costs
@@ -41,11 +40,6 @@ from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solved_meshes import Slower
 from autopar.planner.stages.free import FreePipelines, pipeline_instead
 from autopar.request import Request
-
-LESS = 0.1
-"""Of the time of a search, for known plans that are no answer: a pipeline is faster than any plan without stages."""
-OPEN_GAP = 1e-2
-"""A gap above this asks the known plans for help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +65,7 @@ class Asked:
             meshes=meshes,
             shapes=shapes_of(request, query.constraints),
             with_baselines=request.with_baselines,
-            tries_pipelines=is_free and request.mode != "fast",
+            tries_pipelines=is_free and query.search.tries_pipelines,
             began=began,
         )
 
@@ -79,24 +73,20 @@ class Asked:
 def best_plan(asked: Asked) -> Plan:
     """The answer, but for what the question was. Raises ConfigurationError, and InfeasibleError where nothing fits."""
     query = asked.query
-    beside = None
-    known_plans = cache(partial(solved_known_plans, query, None))
-    if asked.tries_pipelines:
-        pipelines = FreePipelines(query, asked.began)
-        beside = KnownFirst(query, pipelines, partial(_known_seconds, asked, known_plans))
-    chosen = _over_meshes(asked, beside)
-    if chosen.best is None and beside is not None and any(isinstance(why, Slower) for why in chosen.failures):
-        pipeline = beside.instead(chosen)
+    known = KnownPlans(query, asked.shapes, asked.with_baselines)
+    pipelines = FreePipelines(query, known, asked.began) if asked.tries_pipelines else None
+    chosen = choose_micro_batches(query, asked.meshes, pipelines)
+    if chosen.best is None and pipelines is not None and any(isinstance(why, Slower) for why in chosen.failures):
+        pipeline = pipelines.instead(chosen)
         if pipeline is not None:
-            known = solved_known_plans(_in_less_time(query), None) if asked.with_baselines else {}
-            return replace(pipeline, baselines=baselines(query, known))
-        chosen = _over_meshes(asked, None)
+            return _with_known(asked, pipeline)
+        chosen = choose_micro_batches(query, asked.meshes)
     failures: tuple[Exception, ...] = ()
     if chosen.best is None:
         chosen, failures = _from_known_meshes(asked, chosen)
     if chosen.best is None:
         return _with_stages(asked, chosen, failures)
-    return _shortest(asked, chosen, beside, known_plans)
+    return _shortest(asked, chosen, pipelines, known)
 
 
 def shapes_of(request: Request, constraints: Constraints) -> Shapes | None:
@@ -106,13 +96,12 @@ def shapes_of(request: Request, constraints: Constraints) -> Shapes | None:
     return None if request.mesh is None else (tuple(request.mesh),)
 
 
-def _over_meshes(asked: Asked, beside: KnownFirst | None) -> Chosen:
-    """The optimum over meshes and micro-batches; beside: pipelines that may spare the search what takes longest."""
-    choose = partial(choose_mesh, meshes=asked.meshes)
-    if beside is None:
-        return choose_micro_batches(asked.query, choose)
-    first = partial(choose, rival=beside)
-    return choose_micro_batches(asked.query, first, beside.before_more_parts)
+def _with_known(asked: Asked, pipeline: Plan) -> Plan:
+    """A pipeline that is faster than every plan without stages, with the known plans that a part of the time finds."""
+    query = asked.query
+    quick = replace(query, search=query.search.in_part(LIMITS.time_share_if_shown))
+    known = solved_known_plans(quick, None) if asked.with_baselines else {}
+    return replace(pipeline, baselines=baselines(query, known))
 
 
 def _from_known_meshes(asked: Asked, chosen: Chosen) -> tuple[Chosen, tuple[Exception, ...]]:
@@ -134,37 +123,24 @@ def _with_stages(asked: Asked, chosen: Chosen, failures: Sequence[Exception]) ->
     return replace(pipeline, notes=(*pipeline.notes, f"without stages nothing fits: {chosen.failures[0]}"))
 
 
-def _shortest(asked: Asked, chosen: Chosen, beside: KnownFirst | None, known_plans: Callable[[], Known]) -> Plan:
-    """The shortest played step of what was chosen, the known plans, pipelines and other sums of costs."""
+def _shortest(asked: Asked, chosen: Chosen, pipelines: FreePipelines | None, known_plans: KnownPlans) -> Plan:
+    """The shortest played step of what was chosen, the known plans, pipelines and other sums of costs. Pipelines that
+    were compared by now come first, so that other sums are solved only where they may be shorter; else they come last.
+    """
     query = asked.query
     assert chosen.best is not None
-    known = _known(asked, chosen.best.plan, known_plans, math.inf if beside is None else beside.step_seconds)
+    known = known_plans.beside(chosen.best.plan, math.inf if pipelines is None else pipelines.step_seconds)
     chosen = at_least_as_good(query, chosen, cheapest(known, asked.shapes))
     assert chosen.best is not None
     plan = _finished(query, chosen, baselines(query, known) if asked.with_baselines else ())
-    if beside is not None and beside.were_asked:
-        plan, beside = beside.better_of(plan), None
+    if pipelines is not None and pipelines.is_settled:
+        plan, pipelines = pipelines.better_of(plan), None
     running = query_in_parts(query, chosen.best.plan.micro_batches)
     rivals = usable(known, asked.shapes) if running.micro is None else ()
     shorter = shortest_step(running, chosen, rivals, plan.predicted.step_seconds)
     if shorter is not None:
         plan = instead(plan, _finished(query, shorter, ()))
-    return plan if beside is None else beside.better_of(plan)
-
-
-def _known_seconds(asked: Asked, known_plans: Callable[[], Known]) -> float:
-    """Of the shortest played step of a known plan that may be chosen, where they are solved in any case."""
-    known = usable(known_plans(), asked.shapes) if asked.with_baselines else []
-    return min((entry.plan.predicted.step_seconds for entry in known), default=math.inf)
-
-
-def _known(asked: Asked, plan: Plan, known_plans: Callable[[], Known], pipeline_seconds: float) -> Known:
-    """The known plans: all of them where the user wants to see them, else those that may help a plan with a gap, which
-    then must be cheaper than it and than the best pipeline."""
-    if asked.with_baselines:
-        return known_plans()
-    below = min(plan.objective_seconds, pipeline_seconds)
-    return solved_known_plans(asked.query, asked.shapes, below) if plan.gap > OPEN_GAP else {}
+    return plan if pipelines is None else pipelines.better_of(plan)
 
 
 def _why_nothing_fits(asked: Asked, chosen: Chosen, more: Sequence[Exception]) -> Exception:
@@ -176,13 +152,6 @@ def _why_nothing_fits(asked: Asked, chosen: Chosen, more: Sequence[Exception]) -
     least = min(short, key=lambda failure: failure.needed_bytes)
     error = mended(asked.query, least)
     return InfeasibleError(f"{error}. {'; '.join(chosen.notes)}") if chosen.notes else error
-
-
-def _in_less_time(query: Query) -> Query:
-    """For plans that are shown beside a faster answer."""
-    search = query.search
-    less = replace(search, exact_seconds=LESS * search.exact_seconds, memory_seconds=LESS * search.memory_seconds)
-    return replace(query, search=less)
 
 
 def _finished(query: Query, chosen: Chosen, known: tuple[Baseline, ...]) -> Plan:

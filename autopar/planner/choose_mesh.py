@@ -26,13 +26,14 @@ from autopar.plan_text import format_seconds
 from autopar.plan_value import Baseline
 from autopar.planner.axis_roles import axis_notes
 from autopar.planner.constraints import Constraints
+from autopar.planner.contenders import Contender
 from autopar.planner.known_plans import as_baseline
 from autopar.planner.least_memory import why_nothing_fits
 from autopar.planner.mesh_search import Entry, Outcome, best_first
 from autopar.planner.one_mesh import Candidate, price
 from autopar.planner.query import Query
 from autopar.planner.restrict import ImpossiblePlacement
-from autopar.planner.solved_meshes import Rival, SolvedMeshes
+from autopar.planner.solved_meshes import SolvedMeshes
 from autopar.planner.solver.deadline import Deadline
 
 log = logging.getLogger(__name__)
@@ -62,26 +63,25 @@ def choose_mesh(
     meshes: Sequence[Mesh],
     floors: Mapping[Mesh, float] | None = None,
     below: float = math.inf,
-    rival: Rival | None = None,
+    contender: Contender | None = None,
 ) -> Chosen:
     """Search the meshes within `query.search`. Expected failures of single meshes are collected, not raised.
 
     floors: bounds in seconds that are known of meshes, and then only these are tried; below: only plans with a smaller
-    objective count. rival: see `SolvedMeshes`.
+    objective count. contender: see `SolvedMeshes`.
     """
     hopeless = why_nothing_fits(query, meshes)
     if hopeless is not None:
         return Chosen(best=None, failures=(hopeless,))
     if len(meshes) > 1:
         log.info(f"{len(meshes)} mesh shapes, {meshes[0].shape} to {meshes[-1].shape}")
-    solved = SolvedMeshes(query, meshes, rival)
+    solved = SolvedMeshes(query, meshes, floors, contender)
     outcome: Outcome[Mesh, Plan] = best_first(
-        {mesh: solved.stages(mesh) for mesh in meshes},
+        meshes,
+        solved,
         seconds=query.search.meshes_seconds,
         clock=partial(_clock, query.deadline),
         failures=(InfeasibleError, ImpossiblePlacement),
-        refuse=solved.refusal if floors is None else partial(_unless_known, floors),
-        promise=solved.promise,
         floors=floors,
         below=below,
     )
@@ -112,10 +112,6 @@ def choose_mesh(
 def roles_of(query: Query, best: Candidate) -> tuple[str, ...]:
     """What each free axis of a candidate's mesh does, in words."""
     return tuple(axis_notes(query.program, query.factorisation, query.cluster, best.mesh, best.built, best.solution))
-
-
-def _unless_known(floors: Mapping[Mesh, float], mesh: Mesh) -> str:
-    return "" if mesh in floors else "they were not solved for the whole batch"
 
 
 def _clock(deadline: Deadline) -> float:

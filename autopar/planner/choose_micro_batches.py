@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan
 from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.choose_mesh import Chosen
+from autopar.planner.choose_mesh import Chosen, choose_mesh
+from autopar.planner.contenders import Contender, Plain
 from autopar.planner.factorisation import Factorisation
 from autopar.planner.leaves import StateBytes
+from autopar.planner.limits import LIMITS
 from autopar.planner.micro_batches import Recapture, batch_size, in_parts
 from autopar.planner.query import Query
 from autopar.planner.shortage import DoesNotFit
@@ -33,44 +33,26 @@ from autopar.program import MicroProgram
 
 log = logging.getLogger(__name__)
 
-PROMISE = 1.5
-"""More parts are tried only where some mesh without a memory limit is so much faster than another answer."""
-LEAST_SAVED = 0.01
-"""Part of the cost that more parts must be able to save: their program alone takes as long as a few meshes."""
-LEAST_GAIN = 0.02
-"""More parts are tried only while they need at least this share less memory than the number before."""
 
+def choose_micro_batches(query: Query, meshes: Sequence[Mesh], contender: Contender | None = None) -> Chosen:
+    """The best over the meshes, in the best number of micro-batches, or in as many as the user wants.
 
-class Choose(Protocol):
-    """`choose_mesh` for given meshes: all of them, or those with a floor, for plans that cost less than `below`."""
-
-    def __call__(self, query: Query, *, floors: Mapping[Mesh, float] | None = None, below: float = math.inf) -> Chosen:
-        """The best over the meshes."""
-
-
-def choose_micro_batches(
-    query: Query,
-    choose: Choose,
-    rival: Callable[[Plan | None], float] | None = None,
-) -> Chosen:
-    """What `choose` finds for the best number of micro-batches, or for the number that the user wants.
-
-    rival: seconds of another answer
-    than more parts, given the plan of one part, if there is one; asked for where more parts would be tried, which must
-    then be faster.
+    contender: another answer than more parts; asked where more parts would be tried, which must then be faster.
     Raises ConfigurationError where the program cannot run in as many parts as it should.
     """
     count = query.micro_batches
     if count is not None and count != 1:
-        return choose(query_in_parts(query, count))
-    chosen = choose(query)
+        return choose_mesh(query_in_parts(query, count), meshes, contender=contender)
+    chosen = choose_mesh(query, meshes, contender=contender)
     if count == 1 or query.recapture is None or not _hopeful(chosen, _objective(chosen)):
         return chosen
-    below = math.inf if rival is None else rival(None if chosen.best is None else chosen.best.plan)
-    if not _hopeful(chosen, min(below / PROMISE, _objective(chosen))):
+    below = math.inf
+    if contender is not None:
+        below = contender.step_before("more parts", None if chosen.best is None else Plain.of(chosen.best.plan))
+    if not _hopeful(chosen, min(below / LIMITS.parts_must_promise, _objective(chosen))):
         return chosen
     try:
-        return _search(micro_batch_queries(query, query.recapture), chosen, choose, below)
+        return _search(micro_batch_queries(query, query.recapture), chosen, meshes, below, contender)
     except NotSeparable as reason:
         log.info(f"one micro-batch only: {reason}")
         return replace(chosen, notes=(*chosen.notes, f"memory is short, and the batch stays whole: {reason}"))
@@ -129,18 +111,20 @@ def query_in_parts(query: Query, count: int) -> Query:
         raise ConfigurationError(f"micro_batches={count}: {reason}; pass micro_batches=1") from reason
 
 
-def _search(queries: Iterator[Query], chosen: Chosen, choose: Choose, below: float) -> Chosen:
+def _search(
+    queries: Iterator[Query], chosen: Chosen, meshes: Sequence[Mesh], below: float, contender: Contender | None
+) -> Chosen:
     needed, floors = _needed_bytes(chosen), chosen.free_bounds
     for query in queries:
         assert query.micro is not None
         objective = min(_objective(chosen), below)
         log.info(f"memory binds: trying {query.micro.count} micro-batches")
-        found = choose(query, floors=floors, below=objective)
+        found = choose_mesh(query, meshes, floors, objective, contender)
         if found.best is not None:
             chosen = found
         elif chosen.best is None:
             now = _needed_bytes(found)
-            if needed is None or now is None or now > needed * (1 - LEAST_GAIN):
+            if needed is None or now is None or now > needed * (1 - LIMITS.parts_least_relief):
                 break
             needed = now
         floors = {mesh: max(floor, found.free_bounds.get(mesh, 0.0)) for mesh, floor in floors.items()}
@@ -157,7 +141,7 @@ def _objective(chosen: Chosen) -> float:
 
 def _hopeful(chosen: Chosen, below: float) -> bool:
     """Whether some mesh that was solved would cost less than this in more parts, as far as is known."""
-    return any(bound < below * (1 - LEAST_SAVED) for bound in chosen.free_bounds.values())
+    return any(bound < below * (1 - LIMITS.parts_least_saved) for bound in chosen.free_bounds.values())
 
 
 def _needed_bytes(chosen: Chosen) -> float | None:

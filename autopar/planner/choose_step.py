@@ -37,23 +37,16 @@ from autopar.plan_value import Baseline
 from autopar.planner.choose_mesh import Chosen, roles_of
 from autopar.planner.constraints import BATCH_AXES
 from autopar.planner.hidden_bounds import HiddenBounds
-from autopar.planner.mesh_search import CERTIFIED
+from autopar.planner.limits import LIMITS
 from autopar.planner.one_mesh import Candidate, fit, price, solve_free
 from autopar.planner.query import Query
 from autopar.planner.restrict import ImpossiblePlacement
-from autopar.planner.solved_meshes import ALWAYS_TRIED
 from autopar.planner.solver import Solution
 
 log = logging.getLogger(__name__)
 
-LEAST_GAIN = 0.01
-"""A played step must be shorter by this share to take the place of the plan that is best by the sum."""
-MOST_MESHES = 4
-"""Meshes on which communication is taken as hidden: those with the smallest sums."""
 NAMED = {*BATCH_AXES, "tp"}
 """A mesh of such axes only is a plan that somebody asked for: it is completed by the plain sum."""
-LESS = 0.2
-"""Of the time of a search, for one whose result is played in any case."""
 
 
 def shortest_step(query: Query, chosen: Chosen, known: Sequence[Candidate], step_seconds: float) -> Chosen | None:
@@ -62,7 +55,7 @@ def shortest_step(query: Query, chosen: Chosen, known: Sequence[Candidate], step
     query: of the program that runs, in its micro-batches. chosen: the best by the sum, with the bounds of the meshes
     that were solved. known: other candidates for the same question.
     """
-    limit = step_seconds * (1.0 - LEAST_GAIN)
+    limit = step_seconds * (1.0 - LIMITS.played_least_gain)
     best = _shortest([*chosen.others, *known], limit)
     played = [each for each in (chosen.best, *chosen.others) if each is not None]
     bounds = HiddenBounds(chosen.free_bounds)
@@ -70,7 +63,7 @@ def shortest_step(query: Query, chosen: Chosen, known: Sequence[Candidate], step
     meshes = _promising(free, chosen.free_bounds)
     search = query.search
     end = time.process_time() + search.hidden_seconds
-    less = replace(search, exact_seconds=LESS * search.exact_seconds, memory_seconds=LESS * search.memory_seconds)
+    less = search.in_part(LIMITS.time_share_if_played)
     for share, mesh in itertools.product(search.hidden_shares, meshes):
         if time.process_time() > end or query.deadline.left() <= 0.0:
             break
@@ -125,9 +118,10 @@ def _promising(meshes: Sequence[Mesh], bounds: Mapping[Mesh, float]) -> list[Mes
     found: list[Mesh] = []
     for mesh in sorted(meshes, key=lambda mesh: (len(mesh.shape), bounds[mesh], mesh.shape)):
         fewer = [bounds[other] for other in found if len(other.shape) < len(mesh.shape)]
-        if len(mesh.shape) <= ALWAYS_TRIED or bounds[mesh] < min(fewer, default=math.inf) * (1.0 - CERTIFIED):
+        least = min(fewer, default=math.inf) * (1.0 - LIMITS.certified_gap)
+        if len(mesh.shape) <= LIMITS.axes_always_tried or bounds[mesh] < least:
             found.append(mesh)
-    return sorted(found, key=lambda mesh: (bounds[mesh], mesh.shape))[:MOST_MESHES]
+    return sorted(found, key=lambda mesh: (bounds[mesh], mesh.shape))[: LIMITS.hidden_meshes]
 
 
 def _found(

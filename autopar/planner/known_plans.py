@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeAlias
 
 from autopar.cluster import Cluster
@@ -16,6 +17,7 @@ from autopar.layouts.placement import Mesh
 from autopar.parallel_plan import Plan
 from autopar.plan_value import Baseline
 from autopar.planner.constraints import Constraints
+from autopar.planner.limits import LIMITS
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate, plan_on_mesh
 from autopar.planner.query import Query
@@ -74,6 +76,32 @@ def solved_known_plans(query: Query, shapes: Shapes | None, below: float = math.
         except InfeasibleError as error:
             found[name] = error
     return found
+
+
+class KnownPlans:
+    """The known plans beside one search, solved when somebody first asks for them. shapes: of the meshes on which one
+    may be the answer (None: any); are_shown: whether all are solved in any case, since the user wants to see them."""
+
+    def __init__(self, query: Query, shapes: Shapes | None, are_shown: bool) -> None:
+        self._query, self._shapes, self._are_shown = query, shapes, are_shown
+
+    @cached_property
+    def _all(self) -> Known:
+        return solved_known_plans(self._query, None)
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the shortest played step of one that may be the answer, where they are shown; else infinity."""
+        known = usable(self._all, self._shapes) if self._are_shown else []
+        return min((entry.plan.predicted.step_seconds for entry in known), default=math.inf)
+
+    def beside(self, plan: Plan, other_seconds: float) -> Known:
+        """All of them where they are shown, else those that may help a plan with a gap, which then must be cheaper than
+        it and than other_seconds."""
+        if self._are_shown:
+            return self._all
+        below = min(plan.objective_seconds, other_seconds)
+        return solved_known_plans(self._query, self._shapes, below) if plan.gap > LIMITS.open_gap else {}
 
 
 def cheapest(known: Known, shapes: Shapes | None) -> Candidate | None:

@@ -23,21 +23,18 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of, micro_batch_queries
 from autopar.planner.least_memory import least_state_bytes
 from autopar.planner.leaves import StateBytes
+from autopar.planner.limits import LIMITS
 from autopar.planner.micro_batches import Recapture
 from autopar.planner.one_mesh import plan_on_mesh
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.query import Query
 from autopar.planner.search import SEARCH
-from autopar.planner.shortage import MORE_DEVICES, DoesNotFit, Mend, with_mends, with_more_devices
+from autopar.planner.shortage import DoesNotFit, Mend, with_mends, with_more_devices
 from autopar.planner.solver.deadline import Deadline
 from autopar.program import MicroProgram
 
 log = logging.getLogger(__name__)
 
-MENDS_SECONDS = 30.0
-"""After these no further change is tried; those that were not are listed as such."""
-MORE_PARTS = 3
-"""How many numbers of micro-batches are tried."""
 EIGHT_BIT = "AdamW8bit"
 STATELESS = "SGD"
 
@@ -61,7 +58,7 @@ def mended(query: Query, failure: DoesNotFit) -> InfeasibleError:
     parts_are_fixed = query.micro_batches is not None and query.recapture is not None
     kinds = _kinds(query, failure.mesh, query.recapture if parts_are_fixed else None)
     log.info(f"nothing fits; trying {sum(map(len, kinds))} changes")
-    until = Deadline.after(min(MENDS_SECONDS, query.deadline.left()), query.deadline.stop)
+    until = Deadline.after(min(LIMITS.mends_seconds, query.deadline.left()), query.deadline.stop)
     quick = replace(query, search=replace(SEARCH["fast"], tries_mends=False), deadline=until, warm_start=None)
     tried = _Tried(quick, failure.mesh)
     fits = tried.first_of_each([(kind,) for kind in kinds])
@@ -124,7 +121,7 @@ def _kinds(query: Query, mesh: Mesh, recapture: Recapture | None) -> list[Kind]:
     kinds.append(
         [
             Change(description=f"{factor * mesh.size} devices", apply=partial(_on_more_devices, factor))
-            for factor in MORE_DEVICES
+            for factor in LIMITS.more_devices
         ]
     )
     return [kind for kind in kinds if kind]
@@ -134,7 +131,7 @@ def _more_parts(query: Query, recapture: Recapture) -> Kind:
     """More micro-batches than the user fixed."""
     found = []
     try:
-        for parts in itertools.islice(micro_batch_queries(query, recapture), MORE_PARTS):
+        for parts in itertools.islice(micro_batch_queries(query, recapture), LIMITS.mended_parts):
             assert parts.micro is not None
             found.append(
                 Change(description=f"micro_batches={parts.micro.count}", apply=partial(_in_parts, parts.micro))

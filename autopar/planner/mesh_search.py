@@ -5,24 +5,21 @@
     (2, 4)       75.0                   77.1
     (2, 2, 2)    76.0                   76.5        the best
 
-A candidate is an iterator of `Stage`s: each costs more and knows more, the last one has the result. `best_first` always
-refines the candidate with the lowest bound, of equal ones the most promising, then the first. Let u be the smallest
-objective of the finished ones and b(c) the bound of a candidate: once u <= b(c) for all others, u is the optimum over
-all of them. min(u, min b) is a valid bound whenever the search ends, also at its time limit.
+Each of the `Candidates` is an iterator of `Stage`s: each costs more and knows more, the last one has the result.
+`best_first` always refines the candidate with the lowest bound, of equal ones the most promising, then the first. Let u
+be the smallest objective of the finished ones and b(c) the bound of a candidate: once u <= b(c) for all others, u is
+the optimum over all of them. min(u, min b) is a valid bound whenever the search ends, also at its time limit.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
-ROUNDING = 1e-9
-"""Relative difference below which a bound counts as reached."""
-CERTIFIED = 1e-3
-"""A candidate is dropped, too, whose bound is that of the best one, where that has a gap of at most this."""
+from autopar.planner.limits import LIMITS
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -38,6 +35,19 @@ class Stage(Generic[Key, Result]):
     result: Result | None = None
     implied: Mapping[Key, float] = field(default_factory=dict)
     after: Key | None = None
+
+
+class Candidates(Protocol[Key, Result]):
+    """What a search knows of its candidates; what one stage shows may change the answers about others."""
+
+    def stages(self, key: Key) -> Iterator[Stage[Key, Result]]:
+        """What becomes known of a candidate, step by step."""
+
+    def refusal(self, key: Key) -> str:
+        """Asked before the first stage of a candidate: a reason leaves it out, "" does not."""
+
+    def promise(self, key: Key) -> tuple[float, ...]:
+        """A guess of the objective, which proves nothing: among candidates with one bound, the smallest comes first."""
 
 
 State = Literal["untried", "open", "finished", "failed", "refused"]
@@ -75,12 +85,11 @@ class Outcome(Generic[Key, Result]):
 
 
 def best_first(
-    candidates: Mapping[Key, Iterator[Stage[Key, Result]]],
+    keys: Sequence[Key],
+    candidates: Candidates[Key, Result],
     *,
     seconds: float,
     failures: tuple[type[Exception], ...] = (),
-    refuse: Callable[[Key], str] = lambda key: "",
-    promise: Callable[[Key], tuple[float, ...]] = lambda key: (),
     clock: Callable[[], float] = time.monotonic,
     floors: Mapping[Key, float] | None = None,
     below: float = math.inf,
@@ -89,11 +98,9 @@ def best_first(
 
     When time is up and nothing is finished, the search goes on among the candidates that it has opened until one is:
     a late result is better than none. failures: exceptions by which a stage says that its candidate has no result.
-    refuse: asked before the first stage of a candidate; a reason leaves it out. promise: a guess of the objective,
-    which proves nothing: among candidates with one bound, the smallest comes first. floors: bounds that are known
-    already. below: only results with a smaller objective count.
+    floors: bounds that are known already. below: only results with a smaller objective count.
     """
-    entries = [Entry(key, stages, bound=(floors or {}).get(key, 0.0)) for key, stages in candidates.items()]
+    entries = [Entry(key, candidates.stages(key), bound=(floors or {}).get(key, 0.0)) for key in keys]
     by_key = {entry.key: entry for entry in entries}
     end = clock() + seconds
     best: Entry[Key, Result] | None = None
@@ -101,11 +108,11 @@ def best_first(
     while True:
         timed_out = timed_out or clock() > end
         reach = below if best is None else _reach(best)
-        entry = _next(entries, reach, timed_out, promise)
+        entry = _next(entries, reach, timed_out, candidates)
         if entry is None:
             return Outcome(entries=tuple(entries), best=best, timed_out=timed_out and bool(_hopeful(entries, reach)))
         if entry.state == "untried":
-            entry.refusal = refuse(entry.key)
+            entry.refusal = candidates.refusal(entry.key)
             entry.state = "refused" if entry.refusal else "open"
         if entry.state == "open":
             for other, bound in _refine(entry, failures).items():
@@ -118,7 +125,7 @@ def _next(
     entries: list[Entry[Key, Result]],
     reach: float,
     timed_out: bool,
-    promise: Callable[[Key], tuple[float, ...]],
+    candidates: Candidates[Key, Result],
 ) -> Entry[Key, Result] | None:
     """The candidate to refine: the lowest bound among those below `reach`; None to stop."""
     hopeful = _hopeful(entries, reach)
@@ -128,7 +135,7 @@ def _next(
         opened = [entry for entry in hopeful if entry.state == "open"]
         tried = any(entry.state not in ("untried", "refused") for entry in entries)
         hopeful = opened if tried else hopeful
-    chosen = min(hopeful, key=lambda entry: (entry.bound, promise(entry.key)), default=None)
+    chosen = min(hopeful, key=lambda entry: (entry.bound, candidates.promise(entry.key)), default=None)
     first = (
         None if chosen is None or chosen.after is None else {entry.key: entry for entry in hopeful}.get(chosen.after)
     )
@@ -138,7 +145,7 @@ def _next(
 def _reach(best: Entry[Key, Result]) -> float:
     """What the bound of another candidate must be below to be worth refining."""
     gap = 1.0 - best.bound / best.objective if best.objective else 0.0
-    return best.objective * (1 - max(ROUNDING, min(gap, CERTIFIED)))
+    return best.objective * (1 - max(LIMITS.bound_rounding, min(gap, LIMITS.certified_gap)))
 
 
 def _hopeful(entries: list[Entry[Key, Result]], reach: float) -> list[Entry[Key, Result]]:

@@ -7,7 +7,7 @@
 A mesh lies row-major over the ranks, so its sizes say which links an axis uses: on "32x8 H100-SXM" the first axis of
 (32, 8) crosses nodes and the second stays inside one, while the second of (16, 16) straddles. Two shapes that differ
 only in the order of axes that see the same links are one shape; the one with the smaller outer axis stays. At most
-`MAX_AXES` axes: two kinds of links with two uses each (split the batch, split the model) are four.
+`most_axes` axes: two kinds of links with two uses each (split the batch, split the model) are four.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from autopar.cluster import Cluster, GroupTopology, cut_at_nodes
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
 from autopar.planner.constraints import BATCH_AXES
+from autopar.planner.limits import LIMITS
 
 AXIS_NAMES = (*BATCH_AXES, "tp")
 LATER_AXES = {"cp": "context", "ep": "expert"}
@@ -31,7 +32,6 @@ FREE_AXIS_NAMES: dict[int, tuple[str, ...]] = {
     4: ("outermost", "outer", "middle", "inner"),
 }
 """Names of the free axes of a mesh, by their number."""
-MAX_AXES = 4
 
 Shape = tuple[int, ...]
 
@@ -65,7 +65,7 @@ def free_shapes(num_devices: int, pinned: Shape, devices_per_node: int) -> list[
     if num_devices == 1:
         return [()] if pinned else []
     found: dict[object, Shape] = {}
-    for num_axes in range(1, MAX_AXES - len(pinned) + 1):
+    for num_axes in range(1, LIMITS.most_axes - len(pinned) + 1):
         for shape in _factorisations(num_devices, num_axes):
             found.setdefault(_links(shape, pinned, devices_per_node), shape)
     return list(found.values())
@@ -183,8 +183,8 @@ def links_of_axes(cluster: Cluster, mesh: Mesh) -> dict[str, str]:
 def _sized_mesh(shape: Shape, num_devices: int) -> Mesh:
     if not shape or any(size < 1 for size in shape) or math.prod(shape) != num_devices:
         raise ConfigurationError(f"mesh {shape} has {math.prod(shape)} devices, the cluster {num_devices}")
-    if len(shape) > MAX_AXES:
-        raise ConfigurationError(f"mesh {shape} has {len(shape)} axes; at most {MAX_AXES} are supported")
+    if len(shape) > LIMITS.most_axes:
+        raise ConfigurationError(f"mesh {shape} has {len(shape)} axes; at most {LIMITS.most_axes} are supported")
     return Mesh(FREE_AXIS_NAMES[len(shape)], shape)
 
 

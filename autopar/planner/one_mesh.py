@@ -34,6 +34,7 @@ from autopar.planner.build import Built, build_problem
 from autopar.planner.choose_kernels import cheaper_kernels
 from autopar.planner.hidden import with_hidden
 from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.limits import LIMITS
 from autopar.planner.micro_costs import in_micro_batches
 from autopar.planner.moments import measured_bytes
 from autopar.planner.notes import expert_notes, uneven_notes
@@ -60,8 +61,6 @@ log = logging.getLogger(__name__)
 
 Labels: TypeAlias = NDArray[np.int64]
 EXACT_GAP = 1e-9
-UNUSED = 0.03
-"""Part of the limit that may stay unused by a plan for which time was given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +185,7 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
         attempt = read_plan(query, mesh, search.built, solution, search.lifetimes)
         if attempt.excess <= 0:
             found.append(attempt)
-            if len(found) > 1 or attempt.excess > -UNUSED * query.budget_bytes:
+            if len(found) > 1 or attempt.excess > -LIMITS.unused_share * query.budget_bytes:
                 break
     if not found:
         predicted = attempt.candidate.plan.predicted

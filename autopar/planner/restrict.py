@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.layouts.placement import Mesh, Partial, Placement, Replicate, Shard
 from autopar.planner.build import Built, Variable
+from autopar.planner.limits import LIMITS
 from autopar.planner.prices import Floats
 from autopar.planner.solver import Edge, Problem, is_forbidden, solve
 from autopar.planner.strategies import LayoutSet, Strategies
@@ -28,9 +29,6 @@ from autopar.planner.targets import Target, Wish, notes_of
 
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.int64]
-
-FEASIBILITY_SECONDS = 5.0
-"""Limit of one question whether a set of constraints can be met."""
 
 
 class ImpossiblePlacement(ConfigurationError):
@@ -107,7 +105,7 @@ def can_be_met(built: Built, mesh: Mesh, wishes: Sequence[Wish]) -> bool:
             if is_forbidden(edge.costs).any()
         ),
     )
-    return solve(counted, time_limit=FEASIBILITY_SECONDS).lower_bound < 0.5
+    return solve(counted, time_limit=LIMITS.feasibility_seconds).lower_bound < 0.5
 
 
 def _allowed(built: Built, mesh: Mesh, wishes: Sequence[Wish]) -> dict[int, dict[Wish, Flags]]:

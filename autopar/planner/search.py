@@ -3,6 +3,9 @@
     autopar.plan(model, inputs, mode="fast")         # SEARCH["fast"]: a few seconds per mesh
     autopar.plan(model, inputs, time_limit=60.0)     # 60 s for everything, whatever the mode says
 
+What `mode=` means is `SEARCH`, here: no other module decides by the name of a mode. What all modes share is
+`limits.py`.
+
 Most plans of most models are proven optimal long before the limit, in every mode; where latency rules, as on gloo,
 branch and bound may need minutes, and what differs is the gap that remains.
 """
@@ -20,27 +23,38 @@ Mode: TypeAlias = Literal["fast", "default", "max"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """exact_seconds: limit of one solve without a memory limit; memory_seconds: of all solves under it on one mesh
-    together, which return the best plan that fits. memory_rounds: how often the budget is tightened by the transient
-    bytes that the lowered program shows. tries_mends: whether a memory limit that nothing fits makes the planner look
-    among the known plans, and then for changes that would fit. meshes_seconds: after which no other mesh is opened;
-    table_entries: of the tables of all meshes of more than two axes together that are tried. A mesh of three axes of a
-    Llama has three million, and takes about 6 CPU s from prices to its bound; where the limit of entries is met first,
-    what is tried depends on the question alone. refined_labels: strategies, with recomputation, of a mesh of more than
-    two axes that is fitted into memory: 900,000 took 55 CPU s to the proof, 1,300,000 found nothing better in 90.
-    compares_all_pipelines: every number of rank groups. hidden_shares: of the communication of parameters, under which
-    meshes are solved again (`choose_step.py`), until hidden_seconds have passed. All seconds are CPU seconds."""
+    """What a mode allows. All seconds are CPU seconds."""
 
     exact_seconds: float
+    """Limit of one solve without a memory limit."""
     memory_seconds: float
+    """Of all solves under a memory limit on one mesh together, which return the best plan that fits."""
     memory_rounds: int
+    """How often the budget is tightened by the transient bytes that the lowered program shows."""
     meshes_seconds: float
+    """After which no other mesh is opened."""
     table_entries: float
+    """Of the tables of all meshes of more than two axes together that are tried. A mesh of three axes of a Llama has
+    three million, and takes about 6 CPU s from prices to its bound; where the limit of entries is met first, what is
+    tried depends on the question alone."""
     refined_labels: float
+    """Strategies, with recomputation, of a mesh of more than two axes that is fitted into memory: 900,000 took 55 CPU s
+    to the proof, 1,300,000 found nothing better in 90."""
     tries_mends: bool = True
+    """Whether a memory limit that nothing fits makes the planner look among the known plans, and then for changes that
+    would fit."""
+    tries_pipelines: bool = True
+    """Whether pipelines that nobody asked for may be the answer."""
     compares_all_pipelines: bool = False
+    """Whether they are planned for every number of rank groups."""
     hidden_shares: tuple[float, ...] = ()
+    """Of the communication of parameters, under which meshes are solved again (`choose_step.py`)."""
     hidden_seconds: float = 0.0
+    """After which none is solved so any more."""
+
+    def in_part(self, share: float) -> Search:
+        """The same with a part of the time for solves."""
+        return replace(self, exact_seconds=share * self.exact_seconds, memory_seconds=share * self.memory_seconds)
 
 
 SEARCH: dict[Mode, Search] = {
@@ -52,6 +66,7 @@ SEARCH: dict[Mode, Search] = {
         table_entries=0.0,
         refined_labels=0.0,
         tries_mends=False,
+        tries_pipelines=False,
     ),
     "default": Search(
         exact_seconds=15.0,

@@ -24,8 +24,6 @@ from autopar.planner.solver import MemoryRow
 Labels = NDArray[np.int64]
 
 LARGEST_PARTS = 3
-MORE_DEVICES = (2, 4, 8)
-"""Times as many devices that are tried when nothing fits."""
 _LAYER_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 

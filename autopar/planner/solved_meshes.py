@@ -16,7 +16,6 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,10 @@ from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
 from autopar.plan_value import Prediction
 from autopar.planner.build import Built
+from autopar.planner.contenders import Contender, Plain
 from autopar.planner.finer_plans import Decision, decisions, labels_on
 from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.limits import LIMITS
 from autopar.planner.memory_rows import MemoryModel
 from autopar.planner.mesh_search import Stage
 from autopar.planner.mesh_shapes import coarser, link_key, parts_of
@@ -39,41 +40,8 @@ from autopar.planner.solver import Problem, Solution, Status, is_forbidden
 
 log = logging.getLogger(__name__)
 
-AXIS_GROWTH = 36
-"""An axis multiplies the entries of the tables by about this: six choices per operator, on both sides of an edge."""
-ALWAYS_TRIED = 2
-"""Meshes of up to this many axes are all tried: their tables are small."""
-EXACT_AXES = 3
-"""Up to this many axes a mesh has every plan of its coarser ones (`strategies.MOST_CHANGES`)."""
-
-LESS = 0.25
-"""Of the time for searches under the memory limit, that is left where another answer is close."""
-CLOSE = 1.5
-"""Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
-FAR = 0.85
-"""Meshes of more axes are left out where another answer takes at most this part of the best optimum on fewer: they save
-less than that (Llama-3-8B on two nodes with a slow network: 5 %), and each takes 15 CPU s to solve."""
-LEAST_EXPOSED = 0.01
-"""Meshes of more axes are left out where communication takes less than this part of the played step of the best optimum
-on fewer: a rule, no proof, as finer splits could make the computation cheaper too. Each takes 5 to 20 CPU s to solve
-(Llama-3-8B on 256 H100: 0.5 %, and no mesh has cheaper operators by more than 0.1 %)."""
-FITS_MAYBE = 1.2
-"""Of the limit: what rows of moments count beyond it may still fit when lowered, as kernels of ours hold less."""
-MOST_STARTS = 3
-"""From so many coarser meshes a plan is taken: blocks may nest in another order there, and cost more here."""
 
 Made = Sequence[Decision]
-
-
-class Rival(Protocol):
-    """Seconds of the best other answer than a plan without stages, given what such a plan takes without a memory limit;
-    infinity where none is known."""
-
-    def before_finer(self, free_seconds: float) -> float:
-        """Asked before meshes of more than two axes are solved."""
-
-    def before_fitting(self, free_seconds: float) -> float:
-        """Asked before a mesh is fitted into memory."""
 
 
 class Slower(InfeasibleError):
@@ -82,22 +50,28 @@ class Slower(InfeasibleError):
 
 
 class SolvedMeshes:
-    """The state of one search over meshes. best: of those that were fitted; fastest: the one with the shortest played
-    step; free_bounds: of those that were solved.
+    """The `Candidates` of one search over meshes. best: of those that were fitted; fastest: the one with the shortest
+    played step; free_bounds: of those that were solved.
 
-    rival: asked once before meshes of more than two axes are solved, which are left out where it is `FAR` below the
-    others, and else where their bound is above it; and once where the best optimum is known and does not fit, as
-    fitting it is most of the work. Meshes that are slower without a memory limit are then not fitted; where the rival
-    is `CLOSE` to that optimum, and so probably faster than what fits, the search under the limit gets `LESS` of its
-    time."""
+    floors: bounds in seconds that are known of meshes, and then only these are tried. contender: asked once before
+    meshes of more than two axes are solved, which are left out where it is a `far_answer`, and else where their bound
+    is above it; and once where the best optimum is known and does not fit, as fitting it is most of the work. Meshes
+    that are slower without a memory limit are then not fitted; where the contender is a `close_answer`, and so probably
+    faster than what fits, the search under the limit gets `time_share_if_close` of its time."""
 
-    def __init__(self, query: Query, meshes: Sequence[Mesh], rival: Rival | None = None) -> None:
-        self._query, self._rival = query, rival
-        self._rival_seconds = math.inf
+    def __init__(
+        self,
+        query: Query,
+        meshes: Sequence[Mesh],
+        floors: Mapping[Mesh, float] | None = None,
+        contender: Contender | None = None,
+    ) -> None:
+        self._query, self._floors, self._contender = query, floors, contender
+        self._other_seconds = math.inf
         self._was_asked_early = False
         self._fit_query = query
         self._per_node = query.cluster.devices_per_node
-        self._always = max(ALWAYS_TRIED, min(len(mesh.shape) for mesh in meshes))
+        self._always = max(LIMITS.axes_always_tried, min(len(mesh.shape) for mesh in meshes))
         by_links = {link_key(mesh, self._per_node): mesh for mesh in meshes}
         self._coarser = {
             mesh: sorted((by_links[key] for key in coarser(mesh, self._per_node) if key in by_links), key=_size_first)
@@ -130,7 +104,7 @@ class SolvedMeshes:
         if is_forbidden(np.asarray(free.objective)):
             free = self._solved(mesh, math.inf)
             yield Stage(bound=free.lower_bound)
-        self._ask_rival(mesh, free)
+        self._ask_contender(mesh, free)
         helper = self._helper(mesh, free)
         if helper is not None:
             yield Stage(bound=free.lower_bound, after=helper)
@@ -148,18 +122,21 @@ class SolvedMeshes:
     def refusal(self, mesh: Mesh) -> str:
         """Why a mesh is left out; empty where it is tried, which counts its estimate: the entries of its tables, from
         those of meshes with one axis less. The same in every process."""
+        if self._floors is not None:
+            return "" if mesh in self._floors else "they were not solved for the whole batch"
         num_axes, limit = len(mesh.shape), self._query.search.table_entries
         if not self._is_refined(mesh):
             return ""
-        if self._rival is not None and not self._was_asked_early and math.isfinite(self._lowest):
-            self._rival_seconds, self._was_asked_early = self._rival.before_finer(self._lowest), True
-        if self._rival_seconds < FAR * self._lowest:
+        if self._contender is not None and not self._was_asked_early and math.isfinite(self._lowest):
+            plain = Plain(seconds=self._lowest)
+            self._other_seconds, self._was_asked_early = self._contender.step_before("finer meshes", plain), True
+        if self._other_seconds < LIMITS.far_answer * self._lowest:
             return (
-                f"another answer takes {format_seconds(self._rival_seconds)}, and the best mesh of fewer axes at least "
+                f"another answer takes {format_seconds(self._other_seconds)}, and the best mesh of fewer axes at least "
                 f"{format_seconds(self._lowest)}"
             )
         early = self._played_early()
-        if early is not None and early.exposed_communication_seconds < LEAST_EXPOSED * early.step_seconds:
+        if early is not None and early.exposed_communication_seconds < LIMITS.least_exposed_share * early.step_seconds:
             return (
                 f"{format_seconds(early.exposed_communication_seconds)} of a step of "
                 f"{format_seconds(early.step_seconds)} on fewer axes is communication that nothing hides"
@@ -167,7 +144,7 @@ class SolvedMeshes:
         fewer = self._entries.get(num_axes - 1)
         if fewer is None:
             return f"no mesh of {num_axes - 1} axes was"
-        expected = float(self._entries.get(num_axes, fewer * AXIS_GROWTH))
+        expected = float(self._entries.get(num_axes, fewer * LIMITS.entries_per_axis))
         if self._expected + expected > limit:
             return f"their tables have about {expected:.0e} entries each, and {limit:.0e} are allowed in all"
         self._expected += expected
@@ -179,7 +156,7 @@ class SolvedMeshes:
         if not self._was_played_early and self._held is not None:
             self._was_played_early = True
             mesh, built, free = self._held
-            if self._modelled_bytes(built, mesh, free) <= FITS_MAYBE * self._query.budget_bytes:
+            if self._modelled_bytes(built, mesh, free) <= LIMITS.fits_maybe * self._query.budget_bytes:
                 self._early = as_it_is(self._query, built, mesh, free)
         return None if self._early is None else self._early.plan.predicted
 
@@ -190,7 +167,7 @@ class SolvedMeshes:
         """Seconds above which a bound is enough to know of a mesh."""
         if not self._is_refined(mesh):
             return math.inf
-        return min(self._lowest, self._rival_seconds)
+        return min(self._lowest, self._other_seconds)
 
     def _solved(self, mesh: Mesh, cutoff: float) -> Solution:
         """The optimum without a memory limit, or a bound above `cutoff`."""
@@ -216,23 +193,23 @@ class SolvedMeshes:
         best = min(known, key=self.free_bounds.__getitem__, default=None)
         return best if self._binds else None
 
-    def _ask_rival(self, mesh: Mesh, free: Solution) -> None:
+    def _ask_contender(self, mesh: Mesh, free: Solution) -> None:
         """Raises Slower."""
-        if self._rival is not None and self.best is None and self._is_short(mesh, free):
-            self._rival_seconds = self._rival.before_fitting(free.objective)
-            self._rival = None
-            if self._rival_seconds < CLOSE * free.objective:
+        if self._contender is not None and self.best is None and self._is_short(mesh, free):
+            self._other_seconds = self._contender.step_before("fitting", Plain(seconds=free.objective))
+            self._contender = None
+            if self._other_seconds < LIMITS.close_answer * free.objective:
                 search = self._query.search
-                less = replace(search, memory_seconds=LESS * search.memory_seconds)
+                less = replace(search, memory_seconds=LIMITS.time_share_if_close * search.memory_seconds)
                 self._fit_query = replace(self._query, search=less)
-        if self._rival is None:
+        if self._contender is None:
             self._refuse_slower(mesh, free)
 
     def _refuse_slower(self, mesh: Mesh, free: Solution) -> None:
-        if free.lower_bound >= self._rival_seconds:
+        if free.lower_bound >= self._other_seconds:
             raise Slower(
                 f"mesh {mesh.shape} takes at least {format_seconds(free.lower_bound)} without a memory limit, and "
-                f"another answer {format_seconds(self._rival_seconds)}"
+                f"another answer {format_seconds(self._other_seconds)}"
             )
 
     def _is_short(self, mesh: Mesh, free: Solution) -> bool:
@@ -284,7 +261,7 @@ class SolvedMeshes:
     ) -> tuple[NDArray[np.int64], ...]:
         """The best known plans of coarser meshes, said on this one."""
         found = [other for other in self._coarser[mesh] if other in known]
-        best = sorted(found, key=lambda other: known[other][0])[:MOST_STARTS]
+        best = sorted(found, key=lambda other: known[other][0])[: LIMITS.coarser_starts]
         return tuple(labels_on(built, mesh, known[other][1], self._parts(mesh, other)) for other in best)
 
     def _parts(self, mesh: Mesh, other: Mesh) -> tuple[int, ...]:
@@ -295,7 +272,7 @@ class SolvedMeshes:
     def _implied(self, plan: Plan) -> dict[Mesh, float]:
         """Bounds of the coarser meshes of which neighbouring axes were cut: their plans are plans here, no
         dearer. Where other axes stand between the parts, blocks nest in another order."""
-        if len(plan.mesh.shape) > EXACT_AXES:
+        if len(plan.mesh.shape) > LIMITS.axes_of_exact_nesting:
             return {}
         nested = [other for other in self._coarser[plan.mesh] if _is_sorted(self._parts(plan.mesh, other))]
         return dict.fromkeys(nested, plan.bound_seconds)

@@ -23,6 +23,7 @@ from autopar.phases import phase
 from autopar.plan_text import format_bytes
 from autopar.planner.build import Built
 from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.limits import LIMITS
 from autopar.planner.memory_rows import MemoryModel
 from autopar.planner.moments import transient_bytes
 from autopar.planner.prices import Floats
@@ -42,11 +43,6 @@ from autopar.planner.solver import (
 from autopar.planner.targets import recompute_of
 
 MEMORY_GAP = 1e-3
-LEAST_SHARE = 0.4
-MOMENT_ROUNDS = 2
-"""How often moments at which a solution holds more than the limit become rows, before its program is measured."""
-START_SHARE = 0.3
-"""Part of the time of a solve that its start may take."""
 ORDERS = ((SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, SAVED, DROPPED))
 """States that a start may take: as much as possible saved, as much as possible recomputed."""
 Labels = NDArray[np.int64]
@@ -87,7 +83,7 @@ class WithinMemory:
         """CPU seconds that the next solve may take: what is left, or the part of all that solves which begin with the
         answer of an earlier one need."""
         everything = self.query.search.memory_seconds
-        return max(everything - (time.process_time() - self.began), LEAST_SHARE * everything)
+        return max(everything - (time.process_time() - self.began), LIMITS.least_memory_share * everything)
 
     def learn(self, built: Built, labels: Labels, measured: Floats) -> None:
         """Take what every moment of a lowered plan holds beyond its row as transient."""
@@ -103,7 +99,7 @@ class WithinMemory:
         starts = [with_states(self.plain, self.built, start, states) for start in self.starts for states in ORDERS]
         plans = [model.over_time(labels) + self.beyond for labels in (*starts, *self.known)]
         positions = model.fullest_positions(plans)
-        for _ in range(MOMENT_ROUNDS):
+        for _ in range(LIMITS.moment_rounds):
             solution = self._solve(model.rows(positions, self.query.budget_bytes, self.beyond), positions)
             held = model.over_time(solution.assignment) + self.beyond
             missed = [p for p in model.fullest_positions([held]) if held[p] > self.query.budget_bytes]
@@ -121,7 +117,7 @@ class WithinMemory:
             gap=MEMORY_GAP,
             time_limit=query.seconds_left(),
             cpu_limit=seconds,
-            warm_start=self._start(problem, START_SHARE * seconds),
+            warm_start=self._start(problem, LIMITS.start_share * seconds),
             warm_multipliers=[self.prices.get(position, 0.0) for position in positions],
             stop=query.deadline.stop,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,14 @@ class Parts:
     def __init__(self) -> None:
         self.asked: list[float] = []
 
-    def __call__(self, query: Any, *, floors: Mapping[Mesh, float] | None = None, below: float = math.inf) -> Chosen:
+    def __call__(
+        self,
+        query: Any,
+        meshes: Sequence[Mesh],
+        floors: Mapping[Mesh, float] | None = None,
+        below: float = math.inf,
+        contender: object = None,
+    ) -> Chosen:
         self.asked.append(below)
         seconds = 10.0 if query.micro is None else 8.0
         best: Any = SimpleNamespace(plan=SimpleNamespace(objective_seconds=seconds)) if seconds < below else None
@@ -35,11 +43,10 @@ def chosen(monkeypatch: pytest.MonkeyPatch, rival: float | None) -> tuple[Chosen
     two = SimpleNamespace(micro=SimpleNamespace(count=2), deadline=SimpleNamespace(left=lambda: 1.0))
     monkeypatch.setattr(module, "micro_batch_queries", lambda *_: iter([two]))
     choose = Parts()
-    found = module.choose_micro_batches(
-        query,
-        choose,
-        None if rival is None else lambda plan: rival,
-    )
+    monkeypatch.setattr(module, "choose_mesh", choose)
+    monkeypatch.setattr(module, "Plain", SimpleNamespace(of=lambda plan: plan))
+    contender: Any = None if rival is None else SimpleNamespace(step_before=lambda work, plain: rival)
+    found = module.choose_micro_batches(query, [MESH], contender)
     return found, choose.asked
 
 
@@ -62,7 +69,7 @@ def test_more_parts_must_beat_another_answer_too(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_slower_than_another_answer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PROMISE", 1.0)
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, parts_must_promise=1.0))
     found, asked = chosen(monkeypatch, 7.0)
     assert objective(found) == 10.0
     assert asked == [math.inf, 7.0]

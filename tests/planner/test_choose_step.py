@@ -9,8 +9,9 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.parallel_plan import Plan
 from autopar.planner.choose_mesh import Chosen, choose_mesh
-from autopar.planner.choose_step import LEAST_GAIN, instead, shortest_step
+from autopar.planner.choose_step import instead, shortest_step
 from autopar.planner.known_plans import solved_known_plans, usable
+from autopar.planner.limits import LIMITS
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh import Candidate
 from autopar.planner.planning import make_plan
@@ -47,7 +48,7 @@ def test_nothing_found_takes_longer_than_the_sum_s_optimum_or_a_known_plan(
     assert chosen.best is not None
     found = shortest_step(query, chosen, known, step(chosen.best))
     best = chosen.best if found is None else found.best
-    assert step(best) <= min(step(chosen.best), *(step(each) / (1.0 - LEAST_GAIN) for each in known))
+    assert step(best) <= min(step(chosen.best), *(step(each) / (1.0 - LIMITS.played_least_gain) for each in known))
 
 
 def test_a_known_plan_that_is_played_faster_is_taken(query: Query, chosen: Chosen, known: list[Candidate]) -> None:
@@ -81,11 +82,11 @@ def test_a_fast_search_asks_the_known_plans_only(query: Query) -> None:
     plan: Plan = make_plan(query.program, Request(cluster=CLUSTER, mode="fast"))
     assert plan.hidden_share == 0.0
     known_steps = [b.predicted.step_seconds for b in plan.baselines if b.predicted is not None]
-    assert plan.predicted.step_seconds <= min(known_steps) / (1.0 - LEAST_GAIN)
+    assert plan.predicted.step_seconds <= min(known_steps) / (1.0 - LIMITS.played_least_gain)
 
 
 def test_the_whole_search_is_never_slower_than_the_known_plans(query: Query) -> None:
     plan = make_plan(query.program, Request(cluster=CLUSTER))
     known_steps = [b.predicted.step_seconds for b in plan.baselines if b.predicted is not None]
     assert known_steps
-    assert plan.predicted.step_seconds <= min(known_steps) / (1.0 - LEAST_GAIN)
+    assert plan.predicted.step_seconds <= min(known_steps) / (1.0 - LIMITS.played_least_gain)

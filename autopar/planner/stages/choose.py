@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from autopar.cost_models.pipeline import StepCosts, play_pipeline, schedule_for
 from autopar.errors import ConfigurationError
+from autopar.planner.limits import LIMITS
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.cut import Cut, CutQuestion, cut_into_stages
 from autopar.planner.stages.in_flight import in_flight
@@ -33,9 +34,6 @@ COMPARED = tuple(name for name in FAMILIES if name not in OPT_IN_FAMILIES)
 STALE_COPIES = 3
 """Of the parameters, that a rank of 2bw keeps beside: the weights of this step and of the one before, and the gradients
 of the step that has not been handed out."""
-ROUNDS = 4
-SAFETY = 0.99
-"""Of the limit that would just fit, when the search runs again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,7 +129,7 @@ def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, 
     """One family: the cut of the formula, with less memory until it fits when played; where it recomputes or does not
     fit, also with recomputation settled by what ranks hold (stages on one rank each)."""
     limit, least, fitting = table.capacity_bytes, list[float](), list[Pipeline]()
-    for _ in range(ROUNDS):
+    for _ in range(LIMITS.settling_rounds):
         found = _one_pipeline(table, num_ranks, micro_batches, family, chunks, limit)
         if found is None:
             break
@@ -139,7 +137,7 @@ def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, 
             fitting.append(found)
             break
         least.append(found.peak_bytes)
-        limit *= SAFETY * table.capacity_bytes / found.peak_bytes
+        limit *= LIMITS.settling_safety * table.capacity_bytes / found.peak_bytes
     if not FAMILIES[family].both_ways and (not fitting or fitting[0].recomputes):
         free = _one_pipeline(table, num_ranks, micro_batches, family, chunks, math.inf)
         better = [_settled(each) for each in (*fitting, free) if each is not None]

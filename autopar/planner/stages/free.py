@@ -14,23 +14,28 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
 from autopar.plan_value import Baseline
 from autopar.planner.choose_mesh import Chosen
+from autopar.planner.contenders import Plain, Work
+from autopar.planner.known_plans import KnownPlans
 from autopar.planner.least_memory import least_state_bytes
+from autopar.planner.limits import LIMITS
 from autopar.planner.query import Query
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.stages.groups import sub_cluster
 from autopar.planner.stages.plan import plan_pipeline
+from autopar.planner.stages.promise import Guess, Traffic, guesses, look_faster
 from autopar.planner.stages.quick import (
     Compared,
     compare_pipelines,
     others_compared,
-    pipelines_promise,
     what_was_compared,
     write_compared,
 )
@@ -38,54 +43,91 @@ from autopar.planner.stages.wish import PipelineWish
 
 log = logging.getLogger(__name__)
 
-MOST_GROUPS = 16
-INSTEAD_SECONDS = 60.0
-"""By the clock, for pipelines whose layouts are chosen under the memory limit, where nothing else fits."""
-
 
 class FreePipelines:
-    """The pipelines beside one search without stages. query: of the whole batch; began: CPU seconds of the process when
-    the search began, of which pipelines take a share (but for mode="max")."""
+    """The `Contender` of a search without stages: pipelines, compared once, by whoever asks first and where they look
+    worth it. query: of the whole batch; known: the known plans for it; began: CPU seconds of the process when the
+    search began, of which pipelines take a share (but for mode="max").
 
-    def __init__(self, query: Query, began: float) -> None:
-        self._query, self._began = query, began
+    guess of the best    known plan, played    pipelines
+    7.0 s                -                     compared: far below a step without stages, 16 s
+    1.16 s               1.03 s                not compared: their micro-batches would have to be captured
+    25.0 s               -                     405 B parameters on 512 nodes: compared, 25.2 s without a limit
+
+    The guess (`promise.py`) takes perfect work, and on H100 clusters pipelines were played 1.4 to 2.4 times as long as
+    guessed; but it is no bound. Where a model fills more than a node, it is enough that they look faster."""
+
+    def __init__(self, query: Query, known: KnownPlans, began: float) -> None:
+        self._query, self._known, self._began = query, known, began
         self._compared: Compared | None = None
+        self._is_settled = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether pipelines were compared, or why not is known."""
+        return self._is_settled
 
     @property
     def step_seconds(self) -> float:
         """Of the best pipeline that was compared so far; infinity where there is none."""
         return math.inf if self._compared is None else self._compared.step_seconds
 
-    def before_finer(self, free_seconds: float) -> float:
-        """As a `Rival`, before meshes of more axes are solved: as `before_fitting` where pipelines look faster than
-        the best of the others, free_seconds; else infinity."""
-        query = self._query
-        if query.search.compares_all_pipelines or query.cluster.num_nodes == 1 or _why_not(query):
+    def step_before(self, work: Work, plain: Plain | None) -> float:
+        """As of a `Contender`."""
+        if plain is None:
+            return self.step_seconds
+        if self._is_spared(work, plain.seconds):
             return math.inf
-        return self.before_fitting(free_seconds) if pipelines_promise(query, free_seconds) else math.inf
+        seconds = self._compared_seconds(plain)
+        self._is_settled = self._is_settled or work != "finer meshes" or math.isfinite(seconds)
+        return seconds
 
-    def before_fitting(self, free_seconds: float) -> float:
-        """As a `Rival`: the predicted step of the best pipeline, infinity where none is found. free_seconds:
-        of a step without stages and without a memory limit. Pipelines are compared once, by whoever asks first."""
-        return self._step_seconds(free_seconds, None)
+    def _is_spared(self, work: Work, plain_seconds: float) -> bool:
+        """Whether the comparison would take time and probably change nothing: before meshes of more axes where no
+        pipeline looks faster than the best of the others; before other work where, besides, a known plan is faster
+        than the best guess."""
+        query = self._query
+        if work == "finer meshes":
+            if query.search.compares_all_pipelines or query.cluster.num_nodes == 1 or _why_not(query):
+                return True
+            return not look_faster(query, self._traffic, self._guesses, plain_seconds)
+        if self._is_settled or query.search.compares_all_pipelines:
+            return False
+        return not look_faster(query, self._traffic, self._guesses, plain_seconds) and (
+            self._guess >= self._known.step_seconds
+        )
 
-    def before_more_parts(self, plan: Plan | None) -> float:
-        """The same before more micro-batches are tried without stages. plan: of one part, if something fits."""
-        if plan is not None:
-            return self._step_seconds(plan.predicted.step_seconds, _work_seconds(plan))
-        return self.step_seconds
-
-    def _step_seconds(self, plain_seconds: float, work_seconds: float | None) -> float:
+    def _compared_seconds(self, plain: Plain) -> float:
         query = self._query
         if query.search.compares_all_pipelines or _why_not(query):
             return math.inf
         if self._compared is None:
             spent = time.process_time() - self._began
-            self._compared = compare_pipelines(query, plain_seconds, work_seconds, spent)
+            self._compared = compare_pipelines(query, plain.seconds, plain.work_seconds, spent)
         return self._compared.step_seconds
 
+    @cached_property
+    def _traffic(self) -> Traffic:
+        return Traffic.of(self._query)
+
+    @cached_property
+    def _guesses(self) -> Sequence[Guess]:
+        return guesses(self._query, self._traffic)
+
+    @property
+    def _guess(self) -> float:
+        """Seconds of the most promising pipeline; infinity where none can be made."""
+        return self._guesses[0].seconds if self._guesses else math.inf
+
     def better_of(self, plan: Plan) -> Plan:
-        """The plan, or a pipeline that is predicted to be faster, with notes on the other."""
+        """The plan, or a pipeline that is predicted to be faster, with notes on the other; the plan where pipelines
+        were spared and it is faster than the best guess."""
+        is_open = not self._is_settled and not self._query.search.compares_all_pipelines
+        if is_open and self._guess >= plan.predicted.step_seconds:
+            return _with_guess(plan, self._guess, self._query)
+        return self._better_of(plan)
+
+    def _better_of(self, plan: Plan) -> Plan:
         query = self._query
         reason = _why_not(query)
         if query.search.compares_all_pipelines:
@@ -93,7 +135,7 @@ class FreePipelines:
             return better_by_prediction(plan, pipeline, reason)
         if reason or (self._compared is None and not _is_worth_a_look(query, plan)):
             return plan
-        step = self._step_seconds(plan.predicted.step_seconds, _work_seconds(plan))
+        step = self._compared_seconds(Plain.of(plan))
         notes, pipeline = self._notes(), None
         if step < plan.predicted.step_seconds:
             pipeline = self._written(notes)
@@ -147,10 +189,12 @@ class FreePipelines:
         return None if pipeline is None else replace(pipeline, alternatives=others_compared(compared))
 
 
-def _work_seconds(plan: Plan) -> float | None:
-    """What devices compute, if nothing is computed twice; None: unknown."""
-    again = any(operator.recompute for operator in plan.operators.values())
-    return None if again else plan.predicted.compute_seconds
+def _with_guess(plan: Plan, guess: float, query: Query) -> Plan:
+    """The plan, with a note on pipelines that were not compared, where there might be some."""
+    if math.isinf(guess) or query.cluster.num_nodes == 1:
+        return plan
+    note = f"no pipeline was compared: the best one is guessed at {format_seconds(guess)}, more than the plan takes"
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def pipeline_instead(query: Query, spent_seconds: float) -> Plan | None:
@@ -172,7 +216,7 @@ def pipeline_instead(query: Query, spent_seconds: float) -> Plan | None:
             if pipeline is not None:
                 notes = (*pipeline.notes, *what_was_compared(compared))
                 return replace(pipeline, notes=notes, alternatives=others_compared(compared))
-        until = Deadline.after(min(INSTEAD_SECONDS, query.deadline.left()), query.deadline.stop)
+        until = Deadline.after(min(LIMITS.instead_seconds, query.deadline.left()), query.deadline.stop)
         query = replace(query, deadline=until)
     pipeline, reasons = best_free_pipeline(query)
     if pipeline is None:
@@ -249,7 +293,7 @@ def _without_stages(plan: Plan) -> Baseline:
 def _group_counts(query: Query) -> list[int]:
     """Numbers of groups that cut the cluster evenly, at nodes or inside them."""
     found = []
-    for groups in range(2, min(query.cluster.num_devices, MOST_GROUPS) + 1):
+    for groups in range(2, min(query.cluster.num_devices, LIMITS.all_groups) + 1):
         try:
             sub_cluster(query.cluster, groups)
         except ConfigurationError:

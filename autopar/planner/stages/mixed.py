@@ -24,6 +24,7 @@ from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds
 from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.limits import LIMITS
 from autopar.planner.memory_limit import budget
 from autopar.planner.micro_batches import batch_size
 from autopar.planner.query import Query
@@ -37,11 +38,6 @@ from autopar.planner.stages.write_groups import unequal_plan
 from autopar.planner.stages.write_plan import check_cut
 
 log = logging.getLogger(__name__)
-
-MOST_SIZES = 3
-"""Sizes of rank groups that are tried per part, where none are given."""
-MOST_GROUPS = 8
-"""Rank groups that numbers of micro-batches are chosen for, where none are given."""
 
 
 def plan_mixed(query: Query, wish: PipelineWish, memory_limit: float | str | None) -> Plan:
@@ -81,7 +77,7 @@ def plan_mixed(query: Query, wish: PipelineWish, memory_limit: float | str | Non
             best, worse = found, 0
         else:
             worse += 1
-        if worse == 2:
+        if worse == LIMITS.slower_counts:
             break
     if best is None:
         raise _nothing_fits(cluster, shapes, wish, compared)
@@ -96,7 +92,8 @@ def _by_count(
 ) -> Iterator[tuple[int, list[SubMesh]]]:
     """(micro-batches, sub-meshes of all parts), as long as the search has time; at least one."""
     batch = batch_size(query.program) or 1
-    groups = wish.num_groups if wish.num_groups > 0 else max(len(cluster.parts), min(MOST_GROUPS, cluster.num_nodes))
+    open_groups = max(len(cluster.parts), min(LIMITS.groups_of_parts, cluster.num_nodes))
+    groups = wish.num_groups if wish.num_groups > 0 else open_groups
     counts = micro_batch_counts(batch, groups) if query.micro_batches is None else [query.micro_batches]
     reason: object = f"a batch of {batch} has no micro-batches to keep the stages busy: pass a larger one"
     began, yielded = time.process_time(), False
@@ -122,7 +119,7 @@ def group_sizes(part: Cluster, wish: PipelineWish) -> list[int]:
     node, nodes = part.devices_per_node, part.num_nodes
     halves = [size for size in range(node // 2, 0, -1) if node % size == 0]
     more = [count * node for count in range(2, nodes) if nodes % count == 0]
-    tried = wish.sizes or tuple(dict.fromkeys([node, node * nodes, *halves[:1], *more]))[:MOST_SIZES]
+    tried = wish.sizes or tuple(dict.fromkeys([node, node * nodes, *halves[:1], *more]))[: LIMITS.sizes_per_part]
     return [size for size in dict.fromkeys(tried) if _lies_in(part, size)]
 
 

@@ -4,7 +4,7 @@
                                            and every family of schedules (or the one that is pinned)
 
 More than one micro-batch needs a batch that can be cut (`planner.batch_flow` says why where it cannot). Tried counts
-are the divisors of the batch up to `MOST_PER_RANK` per rank group, fewest first, until the step grew twice.
+are the divisors of the batch up to `parts_per_group` per rank group, fewest first, until the step grew twice.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_mesh import Chosen, choose_mesh
 from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.limits import LIMITS
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.micro_batches import Recapture, batch_size, in_parts
 from autopar.planner.one_mesh import Candidate
@@ -46,10 +47,6 @@ from autopar.schedules.list_scheduler import FAMILIES
 
 log = logging.getLogger(__name__)
 
-MOST_PER_RANK = 8
-"""Micro-batches per rank group: with 8, the bubble of 1F1B is below an eighth."""
-SHARES = (1.0, 0.5, 0.25, 0.125)
-"""Of the memory of all sub-meshes together, in which the whole program is planned on one of them."""
 SHOWN = 4
 """The note on other schedules lists at most this many."""
 
@@ -94,7 +91,7 @@ def plan_pipeline(query: Query, wish: PipelineWish) -> Plan:
             worse += 1
         else:
             best, worse = found, 0
-        if worse == 2 or query.deadline.left() <= 0.0:
+        if worse == LIMITS.slower_counts or query.deadline.left() <= 0.0:
             break
     if best is None:
         raise failures[0]
@@ -157,8 +154,8 @@ def _least_seconds(tables: Sequence[BlockTable], wish: PipelineWish, count: int)
 
 def micro_batch_counts(batch: int, num_groups: int) -> list[int]:
     """Divisors of the batch that are tried: powers of two times the groups' number or what lies nearest, but 1."""
-    divisors = [count for count in range(2, min(batch, MOST_PER_RANK * num_groups) + 1) if batch % count == 0]
-    wanted = [num_groups * factor for factor in (1, 2, 4, MOST_PER_RANK)] if divisors else []
+    divisors = [count for count in range(2, min(batch, LIMITS.parts_per_group * num_groups) + 1) if batch % count == 0]
+    wanted = [num_groups * factor for factor in (1, 2, 4, LIMITS.parts_per_group)] if divisors else []
 
     def nearest(want: int) -> int:
         return min(divisors, key=lambda count: (abs(math.log(count / want)), count))
@@ -199,7 +196,7 @@ def _best_on(query: Query, part: Query, wish: PipelineWish, meshes: Sequence[Mes
     count = 1 if part.micro is None else part.micro.count
     tried: list[Tried] = []
     modes = MODES if query.recompute is None else (query.recompute,)
-    for share in SHARES:
+    for share in LIMITS.sub_mesh_memory:
         budget = share * wish.num_groups * query.budget_bytes
         chosen: Chosen = choose_mesh(replace(part, budget_bytes=budget, recompute=None), meshes)
         if chosen.best is None:

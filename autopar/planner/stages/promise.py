@@ -12,8 +12,8 @@ where a device waits for each (CPUs). tensor: an all_reduce of every cut of the 
 backward, as in tensor parallelism. (p - 1) / v m: the bubble, v = 3 of ZB-H1 (c = 1) or as many stages as a rank
 interleaves (c = v), whichever makes the step shorter. gradients: a gather of the parameters and the sum of their
 gradients over d, once. sends: of m cuts over one border, which the last of them crosses behind p - 1 others, there and
-back. Data ranks that share a sample cost `SHARED` more per halving. The guess orders the search and says how much of
-its time pipelines deserve; it is no bound and no price.
+back. Data ranks that share a sample cost `sharing_cost` more per halving. The guess orders the search and says how
+much of its time pipelines deserve; it is no bound and no price.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
 from autopar.planner.blocks import blocks_of
 from autopar.planner.choose_mesh import perfect_seconds
+from autopar.planner.limits import LIMITS
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.micro_batches import batch_size
 from autopar.planner.operators import operators
@@ -37,24 +38,10 @@ from autopar.planner.query import Query
 from autopar.planner.stages.groups import cluster_of
 from autopar.schedules.list_scheduler import FAMILIES
 
-PROMISING = 0.8
-"""A guess below this part of a step without stages is far below it."""
-MOST_GROUPS = 64
 ENDS = 2
 """Pieces of a model beside its blocks: what lies in front of them and behind."""
-MOST_TENSOR = 8
-"""Devices of a node over which weights are split."""
 ZB_H1 = (3, 1)
 """(by what its bubble is smaller than that of 1F1B, how often a micro-batch crosses a border each way)."""
-PER_GROUP = (1, 2, 4)
-"""Micro-batches per rank group, beside the number that gives every data rank one sample."""
-SHARED = 0.1
-"""Part of the step by which it grows where data ranks share a sample, per halving of the samples."""
-ALONE = 0.03
-"""The same for micro-batches of one sample: their program is always traced, while those of other sizes are computed
-from two traces (`capture/family.py`)."""
-FINER = 0.01
-"""By which a mesh of three axes stands behind that of two: it takes longer to solve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +101,7 @@ def look_faster(query: Query, traffic: Traffic, found: Sequence[Guess], plain_se
     """Whether the first guess is far below a step without stages. Where parameters and states fill more than a node,
     whether it is below: what then fits without stages is slow to find, and slower than without a memory limit."""
     node_bytes = query.cluster.devices_per_node * query.budget_bytes
-    share = 1.0 if traffic.state_bytes > node_bytes else PROMISING
+    share = 1.0 if traffic.state_bytes > node_bytes else LIMITS.promising_share
     return bool(found) and found[0].seconds < share * plain_seconds
 
 
@@ -131,7 +118,7 @@ def guesses(query: Query, traffic: Traffic) -> list[Guess]:
                 seconds = guessed_seconds(traffic, query.cluster, groups, data, tensor, number)
                 for shape, more in _shapes(query, traffic, groups, data, tensor):
                     mesh = resolve_meshes(cluster_of(query.cluster, size), shape, None)[0]
-                    more += ALONE if number == traffic.samples else 0.0
+                    more += LIMITS.alone_cost if number == traffic.samples else 0.0
                     guess = Guess(groups=groups, count=number, mesh=mesh, seconds=seconds * (1.0 + more))
                     if guess.seconds < found.get((number, mesh), guess).seconds or (number, mesh) not in found:
                         found[number, mesh] = guess
@@ -151,7 +138,7 @@ def guessed_seconds(traffic: Traffic, cluster: Cluster, groups: int, data: int, 
     sharing = max(0.0, math.log2(data * count / traffic.samples))
     start_seconds = cluster.device.launch_seconds if cluster.device.kind == "cpu" else 0.0
     starts_seconds = (count - 1) * traffic.num_operators / groups * start_seconds
-    busy = (traffic.work_seconds + starts_seconds + tensor_seconds) * (1.0 + SHARED * sharing)
+    busy = (traffic.work_seconds + starts_seconds + tensor_seconds) * (1.0 + LIMITS.sharing_cost * sharing)
     border = GroupTopology.of(cluster, shape, (0,)).border
     send = float(collective_seconds("neighbours", traffic.cut_bytes / (count * data * tensor), border, cluster))
     pieces = traffic.num_blocks + ENDS
@@ -162,7 +149,7 @@ def guessed_seconds(traffic: Traffic, cluster: Cluster, groups: int, data: int, 
 
 def _group_counts(cluster: Cluster, pieces: int) -> Iterator[int]:
     """Numbers of groups, up to the pieces of the model, that cut the cluster evenly, at nodes or inside them."""
-    for groups in range(2, min(cluster.num_devices, MOST_GROUPS, pieces) + 1):
+    for groups in range(2, min(cluster.num_devices, LIMITS.guessed_groups, pieces) + 1):
         if cluster.num_devices % groups:
             continue
         try:
@@ -174,14 +161,14 @@ def _group_counts(cluster: Cluster, pieces: int) -> Iterator[int]:
 
 def _splits(group: Cluster) -> Iterator[tuple[int, int]]:
     """(data, tensor) sizes of a rank group, the tensor axis inside a node."""
-    for tensor in range(1, min(MOST_TENSOR, group.devices_per_node) + 1):
+    for tensor in range(1, min(LIMITS.guessed_tensor, group.devices_per_node) + 1):
         if group.devices_per_node % tensor == 0:
             yield group.num_devices // tensor, tensor
 
 
 def _counts(divisors: Sequence[int], samples: int, groups: int, data: int) -> list[int]:
     """The divisors of the batch nearest to some micro-batches per group, and to one sample per data rank."""
-    wanted = [factor * groups for factor in PER_GROUP] if divisors else []
+    wanted = [factor * groups for factor in LIMITS.guessed_parts] if divisors else []
     wanted += [samples // data] if divisors and samples // data >= 2 else []
     return list(dict.fromkeys(min(divisors, key=lambda number: abs(math.log(number / want))) for want in wanted))
 
@@ -195,4 +182,4 @@ def _shapes(
     whole = traffic.state_bytes / (groups * tensor)
     shared = next((n for n in range(2, data) if data % n == 0 and 2.0 * whole / n <= query.budget_bytes), None)
     if tensor > 1 and 2.0 * whole > query.budget_bytes and shared is not None:
-        yield (data // shared, shared, tensor), FINER
+        yield (data // shared, shared, tensor), LIMITS.finer_cost

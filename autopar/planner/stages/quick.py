@@ -27,6 +27,7 @@ from autopar.parallel_plan import Plan
 from autopar.plan_text import format_seconds
 from autopar.plan_value import Baseline
 from autopar.planner.batch_flow import NotSeparable
+from autopar.planner.limits import LIMITS
 from autopar.planner.query import Query
 from autopar.planner.stages.bound import least_over_all_groups, least_step_seconds
 from autopar.planner.stages.choose import Pipeline, try_tables
@@ -39,23 +40,6 @@ from autopar.planner.stages.write_plan import check_cut, pipeline_plan
 log = logging.getLogger(__name__)
 
 QUICK = ("1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved")
-LEAST_SECONDS = 8.0
-"""CPU seconds that pipelines always get: what several pipelines of a small model take."""
-FIRST, FIRST_SECONDS = 4, 24.0
-"""So many of the best guesses are compared within so many CPU seconds, so that a busy machine does not decide what is
-found for a small model. The first guess, and those that are looked at with it, are compared in any case where they look
-faster: the program of a large model alone may take longer."""
-SHARE = 0.15
-"""Of the CPU seconds of the search so far that are spent where pipelines do not look faster (`promise.py`)."""
-PROMISING_SHARE = 0.5
-"""The same where the first guess looks faster (`look_faster`)."""
-MOST_SLOWER = 2.0
-"""Pipelines up to so much above are played: what is known without stages may not fit into memory, and then become
-slower."""
-TOGETHER = 1.15
-"""Guesses up to this much above the first one are looked at with it if they have as many micro-batches, whose program
-is the larger part of the work."""
-MOST_TOGETHER = 3
 DOES_NOT_FIT = "does not fit"
 SHOWN = 6
 """Pipelines that the note lists."""
@@ -115,16 +99,16 @@ def compare_pipelines(query: Query, plain_seconds: float, work_seconds: float | 
     nothing else is known, as many again."""
     assert query.recapture is not None, "stages take the batch in parts"
     began, compared, shapes = time.process_time(), Compared(), SubMeshes(query, query.recapture)
-    below = plain_seconds * MOST_SLOWER
+    below = plain_seconds * LIMITS.slower_pipelines
     traffic = Traffic.of(query, work_seconds)
     left = guesses(query, traffic)
     promising = look_faster(query, traffic, left, plain_seconds)
-    share = PROMISING_SHARE if promising else SHARE
-    until = began + max(LEAST_SECONDS, spent_seconds * (1.0 if math.isinf(plain_seconds) else share))
+    share = LIMITS.promising_pipeline_share if promising else LIMITS.pipeline_share
+    until = began + max(LIMITS.pipeline_seconds, spent_seconds * (1.0 if math.isinf(plain_seconds) else share))
     log.info(f"{len(left)} pipelines, {until - began:.0f} CPU s for them; guessed first: {_guessed(left)}")
     broken: dict[int, str] = {}
     for place, guess in enumerate(in_order(left)):
-        ends = max(until, began + FIRST_SECONDS) if place < FIRST else until
+        ends = max(until, began + LIMITS.first_pipeline_seconds) if place < LIMITS.first_pipelines else until
         ends = math.inf if promising and place < len(_near(left)) else ends
         if time.process_time() > ends or query.deadline.left() <= 0.0 or guess.count in broken:
             why = f" ({broken[guess.count]})" if guess.count in broken else ""
@@ -145,12 +129,6 @@ def compare_pipelines(query: Query, plain_seconds: float, work_seconds: float | 
     return compared
 
 
-def pipelines_promise(query: Query, plain_seconds: float) -> bool:
-    """Whether the best guess of a pipeline looks faster than a step without stages."""
-    traffic = Traffic.of(query)
-    return look_faster(query, traffic, guesses(query, traffic), plain_seconds)
-
-
 def in_order(left: Sequence[Guess]) -> Iterator[Guess]:
     """The guesses, best first; behind each the next ones with as many micro-batches, if they are about as good."""
     rest = list(left)
@@ -163,8 +141,8 @@ def in_order(left: Sequence[Guess]) -> Iterator[Guess]:
 def _near(rest: Sequence[Guess]) -> list[Guess]:
     """The first guess and those that are looked at with it."""
     first = rest[0]
-    near = [guess for guess in rest if guess.count == first.count and guess.seconds <= TOGETHER * first.seconds]
-    return near[:MOST_TOGETHER]
+    near = [guess for guess in rest if guess.count == first.count and guess.seconds <= LIMITS.together * first.seconds]
+    return near[: LIMITS.most_together]
 
 
 def _guessed(left: Sequence[Guess]) -> str:

@@ -2,8 +2,8 @@
 
     4 ranks, 6 micro-batches    zb-h1 30.2 ms    ->    searched 29.1 ms
 
-Only for small pipelines (`MOST_PASSES`), with what the stages keep in flight under the limit of the device; the order
-that is found is played as any other, and taken where it gains and fits.
+Only for small pipelines (`searched_passes`), with what the stages keep in flight under the limit of the device; the
+order that is found is played as any other, and taken where it gains and fits.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from autopar.cost_models.pipeline import pass_seconds, play_pipeline, send_list
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError
 from autopar.plan_text import format_seconds
+from autopar.planner.limits import LIMITS
 from autopar.planner.stages.choose import Pipeline
 from autopar.planner.stages.wish import SEARCHED
 from autopar.schedules.actions import Schedule
 from autopar.schedules.free_search import Searched, StageMemory, search_schedule
 from autopar.schedules.list_scheduler import StageTimes
-
-MOST_PASSES = 240
-"""F, I and W of all stages and micro-batches: 4 ranks with 20 of them take some seconds."""
 
 
 def search_order(pipeline: Pipeline, effort: float = 5.0) -> tuple[Pipeline, str]:
@@ -32,9 +30,9 @@ def search_order(pipeline: Pipeline, effort: float = 5.0) -> tuple[Pipeline, str
     """
     schedule, stages = pipeline.costs.schedule, pipeline.costs.stages
     passes = 3 * schedule.num_stages * schedule.micro_batches
-    if passes > MOST_PASSES:
+    if passes > LIMITS.searched_passes:
         raise ConfigurationError(
-            f"schedule={SEARCHED!r} orders at most {MOST_PASSES} passes; {schedule.num_stages} stages with "
+            f"schedule={SEARCHED!r} orders at most {LIMITS.searched_passes} passes; {schedule.num_stages} stages with "
             f"{schedule.micro_batches} micro-batches have {passes}: use fewer micro-batches, or {pipeline.family!r}"
         )
     borders = pipeline.table.borders([stage.end for stage in pipeline.cut.stages[:-1]], schedule.route(0))

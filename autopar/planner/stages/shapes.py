@@ -22,6 +22,7 @@ from autopar.planner.batch_flow import NotSeparable
 from autopar.planner.choose_micro_batches import in_parts_of
 from autopar.planner.constraints import Recompute
 from autopar.planner.lifetimes import Lifetimes
+from autopar.planner.limits import LIMITS
 from autopar.planner.mesh_shapes import resolve_meshes
 from autopar.planner.micro_batches import Recapture, in_parts
 from autopar.planner.one_mesh import price, solve_free
@@ -35,9 +36,6 @@ from autopar.planner.stages.groups import cluster_of
 from autopar.planner.stages.runs import Runs, find_runs
 from autopar.planner.stages.submesh import tables_of
 from autopar.planner.targets import named_axes
-
-MOST_SOLVE_SECONDS = 3.0
-"""CPU seconds of one solve: without a memory limit most end sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +132,7 @@ class SubMeshes:
 
     def _solve(self, query: Query, part: _Part, mesh: Mesh) -> SubMesh | None:
         """None where the constraints leave nothing on this mesh."""
-        seconds = min(query.search.exact_seconds, MOST_SOLVE_SECONDS)
+        seconds = min(query.search.exact_seconds, LIMITS.sub_mesh_seconds)
         query = replace(query, search=replace(query.search, exact_seconds=seconds))
         try:
             built = price(query, mesh)

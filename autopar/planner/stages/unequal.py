@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from autopar.cost_models.pipeline import play_pipeline, schedule_for
+from autopar.planner.limits import LIMITS
 from autopar.planner.stages.block_table import BlockTable
 from autopar.planner.stages.choose import Pipeline
 from autopar.planner.stages.cut import Cut, CutQuestion, cut_into_stages
@@ -29,9 +30,6 @@ from autopar.planner.stages.wish import UNEQUAL_FAMILIES
 
 Part: TypeAlias = tuple[int, int]
 """Devices of one kind, and how many of them a node has."""
-MOST_STAGES = 32
-NEAR = 1.5
-"""Cuts with groups of one size are played if the search's formula gives them at most this much of the shortest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,7 +56,7 @@ def best_unequal(
     if any(number % unit for number in (*devices, *(sub.table.devices for sub in subs))):
         unit = 1
     given = len(sizes) or num_stages
-    most = given or min(MOST_STAGES, sum(devices) // unit, subs[0].table.num_blocks if subs else 0)
+    most = given or min(LIMITS.unequal_stages, sum(devices) // unit, subs[0].table.num_blocks if subs else 0)
     least = given or 2
     if not subs or most < least:
         return None
@@ -74,7 +72,7 @@ def best_unequal(
     shortest = math.inf
     for question in (free, *_of_equal_groups(free)):
         found = cut_into_stages(question)
-        if found is None or found.objective_seconds > NEAR * shortest:
+        if found is None or found.objective_seconds > LIMITS.near_unequal * shortest:
             continue
         shortest = min(shortest, found.objective_seconds)
         played = _played(found, subs, parts, micro_batches, families)

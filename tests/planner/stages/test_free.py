@@ -17,6 +17,7 @@ from autopar.parallel_plan import Plan
 from autopar.planner import best_plan
 from autopar.planner.choose_mesh import Chosen
 from autopar.planner.constraints import parse_constraints
+from autopar.planner.contenders import Plain, Work
 from autopar.planner.shortage import DoesNotFit
 from autopar.planner.solved_meshes import SolvedMeshes
 from autopar.planner.stages import free, quick
@@ -76,18 +77,18 @@ def test_meshes_that_are_slower_than_a_pipeline_are_not_fitted(
     monkeypatch: pytest.MonkeyPatch, with_reason: bool
 ) -> None:
     """Where the best optimum does not fit, pipelines are compared first; here they are said to take no time at all."""
-    compare = free.FreePipelines.before_fitting
+    compare = free.FreePipelines._compared_seconds
 
-    def no_time(self: free.FreePipelines, seconds: float) -> float:
-        assert math.isfinite(compare(self, seconds))
+    def no_time(self: free.FreePipelines, plain: Plain) -> float:
+        assert math.isfinite(compare(self, plain))
         return 0.0
 
     def cannot_be_cut(*_: object) -> Plan:
         raise ConfigurationError("the model cannot be cut")
 
-    monkeypatch.setattr(quick, "MOST_SLOWER", math.inf)
+    monkeypatch.setattr(quick, "LIMITS", replace(quick.LIMITS, slower_pipelines=math.inf))
     monkeypatch.setattr(SolvedMeshes, "_is_short", lambda *_: True)
-    monkeypatch.setattr(free.FreePipelines, "before_fitting", no_time)
+    monkeypatch.setattr(free.FreePipelines, "_compared_seconds", no_time)
     if with_reason:
         monkeypatch.setattr(free, "write_compared", cannot_be_cut)
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
@@ -107,11 +108,15 @@ def test_finer_meshes_are_left_out_where_a_pipeline_is_far_faster(monkeypatch: p
     """Its step is said to be a tenth of the best optimum on two axes."""
     asked: list[float] = []
 
-    def tenth(self: free.FreePipelines, seconds: float) -> float:
-        asked.append(seconds)
-        return 0.1 * seconds
+    step_before = free.FreePipelines.step_before
 
-    monkeypatch.setattr(free.FreePipelines, "before_finer", tenth)
+    def tenth(self: free.FreePipelines, work: Work, plain: Plain | None) -> float:
+        if work != "finer meshes" or plain is None:
+            return step_before(self, work, plain)
+        asked.append(plain.seconds)
+        return 0.1 * plain.seconds
+
+    monkeypatch.setattr(free.FreePipelines, "step_before", tenth)
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
     plan = autopar.plan(model, (TOKENS, TOKENS), cluster="2x4 H100-SXM")
     assert len(asked) == 1

@@ -10,9 +10,10 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.layouts.placement import Mesh
+from autopar.planner.limits import LIMITS
 from autopar.planner.query import Query
 from autopar.planner.stages.promise import Guess, Traffic, guessed_seconds, guesses
-from autopar.planner.stages.quick import MOST_TOGETHER, in_order
+from autopar.planner.stages.quick import in_order
 
 LARGE = Cluster.parse("2048x8 H100-SXM")
 LLAMA = Traffic(
@@ -45,9 +46,7 @@ def test_data_ranks_that_share_a_sample_cost_more() -> None:
 
 def test_blocks_that_can_be_interleaved_wait_less() -> None:
     as_many_blocks_as_ranks = replace(LLAMA, num_blocks=14)
-    interleaved, plain = (
-        guessed_seconds(model, LARGE, 16, 128, 8, 16) for model in (LLAMA, as_many_blocks_as_ranks)
-    )
+    interleaved, plain = (guessed_seconds(model, LARGE, 16, 128, 8, 16) for model in (LLAMA, as_many_blocks_as_ranks))
     assert interleaved < 0.9 * plain
 
 
@@ -86,8 +85,8 @@ def test_those_with_as_many_micro_batches_come_together() -> None:
 
     given = [guess(8, 1.0), guess(4, 1.01), guess(8, 1.1), guess(8, 1.3), guess(4, 1.4)]
     assert [(g.count, g.seconds) for g in in_order(given)] == [(8, 1.0), (8, 1.1), (4, 1.01), (8, 1.3), (4, 1.4)]
-    many = [guess(8, 1.0 + number / 100) for number in range(MOST_TOGETHER + 1)]
-    assert [g.count for g in in_order([many[0], guess(4, 1.005), *many[1:]])] == [8] * MOST_TOGETHER + [4, 8]
+    many = [guess(8, 1.0 + number / 100) for number in range(LIMITS.most_together + 1)]
+    assert [g.count for g in in_order([many[0], guess(4, 1.005), *many[1:]])] == [8] * LIMITS.most_together + [4, 8]
 
 
 def test_a_slow_border_takes_as_long_as_what_crosses_it() -> None:
@@ -102,9 +101,7 @@ def test_a_slow_border_takes_as_long_as_what_crosses_it() -> None:
 def test_micro_batches_of_one_sample_come_behind_others_that_are_as_fast() -> None:
     shapes = [(guess.count, guess.seconds) for guess in guesses(_query(LARGE), replace(LLAMA, samples=64), 64)]
     others = [(guess.count, guess.seconds) for guess in guesses(_query(LARGE), replace(LLAMA, samples=64), 32)]
-    plain = {
-        count: guessed_seconds(replace(LLAMA, samples=64), LARGE, 16, 128, 8, count) for count in (32, 64)
-    }
+    plain = {count: guessed_seconds(replace(LLAMA, samples=64), LARGE, 16, 128, 8, count) for count in (32, 64)}
     assert min(seconds for _, seconds in shapes) > 0.0
     assert any(seconds == pytest.approx(plain[64] * 1.03) for _, seconds in shapes)
     assert any(seconds == pytest.approx(plain[32]) for _, seconds in others)
