@@ -276,14 +276,14 @@ class Journey:
 
 
 def _processes_of(chosen: Plan, device_type: str) -> ProcessGroups:
-    if chosen.pipeline is not None:
+    if chosen.in_stages:
         return StageProcesses(chosen, device_type)
     return ProcessGroups(chosen.mesh, device_type)
 
 
 def _in_parts(program: Program, chosen: Plan, recapture: Recapture) -> MicroProgram | None:
     """The program in the micro-batches of the plan; None where that is the whole batch."""
-    if chosen.micro_batches == 1 and chosen.pipeline is None:
+    if chosen.in_one_part:
         return None
     return planned_parts(program, chosen.micro_batches, recapture)
 

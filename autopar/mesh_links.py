@@ -45,12 +45,12 @@ def cluster_of(plan: PlanValue) -> Cluster | None:
 
 def _axis(plan: PlanValue, cluster: Cluster | None, index: int) -> Axis:
     name, size = plan.mesh.axis_names[index], plan.mesh.shape[index]
-    if cluster is None or (plan.pipeline is not None and plan.pipeline.groups):
+    if cluster is None or plan.staged.groups:
         return Axis(name, size, "", False)
     topology = GroupTopology.of(cluster, plan.mesh.shape, (index,))
     if topology.nodes > 1:
         sharing = f", {topology.groups_per_node} groups share a node's network" if topology.groups_per_node > 1 else ""
-        is_pipeline = plan.pipeline is not None and index == 0
+        is_pipeline = plan.in_stages and index == 0
         what = "messages between stages" if is_pipeline else f"groups over {topology.nodes} nodes"
         return Axis(name, size, f"{what}{sharing}, {_rate(cluster.inter_link)}", True)
     return Axis(name, size, f"inside a node of {cluster.devices_per_node}, {_rate(cluster.intra_link)}", False)

@@ -87,7 +87,7 @@ def _all_problems(plan: PlanValue) -> Iterator[str]:
     yield from _input_dims(plan)
     yield from _collective_problems(plan)
     yield from _kernel_problems(plan)
-    for index, group in enumerate(() if plan.pipeline is None else plan.pipeline.groups):
+    for index, group in enumerate(plan.staged.groups):
         mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
         yield from _problems(group, mesh, f"pipeline.groups[{index}].")
 

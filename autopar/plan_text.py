@@ -65,7 +65,7 @@ def format_placements(layout: Layout, mesh: Mesh) -> str:
 
 def plan_rows(plan: PlanValue) -> list[tuple[str, ...]]:
     """The chosen plan and its baselines, one row of `PLAN_COLUMNS` each."""
-    groups = () if plan.pipeline is None else plan.pipeline.groups
+    groups = plan.staged.groups
     shapes = " + ".join("x".join(map(str, group.shape)) for group in groups)
     chosen = (
         "chosen",
@@ -168,11 +168,11 @@ def _choices(plan: PlanValue) -> list[str]:
     """One line per choice, in plan order, for `diff`."""
     lines = [f"mesh {name}={size}" for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)]
     lines.append(f"micro_batches {plan.micro_batches}")
-    if plan.pipeline is not None:
-        lines.append(f"schedule {plan.pipeline.schedule}, {plan.pipeline.chunks} chunks {plan.pipeline.actions}")
+    if plan.in_stages:
+        lines.append(f"schedule {plan.staged.schedule}, {plan.staged.chunks} chunks {plan.staged.actions}")
         lines += [
             f"{stage.name} on {stage.rank_group} up to {stage.last_operator}{', gathers once' * stage.gather_once}"
-            for stage in plan.pipeline.stages
+            for stage in plan.staged.stages
         ]
         lines += [f"group {i}: {g}" for i, g in enumerate(plan.pipeline.groups)]
     for name, parameter in plan.parameters.items():
@@ -219,7 +219,7 @@ def layout_lines(plan: PlanValue, name: str) -> tuple[str, ...]:
 
 def why_no_runner_up(plan: PlanValue, name: str) -> list[str]:
     """What to say of a choice of which the plan itself names no other."""
-    if plan.pipeline is not None and plan.alternatives:
+    if plan.in_stages and plan.alternatives:
         return _other_pipelines(plan)
     if not plan.explanations:
         return ["no runner-up: the plan lists no other choices, so no search wrote it; its model could tell"]

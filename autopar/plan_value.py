@@ -124,6 +124,12 @@ class PipelinePlan:
         return schedule
 
 
+ONE_STAGE = PipelinePlan(
+    schedule="1f1b", chunks=1, stages=(StagePlan(name="the whole model", last_operator=None, rank_group=0),)
+)
+"""No stages is one stage, which takes one micro-batch after the other forward and backward."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What the simulator says of one step on one rank: seconds and peak bytes, with their parts."""
@@ -192,19 +198,37 @@ class PlanValue:
     notes: tuple[str, ...] = ()
 
     @property
+    def staged(self) -> PipelinePlan:
+        """`pipeline`; where there is none, that of one stage."""
+        return self.pipeline or ONE_STAGE
+
+    @property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """In the order of forward; one where there is no pipeline, which has at least two."""
+        return self.staged.stages
+
+    @property
+    def in_stages(self) -> bool:
+        """Whether there are several stages, each on a part of the ranks."""
+        return len(self.stages) > 1
+
+    @property
+    def in_one_part(self) -> bool:
+        """Whether a step runs the program as it was captured: the whole batch at once, in one stage."""
+        return self.micro_batches == 1 and not self.in_stages
+
+    @property
     def layout_mesh(self) -> Mesh:
         """The axes that layouts speak of: those of the mesh, without "pp" where there are stages."""
-        if self.pipeline is None:
-            return self.mesh
-        return Mesh(self.mesh.axis_names[1:], self.mesh.shape[1:])
+        first = int(self.in_stages)
+        return Mesh(self.mesh.axis_names[first:], self.mesh.shape[first:])
 
     @property
     def rank_groups(self) -> tuple[RankGroup, ...]:
         """The ranks at every coordinate of "pp"; one group where there are no stages."""
-        if self.pipeline is not None and self.pipeline.groups:
-            return self.pipeline.groups
-        inner = self.layout_mesh
-        count = 1 if self.pipeline is None else self.mesh.shape[0]
+        if self.staged.groups:
+            return self.staged.groups
+        inner, count = self.layout_mesh, self.mesh.shape[0] if self.in_stages else 1
         return tuple(RankGroup(first_rank=group * inner.size, shape=inner.shape) for group in range(count))
 
     @property

@@ -188,8 +188,7 @@ def stage_graphs(plan: Plan, program: Program, cluster: Cluster, place: int = 0)
 
 def _stands_on(plan: Plan, cluster: Cluster, group: int) -> tuple[Cluster, Mesh]:
     """The cluster and the mesh that price the collectives of a rank group."""
-    assert plan.pipeline is not None
-    if not plan.pipeline.groups:
+    if not plan.staged.groups:
         refuse_mixed(cluster, "a pipeline of equal rank groups")
         return cluster, plan.mesh
     own = plan.on_group(group).mesh
@@ -221,9 +220,8 @@ def _border_seconds(plan: Plan, cluster: Cluster, ends: tuple[int, int], nbytes:
 
 def _between(plan: Plan, cluster: Cluster, ends: tuple[int, int]) -> tuple[GroupTopology, Cluster]:
     """How the devices of two stages lie, and the cluster whose links they use."""
-    assert plan.pipeline is not None
-    groups = [plan.pipeline.stages[stage].rank_group for stage in ends]
-    if not plan.pipeline.groups:
+    groups = [plan.stages[stage].rank_group for stage in ends]
+    if not plan.staged.groups:
         return between_groups(cluster, plan.mesh.shape, (groups[0], groups[1])), cluster
     own = plan.on_group(groups[0]).mesh
     part, other = (_part_of(plan, cluster, group) for group in groups)

@@ -76,7 +76,7 @@ def checked_step(plan: Plan, program: Program | MicroProgram, cluster: Cluster, 
             f"the plan was made for another graph (fingerprint {plan.fingerprint[:12]}, this one is "
             f"{fingerprint(whole)[:12]}): give the model, batch and sequence length that were planned"
         )
-    if plan.pipeline is None:
+    if not plan.in_stages:
         refuse_mixed(cluster, "a step without stages")
     if cluster.num_devices != plan.num_ranks:
         raise ConfigurationError(
@@ -87,7 +87,7 @@ def checked_step(plan: Plan, program: Program | MicroProgram, cluster: Cluster, 
 
 def simulate_step(step: StepProgram) -> Simulation:
     """Play the step of a plan that belongs to its program and cluster."""
-    if step.plan.pipeline is not None:
+    if step.plan.in_stages:
         return Simulation(plan=step.plan, timeline=simulate(step.pipeline()))
     beside = Interference(compute=step.cluster.overlap_slowdown)
     return Simulation(plan=step.plan, timeline=simulate(step.plain(), beside))

@@ -72,9 +72,8 @@ def stage_plan(plan: Plan, stages: StagePrograms, schedule: Schedule, group: int
 def crossing_layouts(plan: Plan, stages: StagePrograms, schedule: Schedule, group: int) -> dict[str, Layout]:
     """The layouts of what crosses on one rank group: what it sends as its operator leaves it, what it receives too
     where the groups are equal, else as the reader asks for it."""
-    assert plan.pipeline is not None
     own = plan.on_group(group)
-    if not plan.pipeline.groups:
+    if not plan.staged.groups:
         return {c.name: _crossing_layout(c.node, own) for c in stages.crossings}
     holder, found = schedule.rank_of_stage, dict[str, Layout]()
     for crossing in stages.crossings:

@@ -164,8 +164,7 @@ class ParallelModule(nn.Module):
 
     def _axes_of_the_batch(self, step: Step) -> tuple[int, ...]:
         """The mesh axes over which the ranks share the samples; none where stages share them differently."""
-        pipeline = step.plan.pipeline
-        if pipeline is None or not pipeline.groups:
+        if not step.plan.staged.groups:
             return batches.data_axes(step.own_plan, step.program)
         if self._batch == "local":
             raise ConfigurationError(

@@ -75,7 +75,7 @@ def program_of(plan: Plan, said: dict[str, Any], cluster: Cluster) -> Program | 
     model, inputs = model_of(said)
     request = Request(cluster=cluster, precision=said.get("precision"))
     captured = capture_model(model, *normalize_example_inputs(inputs), request, Captures())
-    if plan.micro_batches == 1 and plan.pipeline is None:
+    if plan.in_one_part:
         return captured.program
     return planned_parts(captured.program, plan.micro_batches, captured)
 

@@ -42,7 +42,7 @@ NOT_SEARCHED = "runner-up not searched for: ask for this name alone, or for all 
 def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: bool) -> Explanations:
     """The explanation of every choice in `names`, equal layers together. Raises ConfigurationError and
     PlanMismatchError where the plan is none of its source's."""
-    if plan.pipeline is not None:
+    if plan.in_stages:
         return explain_in_stages(source, plan, names, EXACT_SECONDS if exact else SECONDS)
     recovered = recovered_plan(source, plan)
     seconds, gap = (EXACT_SECONDS, EXACT_GAP) if exact else (SECONDS, MEMORY_GAP)

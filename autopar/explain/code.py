@@ -24,7 +24,7 @@ from autopar.parallel_plan import Plan
 
 def rank_program(source: Source, plan: Plan, rank: int) -> RankProgram:
     """The program of one rank. Raises ConfigurationError for a rank that the plan does not have."""
-    if plan.pipeline is not None:
+    if plan.in_stages:
         return stage_program(source, plan, rank)
     graphs = rank_graphs(source, plan, rank)
     device = graphs.query.cluster.device

@@ -53,7 +53,7 @@ def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
         name, (other, notes, asked) = other, _known(source, plan, other)
     elif isinstance(other.origin, HasSource):
         asked = other.origin.source.request
-    is_played = plan.pipeline is not None or other.pipeline is not None
+    is_played = plan.in_stages or other.in_stages
     if not is_played and other.micro_batches == plan.micro_batches and other.fingerprint != plan.fingerprint:
         raise ConfigurationError("the two plans are of different programs: compare plans of one model and one batch")
     sums, costs = [], []

@@ -39,7 +39,7 @@ BOUND_SECONDS = 10.0
 def edited(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
     """The plan with the placements in `changes`, see the module docstring; without changes it is only checked and
     priced again. Raises ConfigurationError, PlanMismatchError and InfeasibleError."""
-    if plan.pipeline is not None:
+    if plan.in_stages:
         return edited_stages(source, plan, changes)
     refuse_stage_changes(changes)
     recovered = recover(query_of(source, plan), plan)

@@ -46,7 +46,7 @@ from autopar.parallel_plan import Plan
 def memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTable:
     """The table of one rank; None: of the first one, or of the tightest rank group where there are stages. Raises
     ConfigurationError for a rank that the plan does not have."""
-    if plan.pipeline is not None:
+    if plan.in_stages:
         return stage_memory_table(source, plan, rank)
     rank = rank or 0
     graphs = rank_graphs(source, plan, rank)

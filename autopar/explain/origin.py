@@ -56,7 +56,7 @@ def bound(plan: Plan, source: Source) -> Plan:
 
 def _program_under(plan: Plan, source: Source) -> Program:
     """The program that the plan would run: one micro-batch's where it has several, or stages."""
-    if plan.pipeline is None and plan.micro_batches == 1:
+    if plan.in_one_part:
         return source.program
     return source.in_parts(plan.micro_batches).program
 
@@ -100,6 +100,6 @@ class Remembered:
             asked["cluster"] = as_cluster(asked["cluster"])
         if "dims" in asked or "mesh" in asked:
             asked = {"dims": None, "mesh": None, **asked}
-        warm = None if plan.pipeline is not None else plan
+        warm = None if plan.in_stages else plan
         request: Request = replace(self.source.request, warm_start=warm, with_baselines=False, cache_dir=None, **asked)
         return remembering(self.source.plan(request), replace(self.source, request=request))

@@ -48,11 +48,11 @@ def played_costs(source: Source, plan: Plan, request: Request) -> PlayedCosts:
     program.
     """
     program: Program | MicroProgram = source.program
-    if plan.pipeline is not None or plan.micro_batches > 1:
+    if not plan.in_one_part:
         program = source.in_parts(plan.micro_batches)
     step = checked_step(plan, program, request.cluster, request.optimizer)
     seconds = simulate_step(step).step_seconds
-    found = list(_of_whole(step) if plan.pipeline is None else _of_stages(step))
+    found = list(_of_stages(step) if plan.in_stages else _of_whole(step))
     waiting = seconds - math.fsum(term.seconds for term in found)
     return PlayedCosts(step_seconds=seconds, terms=(*found, Term(SCHEDULE, WAITING, (), waiting)))
 
@@ -60,11 +60,11 @@ def played_costs(source: Source, plan: Plan, request: Request) -> PlayedCosts:
 def schedule_in_words(plan: Plan) -> str:
     """ "1f1b, 4 micro-batches, stages layers.0 .. layers.1 on 2 ranks; layers.2 .. head on 2 ranks"."""
     parts = f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''}"
-    if plan.pipeline is None:
+    if not plan.in_stages:
         return f"no stages, {parts}, all {plan.num_ranks} ranks"
     groups = plan.rank_groups
-    stages = [f"{stage.name} on {groups[stage.rank_group].size} ranks" for stage in plan.pipeline.stages]
-    return f"{plan.pipeline.schedule}, {parts}, stages {'; '.join(stages)}"
+    stages = [f"{stage.name} on {groups[stage.rank_group].size} ranks" for stage in plan.stages]
+    return f"{plan.staged.schedule}, {parts}, stages {'; '.join(stages)}"
 
 
 def _of_whole(step: StepProgram) -> Iterator[Term]:

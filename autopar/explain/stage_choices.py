@@ -97,10 +97,9 @@ class _Stages:
         return [f"in {', and in '.join(self._stage(stage) for stage in self.of(name))}"] if self.of(name) else []
 
     def _stage(self, stage: int) -> str:
-        assert self.plan.pipeline is not None
         groups = [self.plan.rank_groups[group] for group in self.graphs.schedule.holders[stage]]
         ranks = " and ".join(f"{group.first_rank} .. {group.first_rank + group.size - 1}" for group in groups)
-        return f"stage {stage} ({self.plan.pipeline.stages[stage].name}) on ranks {ranks}"
+        return f"stage {stage} ({self.plan.stages[stage].name}) on ranks {ranks}"
 
     def terms(self, name: str) -> tuple[Term, ...]:
         """Per step, on one rank of the first stage that has it."""

@@ -57,8 +57,7 @@ class _Printer:
     """Prints one rank of a group."""
 
     def __init__(self, plan: Plan, graphs: PipelineGraphs, step: StepProgram, group: int) -> None:
-        assert plan.pipeline is not None
-        self.plan, self.pipeline, self.graphs, self.step, self.group = plan, plan.pipeline, graphs, step, group
+        self.plan, self.pipeline, self.graphs, self.step, self.group = plan, plan.staged, graphs, step, group
         self.passes = graphs.schedule.ranks[group]
         own = [graphs.of[stage] for stage in graphs.held_by(group)]
         self.bodies = {

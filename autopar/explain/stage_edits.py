@@ -140,8 +140,7 @@ def _number(value: object, what: str, least: int) -> int:
 
 def _with_schedule(plan: Plan, edit: _Edit) -> Plan:
     """The plan under the schedule and the number of micro-batches that are asked for."""
-    pipeline = plan.pipeline
-    assert pipeline is not None
+    pipeline = plan.staged
     if edit.schedule is None and edit.micro_batches is None:
         return plan
     family, count = edit.schedule or pipeline.schedule, edit.micro_batches or plan.micro_batches
@@ -175,8 +174,7 @@ def _labels(problem: StageProblem, plan: Plan, has_placements: bool) -> tuple[Ro
 
 def _with_moves(problem: StageProblem, plan: Plan, moves: tuple[tuple[str, int], ...]) -> Plan:
     """The plan with blocks moved to other stages. Raises ConfigurationError for a stage that is none or gets empty."""
-    pipeline = plan.pipeline
-    assert pipeline is not None
+    pipeline = plan.staged
     stages, ends = pipeline.stages, problem.runs.last_operators
     cuts = [ends.index(stage.last_operator or ends[-1]) + 1 for stage in stages]
     for pattern, wanted in moves:

@@ -97,13 +97,12 @@ class _Held:
 
     def stages(self) -> Iterator[StageMemory]:
         """What every stage of this group holds, with the most micro-batches that it has between F and B at once."""
-        assert self.plan.pipeline is not None
         ranks = self.plan.rank_groups[self.group]
         for stage in self.own:
             saved = stage.bytes_of_passes[0].after
             yield StageMemory(
                 stage=stage.number,
-                name=self.plan.pipeline.stages[stage.number].name,
+                name=self.plan.stages[stage.number].name,
                 ranks=(ranks.first_rank, ranks.first_rank + ranks.size - 1),
                 state_bytes=math.fsum(size for _, _, size in self._states_of(stage)),
                 in_flight=self._most_in_flight(stage.number),

@@ -73,7 +73,7 @@ class StageProblem:
 
         Raises ConfigurationError for a cut that is none of the model's, and for a schedule that cannot take it.
         """
-        pipeline = _pipeline_of(plan)
+        pipeline = plan.staged
         table = self._table(plan, solved)
         both_ways = pipeline.schedule in FAMILIES and FAMILIES[pipeline.schedule].both_ways
         ends = [self.runs.last_operators.index(end) + 1 for end in self._ends(pipeline)]
@@ -100,7 +100,7 @@ class StageProblem:
 
     def modes(self, plan: Plan, solved: Solved) -> tuple[str, ...]:
         """The way of recomputation of every stage of a plan. Raises PlanMismatchError for one that is none of them."""
-        ends = [self.runs.last_operators.index(end) + 1 for end in self._ends(_pipeline_of(plan))]
+        ends = [self.runs.last_operators.index(end) + 1 for end in self._ends(plan.staged)]
         found = []
         for begin, end in zip([0, *ends[:-1]], ends, strict=True):
             own = [
@@ -142,7 +142,7 @@ class StageProblem:
         return ends
 
     def _table(self, plan: Plan, solved: Solved) -> BlockTable:
-        pipeline, asked = _pipeline_of(plan), self.whole.recompute
+        pipeline, asked = plan.staged, self.whole.recompute
         modes = MODES if asked is None else tuple(dict.fromkeys((asked, *self.modes(plan, solved))))
         tables = tables_of(self.whole, self.query, solved, self.runs, plan.mesh.shape[0], modes)
         table = tables[0] if pipeline.stages[0].gather_once else tables[-1]
@@ -156,7 +156,7 @@ def stage_problem(source: Source, plan: Plan, request: Request | None = None) ->
     plan's micro-batches.
     """
     asked = request or source.request
-    if _pipeline_of(plan).groups or isinstance(asked.cluster, MixedCluster):
+    if plan.staged.groups or isinstance(asked.cluster, MixedCluster):
         raise ConfigurationError(
             "stages on unequal rank groups have a problem per group, whose layouts the plan holds for its own stages "
             "only: ask a plan with equal groups, or plan again with what_if(...)"
@@ -172,8 +172,3 @@ def without_stages(plan: Plan) -> Plan:
     """The layouts of a plan with equal stages, as a plan of the sub-mesh that saves everything."""
     operators = {name: replace(operator, recompute=False) for name, operator in plan.operators.items()}
     return replace(plan, mesh=plan.layout_mesh, pipeline=None, operators=operators, hidden_share=0.0)
-
-
-def _pipeline_of(plan: Plan) -> PipelinePlan:
-    assert plan.pipeline is not None
-    return plan.pipeline

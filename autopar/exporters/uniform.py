@@ -90,7 +90,7 @@ class UniformPlan:
 
 def nearest_uniform(plan: Plan) -> UniformPlan:
     """Degrees by role, and what they lose. Raises ConfigurationError for stages on unequal rank groups."""
-    if plan.pipeline is not None and plan.pipeline.groups:
+    if plan.staged.groups:
         raise ConfigurationError(
             "stages on unequal rank groups have no uniform configuration; plan with dims={'pp': ...} to make them equal"
         )
@@ -102,11 +102,11 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
     recompute, recompute_lost = _recomputation(plan)
     return UniformPlan(
         **degrees,
-        pp=plan.mesh.shape[0] if plan.pipeline is not None else 1,
+        pp=len(plan.rank_groups),
         zero_stage=_zero_stage(plan, roles),
         sequence_parallel=_sequence_parallel(plan, roles),
-        schedule=None if plan.pipeline is None else plan.pipeline.schedule,
-        chunks=1 if plan.pipeline is None else plan.pipeline.chunks,
+        schedule=plan.staged.schedule if plan.in_stages else None,
+        chunks=plan.staged.chunks,
         micro_batches=plan.micro_batches,
         batch=None if shape is None else shape[0],
         sequence=None if shape is None else shape[1],

@@ -88,7 +88,7 @@ def shortest_step(query: Query, chosen: Chosen, known: Sequence[Candidate], step
 
 def instead(plan: Plan, shorter: Plan) -> Plan:
     """The plan with the shorter played step, with what was chosen before as an alternative."""
-    name = "smallest sum of costs" if plan.pipeline is None else "pipeline"
+    name = "pipeline" if plan.in_stages else "smallest sum of costs"
     before = Baseline(
         name=name,
         dims=dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),

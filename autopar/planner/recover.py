@@ -66,9 +66,9 @@ def recover(query: Query, plan: Plan) -> Recovered:
     Raises ConfigurationError for a plan with stages, and PlanMismatchError naming the decision, the axis and the reason
     where the plan says something that is no choice, or choices that cannot stand side by side.
     """
-    if plan.pipeline is not None:
+    if plan.in_stages:
         raise ConfigurationError(
-            f"a plan with stages ({len(plan.pipeline.stages)} by {plan.pipeline.schedule}) is compared a sub-mesh at a "
+            f"a plan with stages ({len(plan.stages)} by {plan.staged.schedule}) is compared a sub-mesh at a "
             "time, and has no single problem of its layouts: plan without pp= to ask for one choice"
         )
     lifetimes = Lifetimes(query.program)

@@ -61,14 +61,14 @@ def _layouts(operator: OperatorPlan, mesh: Mesh) -> list[str]:
 
 def _stages(plan: Plan) -> str:
     """ "layers.0 .. layers.1; layers.2 .. head"."""
-    return "-" if plan.pipeline is None else "; ".join(stage.name for stage in plan.pipeline.stages)
+    return "; ".join(stage.name for stage in plan.stages) if plan.in_stages else "-"
 
 
 def _step_lines(this: Plan, other: Plan, names: tuple[str, str]) -> list[str]:
     """What belongs to the step as a whole: micro-batches, schedule, stages."""
     facts = [
         ("micro-batches", *(str(plan.micro_batches) for plan in (this, other))),
-        ("schedule", *("-" if plan.pipeline is None else plan.pipeline.schedule for plan in (this, other))),
+        ("schedule", *(plan.staged.schedule if plan.in_stages else "-" for plan in (this, other))),
         ("stages", *(_stages(plan) for plan in (this, other))),
     ]
     return [f"{what}: {names[0]} {a}, {names[1]} {b}" for what, a, b in facts if a != b]

@@ -156,7 +156,7 @@ def lowered_on(
     """As `lowered_step`: every stage that one of several ranks holds, on the first rank group that holds it and that
     has one of them."""
     micro = in_one_part(program) if isinstance(program, Program) else program
-    begun = _stages(micro, plan, tuple(ranks)) if plan.pipeline is not None else _one_stage(micro, plan, tuple(ranks))
+    begun = _stages(micro, plan, tuple(ranks)) if plan.in_stages else _one_stage(micro, plan, tuple(ranks))
     return resumed(begun, plan, until=until)
 
 
@@ -202,8 +202,7 @@ def _one_stage(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> Lower
 
 
 def _stages(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredStep:
-    pipeline = plan.pipeline
-    assert pipeline is not None
+    pipeline = plan.staged
     schedule = pipeline.built(plan.micro_batches)
     cut = cut_stages(micro.program, pipeline.cuts)
     places = {plan.group_of(rank): rank for rank in reversed(ranks)}

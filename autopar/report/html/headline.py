@@ -48,9 +48,9 @@ def headline(plan: Plan, timeline: RecordedStep | None) -> list[Figure]:
     used = _utilisation(plan)
     if used is not None:
         figures.append(used)
-    if plan.pipeline is not None:
-        schedule = f"{plan.mesh.shape[0]} rank groups, {len(plan.pipeline.stages)} stages"
-        figures.append(Figure("schedule", plan.pipeline.schedule, f"{schedule}, {plan.micro_batches} micro-batches"))
+    if plan.in_stages:
+        schedule = f"{plan.mesh.shape[0]} rank groups, {len(plan.stages)} stages"
+        figures.append(Figure("schedule", plan.staged.schedule, f"{schedule}, {plan.micro_batches} micro-batches"))
     elif plan.micro_batches > 1:
         figures.append(Figure("micro-batches", str(plan.micro_batches), "parts of the batch, one after the other"))
     if timeline is not None:

@@ -41,7 +41,7 @@ def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
     template = _environment().get_template("report.html.j2")
     return template.render(
         title=_title(plan),
-        bubbles={} if timeline is None or plan.pipeline is None else stage_bubbles(timeline),
+        bubbles=stage_bubbles(timeline) if timeline is not None and plan.in_stages else {},
         plan=plan,
         headline=headline(plan, timeline),
         axes=mesh_axes(plan),
