@@ -174,7 +174,7 @@ def _choices(plan: PlanValue) -> list[str]:
             f"{stage.name} on {stage.rank_group} up to {stage.last_operator}{', gathers once' * stage.gather_once}"
             for stage in plan.staged.stages
         ]
-        lines += [f"group {i}: {g}" for i, g in enumerate(plan.pipeline.groups)]
+        lines += [f"group {i}: {g}" for i, g in enumerate(plan.staged.groups)]
     for name, parameter in plan.parameters.items():
         kept = " kept" if parameter.keep_gathered else ""
         lines.append(f"{name}: stored {format_layout(parameter.stored)} used {format_layout(parameter.used)}{kept}")

@@ -210,7 +210,7 @@ class PlanValue:
     @property
     def in_stages(self) -> bool:
         """Whether there are several stages, each on a part of the ranks."""
-        return len(self.stages) > 1
+        return self.pipeline is not None
 
     @property
     def in_one_part(self) -> bool:

@@ -1,8 +1,8 @@
-"""Priced stages: what the ranks of every stage of a pipeline run, lowered as for the runtime, with what prices it.
+"""Priced stages: what the ranks of every stage of a plan run, lowered as for the runtime, with what prices it.
 
-    stages = stage_graphs(plan, program, cluster)
-    stages.of[2].lowered             the graphs of every `2F..`, `2B..`, `2I..` and `2W..`, and what runs once per step
-    stages.of[2].cluster, .mesh      where it stands: its share of the cluster, and the axes that its graphs name
+    graphs = step_graphs(plan, program, cluster)
+    graphs.of[2].lowered             the graphs of every `2F..`, `2B..`, `2I..` and `2W..`, and what runs once per step
+    graphs.of[2].cluster, .mesh      where it stands: its share of the cluster, and the axes that its graphs name
 
 Equal rank groups are priced on the whole mesh, whose axes say which links they share. Unequal ones have each a mesh and
 a share of the cluster of their own, of one part where devices are of several kinds.
@@ -11,7 +11,7 @@ a share of the cluster of their own, of one part where devices are of several ki
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,7 @@ from autopar.passes.lowering.chain import lowered_on, start_early
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.passes.stages import Crossing, StagePrograms
 from autopar.planner.stages.groups import cluster_of
-from autopar.program import Program, returned_values
+from autopar.program import MicroProgram, Program, returned_values
 from autopar.schedules.actions import Schedule
 
 
@@ -124,18 +124,30 @@ class PricedStage:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PipelineGraphs:
-    """All stages of a plan, each on the first rank of its group, or at `place` there. cut: the whole program's."""
+class StepGraphs:
+    """All stages of a plan, each on the first rank of its group, or at `place` there. cut: the whole program's, where
+    there are several stages; micro: how micro-batches make up the batch."""
 
     plan: Plan
     cluster: Cluster
     schedule: Schedule
-    cut: StagePrograms
+    cut: StagePrograms | None
+    micro: MicroProgram
     of: tuple[PricedStage, ...]
     send_seconds: tuple[float, ...]
     """From every stage to the next: what crosses the border in forward, of one rank."""
     near: frozenset[int]
     """The borders, by number, that lie inside of a node."""
+
+    @property
+    def holders(self) -> Mapping[str, frozenset[int]]:
+        """Parameter -> the stages that hold it, where there are several."""
+        return {} if self.cut is None else self.cut.holders
+
+    @property
+    def crossings(self) -> Sequence[Crossing]:
+        """The values that go from one stage to another."""
+        return () if self.cut is None else self.cut.crossings
 
     def held_by(self, group: int) -> list[int]:
         """The stages of a rank group, in the order of the model."""
@@ -147,7 +159,7 @@ class PipelineGraphs:
         beside, seconds = set[int](), 0.0
         for stage in self.held_by(group):
             for entry in self.of[stage].lowered.program.inputs:
-                holders = self.cut.holders.get(entry.name, frozenset()) if entry.role == "parameter" else frozenset()
+                holders = self.holders.get(entry.name, frozenset()) if entry.role == "parameter" else frozenset()
                 groups = {other for holder in holders for other in self.schedule.holders[holder]}
                 if len(groups) > 1:
                     beside |= groups
@@ -161,27 +173,26 @@ class PipelineGraphs:
         return nbytes, _border_seconds(self.plan, self.cluster, (crossing.source, crossing.target), nbytes)
 
 
-def stage_graphs(plan: Plan, program: Program, cluster: Cluster, place: int = 0) -> PipelineGraphs:
-    """The stages of a plan. program: of one micro-batch; place: the number of a rank inside its group.
+def step_graphs(plan: Plan, program: Program | MicroProgram, cluster: Cluster, place: int = 0) -> StepGraphs:
+    """The stages of a plan. program: in its micro-batches; place: the number of a rank inside its group.
 
     Raises PlanMismatchError where the program cannot be cut so.
     """
     ranks = [group.first_rank + place % group.size for group in plan.rank_groups]
     step = lowered_on(program, plan, ranks, until=start_early)
-    cut, schedule = step.cut, step.schedule
-    assert cut is not None
-    assert schedule is not None
+    schedule = step.schedule or plan.staged.built(plan.micro_batches)
     found = []
     for stage in step.stages:
         on, mesh = _stands_on(plan, cluster, schedule.holders[stage.number][0])
         found.append(PricedStage(lowered=stage, cluster=on, mesh=mesh))
-    return PipelineGraphs(
+    return StepGraphs(
         plan=plan,
         cluster=cluster,
         schedule=schedule,
-        cut=cut,
+        cut=step.cut,
+        micro=step.micro,
         of=tuple(found),
-        send_seconds=tuple(_sends(plan, cut, found, cluster)),
+        send_seconds=() if step.cut is None else tuple(_sends(plan, step.cut, found, cluster)),
         near=frozenset(e for e in range(len(found) - 1) if _between(plan, cluster, (e, e + 1))[0].nodes == 1),
     )
 
@@ -189,7 +200,7 @@ def stage_graphs(plan: Plan, program: Program, cluster: Cluster, place: int = 0)
 def _stands_on(plan: Plan, cluster: Cluster, group: int) -> tuple[Cluster, Mesh]:
     """The cluster and the mesh that price the collectives of a rank group."""
     if not plan.staged.groups:
-        refuse_mixed(cluster, "a pipeline of equal rank groups")
+        refuse_mixed(cluster, "a pipeline of equal rank groups" if plan.in_stages else "a step without stages")
         return cluster, plan.mesh
     own = plan.on_group(group).mesh
     return cluster_of(_part_of(plan, cluster, group), own.size), own

@@ -123,8 +123,8 @@ def plan_again(program: Program, request: Request, pinned: Plan, recapture: Reca
 
     A pipeline keeps its stages, and the layouts of every operator: they are by name, whatever the shapes are.
     """
-    if pinned.pipeline is not None:
-        return _same_stages(pinned, pinned.pipeline, batch_size(program))
+    if pinned.in_stages:
+        return _same_stages(pinned, pinned.staged, batch_size(program))
     log.info("planning anew for other inputs, parameters keep their layouts")
     named = not set(pinned.mesh.axis_names) <= {"outer", "inner"}
     again = Request(

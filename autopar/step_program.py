@@ -32,13 +32,12 @@ from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.graphs.forward_backward import Partition
 from autopar.hardware import Device
 from autopar.parallel_plan import Plan
-from autopar.passes.lowering.chain import lowered_step, start_early
 from autopar.passes.micro_batches import joined_bytes
 from autopar.plan_value import PIPELINE_AXIS
 from autopar.planner.leaves import StateBytes
 from autopar.planner.optimizers import state_bytes
 from autopar.planner.predict import dispatch_seconds
-from autopar.priced_stages import PipelineGraphs, PricedStage, stage_graphs
+from autopar.priced_stages import PricedStage, StepGraphs, step_graphs
 from autopar.program import MicroProgram, Program
 from autopar.schedules.actions import Kind
 
@@ -62,25 +61,24 @@ class StepProgram:
         self.state_bytes = state_bytes(self.program, optimizer, cluster.device.kind)
         self._prices: dict[str, KernelPrices] = {}
 
+    @cached_property
+    def graphs(self) -> StepGraphs:
+        """What the first rank of every rank group runs."""
+        return step_graphs(self.plan, self.micro or self.program, self.cluster)
+
     # one program on all ranks
 
     def plain(self) -> list[Action]:
         """Every micro-batch forward and backward, then the optimizer."""
-        lowered, partition = self.plain_graphs
-        joined = 0.0 if self.micro is None else joined_bytes(self.micro, lowered)
-        states = self._states([lowered], self.plan.micro_batches > 1, self.cluster.device)
+        stage = self.graphs.of[0].lowered
+        joined = joined_bytes(self.graphs.micro, stage.program)
+        states = self._states([stage.program], self.plan.micro_batches > 1, self.cluster.device)
         actions = [Action("states", COMPUTE, 0.0, allocates=states.bytes + joined)]
-        passes = self._passes(partition)
+        passes = self._passes(stage.partition)
         for _ in range(self.plan.micro_batches):
             for program in passes:
                 actions += _behind(program, len(actions))
         return [*actions, *self._end(states, rank=0, after=len(actions) - 1)]
-
-    @cached_property
-    def plain_graphs(self) -> tuple[Program, Partition]:
-        """What the first rank runs, and its two graphs of one micro-batch."""
-        stage = lowered_step(self.micro or self.program, self.plan, 0, until=start_early).only
-        return stage.program, stage.partition
 
     def _passes(self, partition: Partition) -> list[PassProgram]:
         held = bytes_of_passes(partition)
@@ -145,14 +143,9 @@ class StepProgram:
 
     # stages
 
-    @cached_property
-    def stage_graphs(self) -> PipelineGraphs:
-        """What the first rank of every rank group runs."""
-        return stage_graphs(self.plan, self.program, self.cluster)
-
     def pipeline(self) -> list[Action]:
         """One rank of every rank group: what is made once, the passes of the schedule, late sums, the optimizer."""
-        graphs = self.stage_graphs
+        graphs = self.graphs
         schedule = graphs.schedule
         used = [{action.kind for actions in schedule.ranks for action in actions if action.stage == stage}
                 for stage in range(schedule.num_stages)]  # fmt: skip

@@ -5,45 +5,35 @@
     wait = all_gather_into_tensor(w, 8, 'dp_shard')  # layers.1.up.weight  (1024, 4096)  1.2 ms on dp_shard
 
 Lines are those of the graph that the runtime runs, collectives in buckets and started early; seconds are the price
-list's for the kernel or collective that begins in this line. A kernel of several lines stands at its first one.
+list's for the kernel or collective that begins in this line. A kernel of several lines stands at its first one. Several
+stages are printed by `stage_code.py`.
 """
 
 from __future__ import annotations
 
 import math
 
-from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.program_costs import program_actions
 from autopar.explain.answers import RankProgram
+from autopar.explain.asked_step import asked_step
+from autopar.explain.bodies import bodies
 from autopar.explain.graph_lines import graph_lines
-from autopar.explain.rank_graphs import rank_graphs
 from autopar.explain.source import Source
-from autopar.explain.stage_code import stage_program
+from autopar.explain.stage_code import Printer
 from autopar.parallel_plan import Plan
+
+PHASES = {"F": "forward", "B": "backward"}
 
 
 def rank_program(source: Source, plan: Plan, rank: int) -> RankProgram:
-    """The program of one rank. Raises ConfigurationError for a rank that the plan does not have."""
+    """The program of one rank; seconds: of all kernels and collectives, of one step where there are several stages,
+    else of one micro-batch. Raises ConfigurationError for a rank that the plan does not have."""
+    asked, group = asked_step(source, plan), plan.group_of(rank)
+    graphs = asked.graphs(rank)
     if plan.in_stages:
-        return stage_program(source, plan, rank)
-    graphs = rank_graphs(source, plan, rank)
-    device = graphs.query.cluster.device
+        printer = Printer(plan, graphs, asked.step, group)
+        return RankProgram(rank=rank, text="\n".join(printer.lines(rank)), seconds=printer.step_seconds)
     lines, total = [f"# rank {rank} of {plan.num_ranks}, {plan.micro_batches} micro-batches per step"], []
-    for phase, module in zip(("forward", "backward"), graphs.partition.graphs, strict=False):
-        actions = program_actions(
-            module.graph,
-            phase,
-            cluster=graphs.query.cluster,
-            mesh=plan.mesh,
-            backend=plan.kernel_backend,
-            prices=KernelPrices(device=device),
-            segment_of=str,
-        )
-        prices = {action.position: (action.seconds, action.stream) for action in actions}
-        total += [action.seconds for action in actions]
-        lines += [
-            "",
-            f"# {phase}",
-            *graph_lines(module.graph, plan, {entry.name for entry in graphs.lowered.inputs}, prices),
-        ]
+    for body in bodies(asked.step, graphs.of[0], {"F", "B"}):
+        total += [action.seconds for action in body.actions if action.kind != "views"]
+        lines += ["", f"# {PHASES[body.turn]}", *graph_lines(body.graph, plan, body.inputs, body.prices)]
     return RankProgram(rank=rank, text="\n".join(lines), seconds=math.fsum(total))

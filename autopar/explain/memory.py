@@ -8,7 +8,7 @@
     moved by collectives            0.2 GiB     copies in other layouts, buckets
     working values                  1.1 GiB     everything else that lives just then
 
-Counted on the program of the rank that runs (`rank_graphs.py`), buffer by buffer (`graphs/live_ranges.py`).
+Counted on the program of the rank that runs (`priced_stages.py`), buffer by buffer (`graphs/live_ranges.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import fx
 
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.explain.answers import MemoryTable
+from autopar.explain.asked_step import asked_step
 from autopar.explain.pieces import (
     JOINED,
     LOSS,
@@ -36,11 +37,14 @@ from autopar.explain.pieces import (
     pieces_at,
     sums,
 )
-from autopar.explain.rank_graphs import RankGraphs, rank_graphs
+from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.explain.stage_memory import AT_OPTIMIZER, stage_memory_table
 from autopar.graphs.live_ranges import bytes_over_time, memory_events
 from autopar.parallel_plan import Plan
+from autopar.passes.micro_batches import joined_bytes
+from autopar.planner.query import Query
+from autopar.program import Program
 
 
 def memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTable:
@@ -49,50 +53,51 @@ def memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTable:
     if plan.in_stages:
         return stage_memory_table(source, plan, rank)
     rank = rank or 0
-    graphs = rank_graphs(source, plan, rank)
-    states = list(_states(graphs))
-    ranges = memory_events(graphs.partition)
+    graphs, query = asked_step(source, plan).graphs(rank), query_of(source, plan)
+    lowered, partition = graphs.of[0].lowered.program, graphs.of[0].lowered.partition
+    states = list(_states(lowered, query, joined_bytes(graphs.micro, lowered)))
+    ranges = memory_events(partition)
     held = bytes_over_time(ranges)
     constant = math.fsum(size for _, _, size in states)
-    update = [("", UPDATE, float(_step_buffers(graphs)))]
+    update = [("", UPDATE, float(_step_buffers(lowered, query)))]
     at_end = constant + update[0][2] + (float(held[-1]) if len(held) else 0.0)
     fullest = int(np.argmax(held)) if len(held) else 0
     is_end = not len(held) or at_end >= constant + float(held[fullest])
     index = len(held) - 1 if is_end else fullest
-    pieces = [*states, *(update if is_end else []), *pieces_at(graphs.lowered, graphs.partition, ranges, index)]
-    nodes = graphs.nodes
+    pieces = [*states, *(update if is_end else []), *pieces_at(lowered, partition, ranges, index)]
+    nodes = [node for graph in partition.graphs for node in graph.graph.nodes if node.op != "output"]
     loss = loss_operators(nodes)
     moment = AT_OPTIMIZER if is_end else moment_of(nodes, min(fullest, len(nodes) - 1), loss)
     return MemoryTable(
         rank=rank,
         moment=moment,
         peak_bytes=math.fsum(size for _, _, size in pieces),
-        limit_bytes=graphs.query.budget_bytes,
+        limit_bytes=query.budget_bytes,
         by_kind=sums((kind, size) for _, kind, size in pieces),
         by_module=sums((module_of(name, loss), size) for name, _, size in pieces),
         over_time=(*_over_time(plan, nodes, loss, (held + constant).tolist()), (AT_OPTIMIZER, at_end)),
     )
 
 
-def _states(graphs: RankGraphs) -> Iterator[tuple[str, str, float]]:
+def _states(lowered: Program, query: Query, joined: float) -> Iterator[tuple[str, str, float]]:
     """(name, kind, bytes) of what lives throughout."""
-    for entry in graphs.lowered.inputs:
+    for entry in lowered.inputs:
         if entry.role == "parameter":
             elements = math.prod(entry.shape)
             yield entry.name, PARAMETERS, float(elements * entry.dtype.itemsize)
-            yield entry.name, OPTIMIZER, float(elements * graphs.query.state_bytes[entry.name].optimizer)
-    if graphs.joined_bytes:
-        yield "", JOINED, graphs.joined_bytes
+            yield entry.name, OPTIMIZER, float(elements * query.state_bytes[entry.name].optimizer)
+    if joined:
+        yield "", JOINED, joined
 
 
-def _step_buffers(graphs: RankGraphs) -> float:
+def _step_buffers(lowered: Program, query: Query) -> float:
     """Of copies that the optimizer's step makes for a while."""
     updated = [
-        (float(math.prod(entry.shape) * entry.dtype.itemsize), graphs.query.state_bytes[entry.name].step_buffers)
-        for entry in graphs.lowered.inputs
+        (float(math.prod(entry.shape) * entry.dtype.itemsize), query.state_bytes[entry.name].step_buffers)
+        for entry in lowered.inputs
         if entry.role == "parameter"
     ]
-    return step_buffer_bytes(updated, graphs.query.cluster.device.kind)
+    return step_buffer_bytes(updated, query.cluster.device.kind)
 
 
 def _over_time(

@@ -23,7 +23,7 @@ from autopar.explain.memory import memory_table
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
 from autopar.passes.check_plan import refuse_unknown_names
-from autopar.program import Program
+from autopar.program import MicroProgram
 from autopar.questions import as_cluster
 from autopar.request import Request
 
@@ -43,7 +43,8 @@ def remembering(plan: Plan, source: Source) -> Plan:
 
 def bound(plan: Plan, source: Source) -> Plan:
     """A plan of unknown origin with this source. Raises PlanMismatchError for the plan of another program."""
-    program = _program_under(plan, source)
+    found = source.program_of(plan)
+    program = found.program if isinstance(found, MicroProgram) else found
     mark = fingerprint(program)
     if plan.fingerprint != mark:
         raise PlanMismatchError(
@@ -52,13 +53,6 @@ def bound(plan: Plan, source: Source) -> Plan:
         )
     refuse_unknown_names(plan, program)
     return remembering(plan, source)
-
-
-def _program_under(plan: Plan, source: Source) -> Program:
-    """The program that the plan would run: one micro-batch's where it has several, or stages."""
-    if plan.in_one_part:
-        return source.program
-    return source.in_parts(plan.micro_batches).program
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,13 +18,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_models.operators import optimizer_seconds
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.explain.answers import Term
+from autopar.explain.bodies import Turn, bodies, optimizer_parts
 from autopar.explain.source import Source
-from autopar.explain.stage_bodies import Turn, bodies, optimizer_parts
 from autopar.parallel_plan import Plan
-from autopar.program import MicroProgram, Program
 from autopar.request import Request
 from autopar.simulation import checked_step, simulate_step
 from autopar.step_program import StepProgram
@@ -47,12 +45,9 @@ def played_costs(source: Source, plan: Plan, request: Request) -> PlayedCosts:
     Raises PlanMismatchError where the model does not run in the plan's micro-batches, and for the plan of another
     program.
     """
-    program: Program | MicroProgram = source.program
-    if not plan.in_one_part:
-        program = source.in_parts(plan.micro_batches)
-    step = checked_step(plan, program, request.cluster, request.optimizer)
+    step = checked_step(plan, source.program_of(plan), request.cluster, request.optimizer)
     seconds = simulate_step(step).step_seconds
-    found = list(_of_stages(step) if plan.in_stages else _of_whole(step))
+    found = list(_spent(step))
     waiting = seconds - math.fsum(term.seconds for term in found)
     return PlayedCosts(step_seconds=seconds, terms=(*found, Term(SCHEDULE, WAITING, (), waiting)))
 
@@ -67,19 +62,9 @@ def schedule_in_words(plan: Plan) -> str:
     return f"{plan.staged.schedule}, {parts}, stages {'; '.join(stages)}"
 
 
-def _of_whole(step: StepProgram) -> Iterator[Term]:
-    lowered, partition = step.plain_graphs
-    for phase, module in zip(("forward", "backward"), partition.graphs, strict=False):
-        yield from counted(step.actions(module.graph, phase), step.plan.micro_batches)
-    for entry in lowered.inputs:
-        if entry.role == "parameter" and step.program.training:
-            touched = math.prod(entry.shape) * step.state_bytes[entry.name].step_traffic
-            yield Term(entry.name, "optimizer", (), float(optimizer_seconds(step.cluster.device, touched)))
-
-
-def _of_stages(step: StepProgram) -> Iterator[Term]:
+def _spent(step: StepProgram) -> Iterator[Term]:
     plan = step.plan
-    graphs = step.stage_graphs
+    graphs = step.graphs
     for group, ranks in enumerate(plan.rank_groups):
         share = ranks.size / plan.num_ranks
         passes = graphs.schedule.ranks[group]

@@ -72,6 +72,10 @@ class Source:
         factorisation = self.kept.factorisations.recall(self.program, lambda: Factorisation(self.program))
         return self.parts.recall(count, lambda: planned_parts(self.program, count, self, factorisation))
 
+    def program_of(self, plan: Plan) -> Program | MicroProgram:
+        """What a step of the plan runs: the program as captured, or that of one micro-batch."""
+        return self.program if plan.in_one_part else self.in_parts(plan.micro_batches)
+
     def plan(self, request: Request) -> Plan:
         """The plan that answers `request`."""
         return plan_program(self.program, request, self, self.kept)

@@ -22,16 +22,16 @@ import numpy as np
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
 from autopar.explain.alone import alike, axes_in_links
 from autopar.explain.answers import Explanation, Explanations, Switch, Term, signed
-from autopar.explain.pipeline_source import PipelineSource, pipeline_source
+from autopar.explain.asked_step import AskedStep, asked_step
+from autopar.explain.bodies import bodies, optimizer_parts
 from autopar.explain.played_costs import counted
 from autopar.explain.source import Source
-from autopar.explain.stage_bodies import bodies, optimizer_parts
 from autopar.explain.stage_problem import StageProblem, stage_problem
 from autopar.explain.switches import switch_of, terms_by_name
 from autopar.parallel_plan import Plan
 from autopar.plan_text import format_bytes, format_seconds, layout_lines
 from autopar.planner.resolve import Resolved, Resolver
-from autopar.priced_stages import PipelineGraphs
+from autopar.priced_stages import StepGraphs
 
 MOST_SEARCHES = 6
 """Runners-up that one answer searches for."""
@@ -40,7 +40,7 @@ PROBLEM = "runner-up: sum of costs on one sub-mesh over all micro-batches, memor
 
 def explain_in_stages(source: Source, plan: Plan, names: Sequence[str], cpu_seconds: float) -> Explanations:
     """The explanation of every choice in `names`, equal layers of one stage together. cpu_seconds: of one search."""
-    stages = _Stages(pipeline_source(source, plan))
+    stages = _Stages(asked_step(source, plan))
     answer: _RunnersUp | ConfigurationError | PlanMismatchError
     try:
         answer = _RunnersUp(stage_problem(source, plan), plan, cpu_seconds)
@@ -81,8 +81,8 @@ def _alike(plan: Plan, names: Sequence[str], stages: _Stages) -> list[list[str]]
 class _Stages:
     """Where a name runs, and what that takes."""
 
-    def __init__(self, asked: PipelineSource) -> None:
-        self.asked, self.plan, self.graphs = asked, asked.plan, asked.stages()
+    def __init__(self, asked: AskedStep) -> None:
+        self.asked, self.plan, self.graphs = asked, asked.plan, asked.graphs()
 
     def of(self, name: str) -> tuple[int, ...]:
         """The stages that run an operator or hold a parameter; none where it is a view that each reader makes."""
@@ -118,17 +118,17 @@ class _Stages:
     @cached_property
     def _homes(self) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {
-            name: tuple(sorted(stages)) for name, stages in self.graphs.cut.holders.items()
+            name: tuple(sorted(stages)) for name, stages in self.graphs.holders.items()
         }
-        for number, program in enumerate(self.graphs.cut.programs):
-            for node in program.graph.nodes:
+        for number, stage in enumerate(self.graphs.of):
+            for node in stage.lowered.context.program.graph.nodes:
                 operator = str(node.meta.get("operator", ""))
                 if node.op == "call_function" and operator and number not in found.get(operator, ()):
                     found[operator] = (*found.get(operator, ()), number)
         return found
 
 
-def _terms_of(asked: PipelineSource, graphs: PipelineGraphs, stage: int) -> list[Term]:
+def _terms_of(asked: AskedStep, graphs: StepGraphs, stage: int) -> list[Term]:
     """What a rank of the first group that has a stage pays for it per step."""
     own, step = graphs.of[stage], asked.step
     passes = [a for a in graphs.schedule.ranks[graphs.schedule.holders[stage][0]] if a.stage == stage]

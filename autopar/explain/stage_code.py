@@ -19,16 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from autopar.explain.answers import RankProgram
+from autopar.explain.bodies import Turn, bodies, optimizer_parts
 from autopar.explain.graph_lines import graph_lines
-from autopar.explain.pipeline_source import pipeline_source
-from autopar.explain.source import Source
-from autopar.explain.stage_bodies import Turn, bodies, optimizer_parts
 from autopar.parallel_plan import Plan
 from autopar.passes.graph_text import with_comment
 from autopar.passes.stages import Crossing
 from autopar.plan_text import format_bytes, format_seconds
-from autopar.priced_stages import PipelineGraphs
+from autopar.priced_stages import StepGraphs
 from autopar.schedules.actions import PipeAction
 from autopar.step_program import StepProgram
 
@@ -42,21 +39,10 @@ NAMES: dict[Turn, str] = {
 }
 
 
-def stage_program(source: Source, plan: Plan, rank: int) -> RankProgram:
-    """The program of one rank of a plan with stages; seconds: of all its kernels and collectives over one step.
-
-    Raises ConfigurationError for a rank that the plan does not have.
-    """
-    asked = pipeline_source(source, plan)
-    group = asked.group_of(rank)
-    printer = _Printer(plan, asked.stages(rank), asked.step, group)
-    return RankProgram(rank=rank, text="\n".join(printer.lines(rank)), seconds=printer.step_seconds)
-
-
-class _Printer:
+class Printer:
     """Prints one rank of a group."""
 
-    def __init__(self, plan: Plan, graphs: PipelineGraphs, step: StepProgram, group: int) -> None:
+    def __init__(self, plan: Plan, graphs: StepGraphs, step: StepProgram, group: int) -> None:
         self.plan, self.pipeline, self.graphs, self.step, self.group = plan, plan.staged, graphs, step, group
         self.passes = graphs.schedule.ranks[group]
         own = [graphs.of[stage] for stage in graphs.held_by(group)]
@@ -88,11 +74,9 @@ class _Printer:
         if self.step.program.training:
             yield with_comment("    optimizer()", format_seconds(self.optimizer_seconds))
         for name, body in self.bodies.items():
-            known = {entry.name for entry in body.stage.lowered.program.inputs}
-            prices = {one.position: (one.seconds, one.stream) for one in body.actions if one.kind != "views"}
             parameter = "" if body.is_once_per_step else "micro_batch"
             yield from ("", "", with_comment(f"def {name}({parameter}):", format_seconds(body.seconds)))
-            yield from (f"    {line}" for line in graph_lines(body.graph, body.stage.plan, known, prices))
+            yield from (f"    {line}" for line in graph_lines(body.graph, body.stage.plan, body.inputs, body.prices))
 
     # the schedule
 
@@ -104,13 +88,11 @@ class _Printer:
     def _pass(self, action: PipeAction) -> Iterator[str]:
         name = _name(action.kind, action.stage)
         backward = action.kind != "F"
-        crossings = self.graphs.cut
-        if action.kind != "W":
-            yield from self._messages(crossings.crossings_into(action.stage, backward), action, is_sent=False)
+        crossings = [c for c in self.graphs.crossings if c.is_backward == backward and action.kind != "W"]
+        yield from self._messages([c for c in crossings if c.target == action.stage], action, is_sent=False)
         what = f"{action}  {self.pipeline.stages[action.stage].name}  {format_seconds(self.bodies[name].seconds)}"
         yield with_comment(f"    {name}({action.micro_batch})", what)
-        if action.kind != "W":
-            yield from self._messages(crossings.crossings_from(action.stage, backward), action, is_sent=True)
+        yield from self._messages([c for c in crossings if c.source == action.stage], action, is_sent=True)
 
     def _messages(self, crossings: Sequence[Crossing], action: PipeAction, *, is_sent: bool) -> Iterator[str]:
         for crossing in crossings:

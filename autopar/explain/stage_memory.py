@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from autopar.cost_models.program_timeline import PassBytes
 from autopar.explain.answers import MemoryTable, StageMemory
+from autopar.explain.asked_step import AskedStep, asked_step
 from autopar.explain.pieces import (
     GATHERED,
     GRADIENTS,
@@ -32,11 +33,10 @@ from autopar.explain.pieces import (
     pieces_at,
     sums,
 )
-from autopar.explain.pipeline_source import PipelineSource, pipeline_source
 from autopar.explain.source import Source
 from autopar.graphs.node_values import node_bytes
 from autopar.parallel_plan import Plan
-from autopar.priced_stages import PipelineGraphs, PricedStage
+from autopar.priced_stages import PricedStage, StepGraphs
 from autopar.schedules.actions import PipeAction
 
 AT_OPTIMIZER = "the optimizer's step"
@@ -63,10 +63,10 @@ def stage_memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTa
 
     Raises ConfigurationError for a rank that the plan does not have.
     """
-    asked = pipeline_source(source, plan)
-    graphs = asked.stages(rank or 0)
+    asked = asked_step(source, plan)
+    graphs = asked.graphs(rank or 0)
     held = [_Held(asked, graphs, group) for group in range(len(plan.rank_groups))]
-    group = max(range(len(held)), key=lambda one: held[one].peak) if rank is None else asked.group_of(rank)
+    group = max(range(len(held)), key=lambda one: held[one].peak) if rank is None else plan.group_of(rank)
     own = held[group]
     pieces = list(own.pieces(own.fullest))
     return MemoryTable(
@@ -84,7 +84,7 @@ def stage_memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTa
 class _Held:
     """What one rank of a group holds over a step."""
 
-    def __init__(self, asked: PipelineSource, graphs: PipelineGraphs, group: int) -> None:
+    def __init__(self, asked: AskedStep, graphs: StepGraphs, group: int) -> None:
         self.plan, self.graphs, self.group = asked.plan, graphs, group
         self.state_bytes = asked.step.state_bytes
         self.own = [graphs.of[stage] for stage in graphs.held_by(group)]

@@ -12,8 +12,8 @@ import torch
 import autopar
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.answers import Comparison, Explanations
+from autopar.explain.asked_step import AskedStep, asked_step
 from autopar.explain.origin import Remembered
-from autopar.explain.pipeline_source import PipelineSource, pipeline_source
 from autopar.explain.stage_memory import KEPT
 from autopar.parallel_plan import Plan
 from autopar.simulation import Simulation, simulate_plan
@@ -59,14 +59,14 @@ def unequal(planner: autopar.Planner) -> Plan:
     return planner.plan(dims={"pp": [1, 3]}, micro_batches=4)
 
 
-def asked(plan: Plan) -> PipelineSource:
+def asked(plan: Plan) -> AskedStep:
     assert isinstance(plan.origin, Remembered)
-    return pipeline_source(plan.origin.source, plan)
+    return asked_step(plan.origin.source, plan)
 
 
 def played(plan: Plan) -> Simulation:
     parts = asked(plan)
-    return simulate_plan(plan, parts.micro, parts.cluster, torch.optim.AdamW)
+    return simulate_plan(plan, parts.program, parts.cluster, torch.optim.AdamW)
 
 
 @pytest.mark.parametrize("name", ["plan", "halves", "unequal"])
@@ -298,5 +298,5 @@ def test_stages_that_share_a_weight_cast_it_themselves_and_add_up_its_gradients_
     assert [action.rank for action in added] == [0, 1]
     assert added[0].seconds > 2048 * WIDTH * 4 / (10e9 / 8)
     assert found.predicted.step_seconds == pytest.approx(simulation.step_seconds, rel=0.1)
-    forward = [crossing for crossing in asked(found).stages().cut.crossings if not crossing.is_backward]
+    forward = [crossing for crossing in asked(found).graphs().crossings if not crossing.is_backward]
     assert len(forward) == 1
