@@ -13,7 +13,7 @@ from functools import cached_property
 from autopar.cluster import Cluster, MixedCluster
 from autopar.explain.source import Source
 from autopar.parallel_plan import Plan
-from autopar.planner.query import budget
+from autopar.planner.memory_limit import budget
 from autopar.priced_stages import StepGraphs, step_graphs
 from autopar.program import MicroProgram, Program
 from autopar.step_program import StepProgram
