@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from autopar.cluster import Cluster
 from autopar.errors import (
     AutoparError,
     CaptureError,
@@ -22,8 +21,9 @@ from autopar.errors import (
     VerificationError,
 )
 from autopar.explain.alone import FileAlone
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Partial, Replicate, Shard
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from autopar.rules.registration import register_rule
 from autopar.runtime.checkpoint import load, save
 from autopar.runtime.clip_grad import clip_grad_norm_
@@ -33,7 +33,7 @@ from autopar.verification import Verification
 
 if TYPE_CHECKING:
     from autopar.api import compile, plan, verify
-    from autopar.what_if import Planner
+    from autopar.explain.what_if import Planner
 
 __all__ = [
     "AutoparError",
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 LOADED_LATER = {
-    "Planner": "autopar.what_if",
+    "Planner": "autopar.explain.what_if",
     "compile": "autopar.api",
     "plan": "autopar.api",
     "verify": "autopar.api",

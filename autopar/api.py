@@ -24,26 +24,26 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.capture import Captures, fingerprint, normalize_example_inputs, take_off_wrappers, without_wrappers
-from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.origin import remembering
 from autopar.explain.source import Source
-from autopar.parallel_plan import Plan
-from autopar.passes.check_plan import refuse_unknown_names
+from autopar.hardware.cluster import Cluster
 from autopar.passes.lowering.chain import lowered_step
-from autopar.phases import phase
-from autopar.planner.constraints import Recompute
-from autopar.planner.micro_batches import Recapture, planned_parts
-from autopar.planner.search import Mode
+from autopar.passes.lowering.check_plan import refuse_unknown_names
+from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
+from autopar.planner.problem.constraints import Recompute
+from autopar.planner.problem.search_limits import Mode
+from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import CapturedModel, as_cluster, capture_model, check_model, plan_again, plan_program
 from autopar.request import LossFunction, Request
-from autopar.runtime.batches import BatchMode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit_step import emit_step
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
-from autopar.runtime.step import Step
+from autopar.runtime.step.batches import BatchMode
+from autopar.runtime.step.emitted_step import Step
+from autopar.timing import phase
 from autopar.verification import Verification, compare
 
 log = logging.getLogger(__name__)

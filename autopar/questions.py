@@ -18,22 +18,22 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.capture import Captures, fingerprint
-from autopar.cluster import Cluster
 from autopar.errors import CaptureError, ConfigurationError, UnsupportedOperatorError
 from autopar.files import write_atomically
-from autopar.parallel_plan import Plan
-from autopar.phases import phase
-from autopar.plan_value import PipelinePlan
-from autopar.planner.kept import Kept
-from autopar.planner.micro_batches import Recapture, batch_size
+from autopar.hardware.cluster import Cluster
+from autopar.planner.batch.micro_batch_program import Recapture, batch_size
 from autopar.planner.planning import make_plan
+from autopar.planner.problem.program_cache import ProgramCache
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import PipelinePlan
 from autopar.program import Program
 from autopar.request import Request
 from autopar.rules.engine import registered_rules
-from autopar.runtime.batches import input_leaves, ordered, route
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import world_size
+from autopar.runtime.step.batches import input_leaves, ordered, route
 from autopar.schedules.list_scheduler import TIMED_FAMILIES
+from autopar.timing import phase
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def capture_program(
         )
 
 
-def plan_program(program: Program, request: Request, recapture: Recapture, kept: Kept | None = None) -> Plan:
+def plan_program(program: Program, request: Request, recapture: Recapture, kept: ProgramCache | None = None) -> Plan:
     """A plan for a request, from its cache where it has one. kept: results of earlier questions about the program."""
     path = _cache_path(program, request)
     if path is not None and path.exists():

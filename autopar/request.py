@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from autopar.capture.precision import precision_dtype
-from autopar.cluster import Cluster
-from autopar.parallel_plan import Plan
-from autopar.plan_value import ParameterPlan
-from autopar.planner.constraints import Recompute, check_recompute, parse_constraints
-from autopar.planner.memory_limit import budget
-from autopar.planner.mesh_shapes import resolve_meshes
-from autopar.planner.search import Mode, search_of
-from autopar.planner.stages.wish import Dims, check_stages, wish_of, without_stages
+from autopar.hardware.cluster import Cluster
+from autopar.planner.meshes.mesh_shapes import resolve_meshes
+from autopar.planner.pipelines.pipeline_request import Dims, check_stages, pipeline_request, without_stages
+from autopar.planner.problem.constraints import Recompute, check_recompute, parse_constraints
+from autopar.planner.problem.memory_limit import budget
+from autopar.planner.problem.search_limits import Mode, search_of
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import ParameterPlan
 from autopar.program import Program
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -37,7 +37,7 @@ class Request:
     """The fields are the arguments of `compile` under their names, but for two.
 
     parameter_layouts: decisions for parameters that are kept, as where a module is planned anew for another input
-    shape. with_baselines: whether the known plans are shown beside the answer.
+    shape. with_baselines: whether the baselines are shown beside the answer.
     Raises ConfigurationError for what no model could be planned for: capturing one may take a minute.
     """
 
@@ -70,7 +70,7 @@ class Request:
             check_recompute(self.recompute, "the plan")
         check_stages(self.cluster, self.mesh, self.dims, self.schedule)
         is_free = self.mesh is None and self.dims is None
-        if not is_free and wish_of(self.cluster, self.mesh, self.dims, self.schedule) is None:
+        if not is_free and pipeline_request(self.cluster, self.mesh, self.dims, self.schedule) is None:
             resolve_meshes(self.cluster, self.mesh, without_stages(self.dims))
 
     def as_question(self, program: Program) -> dict[str, Any]:

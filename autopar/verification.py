@@ -22,17 +22,17 @@ from torch import nn
 from autopar._compat import tree_map_only
 from autopar.capture import normalize_example_inputs
 from autopar.capture.precision import canonical_names, computing_in, narrowed, precision_dtype
-from autopar.capture.step import find_loss
+from autopar.capture.training_step import find_loss
 from autopar.errors import ConfigurationError, VerificationError
 from autopar.layouts.placement import Mesh, replicated
-from autopar.parallel_plan import Plan
 from autopar.passes.lowering.chain import lowered_step, use_our_kernels
-from autopar.plan_value import OperatorPlan, ParameterPlan
-from autopar.runtime.batches import input_leaves
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import OperatorPlan, ParameterPlan
 from autopar.runtime.consensus import from_every_rank
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.parameters import full_tensor, set_parameter
-from autopar.runtime.step import Step
+from autopar.runtime.step.batches import input_leaves
+from autopar.runtime.step.emitted_step import Step
 
 RELATIVE_ERROR = 1e-5
 OWN_ERROR_FACTOR = 10.0

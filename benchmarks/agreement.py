@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.runtime.batches import route
+from autopar.runtime.step.batches import route
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 

@@ -25,11 +25,11 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import autopar
-from autopar.cluster import Cluster
-from autopar.cost_models.pipeline import play_pipeline
+from autopar.cost_models.schedule_player import play_pipeline
 from autopar.cost_models.stage_costs import StageCosts
-from autopar.parallel_plan import Plan
-from autopar.runtime.pipeline_run import PipelineRun
+from autopar.hardware.cluster import Cluster
+from autopar.plans.parallel_plan import Plan
+from autopar.runtime.pipeline.pipeline_run import PipelineRun
 from autopar.schedules.actions import PipeAction
 from benchmarks.netlab.cores import cores_directory, make_group
 from benchmarks.results import write_results

@@ -26,22 +26,22 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver.python import model_builder
 
-from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.collectives import CollectiveKind, collective_seconds
-from autopar.cost_models.operators import copy_seconds, optimizer_seconds
+from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
+from autopar.cost_models.operator_costs import copy_seconds, optimizer_seconds
+from autopar.hardware.cluster import Cluster, GroupTopology
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, replicated
 from autopar.layouts.redistribution import redistribution_steps
 from autopar.passes.view_layouts import layout_before_view
-from autopar.planner.build import Built, Variable
-from autopar.planner.factorisation import Factorisation, shape_of
-from autopar.planner.kin import OperatorKin
-from autopar.planner.prices import Prices, tensor_bytes
-from autopar.planner.query import Query
-from autopar.planner.read_skeleton import skeleton_of
-from autopar.planner.recomputation import RECOMPUTED, state_of
-from autopar.planner.skeleton import Link, Skeleton
+from autopar.planner.memory.recomputation import RECOMPUTED, state_of
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.build import Built, Variable
+from autopar.planner.problem.equivalence import OperatorEquivalence
+from autopar.planner.problem.factorisation import Factorisation, shape_of
+from autopar.planner.problem.prices import Prices, tensor_bytes
+from autopar.planner.problem.read_skeleton import skeleton_of
+from autopar.planner.problem.skeleton import Skeleton, SlotLink
+from autopar.planner.problem.strategies import LayoutSet, Strategies, local_fraction
 from autopar.planner.solver import MemoryRow, Problem, is_forbidden
-from autopar.planner.strategies import LayoutSet, Strategies, local_fraction
 
 Flags = NDArray[np.bool_]
 new_model: Callable[[], model_builder.Model] = model_builder.Model
@@ -139,11 +139,18 @@ class Recount:
             return self._parameter(variable, label)
         if variable.strategies is None:
             return float(variable.costs[label])  # a tie-break at most
-        kin = self.skeleton.kin[slot.kin]
-        assert isinstance(kin, OperatorKin)
+        equivalence = self.skeleton.equivalences[slot.equivalence]
+        assert isinstance(equivalence, OperatorEquivalence)
         one = _only(variable.strategies, label)
         seconds = float(
-            self.prices.operator_costs(kin.node, kin.rule, one, kin.traffic, kin.leads_kernel, kin.kernel_share)[0]
+            self.prices.operator_costs(
+                equivalence.node,
+                equivalence.rule,
+                one,
+                equivalence.traffic,
+                equivalence.leads_kernel,
+                equivalence.kernel_share,
+            )[0]
         )
         for output, tensor in slot.tolls:
             made = _at(variable.layouts[output], label)
@@ -160,7 +167,7 @@ class Recount:
         gather = self._steps(shape, tensor_bytes(variable.node), choice.stored, choice.used)
         return seconds + gather * self.count * (1.0 - self.query.hidden_share)
 
-    def _link(self, link: Link) -> float:
+    def _link(self, link: SlotLink) -> float:
         source, target = self.built.variables[link.source], self.built.variables[link.target]
         made = _at(source.layouts[link.output], self.labels[link.source])
         wanted: Layout | None = _at(_wanted(target, link.port), self.labels[link.target])
@@ -173,8 +180,8 @@ class Recount:
         return self._moved(link.tensor, made, wanted) * self.count * counted
 
     def _moved(self, tensor: int, source: Layout, target: Layout) -> float:
-        kin = self.skeleton.tensors[tensor]
-        return self._steps(kin.shape, kin.nbytes, source, target)
+        equivalence = self.skeleton.tensors[tensor]
+        return self._steps(equivalence.shape, equivalence.nbytes, source, target)
 
     def _steps(self, shape: tuple[int, ...], nbytes: int, source: Layout, target: Layout) -> float:
         ties = zip(self.prices.tie_breaks, source, target, strict=True)

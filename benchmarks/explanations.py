@@ -28,17 +28,17 @@ import torch
 
 from autopar.errors import InfeasibleError
 from autopar.explain.answers import Explanations
-from autopar.explain.binding import Limits
+from autopar.explain.binding_limits import Limits
 from autopar.explain.origin import Remembered
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.switches import switch_of
-from autopar.parallel_plan import Plan
-from autopar.planner.one_mesh import EXACT_GAP
-from autopar.planner.read import describe
-from autopar.planner.recomputation import RECOMPUTED, state_of
-from autopar.planner.recover import Recovered, described
-from autopar.planner.resolve import Resolved, Resolver
-from autopar.what_if import Planner
+from autopar.explain.what_if import Planner
+from autopar.planner.memory.recomputation import RECOMPUTED, state_of
+from autopar.planner.one_mesh.mesh_plan import EXACT_GAP
+from autopar.planner.one_mesh.read_solution import describe
+from autopar.planner.one_mesh.recovered_problem import Recovered, described
+from autopar.planner.one_mesh.solved_again import Resolved, Resolver
+from autopar.plans.parallel_plan import Plan
 from benchmarks.explanation_checks import MOST_VARIABLES, Recount, raw_optimum, raw_variables, recounted
 from benchmarks.models import Inputs, gpt2, llama, t5, token_inputs
 from benchmarks.results import write_results

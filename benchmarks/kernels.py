@@ -152,7 +152,7 @@ def _usage(cubin: bytes) -> tuple[int, int, int]:
 
 def _module(name: str) -> Any:
     """A module of kernels, which imports Triton."""
-    return import_module(f"autopar.runtime.kernels.{name}")
+    return import_module(f"autopar.runtime.kernels.triton_{name}")
 
 
 def _warps(block: int, elements: str) -> int:

@@ -1,4 +1,5 @@
-"""Seconds of a step, products whole and in chunks beside the collectives of their rows (`passes/chunk_products.py`).
+"""Seconds of a step, products whole and in chunks beside the collectives of their rows
+(`passes/overlap/chunk_products.py`).
 
     python -m benchmarks.product_chunks [--steps N] [RESULT.json]
 
@@ -24,8 +25,8 @@ from torch import nn
 
 import autopar
 from autopar.ops.row_chunks import rows_joined
-from autopar.parallel_plan import Plan
-from autopar.runtime.emit import WholeStep
+from autopar.plans.parallel_plan import Plan
+from autopar.runtime.step.emit import WholeStep
 from benchmarks.agreement import compare, loss_of, reference
 from benchmarks.results import write_results
 from benchmarks.workers import Pool

@@ -27,17 +27,17 @@ from typing import Any
 
 import torch
 
-from autopar.cluster import Cluster
-from autopar.cost_models.pipeline import StepCosts, play_pipeline, schedule_for
+from autopar.cost_models.schedule_player import StepCosts, play_pipeline, schedule_for
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import AutoparError
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.stages.block_table import BlockTable
-from autopar.planner.stages.choose import try_tables
-from autopar.planner.stages.quick import QUICK
-from autopar.planner.stages.shapes import SubMesh, SubMeshes
-from autopar.planner.stages.unequal import best_unequal
+from autopar.planner.batch.batch_flow import NotSeparable
+from autopar.planner.pipelines.block_table import BlockTable
+from autopar.planner.pipelines.choose_pipeline import try_tables
+from autopar.planner.pipelines.compared_pipelines import QUICK
+from autopar.planner.pipelines.solved_submeshes import SubMesh, SubMeshes
+from autopar.planner.pipelines.unequal_groups import best_unequal
 from benchmarks.published_settings import SETTINGS, Setting
 from benchmarks.results import write_results
 from benchmarks.sub_meshes import sub_meshes

@@ -25,8 +25,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopar
-from autopar.cost_models.trace import Span
-from autopar.parallel_plan import Plan
+from autopar.cost_models.chrome_trace import Span
+from autopar.plans.parallel_plan import Plan
 from autopar.report.html.page import write_report
 from autopar.report.html.timeline import RecordedStep
 from benchmarks.results import write_results

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from autopar.cluster import machine_name
 from autopar.files import write_atomically
+from autopar.hardware.cluster import machine_name
 
 
 def document(content: Mapping[str, Any]) -> dict[str, Any]:

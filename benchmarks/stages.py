@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from autopar.cluster import Cluster
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.planner.stages.block_table import BlockTable
-from autopar.planner.stages.cut import CutQuestion, cut_into_stages
+from autopar.planner.pipelines.block_table import BlockTable
+from autopar.planner.pipelines.stage_search import CutQuestion, cut_into_stages
 from benchmarks.models import LossOnly, workload
 from benchmarks.results import write_results
 from benchmarks.sub_meshes import sub_meshes

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from autopar.capture import Captures
-from autopar.cluster import Cluster
-from autopar.planner.query import Query
-from autopar.planner.stages.shapes import SubMeshes
+from autopar.hardware.cluster import Cluster
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.pipelines.solved_submeshes import SubMeshes
 from autopar.questions import capture_model
 from autopar.request import Request
 from benchmarks.models import Inputs

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from autopar.api import realize
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses
-from autopar.runtime.step import Step
+from autopar.runtime.step.emitted_step import Step
 
 
 @dataclass(frozen=True, slots=True, eq=False)

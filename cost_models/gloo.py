@@ -1,11 +1,11 @@
 """What collectives of CPU tensors take, by what they really send: seconds = rounds(n) * hop + S * wire(n) / rate.
 
-S = bytes of the full buffer, n ranks. `runtime/host_collectives.py` sends every block straight to the rank that needs
-it, all at once, over gloo's connections; `rounds` and `wire` of each kind are the table ALGORITHMS. Two decisions are
-made here for the runtime too: a small all_reduce gathers all copies in one round (`gathers_all_copies`), and groups
-with several ranks on each of several nodes first add up inside of the nodes (`takes_two_levels`). Prices take the
-better of both ways. Where the link carries a measured line for the kind, that line replaces the formula, scaled by
-rounds and wire to another number of ranks.
+S = bytes of the full buffer, n ranks. `runtime/collectives/host_collectives.py` sends every block straight to the rank
+that needs it, all at once, over gloo's connections; `rounds` and `wire` of each kind are the table ALGORITHMS. Two
+decisions are made here for the runtime too: a small all_reduce gathers all copies in one round (`gathers_all_copies`),
+and groups with several ranks on each of several nodes first add up inside of the nodes (`takes_two_levels`). Prices
+take the better of both ways. Where the link carries a measured line for the kind, that line replaces the formula,
+scaled by rounds and wire to another number of ranks.
 
     gloo_seconds("all_reduce", sizes, topology, Cluster.parse("4 cpu"))     # 2 rounds of 84 us + 1.5 S / rate
 
@@ -22,8 +22,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cluster import Cluster, GroupTopology
-from autopar.hardware import CollectiveFit, Link
+from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.devices import CollectiveFit, Link
 
 Seconds: TypeAlias = NDArray[np.float64]
 Line: TypeAlias = tuple[float, float]

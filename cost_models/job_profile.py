@@ -2,8 +2,8 @@
 
     torchrun --nnodes 4 --nproc-per-node 1 ... autopar profile        # on every node; then plans find it there
 
-A profile of one machine (`calibration.py`) knows its loopback only. A job has links of two groups: groups of processes
-inside of a node, and groups across nodes, while their siblings do the same:
+A profile of one machine (`machine_profile.py`) knows its loopback only. A job has links of two groups: groups of
+processes inside of a node, and groups across nodes, while their siblings do the same:
 
     LinkFit(kind="all_reduce", ranks=4, nodes=4, latency_seconds=7e-3, bytes_per_second=11e6)
 """
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from autopar.cluster import Cluster, measured_cluster_path, process_memory_bytes
-from autopar.cost_models.calibration import Profile, device_from_profile, source_of
+from autopar.cost_models.machine_profile import Profile, device_from_profile, source_of
 from autopar.errors import ConfigurationError
 from autopar.files import cache_directory, write_atomically
-from autopar.hardware import CollectiveFit, Link, preset_link
+from autopar.hardware.cluster import Cluster, measured_cluster_path, process_memory_bytes
+from autopar.hardware.devices import CollectiveFit, Link, preset_link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

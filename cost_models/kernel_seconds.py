@@ -4,9 +4,9 @@
     autopar::attention (4, 16, 1024, 128) fused attention, forward or backward       operators_attention
     add + gelu + dropout                  the bytes of the whole kernel, once        operators_memory
 
-The planner asks the same function with the same sizes for every strategy (`planner/prices.py`), so a plan and the
-program made of it have one price. A bias added in a product's kernel costs nothing of its own; a gradient of a weight
-that is added to its total reads and writes that total.
+The planner asks the same function with the same sizes for every strategy (`planner/problem/prices.py`), so a plan and
+the program made of it have one price. A bias added in a product's kernel costs nothing of its own; a gradient of a
+weight that is added to its total reads and writes that total.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
+from autopar.cost_models.operator_costs import element_flops, operator_seconds
 from autopar.cost_models.operator_sizes import (
     AttentionSizes,
     ProductSizes,
@@ -26,11 +27,10 @@ from autopar.cost_models.operator_sizes import (
     sizes_of,
     whole,
 )
-from autopar.cost_models.operators import element_flops, operator_seconds
 from autopar.cost_models.sustained import AttentionKernel
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import base_name, curve_name, is_causal, operator_kind
-from autopar.hardware import Device
+from autopar.hardware.devices import Device
 from autopar.rules.engine import rule_for, tensor_operands
 
 

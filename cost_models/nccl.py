@@ -1,7 +1,7 @@
 """What NCCL's collectives take on real hardware: its tuner's latencies and protocols, on measured rates.
 
 The tuner (`nccl_tuner.py`) knows hops and protocols; it knows neither the launch nor what a byte costs beside the
-link. With n ranks, S bytes of the full buffer and the traits of the link (`autopar.hardware.CollectiveTraits`):
+link. With n ranks, S bytes of the full buffer and the traits of the link (`autopar.hardware.devices.CollectiveTraits`):
 
     seconds = startup + latency + S / rate + passes * S * pass + ramp * log2(1 + S / MiB)
 
@@ -28,11 +28,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.gloo import ALGORITHMS as DIRECT
 from autopar.cost_models.gloo import Algorithm, measured_line
 from autopar.cost_models.nccl_tuner import TREE_FRACTION, Choice, Fabric, Group, TunedKind, tuner_lines
-from autopar.hardware import Link
+from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.devices import Link
 
 Seconds: TypeAlias = NDArray[np.float64]
 Line: TypeAlias = tuple[float, float]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operators_gemm import Rates
-from autopar.device_curves import AttentionCurve, DeviceCurves
+from autopar.hardware.device_curves import AttentionCurve, DeviceCurves
 
 Floats = NDArray[np.float64]
 

@@ -12,8 +12,8 @@ tile and the split; we take the fastest of its menu:
 
     gemm_seconds(rates, gemm_curve(curves, "float16"), 4096, 4096, 11008)      # A100: 1.61e-3, 1.36e-3 at full rate
 
-All arrays broadcast, so that thousands of shapes are priced in one call. The constants: `autopar.device_curves`.
-"""
+All arrays broadcast, so that thousands of shapes are priced in one call. The constants:
+`autopar.hardware.device_curves`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autopar.device_curves import DeviceCurves, GemmCurve
+from autopar.hardware.device_curves import DeviceCurves, GemmCurve
 
 TILES: tuple[tuple[int, int], ...] = (
     (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.operator_profile import MeasuredKernel, OperatorProfile
+from autopar.hardware.operator_profile import MeasuredKernel, OperatorProfile
 
 NEIGHBOURS = 6
 """Nearest measured kernels that count: those beyond say little about tiles and waves at this size."""

@@ -13,7 +13,7 @@ is read faster than memory:
     memory_seconds(a100, curve, 200e6)         # 117e-6: 1.7 TB/s
     memory_seconds(a100, curve, 4e3)           # 2e-6: the launch
 
-Constants per family of kernels: `autopar.device_curves.MemoryCurve`.
+Constants per family of kernels: `autopar.hardware.device_curves.MemoryCurve`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operators_gemm import Rates
-from autopar.device_curves import DeviceCurves, MemoryCurve
+from autopar.hardware.device_curves import DeviceCurves, MemoryCurve
 
 SERIAL_LOOKUPS = 16
 """Up to so many rows torch's index_select walks one after the other in each thread (its "small index" kernel)."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost_models.pipeline import pass_bytes, pass_seconds, send_list
+from autopar.cost_models.schedule_player import pass_bytes, pass_seconds, send_list
 from autopar.cost_models.simulator import COMPUTE_STREAM, Action
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError

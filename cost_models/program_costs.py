@@ -4,9 +4,9 @@
     gelu#0      in mm's neighbour's kernel           compute     bytes of what the kernel reads and writes
     all_reduce  (4096, 2048) float16 over "tp"       tp          collective over the links that the axis crosses
 
-`operator_seconds` and `collective_seconds` price the planner's strategies too (`planner/prices.py`), from the same
-sizes and the same count of bytes, so a plan and the program made of it agree; `tests/planner/test_one_price.py` says
-where they differ and why. Nodes that move nothing on a GPU (views, waits, padding that pads nothing) are left out;
+`operator_seconds` and `collective_seconds` price the planner's strategies too (`planner/problem/prices.py`), from the
+same sizes and the same count of bytes, so a plan and the program made of it agree; `tests/planner/test_one_price.py`
+says where they differ and why. Nodes that move nothing on a GPU (views, waits, padding that pads nothing) are left out;
 which nodes share a kernel says `kernel_groups`.
 """
 
@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.collectives import CollectiveKind, collective_seconds
+from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_sizes import EXPERT_LINEAR
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.graphs.node_values import describe_values
 from autopar.graphs.operator_names import base_name, operator_kind
+from autopar.hardware.cluster import Cluster, GroupTopology
 from autopar.layouts.placement import Mesh
 
 COMPUTE = "compute"

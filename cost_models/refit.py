@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from autopar.cluster import Cluster, MixedCluster
 from autopar.errors import ConfigurationError
-from autopar.hardware import Device, Link
+from autopar.hardware.cluster import Cluster, MixedCluster
+from autopar.hardware.devices import Device, Link
 
 FEWEST_STEPS = 3
 SMALLEST_SHARE = 0.02

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_models.trace import MemoryEvent, Span, write_trace
+from autopar.cost_models.chrome_trace import MemoryEvent, Span, write_trace
 from autopar.errors import ConfigurationError
 
 COMPUTE_STREAM = "compute"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from autopar.errors import ConfigurationError
-from autopar.hardware import Device
+from autopar.hardware.devices import Device
 
 PASS_LAUNCHES = 16.0
 """What a pass of a stage costs its CPU beside its operators, in dispatches of a small operator: binding its arguments,
@@ -40,9 +40,9 @@ class StageCosts:
     send_bytes: float = 0.0
     """The activation handed to the next stage; its gradient comes back in as many bytes."""
     saved_bytes: float = 0.0
-    """Kept from F to B."""
+    """ProgramCache from F to B."""
     weight_saved_bytes: float = 0.0
-    """Kept from B to W."""
+    """ProgramCache from B to W."""
     forward_extra_bytes: float = 0.0
     """Transient peak of F beyond `saved_bytes`."""
     backward_extra_bytes: float = 0.0

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from autopar.cost_models.operators_gemm import Rates
-from autopar.device_curves import DeviceCurves
+from autopar.hardware.device_curves import DeviceCurves
 
 AttentionKernel = Literal["vendor", "flash2", "flash1"]
 

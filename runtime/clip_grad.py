@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import ConfigurationError
-from autopar.runtime.emit import local_tensor
 from autopar.runtime.parameters import stage_copies
+from autopar.runtime.step.emit import local_tensor
 
 
 def clip_grad_norm_(

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import AutoparError, RankMismatchError
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from autopar.runtime.process_groups import rank, world_size
 
 Result = TypeVar("Result")

@@ -6,11 +6,11 @@ from autopar.passes.lowering.checks import check_ranks, collective_order
 from autopar.passes.lowering.observers import is_checked
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.runtime.consensus import attempt_on_all, gather_from_all
-from autopar.runtime.emit import emit
-from autopar.runtime.emit_pipeline import emit_pipeline
-from autopar.runtime.micro_batches import emit_micro
+from autopar.runtime.pipeline.emit_pipeline import emit_pipeline
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses
-from autopar.runtime.step import Step
+from autopar.runtime.step.emit import emit
+from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.step.micro_batch_runs import emit_micro
 
 
 def emit_step(lowered: LoweredStep, groups: ProcessGroups) -> Step:

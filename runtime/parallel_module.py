@@ -27,13 +27,9 @@ from autopar._compat import TreeSpec, tree_map_only
 from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Constant, Input
-from autopar.runtime import batches
-from autopar.runtime.accumulation import HeldGradients
-from autopar.runtime.batches import BatchMode, Signature
 from autopar.runtime.consensus import agree_on_sizes, shared_seed
-from autopar.runtime.emit import local_tensor, output_layout
 from autopar.runtime.initialise import initialise, is_on_meta
 from autopar.runtime.parameters import (
     check_parameter_layouts,
@@ -48,7 +44,11 @@ from autopar.runtime.parameters import (
     unique_parameters,
 )
 from autopar.runtime.process_groups import ProcessGroups, world_size
-from autopar.runtime.step import Step
+from autopar.runtime.step import batches
+from autopar.runtime.step.accumulation import HeldGradients
+from autopar.runtime.step.batches import BatchMode, Signature
+from autopar.runtime.step.emit import local_tensor, output_layout
+from autopar.runtime.step.emitted_step import Step
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63

@@ -26,7 +26,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 from autopar._compat import DTensorSpec, StridedShard, dtensor
 from autopar.errors import PlanMismatchError
 from autopar.layouts.placement import Layout, Mesh, Partial, Shard, format_layout, is_legal, local_runs, replicated
-from autopar.plan_value import ParameterPlan
+from autopar.plans.plan_value import ParameterPlan
 from autopar.runtime.process_groups import ProcessGroups
 
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar._compat import lone_device_mesh
 from autopar.errors import PlanMismatchError
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from autopar.runtime.host_allocator import keep_freed_memory
 
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from autopar.parallel_plan import Plan
-from autopar.runtime.communicator import waited_seconds
+from autopar.plans.parallel_plan import Plan
+from autopar.runtime.collectives.communicator import waited_seconds
 from autopar.runtime.process_groups import rank
 
 

@@ -22,7 +22,7 @@ from autopar.errors import (
     UnsupportedOperatorError,
 )
 from autopar.layouts.placement import Mesh, Shard
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from tests.distributed.models import TiedModel, tied_model, tokens
 from tests.distributed.uncovered import UncoveredModel
 from tests.planner.problems import Mlp

@@ -16,7 +16,7 @@ import pytest
 
 import autopar
 from autopar.cli.commands import commands
-from tests.test_cli_examples import CONFIG
+from tests.cli.test_examples import CONFIG
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))

@@ -7,9 +7,9 @@ import torch
 
 import autopar
 from autopar.capture import Captures
-from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
-from autopar.parallel_plan import Plan
+from autopar.hardware.cluster import Cluster
+from autopar.plans.parallel_plan import Plan
 from autopar.questions import CapturedModel, capture_model, plan_again
 from autopar.request import Request
 

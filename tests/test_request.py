@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
+from autopar.hardware.cluster import Cluster
 from autopar.planner.planning import make_plan
 from autopar.request import Request
 from tests.planner.problems import captured_mlp

@@ -12,8 +12,8 @@ from torch import nn
 from autopar._compat import tree_leaves
 from autopar.capture.family import CallsAt, Family, family, input_shapes, varies
 from autopar.capture.inputs import FlatInputs, find_batch_dims, flatten_inputs
-from autopar.capture.step import BATCH, LossFunction
 from autopar.capture.trace import capture, forward_calls
+from autopar.capture.training_step import BATCH, LossFunction
 from autopar.errors import CaptureError
 from autopar.program import Program
 

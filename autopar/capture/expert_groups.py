@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from autopar._compat import FakeTensor, FunctionalTensor
-from autopar.capture.expert_rows import AllExperts, Choice, Position, Row, Unlike
+from autopar.capture.expert_rows import AllExperts, ExpertChoice, Position, Row, Unlike
 from autopar.capture.routing import Number
 
 
@@ -30,11 +30,11 @@ class Sizes(list[Number]):
         super().__init__(Number() for _ in range(counts.shape[0]))
         self.counts = counts
 
-    def choice(self, num_rows: int) -> Choice:
+    def choice(self, num_rows: int) -> ExpertChoice:
         """The expert of each of `num_rows` rows, of which the first counts[0] are those of expert 0, and so on."""
         ends = self.counts.cumsum(0)
         rows = torch.arange(num_rows, device=self.counts.device)
-        return Choice((rows.unsqueeze(1) >= ends).sum(1), known=True)
+        return ExpertChoice((rows.unsqueeze(1) >= ends).sum(1), known=True)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from autopar._compat import DynamicOutputShapeException, tree_leaves, tree_map
 from autopar.capture.expert_groups import Sizes, joined, lists_as_sizes, position_in, split_sizes
-from autopar.capture.expert_rows import AllExperts, Choice, Position, Row, Unlike
+from autopar.capture.expert_rows import AllExperts, ExpertChoice, Position, Row, Unlike
 from autopar.capture.routing import Mask, Routing
 from autopar.errors import CaptureError
 
@@ -74,8 +74,8 @@ class ExpertLoops(TorchFunctionMode):
         self._replaced = contextlib.ExitStack()
         self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor -> Position or Row
         self._pending: dict[int, _Pending] = {}
-        self._asked: dict[Choice, set[int]] = {}  # whose rows were picked
-        self._groups: dict[Choice, int] = {}  # choices of sorted rows -> number of groups
+        self._asked: dict[ExpertChoice, set[int]] = {}  # whose rows were picked
+        self._groups: dict[ExpertChoice, int] = {}  # choices of sorted rows -> number of groups
         self._stale: set[Row] = set()  # rows read from what the loop is about to write
 
     def __torch_function__(

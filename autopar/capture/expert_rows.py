@@ -26,7 +26,7 @@ class Unlike(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class ExpertChoice:
     """Which expert each pair chose. ids: int64, any shape: its dims are the axes of the pairs; negative: none.
     known: whether the model chose them by top-k, a maximum or one-hot; distinct: no expert twice along the last dim."""
 
@@ -44,7 +44,7 @@ class Choice:
 class Position:
     """Where the pairs that chose `expert` stand along one axis of the pairs, or along several, as a bool mask says."""
 
-    choice: Choice
+    choice: ExpertChoice
     expert: int
     axes: tuple[int, ...]
     merged: bool = False  # the axes are one dim
@@ -71,7 +71,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Selected:
+class SelectedMatrix:
     """Matrix `expert` of a tensor that holds one per expert; `origin`: equal for equal sources; turned: transposed."""
 
     source: Tensor
@@ -109,7 +109,7 @@ _BROADCAST |= {"__rmul__", "__truediv__", "__iadd__", "__imul__", "__isub__", "a
 class AllExperts:
     """Evaluates formulas on the rows of all pairs, which are ordered by the axes `leading`, then by the others."""
 
-    def __init__(self, choice: Choice, experts: Sequence[int], leading: tuple[int, ...]) -> None:
+    def __init__(self, choice: ExpertChoice, experts: Sequence[int], leading: tuple[int, ...]) -> None:
         self.choice, self.experts, self._first = choice, list(experts), experts[0]
         if self.experts != list(range(self._first, self._first + len(experts))):
             raise Unlike(f"experts {self.experts} do not follow each other")
@@ -127,7 +127,7 @@ class AllExperts:
             if id(first) not in self._values:
                 self._values[id(first)] = self._row(formulas)
             return self._values[id(first)]
-        if isinstance(first, Selected):
+        if isinstance(first, SelectedMatrix):
             return self._selected(formulas)
         if all(formula is first for formula in formulas):
             return first
@@ -219,7 +219,9 @@ class AllExperts:
 
     def _selected(self, formulas: Sequence[Any]) -> _PerExpert:
         first = formulas[0]
-        if any(not isinstance(f, Selected) or f.origin != first.origin or f.turned != first.turned for f in formulas):
+        if any(
+            not isinstance(f, SelectedMatrix) or f.origin != first.origin or f.turned != first.turned for f in formulas
+        ):
             raise Unlike("matrices of different tensors")
         if [f.expert for f in formulas] == list(range(first.source.shape[0])):
             return _PerExpert(first.source, first.turned)

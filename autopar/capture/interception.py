@@ -18,11 +18,11 @@ from torch.nn import functional
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
-from autopar.capture.ctc import MaskedElements, ctc_loss
+from autopar.capture.checkpointed_regions import Salts, recomputed_within
+from autopar.capture.ctc_losses import MaskedElements, ctc_loss
 from autopar.capture.embedding_bags import embedding_bag
 from autopar.capture.flex import plain_flex_attention
-from autopar.capture.recomputation import Salts, recomputed_within
-from autopar.capture.recurrent import MODES, recurrent_stack, refuse_packed
+from autopar.capture.recurrent_modules import MODES, recurrent_stack, refuse_packed
 
 _original_attention = functional.scaled_dot_product_attention
 _original_ctc_loss = functional.ctc_loss

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from autopar._compat import OpOverload
-from autopar.capture.recomputation import Salts
+from autopar.capture.checkpointed_regions import Salts
 from autopar.errors import CaptureError
 from autopar.ops.random import SITE_BIT
 from autopar.passes.arguments import argument

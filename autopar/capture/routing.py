@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from autopar.capture.expert_rows import Choice, Selected
+from autopar.capture.expert_rows import ExpertChoice, SelectedMatrix
 
 Function = Callable[..., Any]
 
@@ -28,7 +28,7 @@ class Mask:
     """Pairs that chose `expert`; dim i of the mask is axis axes[i] of the pairs. leading: one more dim of size 1;
     merged: the axes are one dim."""
 
-    choice: Choice
+    choice: ExpertChoice
     expert: int
     axes: tuple[int, ...]
     leading: bool = False
@@ -51,7 +51,7 @@ class _OneHot:
     limit: int
     distinct: bool
     ids: Tensor | None = None
-    choice: Choice | None = None
+    choice: ExpertChoice | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +144,10 @@ class Routing:
         """Whether a tensor says per expert how many rows it has."""
         return isinstance(self._fact(value), _Hit) and value.dim() == 1 and value.dtype == torch.int64
 
-    def selected(self, value: Tensor) -> Selected | None:
+    def selected(self, value: Tensor) -> SelectedMatrix | None:
         """The matrix of one expert that a tensor is."""
         fact = self._fact(value)
-        return fact if isinstance(fact, Selected) else None
+        return fact if isinstance(fact, SelectedMatrix) else None
 
     def answer(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """(True, result) where the result depends on the routing: which experts have rows, and whether one has any."""
@@ -219,17 +219,17 @@ class Routing:
         )
         return whole and args[0].dim() > 0 and isinstance(args[1], int) and not isinstance(args[1], bool)
 
-    def _choice_of(self, ids: Tensor) -> Choice:
+    def _choice_of(self, ids: Tensor) -> ExpertChoice:
         """One choice per shape of the same ids, which a loop may reshape anew for every expert."""
         by_shape = self._choices.setdefault(self._bases.get(ids, ids), {})  # type: ignore[no-untyped-call]
         if ids.shape not in by_shape:
             fact = self._fact(ids)
             known = isinstance(fact, _Ids)
-            by_shape[ids.shape] = Choice(ids, known, known and fact.distinct)
-        choice: Choice = by_shape[ids.shape]
+            by_shape[ids.shape] = ExpertChoice(ids, known, known and fact.distinct)
+        choice: ExpertChoice = by_shape[ids.shape]
         return choice
 
-    def _mask(self, choice: Choice, expert: int, leading: bool = False) -> Mask:
+    def _mask(self, choice: ExpertChoice, expert: int, leading: bool = False) -> Mask:
         return Mask(choice, expert, tuple(range(len(choice.shape))), leading)
 
     def _learn_order(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Tensor) -> None:
@@ -259,7 +259,7 @@ class Routing:
             return fact if name in _KEEPING else _Hit(fact.limit) if counted else None
         if isinstance(fact, _Hit):
             return fact if name in _KEEPING or name in _COMPARED else Number() if name == "__getitem__" else None
-        if isinstance(fact, Selected):
+        if isinstance(fact, SelectedMatrix):
             turned = result.dim() == 2 and result.shape == fact_shape(fact)[::-1] and _turns(func, name)
             return replace(fact, turned=not fact.turned) if turned else None
         return self._selection(name, args, result)
@@ -275,7 +275,7 @@ class Routing:
     def _selection(self, name: str, args: tuple[Any, ...], result: Tensor) -> Any:
         if name == "__getitem__" and isinstance(args[1], int) and args[0].dim() > 1 and args[0].is_floating_point():
             origin = self._facts.get(args[0]) or (id(args[0]),)  # type: ignore[no-untyped-call]
-            return Selected(args[0], origin, int(args[1])) if isinstance(origin, tuple) else None
+            return SelectedMatrix(args[0], origin, int(args[1])) if isinstance(origin, tuple) else None
         if name in ("view", "reshape") and args[0].is_floating_point() and result.dim() == 3 and args[0].dim() == 2:
             self._viewed.append(args[0])  # while it lives, its id is its own
             return (id(args[0]), args[0]._version, *map(str, args[1:]))
@@ -325,7 +325,7 @@ class Routing:
             return None
         if fact.choice is None:
             ids = fact.ids if fact.ids is not None else _chosen(one_hot, fact.dim)
-            fact.choice = Choice(ids, True, fact.distinct)
+            fact.choice = ExpertChoice(ids, True, fact.distinct)
         return self._mask(fact.choice, int(expert), leading=False)
 
     def _derived_mask(
@@ -350,7 +350,7 @@ class Routing:
         return None
 
 
-def fact_shape(fact: Selected) -> tuple[int, ...]:
+def fact_shape(fact: SelectedMatrix) -> tuple[int, ...]:
     """Shape of the matrix that `fact` selects."""
     shape = tuple(fact.source.shape[1:])
     return shape[::-1] if fact.turned else shape

@@ -22,9 +22,10 @@ from torch.nn.modules import transformer
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
 from autopar._compat import aot_export_joint_with_descriptors, whole_triton_operators
 from autopar.capture.calls import Call, CallRecorder, resized
+from autopar.capture.checkpointed_regions import Salts, recomputed_within
 from autopar.capture.decompositions import decomposition_table
 from autopar.capture.effects import remove_effects
-from autopar.capture.experts import adapted_experts
+from autopar.capture.expert_layers import adapted_experts
 from autopar.capture.failures import NUMPY_HINT, explained
 from autopar.capture.fake import fake_parameters, fake_twin
 from autopar.capture.fallback import dynamo_forward, replaced_forward
@@ -34,15 +35,14 @@ from autopar.capture.known_values import KnownValues, fold_known_shapes
 from autopar.capture.module_paths import module_paths
 from autopar.capture.precision import canonical_names, precision_dtype
 from autopar.capture.random_draws import random_decompositions, refuse_other_draws
-from autopar.capture.recomputation import Salts, recomputed_within
 from autopar.capture.roles import Names, assign_roles
-from autopar.capture.step import BATCH, LossFunction, Step
+from autopar.capture.training_step import BATCH, LossFunction, TrainingStep
 from autopar.capture.user_kernels import refuse_bare_kernels
 from autopar.errors import CaptureError
 from autopar.passes.runner import run_passes
-from autopar.passes.tidy import TIDY_PASSES, TidyContext
-from autopar.phases import phase
+from autopar.passes.tidy.tidy_passes import TIDY_PASSES, TidyContext
 from autopar.program import Input, Output, Program
+from autopar.timing import phase
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def capture(
     inputs = flatten_inputs(args, {**kwargs, BATCH: batch} if with_batch else kwargs)
     dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
     canonical = canonical_names(model)
-    step = Step(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical)
+    step = TrainingStep(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical)
     graph_module = _trace_with_fallback(step, inputs, args, kwargs, training)
     names = _names(model, step, inputs, dims, training, canonical)
     program_inputs, program_outputs = assign_roles(graph_module, names)
@@ -106,7 +106,7 @@ def _check_module(model: object) -> None:
 
 
 def _trace_with_fallback(
-    step: Step, inputs: FlatInputs, args: Sequence[Any], kwargs: Mapping[str, Any], training: bool
+    step: TrainingStep, inputs: FlatInputs, args: Sequence[Any], kwargs: Mapping[str, Any], training: bool
 ) -> GraphModule:
     """The trace of the model; where numpy stops it, that of Dynamo's graph. Raises the model's CaptureError."""
     try:
@@ -122,7 +122,7 @@ def _trace_with_fallback(
                 raise error from None
 
 
-def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
+def _trace(step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
     """The joint graph (forward-only when not `training`) as AOT autograd returns it."""
     salts = Salts()
     with contextlib.ExitStack() as stack:
@@ -142,7 +142,11 @@ def _trace(step: Step, inputs: FlatInputs, kwargs: Mapping[str, Any], training: 
 
 
 def _enter_fake_forward(
-    stack: contextlib.ExitStack, step: Step, tensors: Sequence[Tensor], kwargs: Mapping[str, Any], training: bool
+    stack: contextlib.ExitStack,
+    step: TrainingStep,
+    tensors: Sequence[Tensor],
+    kwargs: Mapping[str, Any],
+    training: bool,
 ) -> tuple[Tensor, ...]:
     """Until `stack` closes, `step` runs on the fake twins of the tensors, which are returned."""
     mode = KnownValues(allow_non_fake_inputs=True)
@@ -172,7 +176,7 @@ def forward_calls(
     """The operators that the forward runs for arguments like these with tensors of `shapes`; nothing is traced."""
     with_batch = loss_fn is not None and batch is not None
     inputs = flatten_inputs(args, {**kwargs, BATCH: batch} if with_batch else kwargs)
-    step = Step(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical_names(model))
+    step = TrainingStep(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical_names(model))
     with contextlib.ExitStack() as stack:
         tensors = _enter_fake_forward(stack, step, resized(inputs.tensors, shapes), kwargs, training)
         with CallRecorder() as recorder:
@@ -180,7 +184,7 @@ def forward_calls(
     return tuple(recorder.calls)
 
 
-def _check_state(step: Step, tensors: Sequence[Tensor]) -> None:
+def _check_state(step: TrainingStep, tensors: Sequence[Tensor]) -> None:
     """Report what forward leaves on the modules; raises CaptureError where a later call would need it."""
     step.state.report()
     if step.state.stores_tensors():
@@ -212,7 +216,7 @@ def _refuse_cond(*_: Any, **__: Any) -> None:
 
 
 @contextlib.contextmanager
-def _dense_gradients(step: Step) -> Iterator[None]:
+def _dense_gradients(step: TrainingStep) -> Iterator[None]:
     """Embeddings with sparse=True get dense gradients, which collectives can reduce."""
     kinds = (nn.Embedding, nn.EmbeddingBag)
     sparse = [name for name, m in step.model.named_modules() if isinstance(m, kinds) and m.sparse]
@@ -239,7 +243,7 @@ def _plain_transformer_layers() -> Iterator[None]:
 
 def _names(
     model: nn.Module,
-    step: Step,
+    step: TrainingStep,
     inputs: FlatInputs,
     dims: Sequence[int | None],
     training: bool,
@@ -268,7 +272,7 @@ def _tidy(graph_module: GraphModule, inputs: Sequence[Input], outputs: Sequence[
     return graph_module
 
 
-def _output_leaves(step: Step, outputs: Sequence[Output]) -> tuple[Any, ...]:
+def _output_leaves(step: TrainingStep, outputs: Sequence[Output]) -> tuple[Any, ...]:
     """The leaves of the user's output as indices into the program's outputs."""
     first = sum(output.role == "mutation" for output in outputs)
     return tuple(first + leaf if isinstance(leaf, int) else leaf for leaf in step.outputs.leaves)

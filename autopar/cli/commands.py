@@ -16,13 +16,13 @@ from rich.console import Console
 
 from autopar.api import plan as make_plan
 from autopar.capture.models import load_model
-from autopar.cli.bound import bound, given_options
-from autopar.cli.cache import cache
-from autopar.cli.calibrate import calibrate
-from autopar.cli.diff import diff
-from autopar.cli.doctor import doctor
-from autopar.cli.export import export
-from autopar.cli.import_ import import_
+from autopar.cli.bound_plan import bound, given_options
+from autopar.cli.cache_command import cache
+from autopar.cli.calibrate_command import calibrate
+from autopar.cli.diff_command import diff
+from autopar.cli.doctor_command import doctor
+from autopar.cli.export_command import export
+from autopar.cli.import_command import import_
 from autopar.cli.options import (
     OPTIMIZERS,
     OUTPUT_FILE,
@@ -31,20 +31,20 @@ from autopar.cli.options import (
     read_cluster,
 )
 from autopar.cli.output import as_json_option, print_answer, print_document
-from autopar.cli.profile import profile
-from autopar.cli.questions import edit, explain, memory, what_if
-from autopar.cli.report import report
-from autopar.cli.rules import rules
-from autopar.cli.run import run
-from autopar.cli.simulate import simulate
-from autopar.cli.verification import verify_model
+from autopar.cli.profile_command import profile
+from autopar.cli.question_commands import edit, explain, memory, what_if
+from autopar.cli.report_command import report
+from autopar.cli.rule_commands import rules
+from autopar.cli.run_command import run
+from autopar.cli.simulate_command import simulate
+from autopar.cli.verify_command import verify_model
 from autopar.demo.journey import run_demo
 from autopar.errors import AutoparError, InfeasibleError, VerificationError
-from autopar.parallel_plan import Plan
-from autopar.plan_folding import folded
-from autopar.planner.constraints import Recompute
-from autopar.planner.search import Mode
-from autopar.report.tables import page
+from autopar.planner.problem.constraints import Recompute
+from autopar.planner.problem.search_limits import Mode
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_folding import folded
+from autopar.report.terminal_tables import page
 
 EXIT_USAGE, EXIT_INFEASIBLE, EXIT_VERIFICATION, EXIT_INTERRUPTED = 2, 3, 4, 130
 INTERRUPTED = "interrupted: there was no plan yet, and nothing is written"

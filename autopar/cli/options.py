@@ -18,9 +18,9 @@ from typing import Any
 import click
 import torch
 
-from autopar.cluster import Cluster
-from autopar.operator_profile import load_profile
-from autopar.planner.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.operator_profile import load_profile
+from autopar.planner.problem.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
     "adamw": torch.optim.AdamW,

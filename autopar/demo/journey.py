@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from autopar.demo.planning import CLUSTER, LARGE_BATCH, plan_large_gpt
+from autopar.demo.large_plan import CLUSTER, LARGE_BATCH, plan_large_gpt
 from autopar.demo.training import STEPS, Training, train
-from autopar.parallel_plan import Plan
-from autopar.plan_text import format_mesh, format_seconds
-from autopar.report.tables import comparison, table
-from autopar.runtime.calibrate import calibrate
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_mesh, format_seconds
+from autopar.report.terminal_tables import comparison, table
+from autopar.runtime.calibration.measure_machine import calibrate
 
 PROCESSES = 4
 

@@ -16,7 +16,7 @@ import torch
 from autopar.api import compile as compile_model
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.demo.text import batch_at, library_text
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from autopar.runtime.local_processes import Report, run_processes
 
 SMALL = GPTConfig(vocabulary=256, positions=64, width=128, heads=4, layers=2)

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from autopar.errors import ConfigurationError
 from autopar.explain.answers import Explanation, Explanations
-from autopar.mesh_links import mesh_axes
-from autopar.parallel_plan import Plan
-from autopar.plan_text import layout_lines, matching_names, why_no_runner_up, without_numbers
+from autopar.plans.mesh_links import mesh_axes
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import layout_lines, matching_names, why_no_runner_up, without_numbers
 
 
 class FileAlone:

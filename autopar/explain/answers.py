@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from autopar.plan_text import align, format_bytes, format_seconds, without_numbers
+from autopar.plans.plan_text import align, format_bytes, format_seconds, without_numbers
 
 OPTIMUM_ROUNDING = 1e-9
 """Relative difference below which two objectives are the same: rounding of the sums."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.cluster import Cluster, MixedCluster
 from autopar.explain.source import Source
-from autopar.parallel_plan import Plan
-from autopar.planner.memory_limit import budget
-from autopar.priced_stages import StepGraphs, step_graphs
+from autopar.hardware.cluster import Cluster, MixedCluster
+from autopar.planner.problem.memory_limit import budget
+from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
-from autopar.step_program import StepProgram
+from autopar.simulation.priced_stages import StepGraphs, step_graphs
+from autopar.simulation.step_program import StepProgram
 
 
 @dataclass(frozen=True, eq=False)

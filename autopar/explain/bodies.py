@@ -12,11 +12,11 @@ from typing import Literal, TypeAlias
 
 from torch import fx
 
-from autopar.cost_models.operators import optimizer_seconds
+from autopar.cost_models.operator_costs import optimizer_seconds
 from autopar.cost_models.program_costs import ProgramAction
-from autopar.priced_stages import PricedStage
 from autopar.schedules.actions import Kind
-from autopar.step_program import StepProgram
+from autopar.simulation.priced_stages import PricedStage
+from autopar.simulation.step_program import StepProgram
 
 Turn: TypeAlias = Literal["F", "B", "I", "W", "prepare", "late"]
 """A pass of the schedule, or what runs once per step in front of all passes, or behind them."""

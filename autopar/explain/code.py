@@ -19,7 +19,7 @@ from autopar.explain.bodies import bodies
 from autopar.explain.graph_lines import graph_lines
 from autopar.explain.source import Source
 from autopar.explain.stage_code import Printer
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 
 PHASES = {"F": "forward", "B": "backward"}
 

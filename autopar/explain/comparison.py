@@ -23,15 +23,15 @@ from autopar.explain.played_costs import SCHEDULE, played_costs, schedule_in_wor
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan
-from autopar.plan_text import axes_at_work, format_bytes, format_placements, without_numbers
-from autopar.planner.known_plans import known_plans
-from autopar.planner.recover import recover
+from autopar.planner.meshes.baseline_plans import baseline_plans
+from autopar.planner.one_mesh.recovered_problem import recover
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import axes_at_work, format_bytes, format_placements, without_numbers
 from autopar.request import Request
 
 SHORT_NAMES = {"ddp": "DDP", "fsdp": "ZeRO-3", "zero3": "ZeRO-3", "zero-3": "ZeRO-3", "hsdp": "HSDP"}
 NO_LIMIT = 1e18
-"""Bytes of a limit that nothing meets: a known plan that does not fit is still compared."""
+"""Bytes of a limit that nothing meets: a baseline that does not fit is still compared."""
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ class HasSource(Protocol):
 
 
 def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
-    """A plan beside another one of the same program, or beside a known plan by name ("ddp", "fsdp", "tp", "hsdp").
+    """A plan beside another one of the same program, or beside a baseline by name ("ddp", "fsdp", "tp", "hsdp").
 
     Where one has stages, both are played (`played_costs.py`). Raises ConfigurationError for an unknown name and for a
     plan of another program.
@@ -88,7 +88,7 @@ def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
 
 
 def _known(source: Source, plan: Plan, name: str) -> tuple[Plan, list[str], Request]:
-    """A known plan by name, completed by the planner, and what was asked; one that does not fit too, with a note."""
+    """A baseline by name, completed by the planner, and what was asked; one that does not fit too, with a note."""
     dims = _dims_of(source, plan, name)
     free = replace(source.request, constraints=None, recompute=None, micro_batches=None, schedule=None)
     free = replace(free, dims=dims, mesh=None, with_baselines=False, cache_dir=None, warm_start=None, mode="fast")
@@ -100,7 +100,7 @@ def _known(source: Source, plan: Plan, name: str) -> tuple[Plan, list[str], Requ
 
 
 def _dims_of(source: Source, plan: Plan, name: str) -> dict[str, int]:
-    known = known_plans(source.request.cluster)
+    known = baseline_plans(source.request.cluster)
     if name.lower() == "tp":
         return {"tp": plan.num_ranks}
     wanted = SHORT_NAMES.get(name.lower(), name)

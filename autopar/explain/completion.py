@@ -10,14 +10,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from autopar.errors import PlanMismatchError
-from autopar.parallel_plan import Plan
-from autopar.planner.build import Built
-from autopar.planner.recover import agreeing, completed
-from autopar.planner.warm_start import Rows
+from autopar.planner.one_mesh.recovered_problem import agreeing, completed
+from autopar.planner.one_mesh.warm_start import Rows
+from autopar.planner.problem.build import Built
+from autopar.plans.parallel_plan import Plan
 
 
 def merged(constraints: object, changes: Mapping[str, object]) -> object:
-    """The wishes under which a plan was made, with those of the edit in place of equal ones."""
+    """The constraints under which a plan was made, with those of the edit in place of equal ones."""
     return {**constraints, **changes} if isinstance(constraints, Mapping) else dict(changes)
 
 

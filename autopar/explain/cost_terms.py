@@ -18,19 +18,19 @@ from typing import TypeAlias
 
 from torch import fx
 
-from autopar.cost_models.operators import optimizer_seconds
+from autopar.cost_models.operator_costs import optimizer_seconds
 from autopar.explain.answers import Term
 from autopar.layouts.placement import Layout, Mesh, Replicate, replicated
 from autopar.layouts.redistribution import redistribution_steps
 from autopar.passes.view_layouts import layout_before_view
-from autopar.planner.build import Variable
-from autopar.planner.factorisation import shape_of, value_of
-from autopar.planner.prices import TIE_BREAK_SECONDS, Prices, tensor_bytes
-from autopar.planner.read_skeleton import skeleton_of
-from autopar.planner.recomputation import RECOMPUTED, state_of
-from autopar.planner.recover import Recovered
-from autopar.planner.skeleton import Link, Skeleton
-from autopar.planner.strategies import LayoutSet, local_fraction
+from autopar.planner.memory.recomputation import RECOMPUTED, state_of
+from autopar.planner.one_mesh.recovered_problem import Recovered
+from autopar.planner.problem.build import Variable
+from autopar.planner.problem.factorisation import shape_of, value_of
+from autopar.planner.problem.prices import TIE_BREAK_SECONDS, Prices, tensor_bytes
+from autopar.planner.problem.read_skeleton import skeleton_of
+from autopar.planner.problem.skeleton import Skeleton, SlotLink
+from autopar.planner.problem.strategies import LayoutSet, local_fraction
 from autopar.rules.engine import tensor_operands
 
 COMPUTE, OPTIMIZER, TIE_BREAK = "compute", "optimizer", "tie-break"
@@ -126,7 +126,7 @@ class _Counter:
 
     # redistributions
 
-    def _link(self, number: int, link: Link) -> Iterator[Term]:
+    def _link(self, number: int, link: SlotLink) -> Iterator[Term]:
         edge = self.built.problem.edges[number]
         seconds = float(edge.costs[self.labels[link.source], self.labels[link.target]])
         if not seconds:
@@ -139,7 +139,7 @@ class _Counter:
         for kind, over, cost in moved:
             yield Term(name, kind, over, cost * seconds / once)
 
-    def _wanted(self, link: Link) -> LayoutSet | None:
+    def _wanted(self, link: SlotLink) -> LayoutSet | None:
         variable = self.built.variables[link.target]
         if variable.strategies is not None:
             return variable.strategies.inputs[link.port]
@@ -164,7 +164,7 @@ class _Counter:
             self._steps[key] = [(str(k), axes, s) for k, axes, s in found] + ([(TIE_BREAK, (), tie)] if tie else [])
         return self._steps[key]
 
-    def _owner_of_link(self, link: Link) -> str:
+    def _owner_of_link(self, link: SlotLink) -> str:
         """The parameter that a link moves, forward or as a gradient; else who reads."""
         source = self._behind_copies(link.source)
         if self.built.variables[source].kind == "parameter":

@@ -18,19 +18,19 @@ from autopar.explain.completion import completed_beside, merged
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.explain.stage_edits import edited_stages, refuse_stage_changes
-from autopar.parallel_plan import Plan
-from autopar.plan_text import format_bytes
-from autopar.planner.build import Built
-from autopar.planner.constraints import parse_constraints
-from autopar.planner.lifetimes import Lifetimes
-from autopar.planner.one_mesh import price, read_plan
-from autopar.planner.query import Query
-from autopar.planner.read import switching_costs
-from autopar.planner.recover import expanded, recover
-from autopar.planner.resolve import solution_of
+from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.one_mesh.mesh_plan import price, read_plan
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.one_mesh.read_solution import switching_costs
+from autopar.planner.one_mesh.recovered_problem import expanded, recover
+from autopar.planner.one_mesh.solved_again import solution_of
+from autopar.planner.one_mesh.warm_start import Rows
+from autopar.planner.problem.build import Built
+from autopar.planner.problem.constraint_targets import meshes_with_axes
+from autopar.planner.problem.constraints import parse_constraints
 from autopar.planner.solver import solve
-from autopar.planner.targets import meshes_with_axes
-from autopar.planner.warm_start import Rows
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_bytes
 
 BOUND_SECONDS = 10.0
 """CPU seconds of the search for the bound of an edited plan."""

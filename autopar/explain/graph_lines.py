@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from torch import fx
 
 from autopar.cost_models.program_costs import COMPUTE
-from autopar.parallel_plan import Plan
 from autopar.passes.graph_text import statement, with_comment
-from autopar.plan_text import format_placements, format_seconds
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_placements, format_seconds
 
 
 def graph_lines(

@@ -8,9 +8,9 @@ the plan of a model whose size divides.
 
 from __future__ import annotations
 
-from autopar.planner.choices import choices_of
-from autopar.planner.recover import Recovered
-from autopar.planner.strategies import divides
+from autopar.planner.one_mesh.recovered_problem import Recovered
+from autopar.planner.problem.axis_choices import choices_of
+from autopar.planner.problem.strategies import divides
 
 
 def indivisible_names(recovered: Recovered, index: int) -> list[str]:

@@ -15,14 +15,14 @@ from autopar.capture import fingerprint
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.alone import wanted_names
 from autopar.explain.answers import Comparison, Explanations, MemoryTable, RankProgram
-from autopar.explain.choices import explain_choices
 from autopar.explain.code import rank_program
 from autopar.explain.comparison import compare_plans
 from autopar.explain.edits import edited
-from autopar.explain.memory import memory_table
+from autopar.explain.explained_choices import explain_choices
+from autopar.explain.memory_moments import memory_table
 from autopar.explain.source import Source
-from autopar.parallel_plan import Plan
-from autopar.passes.check_plan import refuse_unknown_names
+from autopar.passes.lowering.check_plan import refuse_unknown_names
+from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram
 from autopar.questions import as_cluster
 from autopar.request import Request
@@ -85,7 +85,8 @@ class Remembered:
         return rank_program(self.source, plan, rank)
 
     def what_if(self, plan: Plan, changes: Mapping[str, object]) -> Plan:
-        """The plan of the same question with these wishes changed. Raises ConfigurationError for an unknown wish."""
+        """The plan of the same question with these constraints changed. Raises ConfigurationError for an unknown
+        constraint."""
         unknown = sorted(changes.keys() - WISHES)
         if unknown:
             raise ConfigurationError(f"what_if does not take {', '.join(unknown)}: write {', '.join(sorted(WISHES))}")

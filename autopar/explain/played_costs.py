@@ -22,10 +22,10 @@ from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.explain.answers import Term
 from autopar.explain.bodies import Turn, bodies, optimizer_parts
 from autopar.explain.source import Source
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from autopar.request import Request
-from autopar.simulation import checked_step, simulate_step
-from autopar.step_program import StepProgram
+from autopar.simulation.played_plan import checked_step, simulate_step
+from autopar.simulation.step_program import StepProgram
 
 SCHEDULE = "(schedule)"
 WAITING = "waiting less overlap"

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.cluster import refuse_mixed
 from autopar.explain.source import Source
-from autopar.parallel_plan import Plan
-from autopar.planner.choose_micro_batches import in_parts_of
-from autopar.planner.query import Query
-from autopar.planner.recover import Recovered, recover
+from autopar.hardware.cluster import refuse_mixed
+from autopar.planner.meshes.choose_micro_batches import in_parts_of
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.one_mesh.recovered_problem import Recovered, recover
+from autopar.plans.parallel_plan import Plan
 from autopar.request import Request
 
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from autopar.capture import Captures
 from autopar.errors import ConfigurationError
-from autopar.parallel_plan import Plan
-from autopar.planner.factorisation import Factorisation
-from autopar.planner.kept import Kept, Memo
-from autopar.planner.micro_batches import planned_parts
+from autopar.planner.batch.micro_batch_program import planned_parts
+from autopar.planner.problem.factorisation import Factorisation
+from autopar.planner.problem.program_cache import Memo, ProgramCache
+from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import CapturedModel, plan_program
 from autopar.request import Request
@@ -37,7 +37,7 @@ class Source:
     model: weakref.ref[nn.Module]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     captures: Captures
-    kept: Kept
+    kept: ProgramCache
     parts: Memo[MicroProgram]
 
     @staticmethod
@@ -49,7 +49,7 @@ class Source:
             weakref.ref(captured.model),
             (captured.args, captured.kwargs),
             captured.captures,
-            Kept(KEPT_MESHES),
+            ProgramCache(KEPT_MESHES),
             Memo(KEPT_PARTS),
         )
 

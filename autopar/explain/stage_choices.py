@@ -28,10 +28,10 @@ from autopar.explain.played_costs import counted
 from autopar.explain.source import Source
 from autopar.explain.stage_problem import StageProblem, stage_problem
 from autopar.explain.switches import switch_of, terms_by_name
-from autopar.parallel_plan import Plan
-from autopar.plan_text import format_bytes, format_seconds, layout_lines
-from autopar.planner.resolve import Resolved, Resolver
-from autopar.priced_stages import StepGraphs
+from autopar.planner.one_mesh.solved_again import Resolved, Resolver
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_bytes, format_seconds, layout_lines
+from autopar.simulation.priced_stages import StepGraphs
 
 MOST_SEARCHES = 6
 """Runners-up that one answer searches for."""

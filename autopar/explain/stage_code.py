@@ -21,13 +21,13 @@ from collections.abc import Iterator, Sequence
 
 from autopar.explain.bodies import Turn, bodies, optimizer_parts
 from autopar.explain.graph_lines import graph_lines
-from autopar.parallel_plan import Plan
 from autopar.passes.graph_text import with_comment
-from autopar.passes.stages import Crossing
-from autopar.plan_text import format_bytes, format_seconds
-from autopar.priced_stages import StepGraphs
+from autopar.passes.stages.cut_stages import Crossing
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.schedules.actions import PipeAction
-from autopar.step_program import StepProgram
+from autopar.simulation.priced_stages import StepGraphs
+from autopar.simulation.step_program import StepProgram
 
 NAMES: dict[Turn, str] = {
     "F": "forward",

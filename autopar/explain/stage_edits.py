@@ -18,19 +18,19 @@ from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.completion import completed_beside, merged
 from autopar.explain.source import Source
 from autopar.explain.stage_problem import StageProblem, stage_problem, without_stages
-from autopar.parallel_plan import Plan
-from autopar.plan_text import format_bytes, format_seconds, matching_names
-from autopar.plan_value import PIPELINE_AXIS, StagePlan
-from autopar.planner.constraints import parse_constraints
-from autopar.planner.one_mesh import price
-from autopar.planner.read import switching_costs
-from autopar.planner.resolve import solution_of
-from autopar.planner.stages.bound import least_step_seconds
-from autopar.planner.stages.choose import Pipeline
-from autopar.planner.stages.wish import SEARCHED, check_family
-from autopar.planner.stages.write_plan import check_cut, pipeline_plan
-from autopar.planner.targets import meshes_with_axes
-from autopar.planner.warm_start import Rows
+from autopar.planner.one_mesh.mesh_plan import price
+from autopar.planner.one_mesh.read_solution import switching_costs
+from autopar.planner.one_mesh.solved_again import solution_of
+from autopar.planner.one_mesh.warm_start import Rows
+from autopar.planner.pipelines.choose_pipeline import Pipeline
+from autopar.planner.pipelines.pipeline_bound import least_step_seconds
+from autopar.planner.pipelines.pipeline_request import SEARCHED, check_family
+from autopar.planner.pipelines.write_pipeline import check_cut, pipeline_plan
+from autopar.planner.problem.constraint_targets import meshes_with_axes
+from autopar.planner.problem.constraints import parse_constraints
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_bytes, format_seconds, matching_names
+from autopar.plans.plan_value import PIPELINE_AXIS, StagePlan
 from autopar.schedules.list_scheduler import FAMILIES, TIMED_FAMILIES, build_schedule
 
 SCHEDULE, MICRO_BATCHES = "schedule", "micro_batches"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from autopar.cost_models.program_timeline import PassBytes
 from autopar.explain.answers import MemoryTable, StageMemory
 from autopar.explain.asked_step import AskedStep, asked_step
-from autopar.explain.pieces import (
+from autopar.explain.memory_pieces import (
     GATHERED,
     GRADIENTS,
     OPTIMIZER,
@@ -35,9 +35,9 @@ from autopar.explain.pieces import (
 )
 from autopar.explain.source import Source
 from autopar.graphs.node_values import node_bytes
-from autopar.parallel_plan import Plan
-from autopar.priced_stages import PricedStage, StepGraphs
+from autopar.plans.parallel_plan import Plan
 from autopar.schedules.actions import PipeAction
+from autopar.simulation.priced_stages import PricedStage, StepGraphs
 
 AT_OPTIMIZER = "the optimizer's step"
 UNREDUCED = "gradients before they are scattered"

@@ -5,7 +5,7 @@
     problem.played(plan).step_seconds     plan.predicted.step_seconds, where the prices are still the same
 
 The planner solves the program of one micro-batch on one sub-mesh, reads the solution as costs of blocks, cuts these
-into stages and plays a schedule (`planner/stages`). Asked again, the cut, the recomputation of every stage and the
+into stages and plays a schedule (`planner/pipelines`). Asked again, the cut, the recomputation of every stage and the
 schedule are those of the plan, so a change of layouts, cut or schedule has a price without any search.
 """
 
@@ -15,28 +15,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.cluster import MixedCluster
-from autopar.cost_models.pipeline import play_pipeline, schedule_for
+from autopar.cost_models.schedule_player import play_pipeline, schedule_for
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
-from autopar.parallel_plan import Plan
-from autopar.plan_value import PipelinePlan
-from autopar.planner.choose_micro_batches import in_parts_of
-from autopar.planner.lifetimes import Lifetimes
-from autopar.planner.one_mesh import price
-from autopar.planner.prices import Prices
-from autopar.planner.query import Query
-from autopar.planner.recomputation import RECOMPUTED, state_of
-from autopar.planner.recover import Recovered, recover
-from autopar.planner.stages.block_costs import Solved, weight_operators
-from autopar.planner.stages.block_table import MODES, BlockTable
-from autopar.planner.stages.choose import STALE_COPIES, Pipeline
-from autopar.planner.stages.cut import Cut, StageChoice
-from autopar.planner.stages.groups import sub_cluster
-from autopar.planner.stages.runs import Runs, find_runs
-from autopar.planner.stages.submesh import tables_of
-from autopar.planner.warm_start import Rows
+from autopar.hardware.cluster import MixedCluster
+from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.recomputation import RECOMPUTED, state_of
+from autopar.planner.meshes.choose_micro_batches import in_parts_of
+from autopar.planner.one_mesh.mesh_plan import price
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.one_mesh.recovered_problem import Recovered, recover
+from autopar.planner.one_mesh.warm_start import Rows
+from autopar.planner.pipelines.block_costs import Solved, weight_operators
+from autopar.planner.pipelines.block_table import MODES, BlockTable
+from autopar.planner.pipelines.choose_pipeline import STALE_COPIES, Pipeline
+from autopar.planner.pipelines.rank_groups import sub_cluster
+from autopar.planner.pipelines.runs import Runs, find_runs
+from autopar.planner.pipelines.stage_search import Cut, StageChoice
+from autopar.planner.pipelines.submesh import tables_of
+from autopar.planner.problem.prices import Prices
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import PipelinePlan
 from autopar.request import Request
 from autopar.schedules.list_scheduler import FAMILIES, OPT_IN_FAMILIES, TIMED_FAMILIES
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from autopar.explain.answers import Switch, Term
-from autopar.planner.read import describe
-from autopar.planner.recover import Recovered
-from autopar.planner.resolve import Resolved
+from autopar.planner.one_mesh.read_solution import describe
+from autopar.planner.one_mesh.recovered_problem import Recovered
+from autopar.planner.one_mesh.solved_again import Resolved
 
 
 def terms_by_name(terms: Iterable[Term]) -> Mapping[str, list[Term]]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from autopar.exporters.uniform import UniformPlan, axis_roles, cannot, kind_of
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 
 Style: TypeAlias = Literal["columns", "rows", "vocabulary", "features"]
 STYLES: Mapping[tuple[str, str], Style] = {

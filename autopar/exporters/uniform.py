@@ -17,8 +17,8 @@ from typing import Literal, cast, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Shard
-from autopar.parallel_plan import Plan
-from autopar.plan_value import OperatorPlan, ParameterPlan
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import OperatorPlan, ParameterPlan
 
 Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
 Recomputation = Literal["none", "selective", "full"]

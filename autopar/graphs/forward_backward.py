@@ -3,8 +3,8 @@
     forward(inputs)           -> mutations, outputs, saved values
     backward(saved, tangents) -> gradients
 
-`passes/partition.py` makes them of one graph; overlap and micro-batches rewrite them; prices and live ranges read them.
-"""
+`passes/lowering/step_halves.py` makes them of one graph; overlap and micro-batches rewrite them; prices and live ranges
+read them."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
     ),
 }
 """What the kernels of published runs are; "eager" and "inductor" are also what autopar runs, where groups that a plan
-gives to kernels of ours became one operator each when the program was lowered (passes/use_kernels.py)."""
+gives to kernels of ours became one operator each when the program was lowered (passes/kernels/use_kernels.py)."""
 
 
 @dataclass(frozen=True, slots=True)

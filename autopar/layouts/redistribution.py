@@ -6,9 +6,9 @@
     (S(0), S(0)) -> (R, S(0))    all_gather over both axes (the inner blocks lie inside the outer ones), then slice
 
 `moves.py` says what axes do where sizes decide nothing. Sizes decide the way: the first on which all layouts are legal
-and no all_to_all within one dim overlaps itself. The planner prices exactly these steps (`planner/routes.py`) and the
-lowering emits exactly these steps (`passes/emit_redistribution.py`).
-"""
+and no all_to_all within one dim overlaps itself. The planner prices exactly these steps
+(`planner/routes/priced_routes.py`) and the lowering emits exactly these steps
+(`passes/lowering/emit_redistribution.py`)."""
 
 from __future__ import annotations
 

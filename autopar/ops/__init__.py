@@ -5,7 +5,7 @@ In: tensors of one rank. Out: tensors. Captured graphs hold some in the place of
 `masked`, `halo`, ...) around collectives. What `autopar.runtime.kernels` computes on CUDA has its reference here.
 """
 
-from autopar.ops.attention import (
+from autopar.ops.attention_operator import (
     attention,
     attention_backward,
     attention_backward_by_index,
@@ -14,7 +14,7 @@ from autopar.ops.attention import (
     attention_by_index,
 )
 from autopar.ops.ctc import ctc_loss, ctc_loss_backward
-from autopar.ops.dropout import dropout, dropout_backward, dropout_by_index
+from autopar.ops.dropout_operator import dropout, dropout_backward, dropout_by_index
 from autopar.ops.experts import expert_linear, expert_outer
 from autopar.ops.random import exponential, integers, normal, uniform
 from autopar.ops.random_index import Runs, full_runs, keep_mask

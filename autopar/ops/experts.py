@@ -7,7 +7,7 @@ zero row: with the ids shifted by the first expert of a block, the sum over all 
 expert parallelism.
 
 `expert_linear` and `expert_outer` take rows in any order: captured graphs hold these, since their rows can be split.
-Lowered graphs sort the rows of a layer once (`passes/sort_by_expert.py`) and hold the others:
+Lowered graphs sort the rows of a layer once (`passes/kernels/sort_by_expert.py`) and hold the others:
 
     order, places, counts = expert_order(ids, 3, 0)                  [1, 3, 0, 2, 4], [2, 0, 3, 1, 4], [1, 1, 2]
     y = sorted_expert_linear(rows_at(x, order), weight, counts)      x1 W0, x3 W1, x0 W2, x2 W2, 0

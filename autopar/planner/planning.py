@@ -10,25 +10,25 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from autopar.cluster import MixedCluster
-from autopar.parallel_plan import Plan
-from autopar.planner.best_plan import Asked, best_plan
-from autopar.planner.kept import Kept
-from autopar.planner.mesh_shapes import resolve_meshes
-from autopar.planner.micro_batches import Recapture
-from autopar.planner.optimizers import resolve_optimizer
-from autopar.planner.query import Query
+from autopar.hardware.cluster import MixedCluster
+from autopar.planner.batch.micro_batch_program import Recapture
+from autopar.planner.meshes.mesh_shapes import resolve_meshes
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.pipelines.mixed_devices import plan_mixed
+from autopar.planner.pipelines.pipeline_request import PipelineRequest, pipeline_request, without_stages
+from autopar.planner.pipelines.plan_pipeline import plan_pipeline
+from autopar.planner.problem.constraint_targets import meshes_with_axes, recompute_of
+from autopar.planner.problem.optimizer_states import resolve_optimizer
+from autopar.planner.problem.program_cache import ProgramCache
+from autopar.planner.search.best_plan import Asked, best_plan
 from autopar.planner.solver.deadline import interruptible
-from autopar.planner.stages.mixed import plan_mixed
-from autopar.planner.stages.plan import plan_pipeline
-from autopar.planner.stages.wish import PipelineWish, wish_of, without_stages
-from autopar.planner.targets import meshes_with_axes, recompute_of
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
 
 
 def make_plan(
-    program: Program, request: Request, *, recapture: Recapture | None = None, kept: Kept | None = None
+    program: Program, request: Request, *, recapture: Recapture | None = None, kept: ProgramCache | None = None
 ) -> Plan:
     """The best plan for a captured program, as a request asks.
 
@@ -41,9 +41,11 @@ def make_plan(
     query = Query.of(program, request, recapture=recapture, kept=kept)
     recompute_of(program, query.constraints)
     question = _question(request, query)
-    wish = wish_of(request.cluster, request.mesh, request.dims, request.schedule)
+    stages_asked = pipeline_request(request.cluster, request.mesh, request.dims, request.schedule)
     with interruptible(query.deadline):
-        plan = _over_meshes(request, query, began) if wish is None else _with_stages(request, query, wish)
+        plan = (
+            _over_meshes(request, query, began) if stages_asked is None else _with_stages(request, query, stages_asked)
+        )
     return replace(plan, question=question)
 
 
@@ -54,11 +56,11 @@ def _over_meshes(request: Request, query: Query, began: float) -> Plan:
     return best_plan(Asked.of(request, query, meshes, began))
 
 
-def _with_stages(request: Request, query: Query, wish: PipelineWish) -> Plan:
+def _with_stages(request: Request, query: Query, stages_asked: PipelineRequest) -> Plan:
     """The best pipeline, where one is asked for."""
     if isinstance(request.cluster, MixedCluster):
-        return plan_mixed(query, wish, request.memory_limit)
-    return plan_pipeline(query, wish)
+        return plan_mixed(query, stages_asked, request.memory_limit)
+    return plan_pipeline(query, stages_asked)
 
 
 def _question(request: Request, query: Query) -> dict[str, Any]:

@@ -16,11 +16,11 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from autopar.cluster import Cluster, refuse_mixed
-from autopar.cost_models.operators import operator_seconds
+from autopar.cost_models.operator_costs import operator_seconds
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import operator_kind
-from autopar.planner.operators import operators, tensor_dtype, value_bytes
+from autopar.hardware.cluster import Cluster, refuse_mixed
+from autopar.planner.problem.graph_operators import operators, tensor_dtype, value_bytes
 from autopar.program import Program
 from autopar.rules.call import tensor_operands
 from autopar.rules.engine import rule_for

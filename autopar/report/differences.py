@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from autopar.layouts.placement import Layout, Mesh
-from autopar.parallel_plan import Plan
-from autopar.plan_text import LARGEST_GROUPS, align, format_placements, parameter_rows
-from autopar.plan_value import OperatorPlan
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import LARGEST_GROUPS, align, format_placements, parameter_rows
+from autopar.plans.plan_value import OperatorPlan
 
 
 def changed_lines(this: Plan, other: Plan, names: tuple[str, str]) -> list[str]:

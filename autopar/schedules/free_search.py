@@ -30,7 +30,7 @@ BYTE_UNITS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
+class PassMemory:
     """Bytes of one micro-batch: from F to the end of I, of which `until_weight` live on to the end of W."""
 
     saved: tuple[float, ...]
@@ -83,7 +83,7 @@ def seconds_of(action: PipeAction, times: StageTimes) -> float:
 def search_schedule(
     first: Schedule,
     times: StageTimes,
-    memory: StageMemory | None = None,
+    memory: PassMemory | None = None,
     limits: Sequence[float] | None = None,
     *,
     effort: float = 10.0,
@@ -100,7 +100,7 @@ def search_schedule(
 
 class _Search:
     def __init__(
-        self, first: Schedule, times: StageTimes, memory: StageMemory | None, limits: Sequence[float] | None
+        self, first: Schedule, times: StageTimes, memory: PassMemory | None, limits: Sequence[float] | None
     ) -> None:
         self.first, self.times = first, times
         self.holders = first.rank_of_stage
@@ -160,7 +160,7 @@ class _Search:
                 before = PipeAction(stage, kind, micro_batch - 1)
                 self.model.add(self.start[before] + self.lengths[before] <= start)
 
-    def _add_memory(self, memory: StageMemory, limits: Sequence[float]) -> None:
+    def _add_memory(self, memory: PassMemory, limits: Sequence[float]) -> None:
         for actions, limit in zip(self.split.ranks, limits, strict=True):
             if math.isinf(limit):
                 continue

@@ -13,9 +13,9 @@ from torch import Tensor
 from autopar.errors import AutoparError
 from autopar.layouts.placement import replicated
 from autopar.ops.random_index import reference_seed
-from autopar.parallel_plan import Plan
 from autopar.passes.lowering.chain import lowered_step, split
-from autopar.planner.operators import operators
+from autopar.planner.problem.graph_operators import operators
+from autopar.plans.parallel_plan import Plan
 from benchmarks.fuzz.graphs import RandomGraph, random_graph
 from benchmarks.fuzz.plans import MESHES, random_plan
 from tests.passes.local_blocks import assemble, distribute

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, is_legal, replicated
-from autopar.parallel_plan import Plan
-from autopar.plan_value import OperatorPlan, Prediction
-from autopar.planner.choices import choices_of
-from autopar.planner.factorisation import Factorisation, Value
-from autopar.planner.operators import base_of, operators, whole_rule
-from autopar.planner.strategies import Strategies, enumerate_strategies
+from autopar.planner.problem.axis_choices import choices_of
+from autopar.planner.problem.factorisation import Factorisation, Value
+from autopar.planner.problem.graph_operators import base_of, operators, whole_rule
+from autopar.planner.problem.strategies import Strategies, enumerate_strategies
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import OperatorPlan, Prediction
 from autopar.program import Program
 from autopar.rules.engine import rule_for, tensor_operands
 

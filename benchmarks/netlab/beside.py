@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autopar.runtime.calibrate_worker import COLLECTIVES
-from autopar.runtime.host_graphs import wait
+from autopar.runtime.calibration.measuring_worker import COLLECTIVES
+from autopar.runtime.collectives.host_graphs import wait
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 SIZES = (1 << 16, 1 << 18, 1 << 20)

@@ -22,10 +22,10 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 
-from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.collectives import CollectiveKind, collective_seconds
+from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.cost_models.gloo import sent_bytes
-from autopar.runtime.calibrate_job import collective, shift
+from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.runtime.calibration.measure_job import collective, shift
 from benchmarks.netlab.counters import read_counters
 
 SIZES = (1 << 12, 1 << 15, 3 << 17, 3 << 20)

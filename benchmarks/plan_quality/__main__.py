@@ -21,8 +21,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from autopar.cluster import Cluster
 from autopar.errors import AutoparError
+from autopar.hardware.cluster import Cluster
 from benchmarks.netlab.lab import network_cache
 from benchmarks.netlab.machine import why_unavailable
 from benchmarks.netlab.processes import ended_by_signals

@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 
 from autopar.capture import Captures
-from autopar.cluster import Cluster
-from autopar.parallel_plan import Plan
-from autopar.planner.micro_batches import in_parts
+from autopar.hardware.cluster import Cluster
+from autopar.planner.batch.micro_batch_program import in_parts
+from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import capture_model
 from autopar.request import Request

@@ -24,9 +24,9 @@ import torch
 from rich.console import Console
 
 import autopar
-from autopar.cluster import Cluster
 from autopar.errors import AutoparError
-from autopar.parallel_plan import Plan
+from autopar.hardware.cluster import Cluster
+from autopar.plans.parallel_plan import Plan
 from benchmarks.netlab.lab import network_cache
 from benchmarks.netlab.machine import why_unavailable
 from benchmarks.netlab.processes import ended_by_signals

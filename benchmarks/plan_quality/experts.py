@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from autopar.errors import AutoparError
 from autopar.layouts.placement import Mesh
-from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.stages.shapes import SubMeshes
+from autopar.planner.batch.batch_flow import NotSeparable
+from autopar.planner.pipelines.solved_submeshes import SubMeshes
 from benchmarks.published_plans import equal_stages
 from benchmarks.published_settings import Setting
 

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 
 import autopar
-from autopar.parallel_plan import Plan
-from autopar.runtime.communicator import waited_seconds
+from autopar.plans.parallel_plan import Plan
+from autopar.runtime.collectives.communicator import waited_seconds
 from benchmarks.netlab.counters import read_counters
 from benchmarks.plan_quality.baselines import BASELINES
 from benchmarks.plan_quality.baselines.trained import Trained, sgd, trained

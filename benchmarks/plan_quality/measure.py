@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from autopar.cli.commands import commands
-from autopar.cluster import Cluster
-from autopar.parallel_plan import Plan
+from autopar.hardware.cluster import Cluster
+from autopar.plans.parallel_plan import Plan
 from benchmarks.netlab.lab import Lab, network_cache
 from benchmarks.netlab.presets import Network
 from benchmarks.plan_quality.captured import Captured

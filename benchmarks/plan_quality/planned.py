@@ -27,9 +27,9 @@ import msgspec
 from rich.console import Console
 
 import autopar
-from autopar.cluster import Cluster
 from autopar.errors import AutoparError
-from autopar.parallel_plan import Plan
+from autopar.hardware.cluster import Cluster
+from autopar.plans.parallel_plan import Plan
 from benchmarks.netlab.lab import network_cache
 from benchmarks.netlab.processes import end_sessions
 from benchmarks.plan_quality.captured import Captured

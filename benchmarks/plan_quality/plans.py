@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 import autopar
-from autopar.cluster import Cluster
 from autopar.errors import AutoparError
-from autopar.parallel_plan import Plan
-from autopar.planner.batch_flow import NotSeparable
+from autopar.hardware.cluster import Cluster
+from autopar.planner.batch.batch_flow import NotSeparable
+from autopar.plans.parallel_plan import Plan
 from benchmarks.netlab.pipelines.traffic import sent_bytes
 from benchmarks.plan_quality.baselines.pipelining import micro_batches
 from benchmarks.plan_quality.captured import Captured

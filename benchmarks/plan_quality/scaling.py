@@ -3,7 +3,7 @@
     python -m benchmarks.plan_quality.scaling [--case llama3-8b@64] [--resume]
 
     autopar    what the free search finds
-    ddp, zero3 the known plans that the search prices beside its own, on the same prices
+    ddp, zero3 the baselines that the search prices beside its own, on the same prices
     megatron   the best 3-D grid dp x tp x pp with equal stages (`benchmarks.published_plans`): without stages in 2 or
                4 micro-batches, else under 1F1B or interleaved over the numbers of micro-batches of the case
     expert     what NVIDIA's engineers run of that size on H100, with more copies where there are more devices
@@ -27,10 +27,10 @@ import torch
 from rich.console import Console
 
 import autopar
-from autopar.cluster import Cluster
 from autopar.errors import AutoparError
-from autopar.planner.batch_flow import NotSeparable
-from autopar.planner.stages.shapes import SubMeshes
+from autopar.hardware.cluster import Cluster
+from autopar.planner.batch.batch_flow import NotSeparable
+from autopar.planner.pipelines.solved_submeshes import SubMeshes
 from benchmarks.models import WORKLOADS, workload
 from benchmarks.plan_quality.experts import EXPERTS, Expert, expert_seconds
 from benchmarks.plan_quality.plans import describe

@@ -13,13 +13,13 @@ STARTED = (time.perf_counter(), time.process_time())
 import torch  # noqa: E402 - what importing costs is a phase of its own
 
 from autopar.capture import Captures  # noqa: E402
-from autopar.cluster import Cluster  # noqa: E402
-from autopar.parallel_plan import Plan  # noqa: E402
-from autopar.phases import PhaseTime, PhaseTimes, cpu_seconds  # noqa: E402
-from autopar.plan_value import Baseline  # noqa: E402
+from autopar.hardware.cluster import Cluster  # noqa: E402
 from autopar.planner.planning import make_plan  # noqa: E402
+from autopar.plans.parallel_plan import Plan  # noqa: E402
+from autopar.plans.plan_value import Baseline  # noqa: E402
 from autopar.questions import CapturedModel, capture_model  # noqa: E402
 from autopar.request import Request  # noqa: E402
+from autopar.timing import PhaseTime, PhaseTimes, cpu_seconds  # noqa: E402
 from benchmarks.models import WORKLOADS, workload  # noqa: E402
 from benchmarks.planner.cases import Case  # noqa: E402
 
@@ -92,7 +92,7 @@ def of_baseline(other: Baseline) -> dict[str, Any]:
 
 
 def request_of(case: Case) -> Request:
-    """The plan with AdamW, without the known plans beside it; where the mesh is free, micro-batches and pipelines are
+    """The plan with AdamW, without the baselines beside it; where the mesh is free, micro-batches and pipelines are
     compared as `autopar.plan` does."""
     return Request(
         cluster=cluster_of(case.devices),

@@ -14,13 +14,13 @@ import torch
 from ortools.sat.python import cp_model
 
 from autopar.capture import capture, normalize_example_inputs
-from autopar.planner.constraints import Constraints
-from autopar.planner.factorisation import Factorisation
-from autopar.planner.mesh_shapes import resolve_meshes
-from autopar.planner.one_mesh import price
-from autopar.planner.optimizers import state_bytes
-from autopar.planner.query import Query, kernel_backend
-from autopar.planner.search import SEARCH
+from autopar.planner.meshes.mesh_shapes import resolve_meshes
+from autopar.planner.one_mesh.mesh_plan import price
+from autopar.planner.one_mesh.query import Query, kernel_backend
+from autopar.planner.problem.constraints import Constraints
+from autopar.planner.problem.factorisation import Factorisation
+from autopar.planner.problem.optimizer_states import state_bytes
+from autopar.planner.problem.search_limits import SEARCH
 from autopar.planner.solver import Problem, is_forbidden, solve
 from autopar.planner.solver.mip import solve_core
 from benchmarks.models import workload

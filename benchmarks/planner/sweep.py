@@ -14,8 +14,8 @@ import torch
 
 from autopar.capture import capture, normalize_example_inputs
 from autopar.errors import InfeasibleError
-from autopar.parallel_plan import Plan
 from autopar.planner.planning import make_plan
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
 from benchmarks.models import workload

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from autopar.runtime.calibrate import calibrate
+from autopar.runtime.calibration.measure_machine import calibrate
 from benchmarks.results import write_results
 from benchmarks.steps.models import MODELS
 from benchmarks.workers import Pool, WorkerError

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import autopar
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from benchmarks.steps.models import small_model
 from benchmarks.storages import StorageTracker
 

@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
-from autopar.hardware import Link, NodePreset, find_node, network_link, preset_device, preset_link
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.devices import Link, NodePreset, find_node, network_link, preset_device, preset_link
 
 _GPUS: tuple[tuple[str, str, str | None], ...] = (
     # what the text holds, device preset, link preset where it is not the usual node's

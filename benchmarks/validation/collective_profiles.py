@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from autopar.cluster import Cluster
 from autopar.cost_models.nccl import TUNER_NETWORK_HOP_SECONDS
-from autopar.hardware import CollectiveTraits, Link
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.devices import CollectiveTraits, Link
 from benchmarks.validation.collective_machines import Machine, read_machine
 from benchmarks.validation.schemas import Tier
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.collectives import CollectiveKind, collective_seconds
+from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.errors import ConfigurationError
+from autopar.hardware.cluster import Cluster, GroupTopology
 from benchmarks.validation.collective_machines import Machine, read_machine
 from benchmarks.validation.collective_profiles import fitted, nominal
 from benchmarks.validation.fields import Unpredictable, integer, number, text, whole

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 
-from autopar.cluster import GroupTopology
-from autopar.cost_models.collectives import collective_seconds
+from autopar.cost_models.collective_costs import collective_seconds
+from autopar.hardware.cluster import GroupTopology
 from benchmarks.validation.runs import TrainingRun
 
 ELEMENT_BYTES = 2

@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Mapping
 
-from autopar.cluster import Cluster
-from autopar.hardware import NodePreset, find_node, find_node_of_gpu
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.devices import NodePreset, find_node, find_node_of_gpu
 
 
 class Unpredictable(ValueError):

@@ -20,8 +20,8 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.collectives import CollectiveKind, collective_seconds
+from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
+from autopar.hardware.cluster import Cluster, GroupTopology
 from benchmarks.validation.collectives import Question, bus_factor, cluster_of, question_of
 from benchmarks.validation.data import folder, read_table
 from benchmarks.validation.schemas import Tier

@@ -23,13 +23,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost_models.operators import rates_of
+from autopar.cost_models.operator_costs import rates_of
 from autopar.cost_models.operators_attention import attention_seconds
 from autopar.cost_models.operators_gemm import gemm_seconds
 from autopar.cost_models.operators_memory import memory_seconds
-from autopar.device_curves import CURVES_PATH, AttentionCurve, GemmCurve, MemoryCurve, physics_curves
 from autopar.files import write_atomically
-from autopar.hardware import preset_device
+from autopar.hardware.device_curves import CURVES_PATH, AttentionCurve, GemmCurve, MemoryCurve, physics_curves
+from autopar.hardware.devices import preset_device
 from benchmarks.validation.data import folder, read_table
 from benchmarks.validation.operator_cases import Attention, Case, Gemm, Memory, case_of
 from benchmarks.validation.operators import HOST_FLOOR_SECONDS, host_added_seconds, measured_seconds

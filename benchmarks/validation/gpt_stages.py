@@ -16,7 +16,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.stage_costs import StageCosts, joined
-from autopar.hardware import Device
+from autopar.hardware.devices import Device
 
 ADAM_FP16_BYTES = 16
 """Per parameter: fp16 weight and gradient, fp32 master copy and two moments."""

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autopar.capture import capture
-from autopar.cluster import Cluster
 from autopar.errors import ConfigurationError
 from autopar.graphs.forward_backward import Partition
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan
 from autopar.passes.lowering.chain import lowered_step, resumed, split, use_our_kernels
 from autopar.passes.lowering.stage import LoweredStep
-from autopar.passes.segments import placed
+from autopar.passes.module_segments import placed
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from benchmarks.validation.models import build_model, example, layer_kinds, layer_sequence, without_layers
 from benchmarks.validation.published_plan import axes_of, data_axis, published_plan, with_recomputation

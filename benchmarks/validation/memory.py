@@ -13,10 +13,10 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost_models.pipeline import play_pipeline
+from autopar.cost_models.schedule_player import play_pipeline
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError
-from autopar.passes.segments import block_path, segment_of
+from autopar.passes.module_segments import block_path, segment_of
 from autopar.schedules.list_scheduler import build_schedule
 from benchmarks.validation.bert_memory import layer_mask_bytes, untold_bytes
 from benchmarks.validation.galvatron_memory import (

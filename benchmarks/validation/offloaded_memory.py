@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.passes.segments import block_path
+from autopar.passes.module_segments import block_path
 from benchmarks.validation.program_memory import SegmentMemory
 from benchmarks.validation.runs import TrainingRun
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.cost_models.memory import CONTEXT_BYTES
+from autopar.cost_models.device_memory import CONTEXT_BYTES
 from autopar.errors import AutoparError
-from autopar.hardware import Device
+from autopar.hardware.devices import Device
 from benchmarks.validation.answers import FITS, OOM
 from benchmarks.validation.fields import Row, Unpredictable
 from benchmarks.validation.memory import ranks

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from autopar.cost_models.operators_memory import lookup_row
 from autopar.errors import ConfigurationError
-from autopar.hardware import find_node, find_node_of_gpu
+from autopar.hardware.devices import find_node, find_node_of_gpu
 from benchmarks.validation.schemas import Schema
 
 Row: TypeAlias = Mapping[str, str]

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from autopar.cost_models.operators import rates_of
+from autopar.cost_models.operator_costs import rates_of
 from autopar.cost_models.operators_attention import attention_curve, attention_seconds
 from autopar.cost_models.operators_gemm import gemm_curve, gemm_seconds
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
-from autopar.device_curves import DeviceCurves, device_curves, physics_curves, shared_curves
 from autopar.errors import ConfigurationError
-from autopar.hardware import Device, preset_device
+from autopar.hardware.device_curves import DeviceCurves, device_curves, physics_curves, shared_curves
+from autopar.hardware.devices import Device, preset_device
 from benchmarks.validation.operator_cases import Attention, Case, Gemm, Memory, Row, case_of
 from benchmarks.validation.schemas import Predicted, Schema, Tier
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from autopar.cost_models.pipeline import StepCosts, play_pipeline, schedule_for
 from autopar.cost_models.pipeline_program import pipeline_program, stage_programs
+from autopar.cost_models.schedule_player import StepCosts, play_pipeline, schedule_for
 from autopar.cost_models.simulator import Action, simulate
 from autopar.cost_models.stage_costs import StageCosts
-from autopar.hardware import Device, preset_device
+from autopar.hardware.devices import Device, preset_device
 from autopar.schedules.actions import Schedule, parse_action
 from autopar.schedules.list_scheduler import FAMILIES
 from benchmarks.validation.fields import Row, Unpredictable, integer, number, text

@@ -23,7 +23,7 @@ from torch import fx
 
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events
-from autopar.passes.partition import split_forward_backward
+from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.program import Program
 from benchmarks.validation.allocator import rounded_bytes
 from benchmarks.validation.fused_kernels import made_again, unwritten

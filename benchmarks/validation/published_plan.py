@@ -21,10 +21,10 @@ from dataclasses import replace
 
 from torch import fx
 
-from autopar.cluster import Cluster
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Placement, Replicate, Shard
-from autopar.parallel_plan import Plan
 from autopar.planner.planning import make_plan
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
 from autopar.rules.engine import is_view

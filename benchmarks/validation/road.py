@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.pipeline import play_pipeline, schedule_for
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
+from autopar.cost_models.schedule_player import play_pipeline, schedule_for
 from autopar.cost_models.stage_costs import StageCosts
-from autopar.device_curves import DeviceCurves, device_curves, has_curves, physics_curves, shared_curves
-from autopar.hardware import Device
-from autopar.passes.segments import segment_of
+from autopar.hardware.device_curves import DeviceCurves, device_curves, has_curves, physics_curves, shared_curves
+from autopar.hardware.devices import Device
+from autopar.passes.module_segments import segment_of
 from benchmarks.validation.adapters import with_adapters
 from benchmarks.validation.attended import attention_seconds
 from benchmarks.validation.experts import exchange_seconds

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from autopar.cluster import Cluster
 from autopar.cost_models.sustained import AttentionKernel
+from autopar.hardware.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

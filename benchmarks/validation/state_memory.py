@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.passes.segments import block_path
+from autopar.passes.module_segments import block_path
 from benchmarks.validation.allocator import LargeBlocks, rounded_bytes
 from benchmarks.validation.model_states import StateDtypes, state_bytes
 from benchmarks.validation.program_memory import SegmentMemory

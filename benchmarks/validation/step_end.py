@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.cost_models.collectives import CollectiveKind
+from autopar.cost_models.collective_costs import CollectiveKind
 from benchmarks.validation.links import collective, neighbour_seconds, slowed
 from benchmarks.validation.published_plan import data_axis
 from benchmarks.validation.runs import TrainingRun

@@ -25,20 +25,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autopar.capture import capture
-from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Shard
-from autopar.parallel_plan import Plan
-from autopar.plan_text import format_bytes, format_mesh
-from autopar.planner.optimizers import state_bytes
+from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.planning import make_plan
-from autopar.planner.shortage import DoesNotFit
+from autopar.planner.problem.optimizer_states import state_bytes
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_bytes, format_mesh
 from autopar.program import Program
 from autopar.request import Request
 from autopar.rules.engine import uncovered
-from autopar.runtime.batches import route
 from autopar.runtime.consensus import gather_from_all
 from autopar.runtime.parallel_module import ParallelModule
+from autopar.runtime.step.batches import route
 from benchmarks.agreement import Agreement, Reference, compare, reference
 from benchmarks.under_plan import UnderPlan
 from benchmarks.zoo.registry import Inputs, ZooEntry, find_entry, make

@@ -13,34 +13,34 @@ from typing import Any, TypeAlias
 from torch import fx
 
 from autopar.passes.implementations import (
-    attention,
     convolutions,
-    experts,
     lookups,
     normalisation,
     pooling,
-    prefix_sums,
     randomness,
-    reductions,
     row_norms,
+    sharded_attention,
+    sharded_experts,
+    sharded_prefix_sums,
+    sharded_reductions,
+    sharded_softmax,
     sizes,
-    softmax,
 )
-from autopar.passes.local_context import LocalContext
+from autopar.passes.implementations.local_context import LocalContext
 
 LocalForm: TypeAlias = Callable[[LocalContext, tuple[Any, ...], dict[str, Any]], fx.Node]
 
 IMPLEMENTATIONS: Mapping[str, LocalForm] = {
     **lookups.IMPLEMENTATIONS,
-    **experts.IMPLEMENTATIONS,
-    **reductions.IMPLEMENTATIONS,
+    **sharded_experts.IMPLEMENTATIONS,
+    **sharded_reductions.IMPLEMENTATIONS,
     **normalisation.IMPLEMENTATIONS,
     **row_norms.IMPLEMENTATIONS,
-    **softmax.IMPLEMENTATIONS,
-    **prefix_sums.IMPLEMENTATIONS,
+    **sharded_softmax.IMPLEMENTATIONS,
+    **sharded_prefix_sums.IMPLEMENTATIONS,
     **convolutions.IMPLEMENTATIONS,
     **pooling.IMPLEMENTATIONS,
-    **attention.IMPLEMENTATIONS,
+    **sharded_attention.IMPLEMENTATIONS,
     **sizes.IMPLEMENTATIONS,
 }
 REWRITES: Mapping[str, LocalForm] = {
@@ -49,5 +49,5 @@ REWRITES: Mapping[str, LocalForm] = {
     **convolutions.REWRITES,
     **pooling.REWRITES,
     **randomness.REWRITES,
-    **attention.REWRITES,
+    **sharded_attention.REWRITES,
 }

@@ -17,7 +17,7 @@ from torch import fx
 
 from autopar.layouts.placement import Layout, chunk, sharded_axes
 from autopar.ops import halo as ops
-from autopar.passes.local_context import LocalContext
+from autopar.passes.implementations.local_context import LocalContext
 
 _c10d = torch.ops._c10d_functional
 Run = tuple[int, int]

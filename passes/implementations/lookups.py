@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from autopar.ops import masked
-from autopar.passes.local_context import LocalContext
+from autopar.passes.implementations.local_context import LocalContext
 
 
 def _size(context: LocalContext, name: str, dim: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from autopar.ops import group_statistics, statistics
-from autopar.passes.local_context import LocalContext, replace_argument
+from autopar.passes.implementations.local_context import LocalContext, replace_argument
 
 
 def _batch_norm(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:

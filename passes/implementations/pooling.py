@@ -15,7 +15,7 @@ from torch import fx
 
 from autopar.ops import halo as ops
 from autopar.passes.implementations.halos import Halo, extend, fold, halo_along
-from autopar.passes.local_context import LocalContext, replace_argument
+from autopar.passes.implementations.local_context import LocalContext, replace_argument
 from autopar.rules.call import call_of
 from autopar.rules.windows import Window, per_dim, windows_of
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import fx
 
-from autopar.ops.dropout import dropout_by_index
+from autopar.ops.dropout_operator import dropout_by_index
 from autopar.ops.random import exponential_by_index, integers_by_index, normal_by_index, uniform_by_index
-from autopar.passes.local_context import LocalContext
+from autopar.passes.implementations.local_context import LocalContext
 
 
 def _dropout(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:

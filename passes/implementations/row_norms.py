@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from autopar.ops import rows
-from autopar.passes.local_context import LocalContext
+from autopar.passes.implementations.local_context import LocalContext
 
 
 def _split_norm(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:

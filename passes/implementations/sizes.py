@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from autopar.ops.strided import with_strides
-from autopar.passes.local_context import LocalContext, replace_argument
+from autopar.passes.implementations.local_context import LocalContext, replace_argument
 from autopar.rules.call import tensor_operands
 
 

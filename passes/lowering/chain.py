@@ -16,21 +16,21 @@ from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
 
-from autopar.parallel_plan import Plan
-from autopar.passes.late_sums import cut_late_sums
-from autopar.passes.lower import lower, remove_unused
+from autopar.passes.kernels.sort_by_expert import sort_by_expert
+from autopar.passes.kernels.use_kernels import use_kernels
+from autopar.passes.lowering.lower import lower, remove_unused
+from autopar.passes.lowering.micro_batch_graphs import for_micro_batches
 from autopar.passes.lowering.observers import Observer
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContext
-from autopar.passes.micro_batches import for_micro_batches
-from autopar.passes.once_per_step import prepare_parameters
-from autopar.passes.overlap import overlapped, overlapped_graph
-from autopar.passes.partition import split_forward_backward
+from autopar.passes.lowering.step_halves import split_forward_backward
+from autopar.passes.overlap.overlapped import overlapped, overlapped_graph
 from autopar.passes.runner import Pass, pass_name, run_pass
-from autopar.passes.sort_by_expert import sort_by_expert
-from autopar.passes.stage_plans import stage_plan
-from autopar.passes.stages import cut_stages
-from autopar.passes.use_kernels import use_kernels
-from autopar.passes.weight_gradients import split_backward
+from autopar.passes.stages.cut_stages import cut_stages
+from autopar.passes.stages.late_sums import cut_late_sums
+from autopar.passes.stages.once_per_step import prepare_parameters
+from autopar.passes.stages.stage_plans import stage_plan
+from autopar.passes.stages.weight_gradients import split_backward
+from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program, in_one_part
 
 StagePass: TypeAlias = Pass[LoweredStage, StageContext]

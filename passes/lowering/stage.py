@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from torch import fx
 
 from autopar.graphs.forward_backward import Partition
-from autopar.parallel_plan import Plan
-from autopar.passes.late_sums import CutGraph
-from autopar.passes.once_per_step import Prepared
-from autopar.passes.stages import StagePrograms
-from autopar.passes.weight_gradients import BackwardGraphs
+from autopar.passes.stages.cut_stages import StagePrograms
+from autopar.passes.stages.late_sums import CutGraph
+from autopar.passes.stages.once_per_step import Prepared
+from autopar.passes.stages.weight_gradients import BackwardGraphs
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, MicroProgram, Program
 from autopar.schedules.actions import Schedule
 

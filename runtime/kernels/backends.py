@@ -13,7 +13,7 @@ from torch import fx
 
 from autopar._compat import LazyGraphModule
 from autopar.errors import ConfigurationError
-from autopar.runtime.host_graphs import with_host_collectives
+from autopar.runtime.collectives.host_graphs import with_host_collectives
 from autopar.runtime.kernels.added_products import with_added_products
 from autopar.runtime.kernels.direct_calls import with_direct_calls
 from autopar.runtime.kernels.inductor import piece_by_piece

@@ -2,9 +2,9 @@
 
     [mm, all_reduce, wait]  node by node      [mul, sin]  one kernel of inductor's
 
-`passes/pieces.py` cuts, and every piece takes one list of arguments and empties it. Pieces of equal text are compiled
-once for each set of strides that reaches them; equal layers therefore cost what one of them costs. A value ends with
-the last piece that reads it (inside of a compiled piece nothing that it was given ends early).
+`passes/kernels/compilable_pieces.py` cuts, and every piece takes one list of arguments and empties it. Pieces of equal
+text are compiled once for each set of strides that reaches them; equal layers therefore cost what one of them costs. A
+value ends with the last piece that reads it (inside of a compiled piece nothing that it was given ends early).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import fx
 
 from autopar._compat import compile_fx
 from autopar.errors import ConfigurationError
-from autopar.passes.pieces import Piece, cut_into_pieces
+from autopar.passes.kernels.compilable_pieces import CompilablePiece, cut_into_pieces
 from autopar.runtime.kernels.registry import has_triton
 
 Call: TypeAlias = Callable[[list[Any]], Any]
@@ -33,7 +33,7 @@ class PieceByPiece:
     """A graph in pieces, each with what runs it. arguments: names of what the graph takes."""
 
     arguments: tuple[str, ...]
-    pieces: Sequence[tuple[Piece, Call]]
+    pieces: Sequence[tuple[CompilablePiece, Call]]
 
     def __call__(self, arguments: list[Any]) -> Any:
         """Run the pieces; `arguments` is emptied."""
@@ -52,7 +52,7 @@ def piece_by_piece(graph_module: fx.GraphModule, eager: Callable[[fx.GraphModule
     made: Made = {}
     names = tuple(node.name for node in graph_module.graph.find_nodes(op="placeholder"))
 
-    def call_of(piece: Piece) -> Call:
+    def call_of(piece: CompilablePiece) -> Call:
         return CompiledPiece(piece.graph_module, piece.text, made) if piece.compiled else eager(piece.graph_module)
 
     return PieceByPiece(names, [(piece, call_of(piece)) for piece in cut_into_pieces(graph_module)])

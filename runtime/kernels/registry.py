@@ -1,7 +1,7 @@
 """The registry: operator -> (torch reference, Triton kernel), and which of the two runs.
 
     autopar::rms_norm on a CPU tensor        the reference
-    autopar::rms_norm on CUDA, bf16          runtime/kernels/norms.py
+    autopar::rms_norm on CUDA, bf16          runtime/kernels/triton_norms.py
     autopar::rms_norm on CUDA, float64       the reference: "float64 is not computed in fp32"
 
 A kernel that does not take its arguments is never a fault: the reference computes the same on any device, and the
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from autopar.ops import cross_entropy, gated, norms, packing
-from autopar.ops.dropout import dropout_rows, dropout_rows_reference
+from autopar.ops.dropout_operator import dropout_rows, dropout_rows_reference
 
 log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., Any]
@@ -47,7 +47,7 @@ class Kernel:
     operator: Operator
     reference: Function
     module: str
-    """Of `autopar.runtime.kernels`, with the Triton implementation under the operator's name."""
+    """Of `autopar.runtime.kernels`, behind `triton_`, with the Triton implementation under the operator's name."""
     refusal: Callable[..., str | None]
     """Why the Triton kernel does not take these arguments; None where it does."""
 
@@ -58,29 +58,29 @@ class Kernel:
 
     def triton(self) -> Function:
         """The Triton implementation. Raises ImportError where Triton is missing."""
-        found: Function = getattr(import_module(f"autopar.runtime.kernels.{self.module}"), self.name)
+        found: Function = getattr(import_module(f"autopar.runtime.kernels.triton_{self.module}"), self.name)
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class KernelChoice:
     """What runs, and why it is not Triton ("" where it is)."""
 
     run: Function
     reason: str = ""
 
 
-def choose(kernel: Kernel, *arguments: Any) -> Choice:
+def choose(kernel: Kernel, *arguments: Any) -> KernelChoice:
     """The implementation for these arguments: the reference on CPUs and wherever Triton cannot run."""
     tensor = next(argument for argument in arguments if isinstance(argument, Tensor))
     if tensor.device.type != "cuda":
-        return Choice(run=kernel.reference, reason=f"tensors are on {tensor.device.type}")
+        return KernelChoice(run=kernel.reference, reason=f"tensors are on {tensor.device.type}")
     if tensor.numel() == 0:
-        return Choice(run=kernel.reference, reason="there are no elements")
+        return KernelChoice(run=kernel.reference, reason="there are no elements")
     if not has_triton():
-        return Choice(run=kernel.reference, reason="triton is not installed: pip install 'autopar[kernels]'")
+        return KernelChoice(run=kernel.reference, reason="triton is not installed: pip install 'autopar[kernels]'")
     reason = kernel.refusal(*arguments)
-    return Choice(run=kernel.reference, reason=reason) if reason else Choice(run=kernel.triton())
+    return KernelChoice(run=kernel.reference, reason=reason) if reason else KernelChoice(run=kernel.triton())
 
 
 @cache

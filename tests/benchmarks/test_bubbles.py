@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.cost_models.pipeline import play_pipeline
+from autopar.cost_models.schedule_player import play_pipeline
 from autopar.schedules.list_scheduler import build_schedule
 from benchmarks.bubbles import Pass, bubble, stage_costs
 

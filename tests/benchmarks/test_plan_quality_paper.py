@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from autopar.cluster import Cluster
+from autopar.hardware.cluster import Cluster
 from benchmarks.plan_quality.exhaustive import all_plans, wishes
 from benchmarks.plan_quality.models import Pair
 from benchmarks.plan_quality.plans import CHOSEN, same_choices

@@ -9,12 +9,12 @@ from torch.nn import functional
 
 from autopar.capture import capture, fingerprint
 from autopar.capture.precision import canonical_names, computing_in
-from autopar.cluster import Cluster
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError
-from autopar.parallel_plan import Plan
-from autopar.passes.place_casts import is_cast
+from autopar.hardware.cluster import Cluster
+from autopar.passes.tidy.place_casts import is_cast
 from autopar.planner.planning import make_plan
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
 from tests.passes.lowered_programs import lower

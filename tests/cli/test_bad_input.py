@@ -14,8 +14,8 @@ import pytest
 
 from autopar.cli.commands import public_name
 from autopar.errors import AutoparError, ConfigurationError, InfeasibleError
-from tests.test_cli import autopar
-from tests.test_cli_examples import CONFIG
+from tests.cli.test_commands import autopar
+from tests.cli.test_examples import CONFIG
 
 Edit = Callable[[dict[str, Any]], object]
 ON = ("--cluster", "2x4 H100-SXM", "--batch", "8", "--seq", "32", "--mode", "fast")

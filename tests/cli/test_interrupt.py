@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import ROOT, TINY
+from tests.cli.test_commands import ROOT, TINY
 
 COMMAND = ("plan", TINY, "--cluster", "2x8 H100-SXM", "--batch", "16", "--seq", "16", "--mode", "max", "--json")
 

@@ -2,9 +2,7 @@ import dataclasses
 
 import pytest
 
-from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.calibration import Ceilings, Profile
-from autopar.cost_models.collectives import collective_seconds
+from autopar.cost_models.collective_costs import collective_seconds
 from autopar.cost_models.job_profile import (
     JobProfile,
     LinkFit,
@@ -14,8 +12,10 @@ from autopar.cost_models.job_profile import (
     load_job_profile,
     save_job_profile,
 )
+from autopar.cost_models.machine_profile import Ceilings, Profile
 from autopar.errors import ConfigurationError
-from autopar.hardware import OperatorCurve
+from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.devices import OperatorCurve
 
 CURVE = OperatorCurve(operator="mm", dtype="float32", work=(1e6, 1e9), seconds=(1e-4, 1e-1))
 MACHINE = Profile(
@@ -70,7 +70,7 @@ def test_the_shape_of_a_group_counts() -> None:
 
 def test_a_job_finds_its_profile_and_other_jobs_do_not(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
-    monkeypatch.setattr("autopar.cluster.machine_name", lambda: "test-machine")
+    monkeypatch.setattr("autopar.hardware.cluster.machine_name", lambda: "test-machine")
     path = save_job_profile(PROFILE)
     assert path == job_profile_path("test-machine", 2, 2)
     assert load_job_profile(path) == PROFILE

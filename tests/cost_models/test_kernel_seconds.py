@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.cluster import Cluster
 from autopar.cost_models.kernel_seconds import KernelPrices, local_sizes
 from autopar.cost_models.operator_sizes import ProductSizes, RowSizes, flops_of
 from autopar.cost_models.program_costs import program_actions
-from autopar.device_curves import shared_curves
 from autopar.graphs.kernel_groups import group_reads_writes, kernel_groups
-from autopar.hardware import Device, preset_device
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.device_curves import shared_curves
+from autopar.hardware.devices import Device, preset_device
 from autopar.layouts.placement import Mesh
 from autopar.ops.experts import rows_at
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autopar.cluster import Cluster
-from autopar.cost_models.calibration import curves_through
-from autopar.cost_models.operators import OPTIMIZER, STREAMING, operator_seconds, optimizer_seconds
+from autopar.cost_models.machine_profile import curves_through
+from autopar.cost_models.operator_costs import OPTIMIZER, STREAMING, operator_seconds, optimizer_seconds
+from autopar.hardware.cluster import Cluster
 
 CPU = Cluster.parse("4 cpu").device
 SAMPLES = [("tanh", 1e4, 20e-6), ("tanh", 1e6, 2e-3), ("tanh", 1e4, 30e-6), ("mm", 1e6, 1e-5), (OPTIMIZER, 1e3, 2e-4)]

@@ -3,7 +3,7 @@ import pytest
 
 from autopar.cost_models.operators_attention import attention_curve, attention_seconds
 from autopar.cost_models.operators_gemm import Rates
-from autopar.device_curves import AttentionCurve, device_curves
+from autopar.hardware.device_curves import AttentionCurve, device_curves
 
 RATES = Rates(flops_per_second=252.9e12, memory_bytes_per_second=1.674e12, sm_count=108, l2_bytes=40e6)
 CURVES = device_curves("A100-PCIE-80")

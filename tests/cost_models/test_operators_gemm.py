@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autopar.cost_models.operators_gemm import Rates, gemm_curve, gemm_seconds
-from autopar.device_curves import GemmCurve, device_curves, physics_curves, shared_curves
+from autopar.hardware.device_curves import GemmCurve, device_curves, physics_curves, shared_curves
 
 RATES = Rates(flops_per_second=250e12, memory_bytes_per_second=1.7e12, sm_count=108, l2_bytes=40e6)
 PLAIN = GemmCurve()

@@ -3,7 +3,7 @@ import pytest
 
 from autopar.cost_models.operators_gemm import Rates
 from autopar.cost_models.operators_memory import lookup_row, memory_curve, memory_seconds
-from autopar.device_curves import MemoryCurve, device_curves
+from autopar.hardware.device_curves import MemoryCurve, device_curves
 
 RATES = Rates(flops_per_second=271.2e12, memory_bytes_per_second=1.763735e12, sm_count=108, l2_bytes=40e6)
 

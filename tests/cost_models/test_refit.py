@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from autopar.cli.calibrate import calibrate
-from autopar.cluster import Cluster, GroupTopology
-from autopar.cost_models.collectives import collective_seconds
+from autopar.cli.calibrate_command import calibrate
+from autopar.cost_models.collective_costs import collective_seconds
 from autopar.cost_models.refit import Tiers, read_steps, refitted, tiers_of
 from autopar.errors import ConfigurationError
-from autopar.hardware import CollectiveFit
+from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.devices import CollectiveFit
 
 PREDICTED = {"seconds": 1.0, "exposed_communication_seconds": 0.4, "peak_bytes": 100}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.cost_models.operators import rates_of
+from autopar.cost_models.operator_costs import rates_of
 from autopar.cost_models.sustained import attention_speed, sustained
-from autopar.device_curves import physics_curves, shared_curves
-from autopar.hardware import preset_device
+from autopar.hardware.device_curves import physics_curves, shared_curves
+from autopar.hardware.devices import preset_device
 
 
 def _rates(name: str) -> tuple[float, float]:

@@ -18,8 +18,8 @@ import autopar
 from autopar import api
 from autopar.capture import normalize_example_inputs
 from autopar.capture.captures import Captures, autocast_state
-from autopar.cluster import Cluster
-from autopar.planner.micro_batches import Recapture, planned_parts
+from autopar.hardware.cluster import Cluster
+from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
 from autopar.program import MicroProgram, Program
 from autopar.questions import capture_model
 from autopar.request import Request

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autopar.ops.row_chunks import rows_joined
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, zoo_model
 from tests.distributed.captured_once import compile_once

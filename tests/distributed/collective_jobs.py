@@ -13,9 +13,9 @@ from torch import nn
 import autopar
 from autopar._compat import resolve_group
 from autopar.errors import RankLostError
-from autopar.runtime import communicator as communicators
-from autopar.runtime import host_collectives as ours
-from autopar.runtime.communicator import Communicator
+from autopar.runtime.collectives import communicator as communicators
+from autopar.runtime.collectives import host_collectives as ours
+from autopar.runtime.collectives.communicator import Communicator
 
 c10d = torch.ops._c10d_functional
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64, "int8": torch.int8}

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import autopar
-from autopar.runtime.micro_batches import MicroStep
+from autopar.runtime.step.micro_batch_runs import MicroStep
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.models import tied_model, tokens
 from tests.distributed.training_jobs import largest_error

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from autopar.runtime import host_graphs
+from autopar.runtime.collectives import host_graphs
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, zoo_model
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.capture import Captures, fingerprint
-from autopar.cluster import Cluster
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan
-from autopar.passes.stage_plans import with_pipeline
-from autopar.plan_value import PIPELINE_AXIS, RankGroup
-from autopar.planner.micro_batches import in_parts
+from autopar.passes.stages.stage_plans import with_pipeline
+from autopar.planner.batch.micro_batch_program import in_parts
 from autopar.planner.planning import make_plan
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import PIPELINE_AXIS, RankGroup
 from autopar.program import MicroProgram
 from autopar.questions import capture_model
 from autopar.request import Request

@@ -9,7 +9,7 @@ import torch
 
 import autopar
 from autopar.demo.gpt import GPT, GPTConfig
-from autopar.runtime import host_graphs
+from autopar.runtime.collectives import host_graphs
 from tests.distributed.captured_once import compile_once
 from tests.distributed.models import tied_model, tokens
 from tests.distributed.training_jobs import full_gradients

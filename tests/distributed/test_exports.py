@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import autopar
-from autopar.exporters.configurations import configuration
 from autopar.exporters.uniform import nearest_uniform
+from autopar.exporters.written_configurations import configuration
 from tests.distributed.export_jobs import batch, small_llama
 from tests.distributed.pool import Pool
 

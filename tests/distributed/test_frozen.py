@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import autopar
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from tests.distributed.frozen_jobs import AdaptedModel, Trained, adapted_batch
 from tests.distributed.pool import Pool
 

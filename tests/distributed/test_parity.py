@@ -14,7 +14,7 @@ pytestmark = pytest.mark.distributed
 
 TRANSFORMERS = ("gpt2", "llama")
 MODELS = [("gpt2", 1), ("llama", 2), ("gpt2", 4), ("llama", 4), ("resnet", 4)]
-"""(model, processes); the known plans are those of four processes, each with a transformer and a convolutional net."""
+"""(model, processes); the baselines are those of four processes, each with a transformer and a convolutional net."""
 LARGEST_REPLICATED_SHARE = 0.05
 
 

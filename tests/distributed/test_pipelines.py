@@ -10,7 +10,7 @@ import autopar
 from tests.distributed.pipeline_models import CASES
 from tests.distributed.pipeline_plans import gathering_once, pipeline_plan, recomputing, unequal_plan
 from tests.distributed.pool import Pool, WorkerError, forked
-from tests.planner.stages.test_mixed import cluster_of_speeds
+from tests.planner.pipelines.test_mixed_devices import cluster_of_speeds
 
 pytestmark = pytest.mark.distributed
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_commands import autopar
+from tests.cli.test_examples import CONFIG
 from tests.distributed.pool import Pool
-from tests.test_cli import autopar
-from tests.test_cli_examples import CONFIG
 
 SIZES = ("--batch", "8", "--seq", "32")
 

@@ -1,4 +1,4 @@
-"""Compiled modules train like the plain model, under the known plans and the planner's own choice."""
+"""Compiled modules train like the plain model, under the baselines and the planner's own choice."""
 
 from __future__ import annotations
 

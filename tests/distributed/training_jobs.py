@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar.ops.masked import masked_gather
-from autopar.runtime import host_graphs
+from autopar.runtime.collectives import host_graphs
 from tests.distributed.captured_once import compile_once
 from tests.distributed.models import NormalisedModel, TiedModel, tied_model, tokens
 

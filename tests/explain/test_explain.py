@@ -13,17 +13,17 @@ import torch
 import autopar
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
 from autopar.explain.answers import Comparison, Explanations
-from autopar.explain.binding import Limits
+from autopar.explain.binding_limits import Limits
 from autopar.explain.cost_terms import cost_terms
+from autopar.explain.memory_pieces import loss_operators, moment_of, owner_of
 from autopar.explain.origin import Remembered
-from autopar.explain.pieces import loss_operators, moment_of, owner_of
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.switches import switch_of
-from autopar.parallel_plan import Plan
-from autopar.planner.one_mesh import EXACT_GAP
-from autopar.planner.read import describe
-from autopar.planner.recover import Recovered, described
-from autopar.planner.resolve import Resolver
+from autopar.planner.one_mesh.mesh_plan import EXACT_GAP
+from autopar.planner.one_mesh.read_solution import describe
+from autopar.planner.one_mesh.recovered_problem import Recovered, described
+from autopar.planner.one_mesh.solved_again import Resolver
+from autopar.plans.parallel_plan import Plan
 from benchmarks.explanation_checks import raw_optimum, recounted
 from benchmarks.explanations import CASES
 from tests.planner.problems import Mlp

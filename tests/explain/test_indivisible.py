@@ -9,8 +9,8 @@ import autopar
 from autopar.explain.indivisible import indivisible_names
 from autopar.explain.origin import Remembered
 from autopar.explain.recovered import recovered_plan
-from autopar.parallel_plan import Plan
-from autopar.planner.recover import Recovered
+from autopar.planner.one_mesh.recovered_problem import Recovered
+from autopar.plans.parallel_plan import Plan
 from benchmarks.explanation_checks import raw_optimum
 from benchmarks.models import gpt2, token_inputs
 

@@ -15,8 +15,8 @@ from autopar.explain.answers import Comparison, Explanations
 from autopar.explain.asked_step import AskedStep, asked_step
 from autopar.explain.origin import Remembered
 from autopar.explain.stage_memory import KEPT
-from autopar.parallel_plan import Plan
-from autopar.simulation import Simulation, simulate_plan
+from autopar.plans.parallel_plan import Plan
+from autopar.simulation.played_plan import Simulation, simulate_plan
 
 WIDTH = 256
 INPUTS = (torch.randn(32, WIDTH), torch.zeros(32, dtype=torch.long))

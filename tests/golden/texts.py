@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 import autopar
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from tests.golden.cases import Case
 
 LEFT_OUT = frozenset({"statistics", "prices_hash", "notes"})

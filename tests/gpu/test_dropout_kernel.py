@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import autopar.runtime.kernels  # noqa: F401 (registers the kernel)
-from autopar.ops.dropout import dropout_by_index, dropout_rows, dropout_rows_reference
+from autopar.ops.dropout_operator import dropout_by_index, dropout_rows, dropout_rows_reference
 from autopar.ops.random_index import Runs
 
 pytestmark = [

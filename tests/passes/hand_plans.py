@@ -13,11 +13,11 @@ from torch import Tensor, fx, nn
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, replicated
-from autopar.parallel_plan import Plan
-from autopar.passes.check_plan import output_shapes
-from autopar.passes.overlap import WHOLE, overlapped
-from autopar.passes.partition import split_forward_backward
-from autopar.plan_value import OperatorPlan, ParameterPlan, Prediction
+from autopar.passes.lowering.check_plan import output_shapes
+from autopar.passes.lowering.step_halves import split_forward_backward
+from autopar.passes.overlap.overlapped import WHOLE, overlapped
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import OperatorPlan, ParameterPlan, Prediction
 from autopar.program import Program
 from autopar.rules.engine import is_view, rule_for, tensor_operands
 from autopar.rules.rule import Rule

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autopar.parallel_plan import Plan
 from autopar.passes.lowering.chain import lowered_step, use_our_kernels
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from autopar.passes.remove_noise import remove_dead_code
 from autopar.passes.runner import pass_name, run_passes
+from autopar.passes.tidy.remove_noise import remove_dead_code
 from tests.passes.tidy_graphs import trace
 
 

@@ -9,7 +9,7 @@ import torch
 
 from autopar.layouts.placement import Mesh
 from tests.passes.hand_plans import calls
-from tests.passes.test_lower import Case, Mlp, gpt2, llama, random_plan
+from tests.passes.lowering.test_lower import Case, Mlp, gpt2, llama, random_plan
 
 CUBE = Mesh(("dp_replicate", "dp_shard", "tp"), (2, 2, 2))
 

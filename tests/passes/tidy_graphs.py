@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autopar.passes.runner import Pass, run_passes
-from autopar.passes.tidy import TidyContext
+from autopar.passes.tidy.tidy_passes import TidyContext
 
 NO_BACKWARD = TidyContext(tangents=frozenset(), num_forward_outputs=1)
 

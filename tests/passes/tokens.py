@@ -8,9 +8,9 @@ import torch
 from torch import fx, nn
 
 from autopar.layouts.placement import Mesh, Shard
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from tests.passes.hand_plans import hand_plan, picked
-from tests.passes.test_lower import Case
+from tests.passes.lowering.test_lower import Case
 
 FLAT = Mesh(("tp",), (4,))
 

@@ -3,17 +3,17 @@
 import torch
 
 from autopar.capture import capture
-from autopar.cluster import Cluster
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.planner.build import Built, build_problem
-from autopar.planner.constraints import Constraints
-from autopar.planner.factorisation import Factorisation
-from autopar.planner.optimizers import state_bytes
-from autopar.planner.prices import Prices
-from autopar.planner.query import Query, kernel_backend
-from autopar.planner.restrict import restricted
-from autopar.planner.search import SEARCH, Mode
-from autopar.planner.targets import find_wishes
+from autopar.planner.one_mesh.query import Query, kernel_backend
+from autopar.planner.one_mesh.restrict import restricted
+from autopar.planner.problem.build import Built, build_problem
+from autopar.planner.problem.constraint_targets import bind_constraints
+from autopar.planner.problem.constraints import Constraints
+from autopar.planner.problem.factorisation import Factorisation
+from autopar.planner.problem.optimizer_states import state_bytes
+from autopar.planner.problem.prices import Prices
+from autopar.planner.problem.search_limits import SEARCH, Mode
 from autopar.program import Program
 
 
@@ -56,4 +56,4 @@ def build(program: Program, cluster: Cluster, mesh: Mesh, constraints: Constrain
     factorisation, constraints = Factorisation(program), constraints or Constraints()
     prices, state = Prices(cluster, mesh), state_bytes(program, "AdamW")
     whole = build_problem(program, mesh, prices, constraints, state, "eager", factorisation)
-    return restricted(whole, mesh, find_wishes(program, constraints, factorisation))
+    return restricted(whole, mesh, bind_constraints(program, constraints, factorisation))

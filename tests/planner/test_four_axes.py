@@ -9,7 +9,7 @@ from torch import nn
 import autopar
 from autopar.capture import capture
 from autopar.layouts.placement import Partial, Replicate, Shard
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from tests.passes.hand_plans import run_plan, tensors_of
 
 SHAPE = (2, 2, 2, 2)

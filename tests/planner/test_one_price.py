@@ -17,18 +17,18 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.capture import capture
-from autopar.cluster import Cluster
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.graphs.kernel_groups import group_reads_writes, kernel_groups
 from autopar.graphs.node_values import describe_values
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.passes.partition import split_forward_backward
-from autopar.planner.constraints import Constraints
-from autopar.planner.factorisation import Factorisation
-from autopar.planner.one_mesh import Candidate, plan_on_mesh
-from autopar.planner.optimizers import state_bytes
-from autopar.planner.query import Query
-from autopar.planner.search import SEARCH
+from autopar.passes.lowering.step_halves import split_forward_backward
+from autopar.planner.one_mesh.mesh_plan import Candidate, plan_on_mesh
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.constraints import Constraints
+from autopar.planner.problem.factorisation import Factorisation
+from autopar.planner.problem.optimizer_states import state_bytes
+from autopar.planner.problem.search_limits import SEARCH
 from autopar.program import Program
 from tests.passes.lowered_programs import lower
 
@@ -86,7 +86,7 @@ def planner_kernels(program: Program, candidate: Candidate, backend: str) -> Ker
 
 def lowered_kernels(program: Program, candidate: Candidate, backend: str) -> Kernels:
     """The same of the lowered program, without copies that belong to redistributions. Kernels of ours are chosen behind
-    the solve (`planner/choose_kernels.py`), so the tables hold those of the backend alone."""
+    the solve (`planner/one_mesh/choose_kernels.py`), so the tables hold those of the backend alone."""
     partition = split_forward_backward(lower(program, candidate.plan.with_(kernels=()), rank=0))
     prices, found = KernelPrices(device=CLUSTER.device), Counter[frozenset[str]]()
     assert partition.backward is not None
@@ -120,6 +120,6 @@ def test_members_of_a_fused_kernel_add_up_to_it_only_if_they_share_its_cache(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check above notices a price that differs by what L2 keeps of a few megabytes."""
-    monkeypatch.setattr("autopar.planner.kin.kernel_shares", lambda groups, traffic: {})
+    monkeypatch.setattr("autopar.planner.problem.equivalence.kernel_shares", lambda groups, traffic: {})
     with pytest.raises(AssertionError):
         test_a_plan_and_its_lowered_program_have_one_price(program, Mesh(("dp_replicate",), (8,)), "inductor")

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 import autopar
 from autopar.capture import capture
-from autopar.cluster import Cluster
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Layout, Partial, Replicate, Shard
-from autopar.parallel_plan import Plan
-from autopar.plan_value import OperatorPlan
 from autopar.planner.planning import make_plan
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import OperatorPlan
 from autopar.request import Request
 
 GIB = 2**30

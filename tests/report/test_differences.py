@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autopar.layouts.placement import Mesh
 from autopar.report.differences import changed_lines
-from tests.test_plan_text import S0, R, small_plan
+from tests.plans.test_plan_text import S0, R, small_plan
 
 NAMES = ("before", "after")
 

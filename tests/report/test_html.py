@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from torch import nn
 
 import autopar
-from autopar.cli.report import report
+from autopar.cli.report_command import report
+from autopar.cost_models.chrome_trace import Span
 from autopar.cost_models.simulator import Action, simulate
-from autopar.cost_models.trace import Span
-from autopar.parallel_plan import Plan
-from autopar.plan_text import format_seconds
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_seconds
 from autopar.report.html.headline import headline
 from autopar.report.html.page import report_page, write_report
 from autopar.report.html.timeline import (

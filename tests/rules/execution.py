@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, local_runs
 from autopar.ops.random_index import reference_seed
-from autopar.passes.local_call import LocalContext, emit_local_call
-from autopar.plan_value import OperatorPlan
+from autopar.passes.lowering.local_call import LocalContext, emit_local_call
+from autopar.plans.plan_value import OperatorPlan
 from autopar.rules.engine import tensor_operands
 from autopar.rules.rule import Rule
 from autopar.rules.rule import Tensor as Dims

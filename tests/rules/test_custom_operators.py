@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.capture import capture
 from autopar.errors import ConfigurationError, UnsupportedOperatorError
-from autopar.parallel_plan import Plan
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.rules import engine
 from autopar.rules.engine import described_rule, uncovered

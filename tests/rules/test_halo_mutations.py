@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from autopar.layouts.placement import Mesh
 from autopar.ops import halo as ops
-from autopar.passes.local_context import LocalContext
+from autopar.passes.implementations.local_context import LocalContext
 from autopar.rules.engine import rule_for
 from autopar.rules.windows import Window
 from tests.rules import cases_pooling, cases_spatial

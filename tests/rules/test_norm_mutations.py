@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from autopar.layouts.placement import Mesh
-from autopar.passes.local_context import LocalContext
+from autopar.passes.implementations.local_context import LocalContext
 from autopar.rules.engine import rule_for
 from tests.rules import cases_norms, cases_recurrent
 from tests.rules.case_values import Case

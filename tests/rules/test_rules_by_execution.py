@@ -126,6 +126,6 @@ def test_missing_implementations_are_caught(case: Case, name: str, monkeypatch: 
     if not is_possible(captured, rule, (name,), Mesh(("tp",), (3,))):
         return
     without = dataclasses.replace(rule, implementations={})
-    monkeypatch.setattr("autopar.passes.local_call.rule_for", lambda node: without)
+    monkeypatch.setattr("autopar.passes.lowering.local_call.rule_for", lambda node: without)
     (failed,), crashes = run_in_child(lambda _: fails(captured, without, name), 1)
     assert failed or crashes, "the blocks alone give the right result"  # raw kernels may crash on them

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from autopar.layouts.placement import Mesh
-from autopar.passes.local_context import LocalContext
+from autopar.passes.implementations.local_context import LocalContext
 from autopar.rules.engine import rule_for
 from autopar.rules.rule import Rule
 from tests.rules import cases_statistics

@@ -11,8 +11,8 @@ import sys
 
 import torch
 
-from autopar.ops.dropout import dropout_rows_reference
-from autopar.runtime.kernels.dropout import dropout_rows
+from autopar.ops.dropout_operator import dropout_rows_reference
+from autopar.runtime.kernels.triton_dropout import dropout_rows
 
 # (rows, columns, first, row_stride): aligned and not, one row, more than a tile, numbers beyond 2**32
 BLOCKS = [

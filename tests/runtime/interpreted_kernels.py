@@ -19,7 +19,7 @@ from autopar.ops.cross_entropy import cross_entropy_rows_reference
 from autopar.ops.gated import ACTIVATIONS
 from autopar.ops.norms import add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
-from autopar.runtime.kernels import norms as triton_norms
+from autopar.runtime.kernels import triton_norms as triton_norms
 from autopar.runtime.kernels.registry import KERNELS
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}

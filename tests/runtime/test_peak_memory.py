@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.runtime import emit
+from autopar.runtime.step import emit
 from benchmarks.storages import StorageTracker
 
 

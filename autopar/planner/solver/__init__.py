@@ -1,12 +1,14 @@
 """The planner's exact solver: `Problem` in, `Solution` with a checkable lower bound out.
 
-Start reading at `solve.py`.
+In: one label per node, costs per node and edge, rows of bytes (`labelling`): arrays, neither torch nor plans. Out: an
+assignment, a proven bound and a certificate that `certificate` replays. Start reading at `solving.py`; without rows the
+way leads through `exact.py`, with them through `budgets.py`.
 """
 
 from autopar.planner.solver.certificate import CertificateError, certified, check_certificate
-from autopar.planner.solver.problem import FORBIDDEN, Edge, MemoryRow, Problem, Tie, evaluate, is_forbidden
+from autopar.planner.solver.labelling import FORBIDDEN, Edge, MemoryRow, Problem, Tie, evaluate, is_forbidden
 from autopar.planner.solver.solution import Certificate, Solution, Status
-from autopar.planner.solver.solve import solve
+from autopar.planner.solver.solving import solve
 
 __all__ = [
     "FORBIDDEN",

@@ -2,7 +2,7 @@
 
 A row left out is a constraint left out: bounds stay valid (its multiplier is 0), and labels that only it could tell
 apart become equal, so reductions are stronger and equal layers stay equal. Assignments are judged by all rows
-(`plans.py`); where a good one exceeds a row that is not active, the graph is built again with that row.
+(`assignments.py`); where a good one exceeds a row that is not active, the graph is built again with that row.
 
     128 rows "backward k"   ->   first_rows: (0, 127)   ->   a mixture is fullest at 63: (0, 63, 127)
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.planner.solver.problem import Integers, Problem
+from autopar.planner.solver.labelling import Integers, Problem
 
 FEW = 8
 """So many rows are all active from the start."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from autopar.planner.solver.assignments import FITS
 from autopar.planner.solver.budget_search import ENOUGH, BudgetSearch
 from autopar.planner.solver.exact import value_of
 from autopar.planner.solver.local_search import LocalSearch, is_worthwhile
 from autopar.planner.solver.mixtures import Mixtures
-from autopar.planner.solver.plans import FITS
 from autopar.planner.solver.splice import splice
 
 IMPROVE_ROUNDS = 4

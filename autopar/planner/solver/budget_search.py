@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autopar.planner.solver.active_rows import first_rows
+from autopar.planner.solver.assignments import Plans
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.solver.directions import Directions
 from autopar.planner.solver.exact import Proof, solve_graph
 from autopar.planner.solver.label_bytes import graph_of
+from autopar.planner.solver.labelling import Floats, Integers, Problem
 from autopar.planner.solver.least_bytes import EXACT
 from autopar.planner.solver.mixtures import Mixtures, priced
-from autopar.planner.solver.plans import Plans
-from autopar.planner.solver.problem import Floats, Integers, Problem
 from autopar.planner.solver.relaxation import Look, Relaxation
 from autopar.planner.solver.solution import Warmth
 

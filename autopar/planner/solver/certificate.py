@@ -28,7 +28,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.planner.solver.arena import Arena
-from autopar.planner.solver.problem import Edge, Floats, Integers, Problem, evaluate
+from autopar.planner.solver.labelling import Edge, Floats, Integers, Problem, evaluate
 from autopar.planner.solver.solution import (
     Certificate,
     Dominate,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.planner.solver import mip
+from autopar.planner.solver.assignments import FITS
 from autopar.planner.solver.better_plans import activate_exceeded, improve
 from autopar.planner.solver.budget_search import BudgetSearch
 from autopar.planner.solver.exact import core_of, start_ascent
 from autopar.planner.solver.first_fit import nothing_fits
 from autopar.planner.solver.mixtures import priced, restricted
-from autopar.planner.solver.plans import FITS
 from autopar.planner.solver.reductions import Graph, back_substitute, simplify
 
 LAST_SWEEPS = 40

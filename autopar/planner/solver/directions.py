@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.planner.solver.plans import FITS, Assigned, Plans
-from autopar.planner.solver.problem import Floats
+from autopar.planner.solver.assignments import FITS, Assigned, Plans
+from autopar.planner.solver.labelling import Floats
 
 SAME = 0.02
 """A direction that differs by less from a known one, in the sum over rows, is not added."""

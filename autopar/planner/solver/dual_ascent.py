@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.planner.solver.arena import Arena
-from autopar.planner.solver.problem import Floats, Integers
+from autopar.planner.solver.labelling import Floats, Integers
 
 CHUNK_ENTRIES = 2_000_000
 CLASS_ROUNDS = 3

@@ -2,7 +2,7 @@
 
 One round (`_Search.round`):
   1. `reductions.simplify`; if nothing is left, the constant is the optimum;
-  2. bucket elimination, if its tables are small (`bucket`), not yet in the first round of a large problem;
+  2. bucket elimination, if its tables are small (`bucket_elimination`), not yet in the first round of a large problem;
   3. dual ascent: messages give a lower bound, roundings give assignments (`_ascend`);
   4. recombination: the best mix of labels seen in recent assignments, exactly, by 1. and 2. (`_recombine`);
   5. remove every label whose bound exceeds the best objective (`_fix`), and start again with what is left.
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.planner.solver import mip
-from autopar.planner.solver.bucket import eliminate_all, elimination_order
+from autopar.planner.solver.bucket_elimination import eliminate_all, elimination_order
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.solver.dual_ascent import Core, DualAscent, class_ranks, schedule_ranks
+from autopar.planner.solver.labelling import Floats, Integers
 from autopar.planner.solver.lifting import lift
-from autopar.planner.solver.problem import Floats, Integers
 from autopar.planner.solver.reductions import Graph, back_substitute, simplify
 from autopar.planner.solver.solution import Fix, Step, Warmth
-from autopar.planner.solver.warmth import load, save
+from autopar.planner.solver.warm_messages import load, save
 
 MAX_ROUNDS = 14
 SMALL_NODES = 100
@@ -56,7 +56,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ExactOutcome:
     """The best assignment (original labels), bounds in seconds with their proof, assignments met, and messages."""
 
     assignment: Integers
@@ -78,7 +78,7 @@ def solve_graph(
     warmth: Warmth | None = None,
     pool: Sequence[Integers] = (),
     stop_above: float = np.inf,
-) -> Outcome:
+) -> ExactOutcome:
     """Minimise `graph` (which is consumed).
 
     Stops at relative `gap`, at the deadline, or with a bound above `stop_above`, always with an assignment and a bound.
@@ -161,10 +161,10 @@ class _Search:
         if not self.finished():
             self._fix(ascent, nodes)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ExactOutcome:
         if self.assignment is None:
             raise AssertionError("a search ends with an assignment")
-        return Outcome(
+        return ExactOutcome(
             assignment=self.assignment,
             objective=self.objective,
             bound=min(self.bound, self.objective),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from autopar.planner.solver.assignments import FITS
 from autopar.planner.solver.budget_search import BudgetSearch
+from autopar.planner.solver.labelling import is_forbidden
 from autopar.planner.solver.least_bytes import EXACT, least_bytes, seek_joint_fit
-from autopar.planner.solver.plans import FITS
-from autopar.planner.solver.problem import is_forbidden
 
 PRICE_RISES, PRICE_RISE = 6, 8.0
 """How often, and by what factor, the price of a row that no plan keeps is raised."""

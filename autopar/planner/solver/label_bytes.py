@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.planner.solver.arena import Arena
-from autopar.planner.solver.problem import Floats, Integers, MemoryRow, Problem
+from autopar.planner.solver.labelling import Floats, Integers, MemoryRow, Problem
 from autopar.planner.solver.reductions import Graph, simplify
 
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.planner.solver.arena import Arena
+from autopar.planner.solver.assignments import FITS, Plans
 from autopar.planner.solver.deadline import Deadline
-from autopar.planner.solver.exact import Outcome, solve_graph
-from autopar.planner.solver.plans import FITS, Plans
-from autopar.planner.solver.problem import Floats, MemoryRow, Problem, is_forbidden
+from autopar.planner.solver.exact import ExactOutcome, solve_graph
+from autopar.planner.solver.labelling import Floats, MemoryRow, Problem, is_forbidden
 from autopar.planner.solver.reductions import Graph
 from autopar.planner.solver.solution import relative_gap
 
@@ -27,7 +27,7 @@ STEP = 4.0
 """How strongly an excess, relative to the largest, raises the weight of its row."""
 
 
-def least_bytes(problem: Problem, row: MemoryRow, deadline: Deadline) -> tuple[Outcome, bool]:
+def least_bytes(problem: Problem, row: MemoryRow, deadline: Deadline) -> tuple[ExactOutcome, bool]:
     """Return the assignment that uses the least of one row (objective: bytes), and whether that is proven.
 
     Communication does not count, but FORBIDDEN choices stay forbidden: they cost more bytes than all nodes
@@ -65,7 +65,7 @@ def _row_weights(problem: Problem, number: int) -> list[Floats]:
     return [weights.get(node, np.zeros(len(costs))) for node, costs in enumerate(problem.node_costs)]
 
 
-def _least(problem: Problem, weights: Sequence[Floats], deadline: Deadline) -> Outcome:
+def _least(problem: Problem, weights: Sequence[Floats], deadline: Deadline) -> ExactOutcome:
     prohibitive = 1.0 + 2.0 * sum(float(np.ptp(values)) for values in weights)
     costs = [
         values + np.where(is_forbidden(seconds), prohibitive, 0.0)

@@ -16,7 +16,7 @@ import numpy as np
 
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.solver.dual_ascent import Core, DualAscent, class_ranks, schedule_ranks
-from autopar.planner.solver.problem import Floats, Integers
+from autopar.planner.solver.labelling import Floats, Integers
 from autopar.planner.solver.repeats import Short, shorten
 
 FEWEST_NODES = 800

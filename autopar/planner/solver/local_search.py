@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.planner.solver.problem import Floats, Integers
+from autopar.planner.solver.labelling import Floats, Integers
 from autopar.planner.solver.relaxation import Relaxation
 
 FITS = 1e-12

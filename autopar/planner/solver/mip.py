@@ -29,7 +29,7 @@ from ortools.math_opt import (
 from ortools.math_opt.core.python import solver
 
 from autopar.planner.solver.deadline import StopSwitch
-from autopar.planner.solver.problem import Floats, Integers
+from autopar.planner.solver.labelling import Floats, Integers
 
 LOOK_SECONDS = 0.02
 """How often the waiting thread looks whether it should stop."""

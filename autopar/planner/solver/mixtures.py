@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.planner.solver.bucket import eliminate_all, elimination_order
-from autopar.planner.solver.plans import Plans
-from autopar.planner.solver.problem import Floats, Integers
+from autopar.planner.solver.assignments import Plans
+from autopar.planner.solver.bucket_elimination import eliminate_all, elimination_order
+from autopar.planner.solver.labelling import Floats, Integers
 from autopar.planner.solver.reductions import Graph, back_substitute, simplify
 
 PEAK_ENTRIES, TOTAL_ENTRIES = 1_000_000, 30_000_000

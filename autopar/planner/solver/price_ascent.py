@@ -12,7 +12,7 @@ import numpy as np
 
 from autopar.planner.solver.better_plans import activate_exceeded, improve, splice_plans
 from autopar.planner.solver.budget_search import ENOUGH, SWEEPS, BudgetSearch
-from autopar.planner.solver.problem import Floats
+from autopar.planner.solver.labelling import Floats
 
 MOST_PRICES, FEW_LOOKS, MANY_LOOKS = 60, 8, 30
 """Prices of one solve; those between two searches for better plans, where layers repeat and elsewhere."""

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.planner.solver.arena import Arena, Array
-from autopar.planner.solver.problem import Floats, Integers
+from autopar.planner.solver.labelling import Floats, Integers
 from autopar.planner.solver.solution import Dominate, Eliminate, Step
 
 CHUNK_ENTRIES = 200_000

@@ -17,8 +17,8 @@ from autopar.planner.solver.deadline import Deadline
 from autopar.planner.solver.dual_ascent import Core, LabelBounds
 from autopar.planner.solver.exact import core_of, start_ascent
 from autopar.planner.solver.label_bytes import LabelBytes
+from autopar.planner.solver.labelling import Floats, Integers
 from autopar.planner.solver.lifting import FEWEST_NODES, Lifting, ranges
-from autopar.planner.solver.problem import Floats, Integers
 from autopar.planner.solver.reductions import Graph, back_substitute
 from autopar.planner.solver.repeats import Short, shorten
 

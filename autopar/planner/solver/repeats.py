@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.planner.solver.dual_ascent import Core, equal_surroundings
-from autopar.planner.solver.problem import Integers
+from autopar.planner.solver.labelling import Integers
 
 KEPT_BEFORE, KEPT_AFTER = 3, 3
 """Layers of the short copy before and after the cut."""

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from autopar.planner.solver.problem import Floats, Integers
+from autopar.planner.solver.labelling import Floats, Integers
 
 Warmth = dict[tuple[int, int], tuple[Integers, Floats, Integers, Floats]]
-"""Messages by edge: (u, v) -> labels of u, messages into u, labels of v, messages into v (`warmth`)."""
+"""Messages by edge: (u, v) -> labels of u, messages into u, labels of v, messages into v (`warm_messages`)."""
 
 
 class Status(Enum):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autopar.planner.solver.problem import Floats, Integers
+from autopar.planner.solver.labelling import Floats, Integers
 from autopar.planner.solver.reductions import Graph, back_substitute
 
 HUB_DEGREE = 6.0

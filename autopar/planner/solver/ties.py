@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.planner.solver.problem import Edge, Floats, Integers, MemoryRow, Problem, evaluate
+from autopar.planner.solver.labelling import Edge, Floats, Integers, MemoryRow, Problem, evaluate
 from autopar.planner.solver.solution import Solution, relative_gap
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.parallel_plan import Plan
-from autopar.plan_text import format_bytes, format_mesh, format_seconds
-from autopar.plan_value import Prediction
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_bytes, format_mesh, format_seconds
+from autopar.plans.plan_value import Prediction
 
 COLOURS = 8
 """Colours of parts in the style sheet: part-0 to part-7."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.mesh_links import cluster_of
-from autopar.parallel_plan import Plan
-from autopar.plan_text import ROUNDING, format_bytes, format_mesh, format_seconds
-from autopar.plan_value import Baseline
+from autopar.plans.mesh_links import cluster_of
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import ROUNDING, format_bytes, format_mesh, format_seconds
+from autopar.plans.plan_value import Baseline
 from autopar.report.html.timeline import RecordedStep
 
 
@@ -86,7 +86,7 @@ def _limit(plan: Plan) -> str:
 
 
 def why_not(plan: Plan) -> list[Refused]:
-    """Known plans and other meshes, each with what speaks against it."""
+    """Baselines and other meshes, each with what speaks against it."""
     own = plan.predicted.step_seconds
     return [
         Refused(other.name, format_mesh(other.dims), _reason(other, plan, own))

@@ -18,9 +18,9 @@ import jinja2
 import msgspec
 
 from autopar.files import write_atomically
-from autopar.mesh_links import mesh_axes
-from autopar.parallel_plan import Plan
-from autopar.plan_text import format_bytes, format_mesh, format_seconds
+from autopar.plans.mesh_links import mesh_axes
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_bytes, format_mesh, format_seconds
 from autopar.report.html.bars import memory_parts, plan_bars
 from autopar.report.html.headline import headline, why_not
 from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks, stage_bubbles

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from autopar.cost_models.chrome_trace import MemoryEvent, Span
 from autopar.cost_models.simulator import COMPUTE_STREAM, Timeline
-from autopar.cost_models.trace import MemoryEvent, Span
 from autopar.errors import ConfigurationError
 
 MOST_SPANS = 12_000
@@ -60,7 +60,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class StreamTraffic:
     """Collectives of one kind on one stream of one rank."""
 
     rank: int
@@ -182,12 +182,12 @@ def _curve(rank: int, events: list[MemoryEvent], seconds: float, peak: float) ->
     return Curve(rank, own, "".join([*steps, f"H{CURVE_WIDTH}V{CURVE_HEIGHT}Z"]))
 
 
-def communication(step: RecordedStep) -> list[Traffic]:
+def communication(step: RecordedStep) -> list[StreamTraffic]:
     """Collectives and messages by rank, stream and kind (the text behind the colon of a span's name)."""
     found: dict[tuple[int, str, str], list[float]] = defaultdict(list)
     for span in step.spans:
         if span.stream != COMPUTE_STREAM:
             kind = span.name.rpartition(": ")[2]
             found[span.rank, span.stream, kind].append(span.end_seconds - span.start_seconds)
-    rows = [Traffic(*key, len(lengths), sum(lengths)) for key, lengths in found.items()]
+    rows = [StreamTraffic(*key, len(lengths), sum(lengths)) for key, lengths in found.items()]
     return sorted(rows, key=lambda row: (row.rank, -row.seconds))

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from autopar.layouts.placement import Layout, Mesh
-from autopar.parallel_plan import Plan
-from autopar.plan_text import axes_at_work, format_placements, runners_up
-from autopar.plan_value import OperatorPlan, ParameterPlan
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import axes_at_work, format_placements, runners_up
+from autopar.plans.plan_value import OperatorPlan, ParameterPlan
 
 REPLICATED, PARTIAL, COLOURS = 0, 9, 8
 """Colours of the style sheet: layout-0 is whole on every device, layout-1 to layout-8 are splits, in the order in which

@@ -20,10 +20,10 @@ import torch
 from rich.console import Console
 
 from autopar.capture import Captures
-from autopar.cluster import Cluster
 from autopar.errors import AutoparError
-from autopar.parallel_plan import Plan
-from autopar.planner.micro_batches import in_parts
+from autopar.hardware.cluster import Cluster
+from autopar.planner.batch.micro_batch_program import in_parts
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.questions import capture_model
 from autopar.request import Request

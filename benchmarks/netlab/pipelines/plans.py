@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 
 import autopar
-from autopar.cluster import Cluster
 from autopar.errors import AutoparError
-from autopar.parallel_plan import Plan
+from autopar.hardware.cluster import Cluster
+from autopar.plans.parallel_plan import Plan
 from benchmarks.netlab.pipelines.settings import Setting
 
 PIPELINE, WITHOUT, DATA_PARALLEL = "pipeline", "without", "data parallel"

@@ -11,15 +11,15 @@ import math
 
 from torch import fx
 
-from autopar.cluster import Cluster, GroupTopology
 from autopar.cost_models.gloo import ALGORITHMS
 from autopar.cost_models.gloo import sent_bytes as bytes_of
 from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
+from autopar.hardware.cluster import Cluster, GroupTopology
 from autopar.layouts.placement import Mesh
-from autopar.parallel_plan import Plan
 from autopar.passes.lowering.chain import lowered_step, sort_rows
-from autopar.passes.stages import StagePrograms, cut_stages
+from autopar.passes.stages.cut_stages import StagePrograms, cut_stages
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 
 

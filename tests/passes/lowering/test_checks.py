@@ -10,11 +10,11 @@ from torch import nn
 
 from autopar.capture import capture
 from autopar.layouts.placement import Mesh, Replicate, Shard
-from autopar.parallel_plan import Plan
 from autopar.passes.lowering import chain
 from autopar.passes.lowering.chain import LOWERING, lowered_step, split
 from autopar.passes.lowering.checks import CheckFailed, check_ranks, check_stage, collective_order
 from autopar.passes.lowering.stage import LoweredStage
+from autopar.plans.parallel_plan import Plan
 from tests.passes.hand_plans import hand_plan
 
 MESH = Mesh(("dp", "tp"), (2, 2))

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from autopar.planner.solver import MemoryRow, Problem
+from autopar.planner.solver.assignments import Plans
 from autopar.planner.solver.directions import Directions
-from autopar.planner.solver.plans import Plans
 
 LAYERS = 8
 

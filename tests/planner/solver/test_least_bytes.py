@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from autopar.planner.solver import Problem
+from autopar.planner.solver.assignments import Plans
 from autopar.planner.solver.deadline import Deadline
 from autopar.planner.solver.least_bytes import seek_joint_fit
-from autopar.planner.solver.plans import Plans
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from autopar.planner.solver import Problem, evaluate
+from autopar.planner.solver.assignments import Plans
 from autopar.planner.solver.mixtures import Mixtures
-from autopar.planner.solver.plans import Plans
-from tests.planner.solver.test_memory import limited
+from tests.planner.solver.test_budgets import limited
 from tests.planner.solver.test_relaxation import weighted_graph
 
 

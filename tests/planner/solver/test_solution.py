@@ -25,8 +25,8 @@ def test_every_kind_of_step_survives_a_dict() -> None:
 
 def test_an_unknown_step_is_refused() -> None:
     data = Certificate(kind="messages", proven_bound=0.0, ceiling=1.0, messages=np.zeros(0)).to_dict()
-    with pytest.raises(ValueError, match="guess"):
-        Certificate.from_dict(data | {"steps": [["guess", 1]]})
+    with pytest.raises(ValueError, match="estimate"):
+        Certificate.from_dict(data | {"steps": [["estimate", 1]]})
 
 
 def test_the_gap_is_relative_and_never_negative() -> None:

@@ -1,0 +1,108 @@
+"""Bound: a plan file with its model behind it, for the commands that ask more than the file says.
+
+autopar explain plan.json lm_head --vs fsdp        the model, batch, sequence and cluster are those that the file names
+autopar memory plan.json --model train:make_model  ... or given beside it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from torch import nn
+
+from autopar.capture.models import load_model
+from autopar.cli.options import OPTIMIZERS, planning_arguments, read_cluster
+from autopar.errors import ConfigurationError
+from autopar.explain.what_if import Planner
+from autopar.hardware.cluster import Cluster
+from autopar.plans.parallel_plan import Plan
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+NEEDED = ("model", "batch", "seq")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """A plan and the planner that holds its model."""
+
+    plan: Plan
+    planner: Planner
+
+
+def given_options(command: Command) -> Command:
+    """What may be given in place of what a plan file says of its question."""
+    for option in (
+        click.option("--cluster", help='"2x8 H100-SXM", a cluster file, or "here". Default: as the plan says.'),
+        click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: as the plan says."),
+        click.option("--batch", type=click.IntRange(min=1), help="Global batch. Default: as the plan says."),
+        click.option("--model", help="pkg.module:factory or hf:CONFIG.json. Default: as the plan says."),
+    ):
+        command = option(command)
+    return command
+
+
+def says_its_model(plan: Plan, given: Mapping[str, Any]) -> bool:
+    """Whether a plan can be bound: its file, or what is given, names model, batch and sequence length."""
+    said = {**plan.question, **_present(given)}
+    return all(said.get(name) is not None for name in NEEDED)
+
+
+def bound(path: Path, given: Mapping[str, Any]) -> Bound:
+    """The plan of a file, bound. given: `given_options`. Raises ConfigurationError where nothing names the model."""
+    plan = Plan.load(path)
+    said = {**plan.question, **_present(given)}
+    arguments, cluster = asked(said), cluster_of(plan, said, given)
+    model, inputs = model_of(said)
+    optimizer = said.get("optimizer")
+    planner = Planner(
+        model,
+        inputs,
+        cluster=cluster,
+        optimizer=OPTIMIZERS.get(str(optimizer), optimizer),
+        precision=said.get("precision"),
+    )
+    return Bound(
+        planner.bind(plan, **{name: value for name, value in arguments.items() if name != "optimizer"}), planner
+    )
+
+
+def model_of(said: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
+    """The model and example inputs of a question. Raises ConfigurationError where it does not name them."""
+    missing = [name for name in NEEDED if said.get(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"the plan does not say its {', '.join(missing)}: it was not made by `autopar plan`; give "
+            + " ".join(f"--{name}" for name in missing)
+        )
+    for name, kind in zip(NEEDED, (str, int, int), strict=True):
+        if not isinstance(said[name], kind):
+            raise ConfigurationError(f"the plan's question says {name} {said[name]!r}: give --{name}")
+    return load_model(said["model"], said["batch"], said["seq"])
+
+
+def cluster_of(plan: Plan, said: Mapping[str, Any], given: Mapping[str, Any]) -> Cluster:
+    """The cluster of a question. Raises ConfigurationError where it has another number of devices than the plan."""
+    cluster = read_cluster(str(given.get("cluster") or said.get("cluster_text") or plan.cluster))
+    if cluster.num_devices != plan.num_ranks:
+        raise ConfigurationError(
+            f"the plan has {plan.num_ranks} ranks, {cluster.name} {cluster.num_devices} devices: name its own "
+            "cluster; `autopar what-if PLAN --on CLUSTER` plans for another one"
+        )
+    return cluster
+
+
+def asked(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a question that `autopar plan` or `import` wrote, as arguments of `autopar.plan`; of another one
+    the memory limit is all that is known."""
+    if "cluster_text" not in said:
+        return {}
+    arguments = planning_arguments({"memory_limit": None, "constraints": (), **said})
+    return {**arguments, "mode": said.get("mode", "default")}
+
+
+def _present(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}

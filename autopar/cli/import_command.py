@@ -1,0 +1,76 @@
+"""`autopar import`: another tool's configuration as a plan, priced and readable like any other.
+
+autopar import flags.sh --from megatron --model hf:config.json --cluster "8x8 H100-SXM" -o megatron.json
+autopar diff plan.json megatron.json                                      # what it gives up, and what that costs
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from autopar.api import plan as make_plan
+from autopar.capture.models import load_model
+from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE, read_cluster
+from autopar.cli.output import as_json_option
+from autopar.errors import ConfigurationError
+from autopar.importers.read_configurations import CODE, READERS, plan_options, read_configuration
+from autopar.report.terminal_tables import page
+
+NO_BATCH = "the configuration does not say the {}: give --{}"
+
+
+@click.command("import")
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--from", "tool", type=click.Choice([*READERS, *CODE]), required=True, help="The tool.")
+@click.option("--model", required=True, help="pkg.module:factory or hf:CONFIG.json.")
+@click.option("--cluster", default="here", show_default=True, help='"2x8 H100-SXM", a cluster file, or "here".')
+@click.option("--batch", type=click.IntRange(min=1), help="Global batch. Default: as the configuration says.")
+@click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: as the configuration says.")
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
+@as_json_option
+def import_(
+    path: Path,
+    tool: str,
+    model: str,
+    cluster: str,
+    batch: int | None,
+    seq: int | None,
+    optimizer: str,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Plan a model with the degrees that the configuration file PATH of another tool says.
+
+    Example: autopar import flags.sh --from megatron --model hf:config.json --cluster "2x8 H100-SXM" -o like.json
+    """
+    where = read_cluster(cluster)
+    uniform = read_configuration(_text(path), tool, num_devices=where.num_devices, origin=str(path))
+    for sentence in uniform.lost:
+        click.echo(f"lost: {sentence}", err=True)
+    sizes = {"batch": batch or uniform.batch, "seq": seq or uniform.sequence}
+    for name, size in sizes.items():
+        if size is None:
+            raise ConfigurationError(NO_BATCH.format({"batch": "global batch", "seq": "sequence length"}[name], name))
+    options = plan_options(uniform)
+    module, inputs = load_model(model, int(sizes["batch"] or 0), int(sizes["seq"] or 0))
+    found = make_plan(module, inputs, cluster=where, optimizer=OPTIMIZERS[optimizer], **options)
+    asked = {**options, "dims": ",".join(f"{axis}={size}" for axis, size in options["dims"].items()), "constraints": []}
+    question = {"model": model, "cluster_text": cluster, "optimizer": optimizer, **sizes, **asked}
+    found = found.with_(question={**found.question, **question})
+    if output is not None:
+        found.save(output)
+    if as_json:
+        click.echo(found.to_json().decode())
+    else:
+        Console().print(page(found))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error

@@ -1,0 +1,44 @@
+"""`autopar report`: a plan file as one HTML page.
+
+autopar report plan.json -o plan.html                        # the plan alone
+autopar report plan.json -o plan.html --simulate             # with its simulated step
+autopar report plan.json -o plan.html --trace step.json      # with a step that `autopar simulate --trace` wrote
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from autopar.cli.options import OUTPUT_FILE
+from autopar.cli.output import as_json_option, print_document
+from autopar.cli.simulate_command import simulated
+from autopar.errors import ConfigurationError
+from autopar.plans.parallel_plan import Plan
+from autopar.report.html.page import write_report
+from autopar.report.html.timeline import RecordedStep, read_timeline
+
+
+@click.command()
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Default: PATH with .html.")
+@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="A step that `simulate` wrote.")
+@click.option("--simulate", is_flag=True, help="Capture the model that the plan names, and play its step.")
+@as_json_option
+def report(path: Path, output: Path | None, trace: Path | None, simulate: bool, as_json: bool) -> None:
+    """Write the plan file PATH as one HTML page that opens from disk.
+
+    Example: autopar report plan.json -o plan.html
+    """
+    if trace is not None and simulate:
+        raise ConfigurationError("--trace and --simulate both give the step: leave one out")
+    plan, target = Plan.load(path), output or path.with_suffix(".html")
+    step = None if trace is None else read_timeline(trace)
+    if simulate:
+        step = RecordedStep.of(simulated(plan, {}).timeline)
+    write_report(plan, target, timeline=step)
+    if as_json:
+        print_document({"report": str(target), "bytes": target.stat().st_size})
+    else:
+        click.echo(f"{target}: {target.stat().st_size / 1e6:.2f} MB")

@@ -1,0 +1,68 @@
+"""`autopar verify`: compile a model with `verify=True` on local processes, as torchrun would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from autopar.api import compile as compile_model
+from autopar.capture.models import load_model
+from autopar.cli.options import planning_arguments
+from autopar.plans.parallel_plan import Plan
+from autopar.runtime.local_processes import Report, run_processes
+
+Inputs: TypeAlias = dict[str, Any] | tuple[Any, ...]
+
+
+def verify_model(model: str, processes: int, plan: Plan | None, options: Mapping[str, Any]) -> None:
+    """Raises VerificationError where `processes` local processes do not compute what the plain model computes."""
+    run_processes(_verify, processes, model, None if plan is None else plan.to_json(), dict(options))
+
+
+def _verify(report: Report, model: str, plan: bytes | None, options: dict[str, Any]) -> None:
+    module, example = load_model(model, options["batch"], options["seq"])
+    module, inputs = materialised(module, example)
+    compiled = compile_model(
+        module,
+        inputs,
+        plan=None if plan is None else Plan.from_json(plan),
+        **planning_arguments(options),
+        precision=None if plan is not None else options["precision"],
+        verify=True,
+    )
+    compiled(*inputs) if isinstance(inputs, tuple) else compiled(**inputs)
+
+
+def materialised(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs]:
+    """The model with random weights and the example with random values, the same in every process."""
+    torch.manual_seed(0)
+    module = module.to_empty(device="cpu")
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            nn.init.normal_(tensor, std=0.05)
+            if tensor.ndim < 2:
+                tensor.detach().abs_()
+        else:
+            tensor.zero_()
+    limit = token_limit(module)
+    if isinstance(example, tuple):
+        return module, tuple(_random_like(value, limit) for value in example)
+    return module, {name: _random_like(value, limit) for name, value in example.items()}
+
+
+def token_limit(module: nn.Module) -> int:
+    """Integers below this are valid tokens and labels: the vocabulary of a Hugging Face model, else 2."""
+    embeddings = getattr(module, "get_input_embeddings", None)
+    found = embeddings() if callable(embeddings) else None
+    return found.num_embeddings if isinstance(found, nn.Embedding) else 2
+
+
+def _random_like(value: Any, limit: int) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_floating_point():
+        return torch.randn(value.shape, dtype=value.dtype)
+    return torch.randint(0, limit, value.shape).to(value.dtype)

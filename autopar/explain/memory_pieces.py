@@ -1,0 +1,110 @@
+"""Pieces of memory: whose buffers live at one node of a lowered program, and of which kind they are.
+
+    pieces_at(lowered, partition, ranges, 17)      ("layers.3.up/mm#0", "activations saved for backward", 8.4e6), ...
+
+Counted buffer by buffer (`graphs/live_ranges.py`); parameters and what belongs to them are not among them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from torch import fx
+
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.live_ranges import LiveRange
+from autopar.plans.plan_text import without_numbers
+from autopar.program import Program, returned_values
+
+PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
+SAVED, GATHERED, MOVED, WORKING = (
+    "activations saved for backward", "gathered parameters", "moved by collectives", "working values"
+)  # fmt: skip
+INPUTS, JOINED, UPDATE = "inputs", "joined outputs", "buffers of the optimizer's step"
+OUTSIDE, LOSS = "(outside of modules)", "the loss"
+
+
+def pieces_at(
+    lowered: Program, partition: Partition, ranges: Sequence[LiveRange], index: int
+) -> Iterator[tuple[str, str, float]]:
+    """(name, kind, bytes) of the buffers that live at an index."""
+    forward = [node for node in partition.forward.graph.nodes if node.op != "output"]
+    backward = partition.backward
+    by_name = [
+        {node.name: node for node in forward},
+        {} if backward is None else {node.name: node for node in backward.graph.nodes},
+    ]
+    num_nodes = len(forward) + sum(node.op != "output" for node in by_name[1].values())
+    gradients = set() if backward is None else {n for n in returned_values(backward.graph) if isinstance(n, fx.Node)}
+    inputs = {entry.name: entry.role for entry in lowered.inputs}
+    parameters = {name for name, role in inputs.items() if role == "parameter"}
+    for live in ranges:
+        if live.first_index <= index <= live.last_index:
+            in_backward = live.first_index >= len(forward)
+            node = by_name[in_backward].get(live.name) or by_name[not in_backward][live.name]
+            crosses = not in_backward and live.last_index >= len(forward)
+            kind = _kind(node, crosses, live.last_index >= num_nodes, gradients, parameters)
+            yield owner_of(node), kind, float(live.bytes)
+
+
+def _kind(node: fx.Node, crosses: bool, is_returned: bool, gradients: set[fx.Node], parameters: set[str]) -> str:
+    copy = node.meta.get("redistributes")
+    if node.op == "placeholder" or node.op == "get_attr":
+        return INPUTS
+    if is_returned and (node in gradients or node.meta.get("phase") == "backward"):
+        return GRADIENTS
+    if owner_of(node) in parameters:
+        return GATHERED
+    if crosses:
+        return SAVED
+    return MOVED if copy is not None or getattr(node.target, "namespace", "") == "_c10d_functional" else WORKING
+
+
+def owner_of(node: fx.Node) -> str:
+    """The operator, parameter or input that a node belongs to; "" for others."""
+    return str(node.meta.get("operator", node.name if node.op == "placeholder" else ""))
+
+
+def loss_operators(nodes: Iterable[fx.Node]) -> frozenset[str]:
+    """The operators behind the last module of forward, and those of backward before its first: no module runs them, and
+    people know them as the loss. nodes: of a whole program in the order in which they run."""
+    owners = [owner_of(node) for node in nodes if "/" in owner_of(node)]
+    forward = [owner for owner in owners if not owner.endswith("/bwd")]
+    backward = [owner for owner in owners if owner.endswith("/bwd")]
+    if not any(map(_path, forward)):
+        return frozenset()
+    return frozenset([*_before_modules(reversed(forward)), *_before_modules(backward)])
+
+
+def _before_modules(owners: Iterable[str]) -> Iterator[str]:
+    return itertools.takewhile(lambda owner: not _path(owner), owners)
+
+
+def _path(name: str) -> str:
+    return name.partition("/")[0] if "/" in name else name.rpartition(".")[0]
+
+
+def module_of(name: str, loss: Collection[str] = ()) -> str:
+    """The module of a parameter or operator, with repeated layers as one. loss: what belongs to the loss."""
+    return LOSS if name in loss else without_numbers(_path(name)) or OUTSIDE
+
+
+def moment_of(nodes: Sequence[fx.Node], index: int, loss: Collection[str] = ()) -> str:
+    """ "backward of layers.3.mlp.down_proj (mm)"; "backward of the loss (scatter)"."""
+    phase = "backward" if nodes[index].meta.get("phase") == "backward" else "forward"
+    owner = owner_of(nodes[index])
+    path = _path(owner)
+    last = owner.removeprefix(path)[1:].partition("#")[0]
+    where = LOSS if owner in loss else path or "what stands outside of modules"
+    return f"{phase} of {where} ({last})" if last else f"{phase} of {where}"
+
+
+def sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Largest first."""
+    found: dict[str, list[float]] = {}
+    for key, size in pairs:
+        found.setdefault(key, []).append(size)
+    totals = {key: math.fsum(sizes) for key, sizes in found.items()}
+    return {key: size for key, size in sorted(totals.items(), key=lambda item: -item[1]) if size}

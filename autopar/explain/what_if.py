@@ -1,0 +1,119 @@
+"""What if: many questions about one model, each answered in a part of the time of the first.
+
+    planner = autopar.Planner(model, inputs, cluster="8 H100-SXM", optimizer=torch.optim.AdamW)
+    free = planner.plan()
+    tight = planner.plan(memory_limit="40GiB")
+    fixed = planner.plan(constraints={"lm_head.weight": "R"})
+
+The model is captured once. What does not depend on the question is kept: prices of every mesh, and its optimum without
+a memory limit. The last plan is where the next search begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from autopar.capture import Captures, normalize_example_inputs, without_wrappers
+from autopar.errors import ConfigurationError
+from autopar.explain.origin import WISHES, bound, remembering
+from autopar.explain.source import Source
+from autopar.hardware.cluster import Cluster
+from autopar.planner.problem.constraints import Recompute
+from autopar.planner.problem.search_limits import Mode
+from autopar.plans.parallel_plan import Plan
+from autopar.questions import as_cluster, capture_model, check_model
+from autopar.request import LossFunction, Request
+
+
+class Planner:
+    """One model with its inputs and a cluster; `plan` asks. Arguments as of `autopar.plan`.
+
+    Raises ConfigurationError, CaptureError and UnsupportedOperatorError.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        *,
+        cluster: Cluster | str | None = None,
+        loss_fn: LossFunction | None = None,
+        optimizer: Any = None,
+        precision: str | None = None,
+        batch_dims: Mapping[str, int | None] | None = None,
+    ) -> None:
+        check_model(model)
+        self._request = Request(
+            cluster=as_cluster(cluster),
+            loss_fn=loss_fn,
+            optimizer=optimizer,
+            precision=precision,
+            batch_dims=batch_dims,
+            with_baselines=False,
+        )
+        self._model, self._last = model, None
+        args, kwargs = normalize_example_inputs(example_inputs)
+        with without_wrappers(model) as plain:
+            self._source = Source.of(capture_model(plain, args, kwargs, self._request, Captures()))
+
+    _model: nn.Module
+    """Held, as a source holds it weakly."""
+    _last: Plan | None
+
+    def plan(
+        self,
+        *,
+        mesh: Sequence[int] | None = None,
+        dims: Mapping[str, int | Sequence[int]] | None = None,
+        memory_limit: float | str | None = None,
+        constraints: Any = None,
+        micro_batches: int | None = None,
+        schedule: str | None = None,
+        recompute: Recompute | None = None,
+        mode: Mode = "default",
+        time_limit: float | None = None,
+        warm_start: Plan | str | Path | None = None,
+        with_baselines: bool = False,
+    ) -> Plan:
+        """The best plan under these restrictions; each question stands for itself, nothing is carried over.
+
+        Raises ConfigurationError, InfeasibleError and UnsupportedOperatorError.
+        """
+        request = replace(
+            self._request,
+            mesh=mesh,
+            dims=dims,
+            memory_limit=memory_limit,
+            constraints=constraints,
+            micro_batches=micro_batches,
+            schedule=schedule,
+            recompute=recompute,
+            mode=mode,
+            time_limit=time_limit,
+            warm_start=warm_start or self._last,
+            with_baselines=with_baselines,
+        )
+        with without_wrappers(self._model):
+            self._last = remembering(self._source.plan(request), replace(self._source, request=request))
+        return self._last
+
+    def bind(self, plan: Plan, **asked: Any) -> Plan:
+        """A plan from a file with this model behind it, so that it can be asked: `explain`, `memory`, `what_if`,
+        `edit`, `code`. asked: the arguments of `plan` with which it was made (memory_limit=, constraints=, dims=, ...);
+        the memory limit is that of the file where none is given.
+
+        Raises ConfigurationError for an unknown argument and PlanMismatchError for the plan of another program.
+        """
+        unknown = sorted(asked.keys() - WISHES)
+        if unknown:
+            raise ConfigurationError(f"bind does not take {', '.join(unknown)}: write {', '.join(sorted(WISHES))}")
+        if asked.get("memory_limit") is None:
+            asked["memory_limit"] = plan.question.get("memory_limit_bytes")
+        source = replace(self._source, request=replace(self._request, **asked))
+        with without_wrappers(self._model):
+            return bound(plan, source)

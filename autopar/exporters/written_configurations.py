@@ -1,0 +1,197 @@
+"""A plan in the words of other tools: torchtitan, Megatron-LM, DeepSpeed, Accelerate, and torch itself.
+
+    configuration(plan, uniform, "megatron")     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 ...
+
+Each tool has one function that returns the text of its file or flags, and sentences about what it cannot say. Names of
+options are those of torchtitan's job configuration (2025), Megatron-LM core 0.14, DeepSpeed 0.17 and Accelerate 1.10.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from autopar.errors import ConfigurationError
+from autopar.exporters.torch_code import fsdp2, parallelize_plan
+from autopar.exporters.uniform import UniformPlan, cannot
+from autopar.plans.parallel_plan import Plan
+
+TITAN_SCHEDULES = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble",
+    "zb-h1": "InterleavedZeroBubble", "dualpipe-v": "DualPipeV",
+}  # fmt: skip
+"""Families -> classes of torch.distributed.pipelining without "Schedule"."""
+MEGATRON_SCHEDULES = ("1f1b", "interleaved")
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """text: the file or the flags; lost: what the tool cannot express of the uniform configuration."""
+
+    tool: str
+    text: str
+    lost: tuple[str, ...] = ()
+
+
+Writer: TypeAlias = Callable[[Plan, UniformPlan], tuple[str, list[str]]]
+
+
+def configuration(plan: Plan, uniform: UniformPlan, tool: str) -> Configuration:
+    """The nearest configuration of a plan for one of `TOOLS`. Raises ConfigurationError for another name."""
+    if tool not in TOOLS:
+        raise ConfigurationError(f"no exporter for {tool!r}: write one of {', '.join(TOOLS)}")
+    text, lost = TOOLS[tool](plan, uniform)
+    return Configuration(tool=tool, text=text, lost=tuple(lost))
+
+
+def torchtitan(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
+    """Tables of a TOML file for `--job.config_file`. Tensor parallelism is with sequence parallelism there."""
+    lost = _without_sequence_parallel(uniform)
+    tables: dict[str, dict[str, object]] = {
+        "parallelism": {
+            "data_parallel_replicate_degree": uniform.dp_replicate,
+            "data_parallel_shard_degree": uniform.dp_shard * uniform.ep,
+            "fsdp_reshard_after_forward": "never" if uniform.zero_stage == 2 else "always",
+            "tensor_parallel_degree": uniform.tp,
+            "context_parallel_degree": uniform.cp,
+            "expert_parallel_degree": uniform.ep,
+            "pipeline_parallel_degree": uniform.pp,
+        },
+        "training": {},
+        "activation_checkpoint": {"mode": uniform.recompute},
+    }
+    if uniform.schedule is not None:
+        name = TITAN_SCHEDULES.get(uniform.schedule)
+        if name is None:
+            lost.append(f"no schedule is like {uniform.schedule}: 1F1B takes its place")
+        tables["parallelism"]["pipeline_parallel_schedule"] = name or "1F1B"
+        if uniform.micro_batch is not None:
+            tables["parallelism"]["pipeline_parallel_microbatch_size"] = uniform.micro_batch
+    if uniform.batch is not None:
+        parts = uniform.micro_batches if uniform.pp > 1 else 1
+        tables["training"] |= {
+            "local_batch_size": (uniform.micro_batch or 1) * parts,
+            "global_batch_size": uniform.batch,
+            "seq_len": uniform.sequence or 1,
+        }
+    tables["training"]["mixed_precision_param"] = "bfloat16" if uniform.precision == "bf16" else "float32"
+    return "\n".join(_toml_table(name, values) for name, values in tables.items()), lost
+
+
+def megatron(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
+    """Flags of Megatron-LM's training scripts, one per line."""
+    lost: list[str] = []
+    flags: dict[str, object] = {
+        "tensor-model-parallel-size": uniform.tp,
+        "pipeline-model-parallel-size": uniform.pp,
+        "context-parallel-size": uniform.cp,
+        "expert-model-parallel-size": uniform.ep,
+    }
+    if uniform.tp > 1 and uniform.sequence_parallel:
+        flags["sequence-parallel"] = True
+    if uniform.schedule is not None and uniform.schedule not in MEGATRON_SCHEDULES:
+        lost.append(f"no schedule is like {uniform.schedule}: 1F1B, interleaved with several chunks, takes its place")
+    if uniform.chunks > 1:
+        flags["num-virtual-stages-per-pipeline-rank"] = uniform.chunks
+    if uniform.zero_stage:
+        flags |= {"use-distributed-optimizer": True, "use-megatron-fsdp": True}
+        flags["data-parallel-sharding-strategy"] = SHARDING[uniform.zero_stage]
+        if uniform.dp_replicate > 1:
+            flags["num-distributed-optimizer-instances"] = uniform.dp_replicate
+        if uniform.pp > 1:
+            lost.append(
+                "Megatron FSDP does not shard parameters of pipelines: with stages only the optimizer is sharded"
+            )
+            flags["data-parallel-sharding-strategy"] = "optim"
+    if uniform.recompute == "full":
+        flags |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    elif uniform.recompute == "selective":
+        flags["recompute-granularity"] = "selective"
+    if uniform.batch is not None:
+        flags |= {"micro-batch-size": uniform.micro_batch, "global-batch-size": uniform.batch}
+    if uniform.precision == "bf16":
+        flags["bf16"] = True
+    return "\n".join(
+        f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items()
+    ) + "\n", lost
+
+
+def deepspeed(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
+    """The JSON of `deepspeed.initialize(config=...)`."""
+    lost = cannot(uniform, "cp", "ep", "pp")
+    if uniform.tp > 1 and uniform.zero_stage == 3:
+        lost.append("AutoTP goes with ZeRO 1 and 2: parameters stay whole on the ranks of data parallelism")
+    stage = min(uniform.zero_stage, 2) if uniform.tp > 1 else uniform.zero_stage
+    document: dict[str, object] = {"zero_optimization": {"stage": stage}}
+    if stage and uniform.dp_replicate > 1:
+        document["zero_optimization"] = {"stage": stage, "mics_shard_size": uniform.dp_shard}
+    if uniform.tp > 1:
+        document["tensor_parallel"] = {"autotp_size": uniform.tp}
+    if uniform.batch is not None:
+        document |= {
+            "train_batch_size": uniform.batch,
+            "train_micro_batch_size_per_gpu": uniform.micro_batch,
+            "gradient_accumulation_steps": uniform.micro_batches,
+        }
+    if uniform.precision == "bf16":
+        document["bf16"] = {"enabled": True}
+    if uniform.recompute != "none":
+        lost.append(f"recomputation ({uniform.recompute}) is switched on in the model, not here")
+    return json.dumps(document, indent=2) + "\n", lost
+
+
+def accelerate(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
+    """The YAML of `accelerate launch --config_file`, with FSDP2."""
+    lost = cannot(uniform, "ep", "pp") + _without_sequence_parallel(uniform)
+    if uniform.recompute == "selective":
+        lost.append("selective recomputation: activation checkpointing is of whole blocks or off")
+    if uniform.micro_batches > 1 and uniform.pp == 1:
+        lost.append(f"{uniform.micro_batches} micro-batches: gradient_accumulation_steps is set in the script")
+    sharded = uniform.zero_stage > 0
+    lines = [
+        "compute_environment: LOCAL_MACHINE",
+        f"distributed_type: {'FSDP' if sharded else 'MULTI_GPU'}",
+        f"mixed_precision: {'bf16' if uniform.precision == 'bf16' else 'no'}",
+        f"num_processes: {uniform.num_devices // uniform.pp}",
+    ]
+    if sharded:
+        lines += [
+            "fsdp_config:",
+            "  fsdp_version: 2",
+            "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+            f"  fsdp_reshard_after_forward: {str(uniform.zero_stage == 3).lower()}",
+            f"  fsdp_activation_checkpointing: {str(uniform.recompute == 'full').lower()}",
+        ]
+    lines += [
+        "parallelism_config:",
+        f"  parallelism_config_dp_replicate_size: {uniform.dp_replicate}",
+        f"  parallelism_config_dp_shard_size: {uniform.dp_shard * uniform.ep}",
+        f"  parallelism_config_tp_size: {uniform.tp}",
+        f"  parallelism_config_cp_size: {uniform.cp}",
+    ]
+    return "\n".join(lines) + "\n", lost
+
+
+TOOLS: Mapping[str, Writer] = {
+    "torchtitan": torchtitan,
+    "megatron": megatron,
+    "deepspeed": deepspeed,
+    "accelerate": accelerate,
+    "fsdp2": fsdp2,
+    "parallelize_plan": parallelize_plan,
+}
+
+
+def _without_sequence_parallel(uniform: UniformPlan) -> list[str]:
+    if uniform.tp > 1 and not uniform.sequence_parallel:
+        return [
+            "activations between blocks are whole in the plan; tensor parallelism is with sequence parallelism here"
+        ]
+    return []
+
+
+def _toml_table(name: str, values: Mapping[str, object]) -> str:
+    return "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""])

@@ -1,0 +1,264 @@
+"""A plan's degrees from another tool's configuration: what `autopar import` prices as a baseline.
+
+    uniform = read_configuration("--tensor-model-parallel-size 8 --bf16", "megatron", num_devices=64, origin="flags.sh")
+    autopar.plan(model, inputs, cluster="8x8 H100-SXM", **plan_options(uniform))       # dp_replicate 8, tp 8, bf16
+
+What `autopar.exporters` writes is read back with the same degrees. Sharded data parallelism is the axis dp_shard
+whatever its stage is: whether gathered weights are kept (ZeRO-2) is the planner's choice. Schedules and names of
+options are those named there. Settings that say nothing about parallelism (model, data, logging) are not read.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from autopar.errors import ConfigurationError
+from autopar.exporters.uniform import Recomputation, UniformPlan
+from autopar.exporters.written_configurations import SHARDING, TITAN_SCHEDULES
+from autopar.importers.settings import Settings
+
+PRECISIONS = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "no": "fp32"}
+RECOMPUTATIONS: Mapping[str, Recomputation] = {"none": "none", "selective": "selective", "full": "full"}
+CODE = ("fsdp2", "parallelize_plan")
+"""Exports that are Python."""
+
+Reader: TypeAlias = Callable[[str, int, str], UniformPlan]
+
+
+def read_configuration(text: str, tool: str, *, num_devices: int, origin: str) -> UniformPlan:
+    """Degrees and options of a configuration; `lost` says what of it a plan is not told.
+
+    num_devices: what data parallelism fills where the tool leaves it open. origin: the file, for errors.
+    Raises ConfigurationError for what cannot be read, or not be expressed, with the setting's name.
+    """
+    if tool in CODE:
+        raise ConfigurationError(
+            f"{origin}: {tool} is Python, which is not read; say its mesh: autopar plan --dims dp_shard=4,tp=2"
+        )
+    if tool not in READERS:
+        raise ConfigurationError(f"no importer for {tool!r}: write one of {', '.join(READERS)}")
+    uniform = READERS[tool](text, num_devices, origin)
+    if uniform.num_devices != num_devices:
+        raise ConfigurationError(
+            f"{origin}: the degrees {uniform.dims} make {uniform.num_devices} devices, the cluster has {num_devices}"
+        )
+    return uniform
+
+
+def plan_options(uniform: UniformPlan) -> dict[str, Any]:
+    """The arguments of `autopar.plan` that ask for this configuration."""
+    return {
+        "dims": uniform.dims or {"dp_replicate": 1},
+        "micro_batches": uniform.micro_batches if uniform.micro_batches > 1 or uniform.pp > 1 else None,
+        "schedule": uniform.schedule,
+        "recompute": uniform.recompute,
+        "precision": uniform.precision,
+    }
+
+
+def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
+    """A job configuration in TOML: [parallelism], [training] and [activation_checkpoint]."""
+    document = _decoded(msgspec.toml.decode, text, origin, "TOML")
+    parallel, training, checkpoints = (
+        Settings(document.get(name, {}), f"{origin} [{name}]")
+        for name in ("parallelism", "training", "activation_checkpoint")
+    )
+    parallel.refuse_above_one({"context_parallel_degree": "context parallelism",
+                               "expert_parallel_degree": "expert parallelism",
+                               "expert_tensor_parallel_degree": "tensor parallelism of experts alone"})  # fmt: skip
+    parallel.refuse_where_on(
+        ("pipeline_parallel_split_points", "module_fqns_per_model_part", "pipeline_parallel_schedule_csv"),
+        "the planner cuts the model into stages itself",
+    )
+    training.refuse_where_on(("enable_cpu_offload",), "states live on the device")
+    tp, pp = parallel.count("tensor_parallel_degree"), parallel.count("pipeline_parallel_degree")
+    replicate, shard = _data_degrees(
+        max(1, num_devices // (tp * pp)),
+        replicate=parallel.count("data_parallel_replicate_degree"),
+        shard=parallel.count("data_parallel_shard_degree", -1, least=-1),
+    )
+    local, batch = training.optional_count("local_batch_size"), training.get("global_batch_size")
+    size = parallel.optional_count("pipeline_parallel_microbatch_size")
+    if batch in (None, -1):
+        batch = None if local is None else local * replicate * shard
+    families = {name: family for family, name in TITAN_SCHEDULES.items()}
+    parallel.get("fsdp_reshard_after_forward")
+    return UniformPlan(
+        dp_replicate=replicate,
+        dp_shard=shard,
+        tp=tp,
+        pp=pp,
+        zero_stage=3 if shard > 1 else 0,
+        schedule=parallel.one_of("pipeline_parallel_schedule", families, "1F1B") if pp > 1 else None,
+        micro_batches=_parts(batch, replicate * shard, (size or 1) if pp > 1 else local),
+        batch=batch,
+        sequence=training.optional_count("seq_len"),
+        recompute=checkpoints.one_of("mode", RECOMPUTATIONS, "none"),
+        precision=training.one_of("mixed_precision_param", PRECISIONS, "float32"),
+        lost=_not_told(parallel, "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size"),
+    )
+
+
+def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
+    """Flags of a training script of Megatron-LM, in a file or a shell's line continuation."""
+    flags = Settings(_flags(text, origin), origin)
+    flags.refuse_above_one({"context-parallel-size": "context parallelism",
+                            "expert-model-parallel-size": "expert parallelism",
+                            "expert-tensor-parallel-size": "tensor parallelism of experts alone"})  # fmt: skip
+    flags.refuse_where_on(
+        ("pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
+        "the planner cuts the model into stages itself",
+    )
+    flags.refuse_where_on(("fp16", "fp8-format", "fp4-format"), "a plan computes in fp32 or bf16")
+    flags.refuse_where_on(("optimizer-cpu-offload", "cpu-offloading"), "states live on the device")
+    tp, pp = flags.count("tensor-model-parallel-size"), flags.count("pipeline-model-parallel-size")
+    strategy = flags.one_of("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
+    sharded = strategy or bool(flags.get("use-distributed-optimizer"))
+    instances = flags.count("num-distributed-optimizer-instances")
+    data = max(1, num_devices // (tp * pp))
+    replicate, shard = _data_degrees(data, replicate=instances if sharded else data, shard=-1)
+    batch = flags.optional_count("global-batch-size")
+    chunked = flags.optional_count("num-virtual-stages-per-pipeline-rank")
+    layers = flags.get("num-layers-per-virtual-pipeline-stage")
+    interleaved = layers is not None or (chunked or 1) > 1
+    return UniformPlan(
+        dp_replicate=replicate,
+        dp_shard=shard,
+        tp=tp,
+        pp=pp,
+        zero_stage=3 if shard > 1 else 0,
+        sequence_parallel=bool(flags.get("sequence-parallel")),
+        schedule=("interleaved" if interleaved else "1f1b") if pp > 1 else None,
+        chunks=chunked or 1,
+        micro_batches=_parts(batch, data, flags.optional_count("micro-batch-size")),
+        batch=batch,
+        sequence=flags.optional_count("seq-length"),
+        recompute=flags.one_of("recompute-granularity", RECOMPUTATIONS, "none"),
+        precision="bf16" if flags.get("bf16") else "fp32",
+        lost=("how many chunks a rank holds is the planner's choice",) if interleaved else (),
+    )
+
+
+_STRATEGIES = {"no_shard": False, "optim": True, **dict.fromkeys(SHARDING.values(), True)}
+
+
+def deepspeed(text: str, num_devices: int, origin: str) -> UniformPlan:
+    """The JSON of `deepspeed.initialize(config=...)`."""
+    document = Settings(_decoded(msgspec.json.decode, text, origin, "JSON"), origin)
+    zero = Settings(document.get("zero_optimization", {}), f"{origin} zero_optimization")
+    zero.refuse_where_on(
+        ("offload_optimizer", "offload_param", "cpu_offload", "zero_quantized_weights", "zero_quantized_gradients"),
+        "states live on the device, and collectives move what was computed",
+    )
+    document.refuse_where_on(("pipeline",), "stages are asked for by dims pp")
+    for half in ("fp16", "fp8"):
+        if Settings(document.get(half, {}), f"{origin} {half}").get("enabled"):
+            raise ConfigurationError(f"{origin}: {half} is enabled; a plan computes in fp32 or bf16")
+    tensor = Settings(document.get("tensor_parallel", {}), f"{origin} tensor_parallel")
+    tp, stage = tensor.count("autotp_size"), zero.count("stage", 0, least=0)
+    data = max(1, num_devices // tp)
+    groups = zero.get("mics_shard_size", zero.get("zero_hpz_partition_size"))
+    shard = 1 if stage == 0 else int(groups) if groups not in (None, -1, 1) else data
+    replicate, shard = _data_degrees(data, replicate=-1, shard=shard)
+    batch = document.optional_count("train_batch_size")
+    size, parts = (
+        document.optional_count(f) for f in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    )
+    if batch is None and size is not None:
+        batch = size * (parts or 1) * data
+    return UniformPlan(
+        dp_replicate=replicate,
+        dp_shard=shard,
+        tp=tp,
+        zero_stage=min(stage, 3),
+        micro_batches=parts or _parts(batch, data, size),
+        batch=batch,
+        precision="bf16" if Settings(document.get("bf16", {}), f"{origin} bf16").get("enabled") else "fp32",
+        lost=(f"ZeRO-{stage}: gradients are reduced to where the states lie",) if stage in (1, 2) else (),
+    )
+
+
+def accelerate(text: str, num_devices: int, origin: str) -> UniformPlan:
+    """The YAML of `accelerate launch --config_file`."""
+    document = Settings(_decoded(msgspec.yaml.decode, text, origin, "YAML"), origin)
+    kinds = {"FSDP": True, "MULTI_GPU": False, "MULTI_CPU": False, "NO": False}
+    sharded = document.one_of("distributed_type", kinds, "MULTI_GPU")
+    options = Settings(document.get("fsdp_config") or {}, f"{origin} fsdp_config")
+    options.refuse_where_on(("fsdp_offload_params",), "states live on the device")
+    section = document.get("parallelism_config")
+    degrees = Settings(section or {}, f"{origin} parallelism_config")
+    prefix = "parallelism_config_"
+    degrees.refuse_above_one({f"{prefix}cp_size": "context parallelism", f"{prefix}sp_size": "sequence parallelism"})
+    tp = degrees.count(f"{prefix}tp_size")
+    data = max(1, num_devices // tp)
+    wanted = [degrees.count(f"{prefix}{name}_size", least=-1) for name in ("dp_replicate", "dp_shard")]
+    if not section:
+        wanted = [1, data] if sharded else [data, 1]
+    replicate, shard = _data_degrees(data, replicate=wanted[0], shard=wanted[1])
+    if replicate * shard * tp != (said := document.count("num_processes", num_devices)):
+        raise ConfigurationError(
+            f"{origin}: its degrees make {replicate * shard * tp} processes, num_processes is {said}"
+        )
+    full = options.get("fsdp_activation_checkpointing") in (True, "true")
+    return UniformPlan(
+        dp_replicate=replicate,
+        dp_shard=shard,
+        tp=tp,
+        zero_stage=3 if shard > 1 else 0,
+        recompute="full" if full else "none",
+        precision=document.one_of("mixed_precision", PRECISIONS, "no"),
+    )
+
+
+READERS: Mapping[str, Reader] = {
+    "torchtitan": torchtitan, "megatron": megatron, "deepspeed": deepspeed, "accelerate": accelerate,
+}  # fmt: skip
+
+
+def _decoded(decode: Callable[[str], Any], text: str, origin: str, language: str) -> Any:
+    try:
+        return decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{origin} is no {language}: {error}") from error
+    except ImportError as error:  # msgspec leaves TOML on Python 3.10, and YAML, to other libraries
+        raise ConfigurationError(f"{origin}: {error}") from error
+
+
+def _flags(text: str, origin: str) -> dict[str, Any]:
+    """`--name value` and `--name` pairs of a command line; backslashes join lines, other words are passed over."""
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ConfigurationError(f"{origin} is no command line: {error}") from error
+    found: dict[str, Any] = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            found[name] = value if equals else True if following.startswith("--") else following
+    if not found:
+        raise ConfigurationError(f"{origin} holds no flag: write them as --tensor-model-parallel-size 8")
+    return found
+
+
+def _data_degrees(data: int, *, replicate: int, shard: int) -> tuple[int, int]:
+    """Replicated and sharded ranks of data parallelism; -1 takes what is left of `data`."""
+    if shard == -1:
+        shard = max(1, data // replicate)
+    if replicate == -1:
+        replicate = max(1, data // shard)
+    return replicate, shard
+
+
+def _parts(batch: int | None, data_ranks: int, size: int | None) -> int:
+    """Micro-batches of `size` samples a rank; one where nothing says how large they are."""
+    return 1 if batch is None or size is None else max(1, batch // (data_ranks * size))
+
+
+def _not_told(settings: Settings, *only_with_stages: str) -> tuple[str, ...]:
+    """A sentence about settings of parallelism that a plan decides by itself."""
+    names = [name for name in settings.unread if name not in only_with_stages]
+    return (f"{settings.where}: not read: {', '.join(names)}",) if names else ()

@@ -1,0 +1,300 @@
+"""Recomputation as a dimension of the search: what backward finds of every value of forward.
+
+    dropped      backward cannot see it
+    saved        kept from forward on; costs bytes until its last reader
+    recomputed   computed again in backward of its own segment; costs its seconds and those of its edges twice
+
+    x (saved) -> silu (recomputed) -> mul (dropped) -> mm        backward of mm reads mul: forbidden, it is dropped
+    x (saved) -> silu (recomputed) -> mul (recomputed) -> mm     silu and mul are computed twice, two tensors less live
+
+`expand` gives every label of a forward operator one copy per state that makes sense for it, and tells by edges which
+states go together: backward reads nothing that is dropped, and what is recomputed reads values that are saved, or
+recomputed in the same segment (`time_segments.py`). So chains end at the borders of segments, and backward of a block
+holds the recomputed values of this block only. "none", "selective" and "full" recomputation of a block are points of
+this space. A weight that backward reads is gathered there anyway, and a recomputed operator is priced to find it: that
+is exact where both want it in one layout, and one gather too cheap where they do not. Other redistributions of its
+operands are paid again.
+
+Left out, because it hardly pays: the last segment (backward begins there, and what it needs first is what forward made
+last), and operators that neither backward nor a recomputed operator reads. Left out, because it must not be: operators
+that write, and values that another segment reads in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import fx
+
+from autopar.passes.random_operators import is_random
+from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.problem.build import Built, Variable
+from autopar.planner.problem.constraints import Recompute
+from autopar.planner.problem.factorisation import Value
+from autopar.planner.problem.prices import Floats
+from autopar.planner.problem.strategies import LayoutSet, Strategies
+from autopar.planner.solver import FORBIDDEN, Edge
+
+DROPPED, SAVED, RECOMPUTED = 0, 1, 2
+States: TypeAlias = tuple[int, ...]
+"""States of one variable; empty: it has none (a parameter, a batch input, anything of backward)."""
+
+
+def expand(
+    built: Built,
+    lifetimes: Lifetimes,
+    recompute: Recompute | None = None,
+    by_operator: Mapping[fx.Node, Recompute] | None = None,
+) -> Built:
+    """The same problem with a state in every label of what forward computes.
+
+    recompute: None lets the search choose; "none" saves everything that backward reads; "selective" never runs a heavy
+    operator (product, attention) twice; "full" saves only what the segments hand to each other. by_operator: the same
+    for single operators.
+    """
+    open_states = _OpenStates(built, lifetimes, recompute, by_operator or {}).open_states
+    labels = _Labels()
+    variables = [
+        labels.variable(variable, states) if states else variable
+        for variable, states in zip(built.variables, open_states, strict=True)
+    ]
+    edges = _Edges(built, lifetimes, open_states)
+    problem = replace(
+        built.problem,
+        node_costs=tuple(variable.costs for variable in variables),
+        edges=tuple(map(edges.expanded, built.problem.edges)),
+    )
+    return replace(built, problem=problem, variables=variables)
+
+
+def with_states(built: Built, expanded: Built, assignment: NDArray[np.int64], preferred: States) -> NDArray[np.int64]:
+    """Labels of the expanded problem for an assignment of the plain one, each in the first preferred state it has."""
+    found = assignment.copy()
+    for index, variable in enumerate(expanded.variables):
+        if variable.availability is not None:
+            size = len(built.variables[index].costs)
+            states = variable.availability[::size].tolist()
+            state = next((state for state in preferred if state in states), states[0])
+            found[index] += size * states.index(state)
+    return found
+
+
+def state_of(variable: Variable, label: int) -> int | None:
+    """The state in a label; None where the problem is not expanded."""
+    return None if variable.availability is None else int(variable.availability[label])
+
+
+def is_made_anywhere(node: fx.Node) -> bool:
+    """Whether an operator reads nothing and draws nothing: each phase makes its own, and it is never saved."""
+    return not node.all_input_nodes and not is_random(node)
+
+
+class _OpenStates:
+    """The states of every variable, decided from the last operator of forward to the first."""
+
+    def __init__(
+        self,
+        built: Built,
+        lifetimes: Lifetimes,
+        recompute: Recompute | None,
+        by_operator: Mapping[fx.Node, Recompute],
+    ) -> None:
+        self.built, self.lifetimes, self.recompute, self.by_operator = built, lifetimes, recompute, by_operator
+        self.open_states: list[States] = [()] * len(built.variables)
+        for node, index in reversed(built.operators.items()):
+            if node.meta["phase"] != "backward":
+                outputs = range(len(built.variables[index].layouts))
+                readers = [reader for output in outputs for reader in lifetimes.forward_readers.get((node, output), ())]
+                self._decide_copies(node, len(outputs))
+                self.open_states[index] = self._of_operator(node, readers)
+        for node in built.placeholders:
+            self._decide_copies(node, 1)
+
+    def _of_operator(self, node: fx.Node, readers: Sequence[fx.Node]) -> States:
+        if is_made_anywhere(node):
+            return ()
+        again = [reader for reader in readers if self._may_recompute(reader)]
+        needed = bool(self.lifetimes.kept_outputs(node))
+        if not needed and not again:
+            return (DROPPED,)
+        homes = {self.lifetimes.segment[reader] for reader in again}
+        home = self.lifetimes.segment[node]
+        recomputable = self._is_pure(node) and (needed or home in homes)
+        if self._asked(node) == "full" and recomputable and homes <= {home}:
+            return (RECOMPUTED,) if needed else (DROPPED, RECOMPUTED)
+        states = (SAVED,) if needed else (DROPPED, SAVED)
+        return (*states, RECOMPUTED) if recomputable else states
+
+    def _is_pure(self, node: fx.Node) -> bool:
+        """Whether a node may run again in backward of its own segment, and only there."""
+        lifetimes = self.lifetimes
+        target = node.target
+        mutates = not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable
+        home = lifetimes.segment[node]
+        if mutates or self._asked(node) == "none" or home == lifetimes.segments.last:
+            return False
+        if self._asked(node) == "selective" and node in self.built.heavy:
+            return False
+        return all(segment == home for segment in lifetimes.backward_segments(node))
+
+    def _asked(self, node: fx.Node) -> Recompute | None:
+        return self.by_operator.get(node, self.recompute)
+
+    def _may_recompute(self, node: fx.Node) -> bool:
+        return RECOMPUTED in self.open_states[self.built.operators[node]]
+
+    def _decide_copies(self, node: fx.Node, num_outputs: int) -> None:
+        """A copy that several operators of forward share is made again where one of them is computed again."""
+        for output in range(num_outputs):
+            index = self.built.copies.get(((node, output), "forward"))
+            if index is not None:
+                readers = self.lifetimes.forward_readers.get((node, output), ())
+                again = any(self._may_recompute(reader) for reader in readers)
+                self.open_states[index] = (DROPPED, RECOMPUTED) if again else (DROPPED,)
+
+
+class _Labels:
+    """Arrays with one part per state, shared between equal variables."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, object] = {}
+        self._alive: list[object] = []
+
+    def variable(self, variable: Variable, states: States) -> Variable:
+        times = len(states)
+        return replace(
+            variable,
+            costs=self._costs(variable.costs, states),
+            layouts=tuple(None if layouts is None else self._layouts(layouts, times) for layouts in variable.layouts),
+            strategies=None if variable.strategies is None else self._strategies(variable.strategies, times),
+            availability=np.repeat(np.array(states), len(variable.costs)),
+        )
+
+    def _costs(self, costs: Floats, states: States) -> Floats:
+        key = (id(costs), states)
+        if key not in self._known:
+            self._keep(key, costs, np.concatenate([costs * (2.0 if state == RECOMPUTED else 1.0) for state in states]))
+        found = self._known[key]
+        assert isinstance(found, np.ndarray)
+        return found
+
+    def _layouts(self, layouts: LayoutSet, times: int) -> LayoutSet:
+        key = (id(layouts), times)
+        if key not in self._known:
+            self._keep(key, layouts, LayoutSet(layouts.distinct, np.tile(layouts.index, times)))
+        found = self._known[key]
+        assert isinstance(found, LayoutSet)
+        return found
+
+    def _strategies(self, strategies: Strategies, times: int) -> Strategies:
+        key = (id(strategies), times)
+        if key not in self._known:
+            tiled = Strategies(
+                axes=strategies.axes * times,
+                inputs=tuple(self._layouts(layouts, times) for layouts in strategies.inputs),
+                outputs=tuple(None if one is None else self._layouts(one, times) for one in strategies.outputs),
+                fraction=np.tile(strategies.fraction, times),
+            )
+            self._keep(key, strategies, tiled)
+        found = self._known[key]
+        assert isinstance(found, Strategies)
+        return found
+
+    def _keep(self, key: Hashable, source: object, made: object) -> None:
+        self._alive.append(source)  # an id names one object only as long as that lives
+        self._known[key] = made
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What decides the cost of an edge per pair of states. reads: "forward" for an operator or copy of forward,
+    "backward" for a reader that must find the value, "result" for what is returned. repeated: a recomputed reader
+    pays the edge again. saved_counts, same_segment: a saved, a recomputed source serves it."""
+
+    reads: Literal["forward", "backward", "result"]
+    repeated: bool = True
+    saved_counts: bool = True
+    same_segment: bool = True
+
+    def factor(self, source: int | None, target: int | None) -> float:
+        """How often a pair of states pays; infinity where it is forbidden."""
+        if self.reads == "backward":
+            return np.inf if source == DROPPED else 1.0
+        if self.reads == "result" or target != RECOMPUTED:
+            return 1.0
+        served = (
+            source is None or (source == SAVED and self.saved_counts) or (source == RECOMPUTED and self.same_segment)
+        )
+        return (2.0 if self.repeated else 1.0) if served else np.inf
+
+
+class _Edges:
+    """Edge tables with one block per pair of states."""
+
+    def __init__(self, built: Built, lifetimes: Lifetimes, open_states: Sequence[States]) -> None:
+        self.built, self.lifetimes, self.open_states = built, lifetimes, open_states
+        self._value_of_copy = {index: value for (value, _), index in built.copies.items()}
+        self._known: dict[Hashable, Floats] = {}
+
+    def expanded(self, edge: Edge) -> Edge:
+        open_states = self.open_states[edge.source], self.open_states[edge.target]
+        if not any(open_states):
+            return edge
+        kind = self._kind(edge)
+        key = (id(edge.costs), open_states, kind)  # the plain problem keeps its tables alive
+        if key not in self._known:
+            self._known[key] = _blocks(edge.costs, open_states, kind)
+        return replace(edge, costs=self._known[key])
+
+    def _kind(self, edge: Edge) -> _Kind:
+        target = self.built.variables[edge.target]
+        if target.kind == "data":
+            return _Kind("result")
+        if target.kind == "parameter" or self._is_backward(target):
+            return _Kind("backward")
+        value = self._read(edge)
+        home = self.lifetimes.segment.get(value[0])
+        from_copy = self.built.variables[edge.source].kind == "copy"
+        return _Kind(
+            "forward",
+            repeated=not self.lifetimes.is_weight_of_backward(value),
+            saved_counts=self.lifetimes.is_kept(value),
+            same_segment=from_copy or all(home == segment for segment in self._segments(edge, value)),
+        )
+
+    def _segments(self, edge: Edge, value: Value) -> list[int]:
+        """Segments of the operators that read through an edge."""
+        target = self.built.variables[edge.target]
+        if target.kind != "copy":
+            return [self.lifetimes.segment[target.node]]
+        readers = self.lifetimes.forward_readers.get(value, ())
+        return [self.lifetimes.segment[r] for r in readers if RECOMPUTED in self.open_states[self.built.operators[r]]]
+
+    def _read(self, edge: Edge) -> Value:
+        """The value that travels over an edge to an operator or a copy of forward."""
+        for index in (edge.target, edge.source):
+            if index in self._value_of_copy:
+                return self._value_of_copy[index]
+        node = self.built.variables[edge.source].node
+        read = self.lifetimes.outputs_read(self.built.variables[edge.target].node, node)
+        return next(((node, output) for output in read if not self.lifetimes.is_kept((node, output))), (node, read[0]))
+
+    @staticmethod
+    def _is_backward(variable: Variable) -> bool:
+        phase = variable.phase if variable.kind == "copy" else variable.node.meta["phase"]
+        return bool(phase == "backward")
+
+
+def _blocks(costs: Floats, open_states: tuple[States, States], kind: _Kind) -> Floats:
+    sources: Sequence[int | None] = open_states[0] or (None,)
+    targets: Sequence[int | None] = open_states[1] or (None,)
+
+    def block(factor: float) -> Floats:
+        return costs + FORBIDDEN if np.isinf(factor) else costs * factor
+
+    return np.block([[block(kind.factor(source, target)) for target in targets] for source in sources])

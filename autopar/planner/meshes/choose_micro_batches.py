@@ -1,0 +1,149 @@
+"""How many micro-batches: one where memory does not bind, else the number whose best plan costs least.
+
+    limit 80 GB:  1 part needs recomputation, 412 ms;  2 parts fit without, 396 ms  ->  2
+    limit 60 GB:  1 part does not fit;  2 parts 431 ms;  4 parts 402 ms             ->  4
+
+Costs never fall with the number of parts as long as memory is no matter: what a mesh costs in one part without a limit
+bounds it for every number. So the numbers are tried in rising order, each on the meshes whose bound is below the best
+plan so far, until there is none, and while nothing fits, no further than the needed memory falls:
+
+    (8, 32) 90 ms at least, 120 ms under the limit;  (32, 8) 100 ms and fits     ->  2 parts are tried on (8, 32)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autopar.errors import ConfigurationError
+from autopar.layouts.placement import Mesh
+from autopar.planner.batch.batch_flow import NotSeparable
+from autopar.planner.batch.micro_batch_program import Recapture, batch_size, in_parts
+from autopar.planner.memory.shortage import DoesNotFit
+from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
+from autopar.planner.meshes.contenders import Contender, Plain
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.constraint_targets import bind_constraints
+from autopar.planner.problem.factorisation import Factorisation
+from autopar.planner.problem.leaf_layouts import StateBytes
+from autopar.planner.problem.limits import LIMITS
+from autopar.program import MicroProgram
+
+log = logging.getLogger(__name__)
+
+
+def choose_micro_batches(query: Query, meshes: Sequence[Mesh], contender: Contender | None = None) -> Chosen:
+    """The best over the meshes, in the best number of micro-batches, or in as many as the user wants.
+
+    contender: another answer than more parts; asked where more parts would be tried, which must then be faster.
+    Raises ConfigurationError where the program cannot run in as many parts as it should.
+    """
+    count = query.micro_batches
+    if count is not None and count != 1:
+        return choose_mesh(query_in_parts(query, count), meshes, contender=contender)
+    chosen = choose_mesh(query, meshes, contender=contender)
+    if count == 1 or query.recapture is None or not _hopeful(chosen, _objective(chosen)):
+        return chosen
+    below = math.inf
+    if contender is not None:
+        below = contender.step_before("more parts", None if chosen.best is None else Plain.of(chosen.best.plan))
+    if not _hopeful(chosen, min(below / LIMITS.parts_must_promise, _objective(chosen))):
+        return chosen
+    try:
+        return _search(micro_batch_queries(query, query.recapture), chosen, meshes, below, contender)
+    except NotSeparable as reason:
+        log.info(f"one micro-batch only: {reason}")
+        return replace(chosen, notes=(*chosen.notes, f"memory is short, and the batch stays whole: {reason}"))
+
+
+def micro_batch_queries(query: Query, recapture: Recapture) -> Iterator[Query]:
+    """The query in 2, 3, 4, ... parts of its batch, for every divisor. Raises NotSeparable before the first one where
+    the program cannot run in parts; a divisor at which the model computes another graph is left out."""
+    size = batch_size(query.program) or 1
+    yielded = False
+    refusal = NotSeparable("the inputs have no common batch")
+    for count in range(2, size + 1):
+        if size % count:
+            continue
+        try:
+            micro = in_parts(query.program, count, recapture, query.factorisation)
+        except NotSeparable as reason:
+            if not yielded and refusal.args[0] == reason.args[0]:
+                break
+            refusal = reason
+            continue
+        yielded = True
+        yield in_parts_of(query, micro)
+    if not yielded:
+        raise refusal
+
+
+def in_parts_of(query: Query, micro: MicroProgram) -> Query:
+    """The same question about a program in parts; the totals of gradients live as long as the optimizer state."""
+    factorisation = Factorisation(micro.program)
+    return replace(
+        query,
+        program=micro.program,
+        factorisation=factorisation,
+        bound_constraints=bind_constraints(micro.program, query.constraints, factorisation),
+        state_bytes={name: _with_total(state) for name, state in query.state_bytes.items()},
+        micro=micro,
+        recapture=None,
+    )
+
+
+def _with_total(state: StateBytes) -> StateBytes:
+    return replace(state, optimizer=state.optimizer + state.gradient, gradient=0.0)
+
+
+def query_in_parts(query: Query, count: int) -> Query:
+    """The question about the program in `count` parts; itself for one. Raises ConfigurationError where it cannot run
+    so."""
+    if count == 1:
+        return query
+    if query.recapture is None:
+        raise ConfigurationError(f"micro_batches={count} needs the model at another batch; pass a recapture")
+    try:
+        return in_parts_of(query, in_parts(query.program, count, query.recapture, query.factorisation))
+    except NotSeparable as reason:
+        raise ConfigurationError(f"micro_batches={count}: {reason}; pass micro_batches=1") from reason
+
+
+def _search(
+    queries: Iterator[Query], chosen: Chosen, meshes: Sequence[Mesh], below: float, contender: Contender | None
+) -> Chosen:
+    needed, floors = _needed_bytes(chosen), chosen.free_bounds
+    for query in queries:
+        assert query.micro is not None
+        objective = min(_objective(chosen), below)
+        log.info(f"memory binds: trying {query.micro.count} micro-batches")
+        found = choose_mesh(query, meshes, floors, objective, contender)
+        if found.best is not None:
+            chosen = found
+        elif chosen.best is None:
+            now = _needed_bytes(found)
+            if needed is None or now is None or now > needed * (1 - LIMITS.parts_least_relief):
+                break
+            needed = now
+        floors = {mesh: max(floor, found.free_bounds.get(mesh, 0.0)) for mesh, floor in floors.items()}
+        if query.deadline.left() <= 0 or not _hopeful(
+            replace(chosen, free_bounds=floors), min(_objective(chosen), below)
+        ):
+            break
+    return chosen
+
+
+def _objective(chosen: Chosen) -> float:
+    return math.inf if chosen.best is None else chosen.best.plan.objective_seconds
+
+
+def _hopeful(chosen: Chosen, below: float) -> bool:
+    """Whether some mesh that was solved would cost less than this in more parts, as far as is known."""
+    return any(bound < below * (1 - LIMITS.parts_least_saved) for bound in chosen.free_bounds.values())
+
+
+def _needed_bytes(chosen: Chosen) -> float | None:
+    """The least memory with which something would have fitted; None where memory is not what failed."""
+    return min((error.needed_bytes for error in chosen.failures if isinstance(error, DoesNotFit)), default=None)

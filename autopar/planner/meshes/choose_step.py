@@ -1,0 +1,167 @@
+"""Choose by the played step: of the plans that the searches found, the one whose simulated step is the shortest.
+
+    search                       sum of costs    played, with overlap
+    everything counted           393 ms          403 ms
+    half of the parameters'      287 ms          381 ms
+    a tenth of them              233 ms          374 ms      <- taken: its reductions run beside backward
+    DDP                          818 ms          598 ms
+
+A sum of costs can be minimised exactly and proven, but it counts every collective as if the rank stood still. So the
+plan that is best by the sum competes with those that the same search finds when communication of parameters counts
+less (`hidden_communication.py`), and with the baselines; the simulator, which plays the lowered program, decides. The
+bound and gap of the plan are those of the sum under which it was found, on its mesh.
+
+A mesh is solved under a share only where its optimum may be below the shortest played step: solves under other shares
+bound it (`hidden_bounds.py`), and a solve ends with its first bound above that step. That a plan whose sum under the
+share is above a played step is not played faster itself holds where at most the share of its parameters' communication
+hides and its collectives are joined no further than the sum counts them; elsewhere it is a estimate. What was played is
+not played again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.errors import InfeasibleError
+from autopar.layouts.placement import Mesh
+from autopar.planner.meshes.choose_mesh import Chosen, roles_of
+from autopar.planner.one_mesh.hidden_bounds import HiddenBounds
+from autopar.planner.one_mesh.mesh_plan import Candidate, fit, price, solve_free
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.one_mesh.restrict import ImpossiblePlacement
+from autopar.planner.problem.constraints import BATCH_AXES
+from autopar.planner.problem.limits import LIMITS
+from autopar.planner.solver import Solution
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_seconds
+from autopar.plans.plan_value import Baseline
+
+log = logging.getLogger(__name__)
+
+NAMED = {*BATCH_AXES, "tp"}
+"""A mesh of such axes only is a plan that somebody asked for: it is completed by the plain sum."""
+
+
+def shortest_step(query: Query, chosen: Chosen, known: Sequence[Candidate], step_seconds: float) -> Chosen | None:
+    """The plan whose played step is the shortest, where that is less than `step_seconds`; None where nothing is.
+
+    query: of the program that runs, in its micro-batches. chosen: the best by the sum, with the bounds of the meshes
+    that were solved. known: other candidates for the same question.
+    """
+    limit = step_seconds * (1.0 - LIMITS.played_least_gain)
+    best = _shortest([*chosen.others, *known], limit)
+    played = [each for each in (chosen.best, *chosen.others) if each is not None]
+    bounds = HiddenBounds(chosen.free_bounds)
+    free = [mesh for mesh in chosen.free_bounds if not set(mesh.axis_names) <= NAMED]
+    meshes = _promising(free, chosen.free_bounds)
+    search = query.search
+    end = time.process_time() + search.hidden_seconds
+    less = search.in_part(LIMITS.time_share_if_played)
+    for share, mesh in itertools.product(search.hidden_shares, meshes):
+        if time.process_time() > end or query.deadline.left() <= 0.0:
+            break
+        below = limit if best is None else _step(best)
+        if bounds.at_least(mesh, share) >= below:
+            continue
+        found = _found(replace(query, hidden_share=share, search=less), mesh, below, bounds, played)
+        if found is not None:
+            played.append(found)
+            best = found if _step(found) < below else best
+    if best is None:
+        return None
+    log.info(f"played, mesh {best.mesh.shape} takes {_step(best) * 1e3:.1f} ms instead of {step_seconds * 1e3:.1f}")
+    return replace(
+        chosen,
+        best=best,
+        axis_notes=roles_of(query, best),
+        notes=_notes(chosen, best),
+        statistics=_statistics(chosen, best),
+    )
+
+
+def instead(plan: Plan, shorter: Plan) -> Plan:
+    """The plan with the shorter played step, with what was chosen before as an alternative."""
+    name = "pipeline" if plan.in_stages else "smallest sum of costs"
+    before = Baseline(
+        name=name,
+        dims=dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+        objective_seconds=plan.objective_seconds,
+        bound_seconds=plan.bound_seconds,
+        predicted=plan.predicted,
+    )
+    note = (
+        f"chosen by its played step, {format_seconds(shorter.predicted.step_seconds)}: the {name} takes "
+        f"{format_seconds(plan.predicted.step_seconds)} (sum {format_seconds(plan.objective_seconds)})"
+    )
+    return replace(
+        shorter,
+        baselines=plan.baselines,
+        alternatives=(before, *plan.alternatives),
+        notes=(*shorter.notes, note),
+    )
+
+
+def _shortest(candidates: Sequence[Candidate], below: float) -> Candidate | None:
+    return min((each for each in candidates if _step(each) < below), key=_step, default=None)
+
+
+def _promising(meshes: Sequence[Mesh], bounds: Mapping[Mesh, float]) -> list[Mesh]:
+    """Those with the smallest sums, but for meshes whose sum is no smaller than that of one with fewer axes: what more
+    axes do not make cheaper is solved on the smaller problem."""
+    found: list[Mesh] = []
+    for mesh in sorted(meshes, key=lambda mesh: (len(mesh.shape), bounds[mesh], mesh.shape)):
+        fewer = [bounds[other] for other in found if len(other.shape) < len(mesh.shape)]
+        least = min(fewer, default=math.inf) * (1.0 - LIMITS.certified_gap)
+        if len(mesh.shape) <= LIMITS.axes_always_tried or bounds[mesh] < least:
+            found.append(mesh)
+    return sorted(found, key=lambda mesh: (bounds[mesh], mesh.shape))[: LIMITS.hidden_meshes]
+
+
+def _found(
+    query: Query, mesh: Mesh, below: float, bounds: HiddenBounds, played: Sequence[Candidate]
+) -> Candidate | None:
+    """The optimum on a mesh under the share of the query, played; None where its sum is above `below`, where it was
+    played before, or where nothing fits."""
+    try:
+        built = price(query, mesh)
+        free = solve_free(query, built, mesh, stop_above=below)
+        bounds.learn(mesh, query.hidden_share, free.lower_bound)
+        if free.lower_bound >= below or any(_is_same(each, mesh, free) for each in played):
+            return None
+        return fit(query, built, mesh, free, (), query.search.refined_labels)
+    except (InfeasibleError, ImpossiblePlacement) as error:
+        log.info(f"mesh {mesh.shape}, {query.hidden_share:.0%} of the parameters' communication hidden: {error}")
+        return None
+
+
+def _is_same(candidate: Candidate, mesh: Mesh, free: Solution) -> bool:
+    """Whether a candidate chose the same of everything, on the same mesh."""
+    return candidate.mesh == mesh and np.array_equal(candidate.solution.assignment, free.assignment)
+
+
+def _step(candidate: Candidate) -> float:
+    return candidate.plan.predicted.step_seconds
+
+
+def _statistics(chosen: Chosen, best: Candidate) -> dict[str, float | int | str]:
+    """What the search counted; its bound over all meshes is one of the sum that counts everything."""
+    counts = {name: value for name, value in chosen.statistics.items() if "over_all_meshes" not in name}
+    bound = chosen.statistics.get("bound_over_all_meshes_seconds")
+    if not isinstance(bound, float) or best.plan.hidden_share:
+        return counts
+    gap = 1.0 - bound / best.plan.objective_seconds
+    return {**counts, "bound_over_all_meshes_seconds": bound, "gap_over_all_meshes": gap}
+
+
+def _notes(chosen: Chosen, best: Candidate) -> tuple[str, ...]:
+    share = best.plan.hidden_share
+    if not share:
+        return chosen.notes
+    return (*chosen.notes, f"its sum of costs counts {1 - share:.0%} of the communication of parameters")

@@ -1,0 +1,40 @@
+"""Least memory: what no plan can do without, known before anything is priced.
+
+    8 devices, 8.0e9 parameters, AdamW in fp32:  16 bytes * 8.0e9 / 8 = 16 GB on the fullest device, at least
+
+Parameters, gradients and optimizer state are there at the end of every backward pass, and the fullest device holds at
+least the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from autopar.layouts.placement import Mesh
+from autopar.planner.memory.shortage import DoesNotFit
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.leaf_layouts import StateBytes
+
+PARTS = "parameters, gradients and optimizer state, were they split over all devices"
+
+
+def least_state_bytes(states: Mapping[str, StateBytes], query: Query) -> float:
+    """A bound on the bytes per device: every parameter with gradient and state, over all devices."""
+    entries = [entry for entry in query.program.inputs if entry.role == "parameter"]
+    total = sum(
+        math.prod(entry.shape) * (entry.dtype.itemsize + states[entry.name].gradient + states[entry.name].optimizer)
+        for entry in entries
+    )
+    return total / query.cluster.num_devices
+
+
+def why_nothing_fits(query: Query, meshes: Sequence[Mesh]) -> DoesNotFit | None:
+    """The failure of all meshes where the states alone are too large, if they are. It names the mesh that has one axis
+    across nodes and one inside, if there is one: changes that would fit are looked for on it."""
+    least = least_state_bytes(query.state_bytes, query)
+    if least <= query.budget_bytes:
+        return None
+    per_node = query.cluster.devices_per_node
+    ordinary = (mesh for mesh in meshes if len(mesh.shape) == 2 and mesh.shape[1] == per_node)
+    return DoesNotFit(next(ordinary, meshes[0]), least, query.budget_bytes, {PARTS: least})

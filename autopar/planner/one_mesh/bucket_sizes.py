@@ -1,0 +1,191 @@
+"""Bucket sizes and chunks: how many bytes of gradients or parameters travel together, and into how many chunks a
+product is cut beside the collective of its rows, by playing the step with each.
+
+    sizes       backward played                                               64 gradients of 1 MB, 3 ms + 4 ms/MB
+    none        compute 0.3 s, all_reduce 64 x 7 ms = 0.45 s                  0.45 s
+    16 MB       the same compute, all_reduce 4 x 67 ms = 0.27 s, + packing    0.34 s: the first bucket waits longest
+
+A larger bucket saves starts and loses overlap. Kernels keep their prices in every order, so they are priced once; the
+collectives, and the copies that pack and unpack, are priced for every size.
+
+Chunks are tried with the fastest sizes, kind by kind: a chunk costs a start and hides the rest of its collective behind
+the next chunk's product, so they pay where both take long. They stay where they make the step shorter by `LEAST_GAIN`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from autopar.cost_models.kernel_seconds import KernelPrices
+from autopar.cost_models.program_costs import COMPUTE, ProgramAction, collective_action, collective_of, program_actions
+from autopar.cost_models.program_timeline import issued, wait_positions
+from autopar.cost_models.simulator import Interference, Timeline, simulate
+from autopar.graphs.collective_nodes import describe
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.graph_copies import copied
+from autopar.graphs.kernel_groups import Traffic, launches_kernel
+from autopar.graphs.node_values import describe_values
+from autopar.graphs.operator_names import base_name
+from autopar.hardware.cluster import Cluster
+from autopar.layouts.placement import Mesh
+from autopar.passes.overlap.bucket_collectives import KINDS, buckets, in_buckets
+from autopar.passes.overlap.chunk_products import chunked_products, in_chunks
+from autopar.passes.overlap.early_starts import early_order
+
+MIB = 2**20
+SIZES = (0.0, 1.0 * MIB, 4.0 * MIB, 16.0 * MIB, 64.0 * MIB, 256.0 * MIB)
+"""Tried for all kinds of collectives at once; neighbours differ by a few per cent of a step."""
+CHUNKS = (2, 4, 8)
+"""Tried for one kind of collectives after the other, while more make the step shorter."""
+LEAST_GAIN = 0.01
+"""Share of a step that chunks must save: less is lost in what the simulator does not know."""
+LARGE_PROGRAM = 20_000
+"""Nodes of both passes above which every second size is tried: a step of 126 layers takes seconds to play."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issue:
+    """How a rank issues the collectives of a micro-batch: in buckets of these sizes, products in so many chunks, and
+    what that gives."""
+
+    bucket_bytes: Mapping[str, float] | None
+    """None: one by one, each awaited where it starts."""
+    passes: tuple[Timeline, ...]
+    chunks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Of forward and backward."""
+        return sum(timeline.makespan_seconds for timeline in self.passes)
+
+    @property
+    def compute_seconds(self) -> float:
+        """Of forward and backward together."""
+        return sum(timeline.compute_seconds for timeline in self.passes)
+
+    @property
+    def exposed_communication_seconds(self) -> float:
+        """Of forward and backward together."""
+        return sum(timeline.exposed_communication_seconds for timeline in self.passes)
+
+
+def issues(
+    partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str, chunks: Sequence[int] = CHUNKS
+) -> list[Issue]:
+    """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. The
+    fastest in chunks stands in front, where that is faster still. Last comes what takes the least memory: as lowered,
+    each collective awaited where it starts.
+
+    partition: as lowered, without buckets. mesh and backend: as of `program_actions`. chunks: numbers of them to try.
+    """
+    prices = KernelPrices(device=cluster.device)
+    phases = zip(("forward", "backward"), partition.graphs, strict=False)
+    passes = [_Pass(part.graph, phase, cluster, mesh, backend, prices) for phase, part in phases]
+    found: dict[tuple[tuple[str, ...], ...], Issue] = {}
+    nodes = sum(len(part.graph.nodes) for part in partition.graphs)
+    for size in SIZES[:: 1 + (nodes > LARGE_PROGRAM)]:
+        bucket_bytes = dict.fromkeys(KINDS.values(), size) if size else {}
+        joined = tuple(names for one in passes for names in one.joined(bucket_bytes))
+        if joined not in found:
+            played = tuple(one.play(bucket_bytes) for one in passes)
+            found[joined] = Issue(bucket_bytes=bucket_bytes, passes=played)
+    as_lowered = Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes))
+    fastest_first = sorted(found.values(), key=lambda issue: issue.seconds)
+    cut = _in_chunks(passes, fastest_first[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
+    return [*cut, *fastest_first, as_lowered]
+
+
+def _in_chunks(passes: Sequence[_Pass], whole: Issue, counts: Sequence[int]) -> list[Issue]:
+    """The fastest way to cut products into chunks, with the buckets of `whole`; nothing where that does not pay."""
+    best = whole
+    hidden = [one.hidden_at_most() for one in passes]
+    for kind in sorted({kind for seconds in hidden for kind in seconds}):
+        if sum(seconds.get(kind, 0.0) for seconds in hidden) < LEAST_GAIN * whole.seconds:
+            continue
+        for count in counts:
+            chunks = {**best.chunks, kind: count}
+            played = tuple(one.in_chunks(chunks).play(whole.bucket_bytes) for one in passes)
+            issue = Issue(bucket_bytes=whole.bucket_bytes, passes=played, chunks=chunks)
+            if issue.seconds > best.seconds - LEAST_GAIN * whole.seconds:
+                break
+            best = issue
+    return [best] if best.chunks else []
+
+
+class _Pass:
+    """One graph of a rank, whose kernels are priced once."""
+
+    def __init__(
+        self, graph: fx.Graph, phase: str, cluster: Cluster, mesh: Mesh, backend: str, prices: KernelPrices
+    ) -> None:
+        self._phase, self._cluster, self._mesh, self._prices = phase, cluster, mesh, prices
+        nodes = list(graph.nodes)
+        self._known = {node.name for node in nodes}
+        actions = program_actions(
+            graph, phase, cluster=cluster, mesh=mesh, backend=backend, prices=prices, segment_of=str
+        )
+        self._kernels = {nodes[action.position].name: action for action in actions if action.stream == COMPUTE}
+        self._graph = copied(graph)  # buckets are written into it and taken back
+        self._read()
+
+    def _read(self) -> None:
+        self._nodes = list(self._graph.nodes)
+        self._collectives = describe(self._nodes)
+
+    def in_chunks(self, chunks: Mapping[str, int]) -> _Pass:
+        """The same pass with products in chunks; other kernels keep their prices."""
+        cut = copy.copy(self)
+        cut._graph = in_chunks(self._graph, chunks)
+        cut._read()
+        return cut
+
+    def hidden_at_most(self) -> dict[str, float]:
+        """Per kind of collective: seconds that run beside each other at most where products are cut into chunks."""
+        found: dict[str, float] = defaultdict(float)
+        for product in chunked_products(list(self._graph.nodes)):
+            collective = collective_of(product.start)
+            kernel = self._kernels.get(product.product.name)
+            if collective is not None and kernel is not None and product.divides(CHUNKS[0]):
+                moved = collective_action(product.start, collective, self._phase, self._cluster, self._mesh)
+                found[product.kind] += min(moved.seconds, kernel.seconds)
+        return found
+
+    def joined(self, bucket_bytes: Mapping[str, float]) -> list[tuple[str, ...]]:
+        """The names of the collectives in every bucket."""
+        return [tuple(member.name for member in members) for members in buckets(self._collectives, bucket_bytes)]
+
+    def play(self, bucket_bytes: Mapping[str, float] | None) -> Timeline:
+        """The pass with such buckets."""
+        if bucket_bytes is None:
+            return self._played(self._nodes)
+        with in_buckets(self._graph, self._nodes, self._collectives, bucket_bytes) as nodes:
+            return self._played(early_order(nodes))
+
+    def _played(self, order: Sequence[fx.Node]) -> Timeline:
+        describe_values(order)
+        beside = Interference(compute=self._cluster.overlap_slowdown)
+        return simulate(issued(list(self._actions(order)), wait_positions(order)), beside)
+
+    def _actions(self, order: Sequence[fx.Node]) -> Iterator[ProgramAction]:
+        for position, node in enumerate(order):
+            collective = collective_of(node)
+            if collective is not None:
+                action = collective_action(node, collective, self._phase, self._cluster, self._mesh)
+                yield replace(action, position=position)
+            elif node.name in self._kernels:
+                yield replace(self._kernels[node.name], position=position)
+            elif node.name not in self._known and node.op == "call_function" and launches_kernel(node):
+                yield self._added(node, position)
+
+    def _added(self, node: fx.Node, position: int) -> ProgramAction:
+        """A copy of a bucket, or a kernel of a chunk: one by itself."""
+        traffic = Traffic(reads=tuple(node.all_input_nodes), writes=(0,))
+        return ProgramAction(
+            name=str(node.meta["operator"]), phase=self._phase, stream=COMPUTE, kind=base_name(node.target),
+            seconds=self._prices.seconds([(node, traffic)]), position=position,
+        )  # fmt: skip

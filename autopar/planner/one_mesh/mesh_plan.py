@@ -1,0 +1,389 @@
+"""One mesh: price its strategies, solve, fit the plan into memory, lower it for one rank and predict it.
+
+    built = price(query, mesh)                    the Problem and what its variables mean
+    free = solve_free(query, built, mesh)         the optimum without a memory limit: a bound for every limit
+    candidate = fit(query, built, mesh, free)     the optimum under the limit; raises DoesNotFit
+
+What does not fit is solved again with recomputation and one memory row per moment (`within_memory.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from autopar.capture import fingerprint
+from autopar.cost_models.operator_costs import optimizer_seconds
+from autopar.cost_models.optimizer_step import step_buffer_bytes
+from autopar.errors import InfeasibleError
+from autopar.layouts.placement import Mesh
+from autopar.passes.lowering.chain import add_up_parts, lowered_step, resumed, sort_rows
+from autopar.passes.lowering.micro_batch_graphs import joined_bytes
+from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.lowered_bytes import measured_bytes
+from autopar.planner.memory.shortage import DoesNotFit
+from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
+from autopar.planner.one_mesh.hidden_communication import with_hidden
+from autopar.planner.one_mesh.micro_costs import in_micro_batches
+from autopar.planner.one_mesh.notes import expert_notes, uneven_notes
+from autopar.planner.one_mesh.predict import choose_issue, dispatch_seconds
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.one_mesh.read_solution import (
+    flops_of_pass,
+    prices_hash,
+    read_data,
+    read_operators,
+    read_parameters,
+    recomputation_statistics,
+    replicated_flops_share,
+)
+from autopar.planner.one_mesh.restrict import restricted, why_nothing_obeys
+from autopar.planner.one_mesh.warm_start import labels_like
+from autopar.planner.one_mesh.within_memory import WithinMemory
+from autopar.planner.problem.build import Built, build_problem
+from autopar.planner.problem.limits import LIMITS
+from autopar.planner.problem.prices import Floats, Prices
+from autopar.planner.solver import Solution, Status, certified, evaluate, is_forbidden, solve
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_seconds
+from autopar.plans.plan_value import Prediction
+from autopar.program import Program
+from autopar.timing import phase
+
+log = logging.getLogger(__name__)
+
+Labels: TypeAlias = NDArray[np.int64]
+EXACT_GAP = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """The optimum on one mesh."""
+
+    mesh: Mesh
+    plan: Plan
+    built: Built
+    solution: Solution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A candidate, what its program holds at every moment, and by how much that exceeds the limit."""
+
+    candidate: Candidate
+    measured: Floats
+    excess: float
+
+
+def plan_on_mesh(query: Query, mesh: Mesh, below: float = math.inf) -> Candidate:
+    """The optimum on one mesh, under the memory limit. Raises InfeasibleError, also where without the limit it takes
+    `below` seconds or more."""
+    built = price(query, mesh)
+    free = solve_free(query, built, mesh, stop_above=below)
+    if free.lower_bound >= below:
+        seconds = f"{format_seconds(free.lower_bound)} without a memory limit"
+        raise InfeasibleError(f"not fitted into memory: mesh {mesh.shape} takes at least {seconds}")
+    return fit(query, built, mesh, free)
+
+
+@phase("price")
+def price(query: Query, mesh: Mesh) -> Built:
+    """Strategies and prices of everything on one mesh."""
+    built = restricted(_whole(query, mesh), mesh, query.bound_constraints)
+    if not query.hidden_share:
+        return built
+    count = 1 if query.micro is None else query.micro.count
+    return with_hidden(built, query.hidden_share, Prices(query.cluster, mesh), count)
+
+
+def _whole(query: Query, mesh: Mesh) -> Built:
+    """Before constraints take choices away, with all communication counted."""
+    counted = replace(query, hidden_share=0.0)
+    return query.kept.built.recall(counted.priced(mesh), lambda: _build(counted, mesh))
+
+
+def _build(query: Query, mesh: Mesh) -> Built:
+    prices = Prices(query.cluster, mesh)
+    built = build_problem(
+        query.program,
+        mesh,
+        prices,
+        query.constraints,
+        dict(query.state_bytes),
+        query.kernel_backend,
+        query.factorisation,
+    )
+    return built if query.micro is None else in_micro_batches(built, query.micro.count, prices)
+
+
+def as_it_is(query: Query, built: Built, mesh: Mesh, free: Solution) -> Candidate | None:
+    """The optimum without a memory limit, lowered and played; None where its program holds more than there is, or where
+    something is to be recomputed whatever the limit."""
+    if _asks_for_recomputation(query):
+        return None
+    attempt = read_plan(query, mesh, built, free, Lifetimes(query.program))
+    return None if attempt.excess > 0 else attempt.candidate
+
+
+def _asks_for_recomputation(query: Query) -> bool:
+    return "full" in (query.recompute, *query.constraints.recompute.values())
+
+
+def fit(
+    query: Query,
+    built: Built,
+    mesh: Mesh,
+    free: Solution,
+    more_starts: Sequence[Labels] = (),
+    most_labels: float = math.inf,
+) -> Candidate:
+    """The optimum under the memory limit, given the one without it, and other labels to start from, if any. Raises
+    InfeasibleError, also where the limit binds and the problem with recomputation has more than `most_labels`."""
+    lifetimes = Lifetimes(query.program)
+    starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
+    attempt = read_plan(query, mesh, built, free, lifetimes)
+    if attempt.excess > 0 or _asks_for_recomputation(query):
+        search = WithinMemory.of(query, mesh, built, lifetimes, starts)
+        labels = sum(costs.size for costs in search.built.problem.node_costs)
+        if labels > most_labels:
+            raise InfeasibleError(
+                f"not fitted into memory: with recomputation mesh {mesh.shape} has {labels} strategies, and up to "
+                f'{most_labels:.0f} are searched; mode="max" searches more'
+            )
+        attempt = _within_memory(query, attempt, search)
+    plan = attempt.candidate.plan
+    log.info(
+        f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
+        f"bound {plan.bound_seconds * 1e3:.2f} ms, gap {plan.gap:.1e}, "
+        f"predicted {plan.predicted.step_seconds * 1e3:.1f} ms"
+    )
+    return attempt.candidate
+
+
+def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Attempt:
+    """Solve and measure until the lowered program fits, and once more where much of the limit is left: transients that
+    an earlier plan showed were too large then."""
+    found: list[Attempt] = []
+    mesh = attempt.candidate.mesh
+    for _ in range(query.search.memory_rounds):
+        search.learn(attempt.candidate.built, attempt.candidate.solution.assignment, attempt.measured)
+        try:
+            solution = search.solve()
+        except InfeasibleError:
+            if found:
+                break
+            raise
+        if _is_same(attempt.candidate, search.built, solution):
+            break  # what was measured and played would be so again
+        attempt = read_plan(query, mesh, search.built, solution, search.lifetimes)
+        if attempt.excess <= 0:
+            found.append(attempt)
+            if len(found) > 1 or attempt.excess > -LIMITS.unused_share * query.budget_bytes:
+                break
+    if not found:
+        predicted = attempt.candidate.plan.predicted
+        raise DoesNotFit(mesh, predicted.peak_bytes, query.budget_bytes, predicted.bytes_by_kind)
+    return min(found, key=lambda each: each.candidate.plan.objective_seconds)
+
+
+def _is_same(candidate: Candidate, built: Built, solution: Solution) -> bool:
+    """Whether a candidate chose the same of everything, in the same problem."""
+    return candidate.built is built and np.array_equal(candidate.solution.assignment, solution.assignment)
+
+
+@phase("solve")
+def solve_free(
+    query: Query, built: Built, mesh: Mesh, more_starts: Sequence[Labels] = (), stop_above: float = math.inf
+) -> Solution:
+    """The optimum without a memory limit, from the best of the starts; or a bound above `stop_above`, and then the
+    assignment may be anything. Raises InfeasibleError where the constraints leave nothing."""
+    seconds = query.search.exact_seconds
+    start = _first_labels(query, built, mesh, more_starts)
+    solution = query.kept.solved.recall(
+        (query.priced(mesh), query.constraints.placements),
+        lambda: solve(
+            built.problem,
+            gap=EXACT_GAP,
+            time_limit=query.seconds_left(),
+            cpu_limit=seconds,
+            warm_start=start,
+            stop=query.deadline.stop,
+            stop_above=stop_above,
+        ),
+        is_final=lambda found: found.status is Status.OPTIMAL,
+    )
+    forbidden = 0 if solution.lower_bound > stop_above else solution.statistics.get("forbidden", 0)
+    if forbidden and solution.status is Status.INFEASIBLE:
+        raise why_nothing_obeys(_whole(query, mesh), mesh, query.bound_constraints) or InfeasibleError(
+            f"no plan obeys the constraints on mesh {mesh.shape}: the best one still makes {forbidden} forbidden "
+            "choices; loosen constraints=, dims= or the pinned layouts"
+        )
+    if forbidden:
+        raise InfeasibleError(
+            f"found no plan that obeys the constraints on mesh {mesh.shape} in {seconds:.3g} s: the "
+            f'best one makes {forbidden} forbidden choices; search longer with mode="max", or loosen the constraints'
+        )
+    return certified(built.problem, solution)
+
+
+def _first_labels(query: Query, built: Built, mesh: Mesh, more_starts: Sequence[Labels]) -> Labels | None:
+    """The cheapest of the given labels and the older plan of the query, else everything replicated (the first label of
+    all variables), where the constraints allow it: the search then never ends at its time limit without a valid plan.
+    """
+    given = [*more_starts, *_given_labels(query, built, mesh)]
+    for starts in (given, [np.zeros(len(built.problem.node_costs), dtype=np.int64)]):
+        costs = [evaluate(built.problem, labels)[0] for labels in starts]
+        allowed = np.flatnonzero(~is_forbidden(np.array(costs)))
+        if len(allowed):
+            return starts[min(allowed.tolist(), key=costs.__getitem__)]
+    return None
+
+
+def _given_labels(query: Query, built: Built, mesh: Mesh) -> list[Labels]:
+    """What the older plan of the query says, if there is one for this mesh."""
+    like = None if query.warm_start is None else labels_like(built, mesh, query.warm_start)
+    return [] if like is None else [like]
+
+
+def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Attempt:
+    """The plan of a solution, lowered for one rank and measured."""
+    plan, measured = _predicted(query, plan_of(query, mesh, built, solution, lifetimes), lifetimes)
+    return Attempt(
+        candidate=Candidate(mesh=mesh, plan=plan, built=built, solution=solution),
+        measured=measured,
+        excess=plan.predicted.peak_bytes - query.budget_bytes,
+    )
+
+
+def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Plan:
+    """What a solution says, without a prediction."""
+    inputs, buffers, outputs = read_data(query.program, built, solution.assignment, mesh)
+    problem = built.problem
+    return Plan(
+        mesh=mesh,
+        parameters=read_parameters(built, solution.assignment),
+        operators=read_operators(built, solution.assignment, mesh),
+        inputs=inputs,
+        buffers=buffers,
+        outputs=outputs,
+        predicted=Prediction(step_seconds=0.0, peak_bytes=0.0),
+        objective_seconds=solution.objective,
+        bound_seconds=solution.lower_bound,
+        gap=solution.gap,
+        fingerprint=fingerprint(query.program),
+        cluster=query.cluster.name,
+        profile=query.cluster.profile,
+        kernel_backend=query.kernel_backend,
+        micro_batches=1 if query.micro is None else query.micro.count,
+        hidden_share=query.hidden_share,
+        prices_hash=prices_hash(problem),
+        uncovered={str(node.meta["operator"]): _cost_of(built, node, solution) for node in built.uncovered},
+        notes=tuple(
+            dict.fromkeys(
+                [
+                    *built.notes,
+                    *uneven_notes(query.program, built, solution.assignment, mesh),
+                    *expert_notes(query.program),
+                ]
+            )
+        ),
+        statistics={
+            "variables": len(problem.node_costs),
+            "strategies": sum(len(costs) for costs in problem.node_costs),
+            "largest_menu": max(len(costs) for costs in problem.node_costs),
+            "edges": len(problem.edges),
+            "flops_of_pass": flops_of_pass(built),
+            "replicated_flops_share": replicated_flops_share(built, solution.assignment, mesh),
+            "certificate": solution.certificate.kind,
+            **recomputation_statistics(built, solution.assignment, lifetimes),
+        },
+    )
+
+
+def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
+    index = built.operators[node]
+    return float(built.variables[index].costs[solution.assignment[index]])
+
+
+def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Floats]:
+    """The plan with its kernels, its bucket sizes and its prediction, of rank 0, read from the lowered program; and the
+    bytes that every moment holds."""
+    with phase("lower"):
+        local = lowered_step(query.micro or query.program, plan, 0, until=sort_rows)
+        plan = replace(plan, kernels=cheaper_kernels(plan, local.only.program, query.cluster))
+        step = resumed(local, plan, until=add_up_parts)
+    lowered = step.only.program
+    joined = joined_bytes(step.micro, lowered)
+    states = _states(query, lowered)
+    constant = states.parameters + states.optimizer + joined
+    with phase("predict"):
+        measured = measured_bytes(step.only.partition, lifetimes, constant, states.step_buffers)
+        if float(np.nanmax(measured)) > query.budget_bytes:  # however it is issued: nobody asks for its step
+            return _without_steps(plan, states, float(np.nanmax(measured))), measured
+        issue, measured = choose_issue(
+            step,
+            query.cluster,
+            lambda issued: measured_bytes(issued, lifetimes, constant, states.step_buffers),
+            query.budget_bytes,
+        )
+    peak = float(np.nanmax(measured))
+    views = sum(dispatch_seconds(part.graph, query.cluster.device) for part in step.only.partition.graphs)
+    compute = plan.micro_batches * (issue.compute_seconds + views) + states.step_seconds
+    prediction = Prediction(
+        step_seconds=plan.micro_batches * (issue.seconds + views) + states.step_seconds,
+        peak_bytes=peak,
+        compute_seconds=compute,
+        exposed_communication_seconds=plan.micro_batches * issue.exposed_communication_seconds,
+        bytes_by_kind=_kinds(states, peak),
+    )
+    return replace(plan, bucket_bytes=issue.bucket_bytes, product_chunks=issue.chunks, predicted=prediction), measured
+
+
+def _without_steps(plan: Plan, states: _States, peak: float) -> Plan:
+    """A plan that does not fit, with its bytes; of its step the sum that the search minimised is all that is known."""
+    prediction = Prediction(step_seconds=plan.objective_seconds, peak_bytes=peak, bytes_by_kind=_kinds(states, peak))
+    return replace(plan, bucket_bytes=None, product_chunks={}, predicted=prediction)
+
+
+def _kinds(states: _States, peak: float) -> dict[str, float]:
+    rest = peak - states.parameters - states.optimizer
+    return {
+        "parameters": states.parameters,
+        "optimizer state": states.optimizer,
+        "activations, gradients and buffers at the peak": rest,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _States:
+    """Of the parameters of one rank: bytes, those of the optimizer's state and of its step, and the step's seconds."""
+
+    parameters: float
+    optimizer: float
+    step_buffers: float
+    step_seconds: float
+
+
+def _states(query: Query, lowered: Program) -> _States:
+    parameters = optimizer = seconds = 0.0
+    updated = []
+    for entry in lowered.inputs:
+        if entry.role == "parameter":
+            elements, state = math.prod(entry.shape), query.state_bytes[entry.name]
+            parameters += elements * entry.dtype.itemsize
+            optimizer += elements * state.optimizer
+            seconds += float(optimizer_seconds(query.cluster.device, elements * state.step_traffic))
+            updated.append((float(elements * entry.dtype.itemsize), state.step_buffers))
+    return _States(
+        parameters=parameters,
+        optimizer=optimizer,
+        step_buffers=step_buffer_bytes(updated, query.cluster.device.kind),
+        step_seconds=seconds if query.program.training else 0.0,
+    )

@@ -1,0 +1,90 @@
+"""Notes: what a named axis was meant to split and cannot, and what the plan does instead; how experts run.
+
+batch 6 does not divide by dp_replicate=4: 100% of the FLOPs run replicated over it
+5 attention heads do not divide by tp=2: attention splits the query sequence over it instead
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from autopar.layouts.placement import Mesh
+from autopar.planner.problem.build import Built
+from autopar.planner.problem.constraints import BATCH_AXES
+from autopar.planner.problem.factorisation import shape_of
+from autopar.planner.problem.strategies import divides
+from autopar.program import Program
+
+Assignment = NDArray[np.int64]
+
+ATTENTION_DIMS = {"b": "the batch", "s": "the query sequence"}
+"""Names of the rule of attention that stand in for its heads."""
+
+
+def uneven_notes(program: Program, built: Built, assignment: Assignment, mesh: Mesh) -> list[str]:
+    """One note per axis that cannot split the batch or the attention heads as its name promises."""
+    notes: list[str] = []
+    for axis, (name, size) in enumerate(zip(mesh.axis_names, mesh.shape, strict=True)):
+        if name in BATCH_AXES:
+            notes += [
+                f"batch {batch} does not divide by {name}={size}: {_done_instead(built, assignment, axis)}"
+                for batch in _batch_sizes(program)
+                if not divides(batch, size, True)
+            ]
+        if name == "tp":
+            notes += _attention_notes(built, assignment, axis, size)
+    return notes
+
+
+def expert_notes(program: Program) -> list[str]:
+    """That mixtures of experts run in the grouped form, which drops no token."""
+    products = sum(
+        str(node.target) == "autopar.expert_linear.default" and node.meta["phase"] == "forward"
+        for node in program.graph.nodes
+    )
+    grouped = f"{products} products of experts run in grouped form: no token is dropped (drop rate 0)"
+    return [grouped] if products else []
+
+
+def _batch_sizes(program: Program) -> list[int]:
+    sizes = {
+        entry.shape[entry.batch_dim]
+        for entry in program.inputs
+        if entry.role == "input" and entry.batch_dim is not None
+    }
+    return sorted(size for size in sizes if size > 1)
+
+
+def _done_instead(built: Built, assignment: Assignment, axis: int) -> str:
+    """How the FLOPs are spread over an axis that cannot split the batch."""
+    whole = total = 0.0
+    for node, rule in built.rules.items():
+        total += rule.flops
+        whole += rule.flops * (_picked(built, assignment, node, axis) is None)
+    share = whole / total if total else 1.0
+    rest = "" if share == 1.0 else ", the others split another dim"
+    return f"{share:.0%} of the FLOPs run replicated over it{rest}"
+
+
+def _attention_notes(built: Built, assignment: Assignment, axis: int, size: int) -> list[str]:
+    notes: dict[str, None] = {}
+    for node, rule in built.rules.items():
+        if not str(node.target).startswith("autopar.attention."):
+            continue
+        heads = shape_of(node)[1]
+        if any(rule.sizes.get(name, 1) % size == 0 for name in ("h", "g")):
+            continue
+        picked = _picked(built, assignment, node, axis)
+        instead = f"splits {ATTENTION_DIMS.get(picked, picked)} over it" if picked else "runs replicated over it"
+        notes[f"{heads} attention heads do not divide by tp={size}: attention {instead} instead"] = None
+    return list(notes)
+
+
+def _picked(built: Built, assignment: Assignment, node: fx.Node, axis: int) -> str | None:
+    """The name that an operator splits over an axis; None if it is replicated."""
+    index = built.operators[node]
+    strategies = built.variables[index].strategies
+    assert strategies is not None
+    return strategies.axes[int(assignment[index])][axis]

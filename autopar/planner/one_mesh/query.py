@@ -1,0 +1,118 @@
+"""Query: what a request means for one program, in the planner's words: everything that a plan answers but the mesh.
+
+query = Query.of(program, request)       state bytes, a budget in bytes, parsed constraints, limits of the search
+
+It begins as the request says and is changed on the way (`replace`): sub-meshes of a pipeline have another cluster,
+parts of the batch another program, baselines no constraints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autopar.hardware.cluster import Cluster
+from autopar.layouts.placement import Mesh
+from autopar.planner.batch.micro_batch_program import Recapture
+from autopar.planner.problem.constraint_targets import BoundConstraint, bind_constraints, freed_axes
+from autopar.planner.problem.constraints import BATCH_AXES, Constraints, Recompute, parse_constraints
+from autopar.planner.problem.factorisation import Factorisation
+from autopar.planner.problem.leaf_layouts import StateBytes
+from autopar.planner.problem.memory_limit import budget
+from autopar.planner.problem.optimizer_states import state_bytes
+from autopar.planner.problem.program_cache import ProgramCache
+from autopar.planner.problem.search_limits import SEARCH, Search, search_of
+from autopar.planner.solver.deadline import Deadline
+from autopar.plans.parallel_plan import Plan
+from autopar.program import MicroProgram, Program
+from autopar.request import Request
+
+NO_DEADLINE = Deadline(at=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Everything that a plan answers, besides the mesh."""
+
+    program: Program
+    cluster: Cluster
+    state_bytes: Mapping[str, StateBytes]
+    constraints: Constraints
+    budget_bytes: float
+    kernel_backend: str
+    factorisation: Factorisation
+    search: Search
+    bound_constraints: tuple[BoundConstraint, ...] = ()
+    recompute: Recompute | None = None
+    micro: MicroProgram | None = None
+    micro_batches: int | None = None
+    """In how many parts the user wants the batch; None: as memory asks."""
+    recapture: Recapture | None = None
+    """Gives the program at another size of the batch; None: it is there at this one only."""
+    hidden_share: float = 0.0
+    """Part of the seconds of all communication of parameters that the objective leaves out
+    (`hidden_communication.py`)."""
+    deadline: Deadline = NO_DEADLINE
+    warm_start: Plan | None = None
+    kept: ProgramCache = field(default_factory=ProgramCache, compare=False)
+
+    @staticmethod
+    def of(
+        program: Program, request: Request, *, recapture: Recapture | None = None, kept: ProgramCache | None = None
+    ) -> Query:
+        """What a request asks about a program. kept: results of earlier questions about it; a time limit begins now.
+        Raises ConfigurationError for constraints and optimizers that the program cannot have."""
+        cluster, kept = request.cluster, kept or ProgramCache()
+        constraints = parse_constraints(request.constraints, request.parameter_layouts)
+        factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
+        older = request.warm_start
+        return Query(
+            program=program,
+            cluster=cluster,
+            state_bytes=state_bytes(program, request.optimizer, cluster.device.kind),
+            constraints=constraints,
+            bound_constraints=bind_constraints(program, constraints, factorisation),
+            budget_bytes=budget(request.memory_limit, cluster),
+            kernel_backend=kernel_backend(cluster),
+            factorisation=factorisation,
+            search=search_of(request.mode, request.time_limit),
+            deadline=Deadline.after(request.time_limit),
+            warm_start=Plan.load(older) if isinstance(older, str | Path) else older,
+            recompute=request.recompute,
+            micro_batches=request.micro_batches,
+            recapture=recapture,
+            kept=kept,
+        )
+
+    def seconds_left(self) -> float | None:
+        """What is left of the user's own time limit, in seconds by the clock; None without one."""
+        left = self.deadline.left()
+        return None if math.isinf(left) else left
+
+    def priced(self, mesh: Mesh) -> tuple[object, ...]:
+        """What the priced problem on a mesh depends on, before the user's own constraints take choices away. They count
+        only where they free an axis of what its name asks."""
+        names_ask = {axis for axis, name in enumerate(mesh.axis_names) if name in (*BATCH_AXES, "tp")}
+        names_ask |= set(range(len(mesh.shape))) if self.constraints.no_replicated_compute else set()
+        freed = {node: names_ask & set(axes) for node, axes in freed_axes(self.bound_constraints, mesh).items()}
+        question = replace(
+            self,
+            constraints=replace(self.constraints, placements={}, recompute={}),
+            bound_constraints=(),
+            budget_bytes=0.0,
+            search=SEARCH["default"],
+            deadline=NO_DEADLINE,
+            warm_start=None,
+            recompute=None,
+            micro_batches=None,
+            recapture=None,
+            kept=ProgramCache(),
+        )
+        return mesh, question, {node: axes for node, axes in freed.items() if axes}
+
+
+def kernel_backend(cluster: Cluster) -> str:
+    """Who emits kernels: PyTorch eager on CPUs, inductor on CUDA."""
+    return "eager" if cluster.device.kind == "cpu" else "inductor"

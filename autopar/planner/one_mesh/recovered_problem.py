@@ -1,0 +1,177 @@
+"""Recover: the problem that a plan answers, and the plan as one assignment of it.
+
+    recovered = recover(query, plan)              prices again, finds the label of every decision by name and layout
+    recovered.objective                           plan.objective_seconds, where the prices are still the same
+
+A plan says what was chosen, not what else there was: explanations, edits and questions "what if" need the choices that
+were left out, with their costs. What a plan leaves open (copies of inputs) takes its cheapest value beside the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.errors import ConfigurationError, PlanMismatchError
+from autopar.layouts.placement import Mesh, Shard
+from autopar.passes.lowering.check_plan import operator_plan
+from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.recomputation import RECOMPUTED, expand
+from autopar.planner.one_mesh.mesh_plan import price
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.one_mesh.read_solution import describe
+from autopar.planner.one_mesh.restrict import narrowed
+from autopar.planner.one_mesh.warm_start import Rows, rows_like
+from autopar.planner.problem.build import Built, Variable
+from autopar.planner.problem.constraint_targets import recompute_of
+from autopar.planner.problem.factorisation import shape_of
+from autopar.planner.solver import evaluate, is_forbidden, solve
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import axes_at_work, parameter_in_words
+
+SHOWN_CHOICES = 4
+"""An error about a choice that is none lists at most this many that are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recovered:
+    """A problem and the labels of a plan in it. plain: without recomputation; built: with it where the plan recomputes
+    something, else `plain` itself; labels: (variables,) of `built`."""
+
+    query: Query
+    mesh: Mesh
+    plain: Built
+    built: Built
+    labels: Rows
+    lifetimes: Lifetimes
+
+    @property
+    def objective(self) -> float:
+        """Seconds of the plan at the prices of `query`."""
+        return evaluate(self.built.problem, self.labels)[0]
+
+    def variable_of(self, name: str) -> int:
+        """The number of the decision about a parameter or an operator. Raises ConfigurationError for another name."""
+        for index, variable in enumerate(self.built.variables):
+            if variable.name == name and variable.kind in ("parameter", "operator"):
+                return index
+        raise ConfigurationError(f"{name!r} is no parameter and no operator of the program")
+
+
+def recover(query: Query, plan: Plan) -> Recovered:
+    """The problem of `query` on the mesh of a plan without stages, and the plan in it.
+
+    Raises ConfigurationError for a plan with stages, and PlanMismatchError naming the decision, the axis and the reason
+    where the plan says something that is no choice, or choices that cannot stand side by side.
+    """
+    if plan.in_stages:
+        raise ConfigurationError(
+            f"a plan with stages ({len(plan.stages)} by {plan.staged.schedule}) is compared a sub-mesh at a "
+            "time, and has no single problem of its layouts: plan without pp= to ask for one choice"
+        )
+    lifetimes = Lifetimes(query.program)
+    plain = price(query, plan.mesh)
+    built = plain
+    if any(operator.recompute for operator in plan.operators.values()):
+        built = expanded(query, plain, lifetimes)
+    rows = {index: agreeing(variable, built, plan) for index, variable in enumerate(built.variables)}
+    for index, found in rows.items():
+        if not len(found):
+            raise _no_choice(built.variables[index], plan)
+    return Recovered(query, plan.mesh, plain, built, completed(built, rows, plan.mesh), lifetimes)
+
+
+def expanded(query: Query, plain: Built, lifetimes: Lifetimes) -> Built:
+    """The problem with recomputation, as far as the question allows it."""
+    return expand(plain, lifetimes, query.recompute, recompute_of(query.program, query.constraints))
+
+
+def agreeing(variable: Variable, built: Built, plan: Plan) -> Rows:
+    """The labels of a variable that say what the plan says; none where the plan says something else."""
+    rows = rows_like(variable, built, plan)
+    if variable.kind == "operator" and variable.availability is not None and variable.name in plan.operators:
+        again = variable.availability[rows] == RECOMPUTED
+        rows = rows[again == plan.operators[variable.name].recompute]
+    return rows
+
+
+def completed(built: Built, rows: Mapping[int, Rows], mesh: Mesh) -> Rows:
+    """(variables,) the cheapest labels among `rows`. Raises PlanMismatchError naming two choices that cannot meet."""
+    narrow = narrowed(built, dict(rows), ()).problem
+    start = np.zeros(len(built.variables), dtype=np.int64)
+    found = solve(narrow, warm_start=start).assignment
+    labels = np.array([rows[index][label] for index, label in enumerate(found.tolist())], dtype=np.int64)
+    _check_allowed(built, labels, mesh)
+    return labels
+
+
+def _check_allowed(built: Built, labels: Rows, mesh: Mesh) -> None:
+    chosen = labels.tolist()
+    for edge in built.problem.edges:
+        if is_forbidden(edge.costs[chosen[edge.source], chosen[edge.target]]):
+            source, target = built.variables[edge.source], built.variables[edge.target]
+            raise PlanMismatchError(
+                f"{target.name} ({describe(target, chosen[edge.target], mesh)}) cannot read what {source.name} makes "
+                f"({describe(source, chosen[edge.source], mesh)}): no redistribution leads from one to the other; "
+                "change one of the two"
+            )
+
+
+def described(variable: Variable, mesh: Mesh, *, with_state: bool = True) -> list[str]:
+    """`describe` of every label."""
+    return [describe(variable, label, mesh, with_state=with_state) for label in range(len(variable.costs))]
+
+
+def _no_choice(variable: Variable, plan: Plan) -> PlanMismatchError:
+    """Why what a plan says of a decision is none of its choices."""
+    if variable.kind == "operator":
+        operator_plan(plan, variable.node)  # raises with its own reason where the entry breaks the operator's rule
+        entry = plan.operators[variable.name]
+        said = f"{axes_at_work(entry, plan.mesh)}{', computed again in backward' * entry.recompute}"
+    elif variable.kind == "parameter":
+        said = parameter_in_words(plan.parameters[variable.name], plan.mesh)
+    else:
+        said = "its layout"
+    known = list(dict.fromkeys(described(variable, plan.mesh)))
+    more = f" and {len(known) - SHOWN_CHOICES} more" if len(known) > SHOWN_CHOICES else ""
+    mesh = ", ".join(f"{name}={size}" for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
+    return PlanMismatchError(
+        f"{variable.name}: {said} is no choice on the mesh {mesh}{_on_axis(variable, plan)}; it can be "
+        f"{'; '.join(known[:SHOWN_CHOICES])}{more}"
+    )
+
+
+def _on_axis(variable: Variable, plan: Plan) -> str:
+    """The first axis on which no choice says what the plan says, if a single one is to blame."""
+    for axis, name in enumerate(plan.mesh.axis_names):
+        said, known = _entries(variable, plan, axis)
+        if said not in known:
+            return f": on {name} no choice has {said}{_misfit(variable, plan, axis)}"
+    return ": each axis by itself can lie so, but not these together"
+
+
+def _misfit(variable: Variable, plan: Plan, axis: int) -> str:
+    """What about the shape of a parameter keeps an axis from cutting it as the plan says, if anything."""
+    if variable.kind != "parameter":
+        return ""
+    shape, size, entry = shape_of(variable.node), plan.mesh.shape[axis], plan.parameters[variable.name]
+    for placement in (entry.stored[axis], entry.used[axis]):
+        if isinstance(placement, Shard) and placement.dim >= len(shape):
+            return f", since its shape {shape} has no dim {placement.dim}"
+        if isinstance(placement, Shard) and shape[placement.dim] % (placement.split * size):
+            parts = f"{placement.split} parts of {size} blocks" if placement.split > 1 else f"{size} blocks"
+            return f", since {shape[placement.dim]} does not divide into {parts}"
+    return ""
+
+
+def _entries(variable: Variable, plan: Plan, axis: int) -> tuple[str, Sequence[str]]:
+    """(what the plan says on an axis, what the labels of a variable say there)."""
+    if variable.kind == "parameter":
+        entry = plan.parameters[variable.name]
+        said = f"{entry.stored[axis]} used as {entry.used[axis]}"
+        return said, [f"{label.stored[axis]} used as {label.used[axis]}" for label in variable.labels]
+    if variable.strategies is not None:
+        return str(plan.operators[variable.name].axes[axis]), [str(axes[axis]) for axes in variable.strategies.axes]
+    return "", [""]

@@ -1,0 +1,206 @@
+"""Within memory: the optimum under the memory limit, found in rounds of solving and measuring.
+
+    round 0   the optimum without a limit: where its lowered program fits, it is the answer; nothing is recomputed
+    round 1   the problem with recomputation (`recomputation.py`) and one row per moment (`memory_rows.py`), with the
+              transients that round 0 showed
+    round 2   the same with the transients of round 1, should its program hold more than the limit
+
+So the limit holds for the program that runs, whatever the rows leave out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import InfeasibleError
+from autopar.layouts.placement import Mesh
+from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.lowered_bytes import transient_bytes
+from autopar.planner.memory.memory_rows import MemoryModel
+from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
+from autopar.planner.memory.shortage import DoesNotFit, fullest_parts
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.build import Built
+from autopar.planner.problem.constraint_targets import recompute_of
+from autopar.planner.problem.limits import LIMITS
+from autopar.planner.problem.prices import Floats
+from autopar.planner.solver import (
+    MemoryRow,
+    Problem,
+    Solution,
+    Status,
+    certified,
+    evaluate,
+    is_forbidden,
+    solve,
+)
+from autopar.plans.plan_text import format_bytes
+from autopar.timing import phase
+
+MEMORY_GAP = 1e-3
+ORDERS = ((SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, SAVED, DROPPED))
+"""States that a start may take: as much as possible saved, as much as possible recomputed."""
+Labels = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class WithinMemory:
+    """The rounds of one mesh. built: the problem in which labels are to be read. starts: assignments of the plain
+    problem from which the search may begin. known: solutions of earlier rounds; prices: what a byte was worth in the
+    latest one, seconds per position."""
+
+    query: Query
+    mesh: Mesh
+    plain: Built
+    built: Built
+    lifetimes: Lifetimes
+    starts: Sequence[Labels]
+    models: dict[int, MemoryModel]
+    beyond: Floats
+    known: list[Labels]
+    prices: dict[int, float]
+    began: float
+    """CPU seconds of the process when the search began."""
+
+    @staticmethod
+    def of(query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]) -> WithinMemory:
+        """The problem with recomputation as far as the query allows it."""
+        by_operator = recompute_of(query.program, query.constraints)
+        nowhere = query.recompute == "none" and not by_operator
+        built = plain if nowhere else expand(plain, lifetimes, query.recompute, by_operator)
+        models = {id(each): MemoryModel(each, mesh, query.state_bytes, lifetimes) for each in (plain, built)}
+        beyond = np.zeros(lifetimes.end + 1)
+        began = time.process_time()
+        return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, beyond, [], {}, began)
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds that the next solve may take: what is left, or the part of all that solves which begin with the
+        answer of an earlier one need."""
+        everything = self.query.search.memory_seconds
+        return max(everything - (time.process_time() - self.began), LIMITS.least_memory_share * everything)
+
+    def learn(self, built: Built, labels: Labels, measured: Floats) -> None:
+        """Take what every moment of a lowered plan holds beyond its row as transient."""
+        modelled = self.models[id(built)].over_time(labels)
+        beyond = transient_bytes(measured, modelled)
+        was_short = built is self.built and np.nanmax(measured) > self.query.budget_bytes
+        self.beyond = np.maximum(beyond, self.beyond) if was_short else beyond
+
+    @phase("solve")
+    def solve(self) -> Solution:
+        """The optimum under the limit, as far as the moments are known. Raises InfeasibleError."""
+        model = self.models[id(self.built)]
+        starts = [with_states(self.plain, self.built, start, states) for start in self.starts for states in ORDERS]
+        plans = [model.over_time(labels) + self.beyond for labels in (*starts, *self.known)]
+        positions = model.fullest_positions(plans)
+        for _ in range(LIMITS.moment_rounds):
+            solution = self._solve(model.rows(positions, self.query.budget_bytes, self.beyond), positions)
+            held = model.over_time(solution.assignment) + self.beyond
+            missed = [p for p in model.fullest_positions([held]) if held[p] > self.query.budget_bytes]
+            if set(missed) <= set(positions):
+                break
+            positions = sorted({*positions, *missed})
+        return solution
+
+    def _solve(self, rows: tuple[MemoryRow, ...], positions: Sequence[int]) -> Solution:
+        query = self.query
+        problem = replace(self.built.problem, memory_rows=rows)
+        seconds = self.seconds
+        solution = solve(
+            problem,
+            gap=MEMORY_GAP,
+            time_limit=query.seconds_left(),
+            cpu_limit=seconds,
+            warm_start=self._start(problem, LIMITS.start_share * seconds),
+            warm_multipliers=[self.prices.get(position, 0.0) for position in positions],
+            stop=query.deadline.stop,
+        )
+        fits = _fits(problem, solution.assignment)
+        if solution.statistics.get("forbidden") if fits else solution.status is not Status.INFEASIBLE:
+            raise InfeasibleError(
+                f"found no plan that obeys the constraints within {format_bytes(query.budget_bytes)} on mesh "
+                f'{self.mesh.shape} in {seconds:.3g} s; search longer with mode="max", or loosen the constraints'
+            )
+        if solution.status is Status.INFEASIBLE or not fits:
+            needed, parts = _fullest(self.built, rows, solution.assignment)
+            raise DoesNotFit(self.mesh, needed, query.budget_bytes, parts)
+        self.known.append(solution.assignment)
+        self.prices = dict(zip(positions, solution.certificate.multipliers, strict=False))
+        return certified(problem, solution)
+
+    def _start(self, problem: Problem, seconds: float) -> Labels | None:
+        """The best choice of states for a start whose strategies are held, else the start that fits best."""
+        found: list[tuple[float, float, Labels]] = []
+        for labels in self.known:
+            _note(problem, labels, found)
+        for start in self.starts:
+            _note(problem, with_states(self.plain, self.built, start, (SAVED, DROPPED, RECOMPUTED)), found)
+            again = with_states(self.plain, self.built, start, (RECOMPUTED, SAVED, DROPPED))
+            if _note(problem, again, found) and self.built is not self.plain and not self.known:
+                _note(problem, self._states_of(problem, start, again, seconds), found)
+        return min(found, key=lambda each: each[:2])[2] if found else None
+
+    def _states_of(self, problem: Problem, start: Labels, again: Labels, seconds: float) -> Labels:
+        """The best states beside the strategies of `start`: a small problem, which often answers the large one."""
+        kept, small = held(problem, [len(costs) for costs in self.plain.problem.node_costs], start)
+        within = [int(np.flatnonzero(rows == label)[0]) for rows, label in zip(kept, again, strict=True)]
+        solution = solve(
+            small,
+            gap=MEMORY_GAP,
+            time_limit=self.query.seconds_left(),
+            cpu_limit=seconds,
+            warm_start=np.array(within),
+            stop=self.query.deadline.stop,
+        )
+        return np.array([rows[label] for rows, label in zip(kept, solution.assignment.tolist(), strict=True)])
+
+
+def _note(problem: Problem, labels: Labels, found: list[tuple[float, float, Labels]]) -> bool:
+    """Add (bytes over the limit, seconds, labels) where nothing is forbidden; whether it fits."""
+    objective, used = evaluate(problem, labels)
+    if is_forbidden(np.asarray(objective)):
+        return False
+    over = max(total - row.budget_bytes for total, row in zip(used, problem.memory_rows, strict=True))
+    found.append((max(0.0, over), objective, labels))
+    return over <= 0.0
+
+
+def held(problem: Problem, sizes: Sequence[int], labels: Labels) -> tuple[list[Labels], Problem]:
+    """(labels that are left, the problem of them): every node keeps its plain label, in all of its states.
+
+    sizes: number of plain labels of every node; the labels of an expanded node are states times these.
+    """
+    kept = [
+        np.arange(label, len(costs), size)
+        for label, size, costs in zip(labels.tolist(), sizes, problem.node_costs, strict=True)
+    ]
+    return kept, replace(
+        problem,
+        node_costs=tuple(costs[rows] for costs, rows in zip(problem.node_costs, kept, strict=True)),
+        edges=tuple(
+            replace(edge, costs=edge.costs[np.ix_(kept[edge.source], kept[edge.target])]) for edge in problem.edges
+        ),
+        memory_rows=tuple(
+            replace(row, bytes={index: sizes_[kept[index]] for index, sizes_ in row.bytes.items()})
+            for row in problem.memory_rows
+        ),
+    )
+
+
+def _fits(problem: Problem, labels: Labels) -> bool:
+    _, used = evaluate(problem, labels)
+    return all(total <= row.budget_bytes * (1 + 1e-9) for total, row in zip(used, problem.memory_rows, strict=True))
+
+
+def _fullest(built: Built, rows: Sequence[MemoryRow], labels: Labels) -> tuple[float, dict[str, float]]:
+    """(bytes of the fullest moment under an assignment, transients included; its largest parts)."""
+    held = [row.constant_bytes + sum(float(sizes[labels[index]]) for index, sizes in row.bytes.items()) for row in rows]
+    fullest = rows[int(np.argmax(held))]
+    _, parts = fullest_parts(built, [fullest], labels)
+    return max(held), parts

@@ -1,0 +1,102 @@
+"""Choices: what one mesh axis may pick for one operator, from its rule and the atoms of its dims.
+
+    mm (tokens (8, 16), k) x (k, n)     replicated;  m, atom 8;  m, atom 16;  k -> Partial;  n
+
+The choices know nothing of a mesh: they are found once per program (`skeleton.py`), and every mesh combines them
+(`strategies.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import fx
+
+from autopar.layouts.placement import Partial, Placement, Replicate, Shard
+from autopar.planner.problem.factorisation import Factorisation, Value, factor_sizes, shape_of, value_of
+from autopar.planner.problem.strategies import AxisChoice
+from autopar.rules.engine import tensor_operands
+from autopar.rules.rule import Rule, Tensor
+
+
+def choices_of(node: fx.Node, rule: Rule, factorisation: Factorisation) -> list[AxisChoice]:
+    """The choices of one axis for an operator: replicated first, then the names, then the linear patterns."""
+    found = [_replicated(rule)]
+    for name in rule.names:
+        atoms = factorisation.name_atoms(node, name, rule.sizes[name])
+        for position, atom in enumerate(atoms):
+            choice = _split_choice(node, rule, name, atoms, position)
+            if choice is not None:
+                found.append(
+                    AxisChoice(
+                        name, (name, position), atom, *choice, factorisation.name_atom_class(node, name, position)
+                    )
+                )
+    for pattern in rule.linear:
+        inputs = tuple(Partial() if marked else Replicate() for marked in pattern)
+        found.append(AxisChoice("partial", None, 0, False, inputs, _everywhere(rule, Partial())))
+    return found
+
+
+def shard_choices(value: Value, factorisation: Factorisation) -> tuple[AxisChoice, ...]:
+    """The choices of one axis for a stored tensor: replicated first, then every atom of every dim."""
+    found = [AxisChoice(None, None, 0, False, (Replicate(),), ())]
+    for dim in range(len(shape_of(*value))):
+        atoms = factorisation.atoms(value, dim)
+        for position, atom in enumerate(atoms):
+            placement = Shard(dim, math.prod(atoms[:position]))
+            found.append(AxisChoice(None, (f"dim {dim}", position), atom, len(atoms) == 1, (placement,), ()))
+    return tuple(found)
+
+
+def _replicated(rule: Rule) -> AxisChoice:
+    return AxisChoice(None, None, 0, False, (Replicate(),) * len(rule.inputs), _everywhere(rule, Replicate()))
+
+
+def _everywhere(rule: Rule, placement: Placement) -> tuple[Placement | None, ...]:
+    return tuple(None if tensor is None else placement for tensor in rule.outputs)
+
+
+def _split_choice(
+    node: fx.Node, rule: Rule, name: str, atoms: tuple[int, ...], position: int
+) -> tuple[bool, tuple[Placement, ...], tuple[Placement | None, ...]] | None:
+    """(may be uneven, input placements, output placements) of splitting one atom of a name; None if impossible."""
+    one_range = rule.needs_one_range(name)
+    if one_range and position > 0:
+        return None
+    inner = math.prod(atoms[:position])
+    shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
+    found = [_placement(rule, tensor, name, inner, shape) for tensor, shape in zip(rule.inputs, shapes, strict=True)]
+    outputs: list[Placement | None] = []
+    for index, tensor in enumerate(rule.outputs):
+        if tensor is None:
+            outputs.append(None)
+            continue
+        placement = _placement(rule, tensor, name, inner, shape_of(node, index))
+        if isinstance(placement, Replicate):
+            if name not in rule.reductions:
+                if name not in rule.implementations and name not in rule.synchronised_bytes:
+                    return None
+            elif rule.reductions[name][index] is not None:
+                placement = Partial(str(rule.reductions[name][index]))
+        outputs.append(placement)
+    everything = [*found, *outputs]
+    if one_range and any(isinstance(p, Shard) and p.split > 1 for p in everything):
+        return None
+    uneven = len(atoms) == 1 and all(not isinstance(p, Shard) or p.split == 1 for p in everything)
+    return uneven and _alone(rule, name), tuple(found), tuple(outputs)
+
+
+def _alone(rule: Rule, name: str) -> bool:
+    """Whether the name never shares a dim with another factor."""
+    tensors = [*rule.inputs, *(tensor for tensor in rule.outputs if tensor is not None)]
+    return all(len(dim) == 1 for tensor in tensors for dim in tensor if name in dim)
+
+
+def _placement(rule: Rule, tensor: Tensor, name: str, inner: int, shape: Sequence[int]) -> Placement:
+    for dim, factors in enumerate(tensor):
+        if name in factors:
+            sizes = factor_sizes(rule, factors, shape[dim])
+            return Shard(dim, math.prod(sizes[: factors.index(name)]) * inner)
+    return Replicate()

@@ -1,0 +1,194 @@
+"""Equivalence: operators, leaves and tensors of which a mesh and its prices see no difference.
+
+The 32 layers of a Llama have 4,312 operators and 140 equivalence classes: same call, same atoms of every name, same
+traffic of the kernel that they run in. Whatever depends on the mesh is worked out once per equivalence class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import fx
+
+from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
+from autopar.passes.view_layouts import viewed
+from autopar.planner.problem.axis_choices import choices_of, shard_choices
+from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, shape_of, value_of
+from autopar.planner.problem.graph_operators import (
+    kernel_leaders,
+    kernel_shares,
+    rule_key,
+    tensor_dtype,
+    tensor_key,
+    weight_matrices,
+    whole_rule,
+)
+from autopar.planner.problem.prices import tensor_bytes
+from autopar.planner.problem.strategies import AxisChoice
+from autopar.planner.problem.wide_sums import masters, values_summed_wide
+from autopar.program import Program
+from autopar.rules.rule import Rule
+
+Guard: TypeAlias = Literal["master", "matrix"]
+HEAVY_FLOPS_SHARE = 1e-5
+"""Operators with at least this share of the program's FLOPs count as heavy."""
+_NO_TRAFFIC = Traffic((), ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorEquivalence:
+    """What equal operators share. family: equal for operators with the same strategies; `node` is one of them;
+    kernel_share: part of its kernel's bytes that it moves."""
+
+    node: fx.Node
+    rule: Rule
+    choices: tuple[AxisChoice, ...]
+    heavy: bool
+    traffic: Traffic
+    leads_kernel: bool
+    kernel_share: float
+    family: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafEquivalence:
+    """What equal parameters, inputs and outputs share: `node` is one of them. Without choices: replicated."""
+
+    node: fx.Node
+    choices: tuple[AxisChoice, ...]
+    is_matrix: bool = False
+    is_master: bool = False
+    prefers_whole: bool = False  # among equal plans the one that replicates it wins
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEquivalence:
+    """What a redistribution sees of a tensor. guard: who may not be gathered (`guards.py`); keeps_sums: its Partial
+    placements stay."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+    guard: Guard | None
+    keeps_sums: bool
+
+
+Equivalence: TypeAlias = OperatorEquivalence | LeafEquivalence
+
+
+class Equivalences:
+    """Numbers for the equivalence classes of one program, in the order in which they are met."""
+
+    def __init__(self, program: Program, kernel_backend: str, factorisation: Factorisation) -> None:
+        self.factorisation = factorisation
+        self.rules = self.factorisation.rules
+        self.batch = batch_class(program, factorisation)
+        groups = kernel_groups(program.graph, kernel_backend)
+        self._traffic = group_reads_writes(program.graph, groups)
+        self._leaders = kernel_leaders(groups)
+        self._shares = kernel_shares(groups, self._traffic)
+        total = sum(rule.flops for rule in self.rules.values())
+        self.heavy = {node for node, rule in self.rules.items() if rule.flops > HEAVY_FLOPS_SHARE * total}
+        self._matrices = weight_matrices(program, self.heavy, self.rules)
+        self._masters = masters(program)
+        self._summed_wide = values_summed_wide(program, self.rules, self._has_batch)
+        self.members: list[Equivalence] = []
+        self.tensors: list[TensorEquivalence] = []
+        self.views: list[tuple[fx.Node, ...]] = [()]  # chains, last view first
+        self._numbers: dict[Hashable, int] = {}
+        self._families: dict[Hashable, tuple[int, tuple[AxisChoice, ...]]] = {}
+        self._rules: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self._rule_keys: dict[Hashable, int] = {}
+        self._tensors: dict[Value, int] = {}
+        self._views: dict[Hashable, int] = {(): 0}
+
+    def operator(self, node: fx.Node, operands: list[fx.Node]) -> int:
+        """Number of an operator's equivalence class."""
+        rule = self.rules.get(node) or whole_rule(node)
+        family, choices = self._family(node, rule, operands)
+        traffic = self._traffic.get(node, _NO_TRAFFIC)
+        reads = tuple([i for i, operand in enumerate(operands) if operand in traffic.reads])
+        leads, heavy, share = node in self._leaders, node in self.heavy, self._shares.get(node, 1.0)
+        return self._number(
+            ("operator", family, reads, traffic.writes, leads, share),
+            lambda: OperatorEquivalence(node, rule, choices, heavy, traffic, leads, share, family),
+        )
+
+    def leaf(self, kind: str, node: fx.Node) -> int:
+        """Number of the equivalence class of a parameter, an input or the tangent of an output."""
+        choices = shard_choices((node, 0), self.factorisation)
+        matrix, master = node in self._matrices, node in self._masters
+        return self._number(
+            (kind, choices, tensor_key(node), matrix, master),
+            lambda: LeafEquivalence(node, choices, matrix, master, prefers_whole=True),
+        )
+
+    def output(self, node: fx.Node) -> int:
+        """Number of the equivalence class of an output without a tangent, which takes any layout that is no Partial."""
+        choices = shard_choices((node, 0), self.factorisation)
+        return self._number(("output", choices, tensor_key(node)), lambda: LeafEquivalence(node, choices))
+
+    def constant(self, node: fx.Node) -> int:
+        """Number of the equivalence class of buffers, seeds, lifted constants: replicated."""
+        return self._number(("constant",), lambda: LeafEquivalence(node, ()))
+
+    def tensor(self, value: Value) -> int:
+        """Number of a tensor's equivalence class, into `tensors`."""
+        if value not in self._tensors:
+            node = value[0]
+            guard: Guard | None = "master" if node in self._masters else "matrix" if node in self._matrices else None
+            equivalence = TensorEquivalence(shape_of(*value), tensor_bytes(*value), guard, value in self._summed_wide)
+            number = self._numbers.setdefault(equivalence, len(self.tensors))
+            if number == len(self.tensors):
+                self.tensors.append(equivalence)
+            self._tensors[value] = number
+        return self._tensors[value]
+
+    def chain(self, views: tuple[fx.Node, ...]) -> int:
+        """Number of the equivalence class of a chain of views, into `views`."""
+        key = tuple([(shape_of(view), shape_of(viewed(view)), str(view.args[1:])) for view in views])
+        number = self._views.setdefault(key, len(self.views))
+        if number == len(self.views):
+            self.views.append(views)
+        return number
+
+    def _number(self, key: Hashable, make: Callable[[], Equivalence]) -> int:
+        number = self._numbers.setdefault(key, len(self.members))
+        if number == len(self.members):
+            self.members.append(make())
+        return number
+
+    def _family(self, node: fx.Node, rule: Rule, operands: list[fx.Node]) -> tuple[int, tuple[AxisChoice, ...]]:
+        number, names = self._rule_number(rule)
+        atoms = [self.factorisation.name_atoms(node, name, rule.sizes[name]) for name in names]
+        is_batch = [
+            tuple([self.factorisation.name_atom_class(node, name, i) == self.batch for i in range(len(parts))])
+            for name, parts in zip(names, atoms, strict=True)
+        ]
+        tensors = tuple([self._operand_key(operand) for operand in operands])
+        key = (node.target, number, tensors, tensor_key(node), tuple(atoms), tuple(is_batch), node in self.heavy)
+        if key not in self._families:
+            self._families[key] = len(self._families), tuple(choices_of(node, rule, self.factorisation))
+        return self._families[key]
+
+    def _rule_number(self, rule: Rule) -> tuple[int, tuple[str, ...]]:
+        """(number of what the rule says, its names). Equal calls share one rule object, which `rules` keeps alive."""
+        known = self._rules.get(id(rule))
+        if known is None:
+            known = self._rule_keys.setdefault(rule_key(rule), len(self._rule_keys)), rule.names
+            if rule.names:
+                self._rules[id(rule)] = known
+        return known
+
+    def _operand_key(self, operand: fx.Node) -> Hashable:
+        return shape_of(*value_of(operand)), tensor_dtype(operand)
+
+    def _has_batch(self, value: Value) -> bool:
+        """Whether the batch is among the dims of a value: it is an activation."""
+        classes = (
+            self.factorisation.atom_class(value, dim, position)
+            for dim in range(len(shape_of(*value)))
+            for position in range(len(self.factorisation.atoms(value, dim)))
+        )
+        return self.batch in classes

@@ -1,0 +1,171 @@
+"""Limits: every number that decides what the search tries, in one table. What a mode allows beside them:
+`search_limits.py`.
+
+LIMITS.certified_gap                                         1e-3
+replace(LIMITS, slower_pipelines=math.inf)                   for a test that wants all of them played
+
+A limit cuts off work, never a proof: the bound of a plan counts what was left out. Tolerances of one solve stand with
+the solver and with the problem of one mesh (`solver/`, `mesh_plan.py`, `within_memory.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Names say the unit where there is one: seconds are CPU seconds; shares and factors are of what the text names."""
+
+    # which meshes
+
+    most_axes: int = 4
+    """Of a mesh: two kinds of links with two uses each (split the batch, split the model) are four."""
+    axes_always_tried: int = 2
+    """Meshes of up to this many axes are all tried: their tables are small."""
+    axes_of_exact_nesting: int = 3
+    """Up to this many axes a mesh has every plan of its coarser ones (`strategies.MOST_CHANGES`)."""
+    entries_per_axis: int = 36
+    """An axis multiplies the entries of the tables by about this: six choices per operator, on both sides of an edge.
+    """
+    coarser_starts: int = 3
+    """From so many coarser meshes a plan is taken: blocks may nest in another order there, and cost more here."""
+    least_exposed_share: float = 0.01
+    """Meshes of more axes are left out where communication takes less than this part of the played step of the best
+    optimum on fewer: a rule, no proof, as finer splits could make the computation cheaper too. Each takes 5 to 20 CPU s
+    to solve (Llama-3-8B on 256 H100: 0.5 %, and no mesh has cheaper operators by more than 0.1 %)."""
+    far_answer: float = 0.85
+    """Meshes of more axes are left out where another answer takes at most this part of the best optimum on fewer: they
+    save less than that (Llama-3-8B on two nodes with a slow network: 5 %), and each takes 15 CPU s to solve."""
+    bound_rounding: float = 1e-9
+    """Relative difference below which a bound counts as reached."""
+    certified_gap: float = 1e-3
+    """A candidate is dropped, too, whose bound is that of the best one, where that has a gap of at most this."""
+
+    # fitting one mesh into memory
+
+    fits_maybe: float = 1.2
+    """Of the memory limit: what rows of moments count beyond it may still fit when lowered, as kernels of ours hold
+    less."""
+    unused_share: float = 0.03
+    """Part of the memory limit that may stay unused by a plan for which time was given up."""
+    close_answer: float = 1.5
+    """Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
+    time_share_if_close: float = 0.25
+    """Of the time for searches under the memory limit, that is left where another answer is close."""
+    least_memory_share: float = 0.4
+    """Of the time for searches under the memory limit, that each of them gets in any case: solves which begin with the
+    answer of an earlier one need no more."""
+    start_share: float = 0.3
+    """Part of the time of a solve under the memory limit that its start may take."""
+    moment_rounds: int = 2
+    """How often moments at which a solution holds more than the limit become rows, before its program is measured."""
+    feasibility_seconds: float = 5.0
+    """By the clock, of one question whether a set of constraints can be met."""
+
+    # micro-batches
+
+    parts_must_promise: float = 1.5
+    """More parts are tried only where some mesh without a memory limit is so much faster than another answer."""
+    parts_least_saved: float = 0.01
+    """Part of the cost that more parts must be able to save: their program alone takes as long as a few meshes."""
+    parts_least_relief: float = 0.02
+    """More parts are tried only while they need at least this share less memory than the number before."""
+
+    # baselines, and plans that are chosen by their played step
+
+    open_gap: float = 1e-2
+    """A gap above this asks the baselines for help."""
+    time_share_if_shown: float = 0.1
+    """Of the time of a search, for baselines that are no answer: a pipeline is faster than any plan without stages.
+    """
+    played_least_gain: float = 0.01
+    """A played step must be shorter by this share to take the place of the plan that is best by the sum."""
+    hidden_meshes: int = 4
+    """Meshes on which communication is taken as hidden: those with the smallest sums."""
+    time_share_if_played: float = 0.2
+    """Of the time of a search, for one whose result is played in any case."""
+
+    # pipelines that nobody asked for: which are looked at
+
+    promising_share: float = 0.8
+    """A estimate below this part of a step without stages is far below it."""
+    guessed_groups: int = 64
+    """Rank groups of a pipeline that is estimated, at most."""
+    guessed_tensor: int = 8
+    """Devices of a node over which the weights of a estimated pipeline are split."""
+    guessed_parts: tuple[int, ...] = (1, 2, 4)
+    """Micro-batches per rank group that are estimated, beside the number that gives every data rank one sample."""
+    sharing_cost: float = 0.1
+    """Part of the step by which a estimate grows where data ranks share a sample, per halving of the samples."""
+    alone_cost: float = 0.03
+    """The same for micro-batches of one sample: their program is always traced, while those of other sizes are computed
+    from two traces (`capture/family.py`)."""
+    finer_cost: float = 0.01
+    """By which a mesh of three axes stands behind that of two: it takes longer to solve."""
+    together: float = 1.15
+    """Estimates up to this much above the first one are looked at with it if they have as many micro-batches, whose
+    program is the larger part of the work."""
+    most_together: int = 3
+    """Of these, so many with each."""
+    slower_pipelines: float = 2.0
+    """Pipelines up to so much above are played: what is known without stages may not fit into memory, and then become
+    slower."""
+    all_groups: int = 16
+    """Rank groups, at most, where a pipeline of every number of them is planned."""
+
+    # pipelines that nobody asked for: for how long
+
+    pipeline_seconds: float = 8.0
+    """That pipelines always get: what several pipelines of a small model take."""
+    first_pipelines: int = 4
+    """So many of the best estimates are compared within `first_pipeline_seconds`, so that a busy machine does not
+    decide what is found for a small model. The first estimate, and those that are looked at with it, are compared in
+    any case where they look faster: the program of a large model alone may take longer."""
+    first_pipeline_seconds: float = 24.0
+    """As above."""
+    pipeline_share: float = 0.15
+    """Of the CPU seconds of the search so far that are spent where pipelines do not look faster
+    (`pipeline_estimates.py`)."""
+    promising_pipeline_share: float = 0.5
+    """The same where the first estimate looks faster (`look_faster`)."""
+    sub_mesh_seconds: float = 3.0
+    """Of one solve on a sub-mesh: without a memory limit most end sooner."""
+    instead_seconds: float = 60.0
+    """By the clock, for pipelines whose layouts are chosen under the memory limit, where nothing else fits."""
+
+    # every pipeline
+
+    parts_per_group: int = 8
+    """Micro-batches per rank group: with 8, the bubble of 1F1B is below an eighth."""
+    slower_counts: int = 2
+    """Numbers of micro-batches that may be slower than the best one, one after the other, before no more are tried."""
+    sub_mesh_memory: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
+    """Of the memory of all sub-meshes together, in which the whole program is planned on one of them."""
+    settling_rounds: int = 4
+    """How often a cut that holds too much when played is made again under a lower limit."""
+    settling_safety: float = 0.99
+    """Of the limit that would just fit, when the cut is made again."""
+    unequal_stages: int = 32
+    """Of a pipeline on groups of different sizes, at most."""
+    near_unequal: float = 1.5
+    """Cuts with groups of one size are played if the search's formula gives them at most this much of the shortest."""
+    sizes_per_part: int = 3
+    """Sizes of rank groups that are tried per part of a cluster of several kinds, where none are given."""
+    groups_of_parts: int = 8
+    """Rank groups that numbers of micro-batches are chosen for there, where none are given."""
+    searched_passes: int = 240
+    """F, I and W of all stages and micro-batches of a pipeline whose order is searched: 4 ranks with 20 micro-batches
+    take some seconds."""
+
+    # what would fit where nothing does
+
+    mends_seconds: float = 30.0
+    """By the clock; after these no further change is tried, and those that were not are listed as such."""
+    mended_parts: int = 3
+    """Numbers of micro-batches that are tried."""
+    more_devices: tuple[int, ...] = (2, 4, 8)
+    """Times as many devices that are tried."""
+
+
+LIMITS = Limits()

@@ -1,0 +1,234 @@
+"""Prices: what every strategy and every redistribution costs in seconds on one cluster and mesh.
+
+The planner's Problem and the prediction of a plan ask the same object, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
+from autopar.cost_models.operator_costs import copy_seconds, element_flops, operator_seconds
+from autopar.cost_models.operator_sizes import Parts, Sizes, has_sizes, sizes_of
+from autopar.graphs.kernel_groups import Traffic, bytes_moved
+from autopar.graphs.operator_names import base_name, is_causal, operator_kind
+from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.layouts.placement import Layout, Mesh
+from autopar.layouts.redistribution import Shape, Step
+from autopar.planner.problem.factorisation import shape_of, value_of
+from autopar.planner.problem.strategies import LayoutSet, Strategies, local_fraction
+from autopar.planner.routes.priced_routes import routes_of
+from autopar.planner.routes.route_table import PricedStep
+from autopar.planner.solver import FORBIDDEN
+from autopar.rules.engine import tensor_operands
+from autopar.rules.rule import Rule
+
+Floats = NDArray[np.float64]
+
+TIE_BREAK_SECONDS = 1e-8
+"""Added where the placements of all axes change, and half of it where all replicate an operator: among plans of equal
+cost the still one wins. Far below any real kernel (a launch takes 1e-6 s)."""
+
+
+def tie_breaks(mesh: Mesh) -> Floats:
+    """(axes,) the part of each axis in `TIE_BREAK_SECONDS`, by the logarithm of its size: an axis of 8 counts as much
+    as axes of 2 and 4 together, so that no plan costs more on a finer mesh."""
+    logarithms = np.log(np.array(mesh.shape, dtype=np.float64))
+    return np.asarray(TIE_BREAK_SECONDS * logarithms / (logarithms.sum() or 1.0))
+
+
+def tensor_bytes(node: fx.Node, output: int = 0) -> int:
+    """Global bytes of one output."""
+    value = node.meta["val"]
+    tensor = value[output] if isinstance(value, tuple | list) else value
+    return int(math.prod(tensor.shape) * tensor.dtype.itemsize)
+
+
+class Prices:
+    """Seconds of strategies and redistributions for one (cluster, mesh)."""
+
+    def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
+        self.cluster = cluster
+        self.mesh = mesh
+        self.tie_breaks = tie_breaks(mesh)
+        self._topology: dict[tuple[int, ...], GroupTopology] = {}
+        self._collective: dict[tuple[CollectiveKind, tuple[int, ...], float], float] = {}
+        self._routes = routes_of(mesh.shape)
+        self._step_seconds: dict[float, list[float]] = {}
+        self._route_seconds: dict[float, Floats] = {}
+
+    def step_seconds(self, step: Step, nbytes: float) -> float:
+        """One step of a redistribution of a tensor of global `nbytes`, with its local copies."""
+        return self._priced_step_seconds(PricedStep.of(step), nbytes)
+
+    def _priced_step_seconds(self, step: PricedStep, nbytes: float) -> float:
+        buffer = nbytes / self._ranks(_axes(step.cutting))
+        if step.kind == "slice":
+            return float(copy_seconds(self.cluster.device, buffer))
+        seconds = self.collective_seconds(step.kind, _axes(step.axes), buffer)
+        if step.is_transposing:
+            seconds += float(copy_seconds(self.cluster.device, buffer, transposing=True))
+        return seconds
+
+    def collective_seconds(self, kind: CollectiveKind, axes: tuple[int, ...], nbytes: float) -> float:
+        """One collective over `axes` with a full logical buffer of `nbytes`."""
+        key = (kind, axes, nbytes)
+        if key not in self._collective:
+            topology = self._topology.get(axes)
+            if topology is None:
+                topology = self._topology[axes] = GroupTopology.of(self.cluster, self.mesh.shape, axes)
+            self._collective[key] = float(collective_seconds(kind, nbytes, topology, self.cluster))
+        return self._collective[key]
+
+    def redistribution_seconds(self, shape: Shape, nbytes: float, source: Layout, target: Layout) -> float:
+        """One entry of `redistribution_table`."""
+        return float(self.redistribution_table(shape, nbytes, (source,), (target,))[0, 0])
+
+    def redistribution_table(
+        self, shape: Shape, nbytes: float, sources: Sequence[Layout], targets: Sequence[Layout | None]
+    ) -> Floats:
+        """(sources, targets) seconds of all steps between two layouts of a tensor of global `nbytes`.
+
+        FORBIDDEN where nothing leads there, and for a target of None (not expressible behind a view).
+        """
+        table = np.full((len(sources), len(targets)), FORBIDDEN)
+        if all(target is None for target in targets):
+            return table
+        columns = [j for j, target in enumerate(targets) if target is not None]
+        routes = self._routes.table(shape, sources, [target for target in targets if target is not None])
+        table[:, columns] = self._seconds_of_routes(nbytes)[routes]
+        return table
+
+    def _seconds_of_routes(self, nbytes: float) -> Floats:
+        """(routes,) seconds of each for a tensor of global `nbytes`."""
+        found = self._routes.found
+        known = self._route_seconds.get(nbytes, np.empty(0))
+        if len(known) < len(found):
+            steps = self._seconds_of_steps(nbytes)
+            new = found.seconds(len(known), steps, self.tie_breaks, FORBIDDEN)
+            known = self._route_seconds[nbytes] = np.append(known, new)
+        return known
+
+    def _seconds_of_steps(self, nbytes: float) -> Floats:
+        """(steps of the table of routes,) seconds of each for a tensor of global `nbytes`."""
+        known = self._step_seconds.setdefault(nbytes, [])
+        known.extend(self._priced_step_seconds(step, nbytes) for step in self._routes.found.steps[len(known) :])
+        return np.array(known, np.float64)
+
+    def operator_costs(
+        self,
+        node: fx.Node,
+        rule: Rule,
+        strategies: Strategies,
+        traffic: Traffic,
+        leads_kernel: bool,
+        kernel_share: float = 1.0,
+    ) -> Floats:
+        """(strategies,) seconds of one operator on the fullest rank, without redistributing its operands.
+
+        kernel_share: part of its kernel's bytes that the operator moves.
+        """
+        device = self.cluster.device
+        kind = operator_kind(node.target)
+        flops = rule.flops
+        if kind == "memory":
+            flops = max(
+                (math.prod(shape_of(node, o)) for o, t in enumerate(rule.outputs) if t is not None), default=0
+            ) * element_flops(device, base_name(node.target))
+        seconds = operator_seconds(
+            device,
+            flops=flops * strategies.fraction,
+            bytes_moved=self._bytes_moved(node, strategies, traffic),
+            dtype=_dtype_name(node),
+            kind=kind,
+            kernels=1 if leads_kernel else 0,
+            operator=base_name(node.target),
+            sizes=self._sizes(node, strategies),
+            share=kernel_share,
+        )
+        seconds = seconds + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
+        is_replicated = np.array([[name is None for name in axes] for axes in strategies.axes])
+        return np.asarray(seconds + 0.5 * (is_replicated @ self.tie_breaks), dtype=np.float64)
+
+    def fractions(self, layouts: LayoutSet, shape: Sequence[int]) -> Floats:
+        """(strategies,) part of a tensor that a rank holds."""
+        return np.array([local_fraction(layout, shape, self.mesh) for layout in layouts.distinct])[layouts.index]
+
+    def _sizes(self, node: fx.Node, strategies: Strategies) -> Sizes | None:
+        """The sizes of an operator on the fullest rank under every strategy, where the device has curves for it."""
+        name = base_name(node.target)
+        if self.cluster.device.curves is None or not has_sizes(name) or strategies.outputs[0] is None:
+            return None
+        shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
+        parts = Parts(
+            operands=[self.fractions(*pair) for pair in zip(strategies.inputs, shapes, strict=True)],
+            result=self.fractions(strategies.outputs[0], shape_of(node)),
+            work=strategies.fraction,
+        )
+        return sizes_of(name, shapes, shape_of(node), parts, is_causal(node))
+
+    def _bytes_moved(self, node: fx.Node, strategies: Strategies, traffic: Traffic) -> Floats:
+        operands = tensor_operands(node)
+
+        def read(operand: fx.Node) -> Floats:
+            if operand not in operands:
+                return np.zeros(len(strategies))
+            fractions = self.fractions(strategies.inputs[operands.index(operand)], shape_of(*value_of(operand)))
+            return tensor_bytes(operand) * fractions
+
+        def written(output: int) -> Floats:
+            layouts = strategies.outputs[output] if output < len(strategies.outputs) else None
+            if layouts is None:
+                return np.zeros(len(strategies))
+            return tensor_bytes(node, output) * self.fractions(layouts, shape_of(node, output))
+
+        return sum(bytes_moved(node, traffic, read, written), start=np.zeros(len(strategies)))
+
+    def _synchronisation(self, rule: Rule, strategies: Strategies) -> Floats:
+        if not rule.synchronised_bytes:
+            return np.zeros(len(strategies))
+        costs = []
+        for axes in strategies.axes:
+            synchronised: dict[str, list[int]] = {}
+            for axis, name in enumerate(axes):
+                if name in rule.synchronised_bytes:
+                    synchronised.setdefault(str(name), []).append(axis)
+            costs.append(
+                sum(
+                    self.collective_seconds("all_reduce", tuple(found), rule.synchronised_bytes[name])
+                    for name, found in synchronised.items()
+                )
+            )
+        return np.array(costs, dtype=np.float64)
+
+    def _edges(self, node: fx.Node, rule: Rule, strategies: Strategies) -> Floats:
+        """(strategies,) seconds of exchanging the edges of blocks: other splits of the tensor shorten its rows."""
+        seconds = np.zeros(len(strategies))
+        operands = tensor_operands(node)
+        for name, nbytes in rule.exchanged_bytes.items():
+            index = max(i for i, dims in enumerate(rule.inputs) if any(name in dim for dim in dims))
+            fractions = self.fractions(strategies.inputs[index], shape_of(*value_of(operands[index])))
+            for strategy, axes in enumerate(strategies.axes):
+                own = tuple(axis for axis, chosen in enumerate(axes) if chosen == name)
+                if own and nbytes:
+                    row_bytes = round(nbytes * float(fractions[strategy]) * self._ranks(own))
+                    seconds[strategy] += self.collective_seconds("neighbours", own, row_bytes)
+        return seconds
+
+    def _ranks(self, axes: Sequence[int]) -> int:
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def _axes(bits: int) -> tuple[int, ...]:
+    return tuple(axis for axis in range(bits.bit_length()) if bits >> axis & 1)
+
+
+def _dtype_name(node: fx.Node) -> str:
+    value = node.meta["val"]
+    first = next(item for item in (value if isinstance(value, tuple | list) else (value,)) if item is not None)
+    return str(first.dtype).removeprefix("torch.")

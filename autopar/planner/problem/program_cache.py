@@ -1,0 +1,51 @@
+"""Program cache: what earlier questions about one program have worked out, for the next question.
+
+    kept = ProgramCache(32)
+    built = kept.built.recall((mesh, prices), lambda: build_problem(...))     works
+    built = kept.built.recall((mesh, prices), lambda: build_problem(...))     remembers
+
+A question names everything that the answer depends on; an answer is found again for an equal question only. Who plans
+once keeps nothing: a priced problem of a large model takes some hundred MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:  # `import autopar` must not load the solver library
+    from autopar.planner.problem.build import Built
+    from autopar.planner.problem.factorisation import Factorisation
+    from autopar.planner.solver import Solution
+
+Answer = TypeVar("Answer")
+
+
+class Memo(Generic[Answer]):
+    """Answers by question, the latest `size` of them; questions are compared by ==."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._answers: list[tuple[object, Answer]] = []
+
+    def recall(
+        self, question: object, work: Callable[[], Answer], is_final: Callable[[Answer], bool] = lambda answer: True
+    ) -> Answer:
+        """The answer to an equal question, or `work()`, which is remembered if `is_final` says so."""
+        for known, answer in self._answers:
+            if known == question:
+                return answer
+        answer = work()
+        if is_final(answer):
+            self._answers = [(question, answer), *self._answers][: self._size]
+        return answer
+
+
+class ProgramCache:
+    """factorisations: of programs; built: problems, priced, before the user's constraints; solved: their optima without
+    a memory limit."""
+
+    def __init__(self, size: int = 0) -> None:
+        self.factorisations: Memo[Factorisation] = Memo(size)
+        self.built: Memo[Built] = Memo(size)
+        self.solved: Memo[Solution] = Memo(size)

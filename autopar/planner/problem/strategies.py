@@ -1,0 +1,217 @@
+"""Strategies: every legal way to run one operator on a mesh.
+
+Every axis picks one `AxisChoice`: a name of the rule (and an atom of it), a linear pattern ("partial": operands and
+outputs stay Partial), or nothing (replicated). The product over the axes, less what does not divide, are the
+strategies:
+
+    mm on a (2, 4) mesh:  (m, n)    inputs (S(0), R), (R, S(1))    output (S(0), S(1))    fraction 1/8
+
+The product is a table of choice numbers, one row per strategy and one column per axis; layouts, cuts and fractions are
+read off it column by column in numpy, and only distinct layouts become objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from autopar.layouts.placement import Layout, Mesh, Placement, Shard, is_legal
+from autopar.layouts.views import canonical
+from autopar.planner.problem.factorisation import shape_of, value_of
+from autopar.rules.engine import tensor_operands
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+MINIMUM_UNEVEN_BLOCKS = 4
+"""An uneven dim is split only when it is at least this many times longer than the axes: padding stays small."""
+
+MOST_CHANGES = 2
+"""How often the choice may change from one axis of a mesh to its neighbour. Up to three axes this leaves everything; on
+four, two neighbours choose alike, as on a mesh where they are one axis (other operators may join other neighbours). It
+keeps a third of the strategies of a Llama on (2, 4, 8, 8), at most 587 instead of 1,757, and tables have the square."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayoutSet:
+    """The layouts that one operand or output takes: distinct ones, and which of them each strategy uses."""
+
+    distinct: tuple[Layout, ...]
+    index: Integers  # (strategies,) into `distinct`
+
+    @staticmethod
+    def of(layouts: Sequence[Layout], shape: tuple[int, ...], mesh: Mesh) -> LayoutSet:
+        """The layouts of a tensor of this shape, those that mean the same spelled once."""
+        numbers: dict[Layout, int] = {}
+        spelled = [canonical(shape, layout, mesh.shape) for layout in layouts]
+        index = np.array([numbers.setdefault(layout, len(numbers)) for layout in spelled], dtype=np.int64)
+        return LayoutSet(tuple(numbers), index)
+
+    def take(self, rows: Integers) -> LayoutSet:
+        """The layouts of some of the strategies, distinct ones in the order of their first use."""
+        used, first, index = np.unique(self.index[rows], return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        position = np.empty_like(order)
+        position[order] = np.arange(len(order))
+        return LayoutSet(tuple(self.distinct[used[i]] for i in order), position[index])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strategies:
+    """All strategies of one operator.
+
+    axes[s]: the name that each mesh axis picks ("partial", None). fraction[s]: part of the operator's work that a
+    rank does. left_out: how many more there were (`MOST_CHANGES`).
+    """
+
+    axes: tuple[tuple[str | None, ...], ...]
+    inputs: tuple[LayoutSet, ...]
+    outputs: tuple[LayoutSet | None, ...]
+    fraction: NDArray[np.float64]
+    left_out: int = 0
+
+    def __len__(self) -> int:
+        return len(self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisChoice:
+    """What one axis may pick: placements of all operands and outputs. atom: size of the part that is split (0: none);
+    part: identifies the split part, so that several axes on it are counted together."""
+
+    name: str | None
+    part: tuple[str, int] | None
+    atom: int
+    may_be_uneven: bool
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement | None, ...]
+    atom_class: Hashable = None
+
+
+def enumerate_strategies(node: fx.Node, choices: Sequence[Sequence[AxisChoice]], mesh: Mesh) -> Strategies | None:
+    """The product of the choices of every axis (`choices[axis]`), less what does not divide; None if none is left."""
+    alternatives, picks, left_out = combinations(choices, mesh)
+    if not len(picks):
+        return None
+    shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
+    inputs = [layouts_of([c.inputs[i] for c in alternatives], picks, shape, mesh) for i, shape in enumerate(shapes)]
+    outputs = [
+        None if placement is None else layouts_of(_outputs(alternatives, o), picks, shape_of(node, o), mesh)
+        for o, placement in enumerate(alternatives[0].outputs)
+    ]
+    tensors = [*zip(inputs, shapes, strict=True)]
+    tensors += [(layouts, shape_of(node, o)) for o, layouts in enumerate(outputs) if layouts is not None]
+    rows = np.flatnonzero(_has_no_empty_block(alternatives, picks, tensors, mesh))
+    if not len(rows):
+        return None
+    names = np.array([choice.name for choice in alternatives], dtype=object)
+    return Strategies(
+        axes=tuple(map(tuple, names[picks[rows]].tolist())),
+        inputs=tuple(layouts.take(rows) for layouts in inputs),
+        outputs=tuple(None if layouts is None else layouts.take(rows) for layouts in outputs),
+        fraction=_fractions(alternatives, picks[rows], mesh),
+        left_out=left_out,
+    )
+
+
+def combinations(choices: Sequence[Sequence[AxisChoice]], mesh: Mesh) -> tuple[list[AxisChoice], Integers, int]:
+    """(distinct choices, (combinations, axes) numbers of choices, how many more `MOST_CHANGES` left out) of what
+    divides; the last axis varies fastest."""
+    alternatives: list[AxisChoice] = []
+    numbers: dict[int, int] = {}  # by identity: the axes share the choices of one operator
+    columns = []
+    for options in choices:
+        for choice in options:
+            if id(choice) not in numbers:
+                numbers[id(choice)] = len(alternatives)
+                alternatives.append(choice)
+        columns.append([numbers[id(choice)] for choice in options])
+    picks = np.stack([grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")], axis=1)
+    picks = picks[_fits(alternatives, picks, mesh)]
+    few = np.count_nonzero(np.diff(picks, axis=1), axis=1) <= MOST_CHANGES
+    if few.all() or not few.any():  # named axes may ask for four different choices: then these are all there are
+        return alternatives, picks, 0
+    return alternatives, picks[few], len(picks) - int(few.sum())
+
+
+def layouts_of(placements: Sequence[Placement], picks: Integers, shape: tuple[int, ...], mesh: Mesh) -> LayoutSet:
+    """The layouts of one tensor: row r places it on axis a as `placements[picks[r, a]]`."""
+    numbers: dict[Placement, int] = {}
+    number = np.array([numbers.setdefault(placement, len(numbers)) for placement in placements], dtype=np.int64)
+    named = list(numbers)
+    _, first, inverse = np.unique(
+        number[picks] @ (len(named) ** np.arange(picks.shape[1])), return_index=True, return_inverse=True
+    )
+    distinct = [tuple([named[code] for code in codes]) for codes in number[picks[first]].tolist()]
+    layouts = LayoutSet.of(distinct, shape, mesh)
+    return LayoutSet(layouts.distinct, layouts.index[inverse]).take(np.arange(len(picks)))
+
+
+def local_fraction(layout: Layout, shape: Sequence[int], mesh: Mesh) -> float:
+    """Part of a tensor that the fullest rank holds (ceil blocks where a dim does not divide)."""
+    fraction = 1.0
+    cuts: dict[int, int] = {}
+    for axis, placement in enumerate(layout):
+        if isinstance(placement, Shard):
+            cuts[placement.dim] = cuts.get(placement.dim, 1) * mesh.shape[axis]
+    for dim, cut in cuts.items():
+        fraction *= -(-shape[dim] // cut) / shape[dim]
+    return fraction
+
+
+def divides(atom: int, cut: int, may_be_uneven: bool) -> bool:
+    """Whether an atom may be split into `cut` blocks."""
+    return atom % cut == 0 or (may_be_uneven and atom >= MINIMUM_UNEVEN_BLOCKS * cut)
+
+
+def _cuts(alternatives: Sequence[AxisChoice], picks: Integers, mesh: Mesh) -> list[tuple[AxisChoice, Integers]]:
+    """Per part that is split: a choice of it, and into how many blocks every combination cuts it."""
+    parts: dict[tuple[str, int], AxisChoice] = {c.part: c for c in alternatives if c.part is not None}
+    sizes = np.array(mesh.shape, dtype=np.int64)
+    found = []
+    for part, choice in parts.items():
+        takes = np.array([c.part == part for c in alternatives])
+        found.append((choice, np.where(takes[picks], sizes, 1).prod(axis=1)))
+    return found
+
+
+def _fits(alternatives: Sequence[AxisChoice], picks: Integers, mesh: Mesh) -> Flags:
+    fits = np.ones(len(picks), dtype=bool)
+    for choice, cut in _cuts(alternatives, picks, mesh):
+        allowed = {int(size): divides(choice.atom, int(size), choice.may_be_uneven) for size in np.unique(cut)}
+        fits &= np.array([allowed[int(size)] for size in cut])
+    return fits
+
+
+def _has_no_empty_block(
+    alternatives: Sequence[AxisChoice],
+    picks: Integers,
+    tensors: Sequence[tuple[LayoutSet, tuple[int, ...]]],
+    mesh: Mesh,
+) -> Flags:
+    """Whether every rank holds something of every tensor; only uneven splits can leave a rank without."""
+    uneven = np.zeros(len(picks), dtype=bool)
+    for choice, cut in _cuts(alternatives, picks, mesh):
+        uneven |= choice.atom % cut != 0
+    legal = np.ones(len(picks), dtype=bool)
+    for layouts, shape in tensors:
+        for number in np.unique(layouts.index[uneven]):
+            if not is_legal(shape, layouts.distinct[number], mesh):
+                legal &= ~uneven | (layouts.index != number)
+    return legal
+
+
+def _outputs(alternatives: Sequence[AxisChoice], output: int) -> list[Placement]:
+    found = [choice.outputs[output] for choice in alternatives]
+    return [placement for placement in found if placement is not None]
+
+
+def _fractions(alternatives: Sequence[AxisChoice], picks: Integers, mesh: Mesh) -> NDArray[np.float64]:
+    fraction = np.ones(len(picks))
+    for choice, cut in _cuts(alternatives, picks, mesh):
+        fraction *= -(-choice.atom // cut) / choice.atom
+    return fraction

@@ -1,0 +1,199 @@
+"""Do the entries of a plan make sense by themselves? Checked when a file is read, so a slip of the hand fails there.
+
+    "up.weight": {"stored": ["R"], ...} on a mesh of dp and tp
+        -> parameters.up.weight.stored has 1 placement; the layouts' mesh has 2 axes (dp, tp): write one for each
+
+Only what the file says is needed, no model. Shapes and rules, which the file does not hold, are compared with the graph
+when the plan is lowered (`passes/lowering/check_plan.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.errors import ConfigurationError
+from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout
+from autopar.plans.plan_value import PIPELINE_AXIS, OperatorPlan, ParameterPlan, PipelinePlan, PlanValue, RankGroup
+
+COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
+"""Kinds that `bucket_bytes` and `product_chunks` speak of."""
+KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "cross_entropy", "pack")
+"""Kinds of kernels of ours that a plan may name (`passes/kernels/use_kernels.py`)."""
+PARTIAL_SUMS = "partial"
+"""What an axis of an operator says that adds nothing up and hands partial sums on."""
+
+
+def check_plan(plan: PlanValue) -> None:
+    """Raises ConfigurationError with the entry, the axis and the reason, for the first entry that cannot be meant."""
+    _check_mesh(plan.mesh)
+    if plan.pipeline is not None:
+        check_pipeline(plan, plan.pipeline)
+    if plan.micro_batches < 1:
+        raise ConfigurationError(f"micro_batches is {plan.micro_batches}; a step runs the batch in at least 1 part")
+    problem = next(_all_problems(plan), None)
+    if problem is not None:
+        raise ConfigurationError(problem)
+
+
+def _check_mesh(mesh: Mesh) -> None:
+    if not len(mesh.shape) == len(mesh.axis_names) == len(set(mesh.axis_names)) or min(mesh.shape, default=0) < 1:
+        raise ValueError(f"mesh axes {list(mesh.axis_names)} of sizes {list(mesh.shape)}: one size >= 1 per axis name")
+
+
+def check_pipeline(plan: PlanValue, pipeline: PipelinePlan) -> None:
+    """Raise ConfigurationError where stages, mesh and schedule of a plan do not fit together."""
+    groups, stages = [stage.rank_group for stage in pipeline.stages], pipeline.stages
+    if plan.mesh.axis_names[0] != PIPELINE_AXIS or len(plan.mesh.shape) < 2:
+        raise ConfigurationError(
+            f"a plan with stages has a mesh of {PIPELINE_AXIS!r} and at least one more axis (of size 1 where a stage "
+            f"runs on one device), not {list(plan.mesh.axis_names)}"
+        )
+    if sorted(set(groups)) != list(range(plan.mesh.shape[0])) or plan.mesh.shape[0] < 2:
+        raise ConfigurationError(
+            f"stages stand on rank groups {groups}; the mesh has {plan.mesh.shape[0]}: at least 2, and all in use"
+        )
+    cuts = [stage.last_operator for stage in stages]
+    unknown = [cut for cut in cuts[:-1] if cut is None or cut not in plan.operators or cut.endswith("/bwd")]
+    if unknown or cuts[-1] is not None or len(set(cuts)) != len(cuts):
+        raise ConfigurationError(
+            f"stages end at {cuts}: each but the last at another forward operator of the plan, the last at null"
+        )
+    if pipeline.groups:
+        _check_groups(plan, pipeline.groups)
+    pipeline.built(plan.micro_batches)
+
+
+def _check_groups(plan: PlanValue, groups: tuple[RankGroup, ...]) -> None:
+    """Raise ConfigurationError where unequal rank groups do not lie side by side, or not inside the plan's mesh."""
+    shapes, num_axes = [group.shape for group in groups], len(plan.layout_mesh.shape)
+    box = tuple(max(sizes) for sizes in zip(*shapes, strict=False))
+    if any(len(shape) != num_axes or min(shape) < 1 for shape in shapes) or plan.mesh.shape != (len(groups), *box):
+        raise ConfigurationError(
+            f"rank groups of shapes {[list(shape) for shape in shapes]} on a mesh of {list(plan.mesh.shape)}: one "
+            f"group per coordinate of {PIPELINE_AXIS!r}, one size per other axis, and the largest of them in the mesh"
+        )
+    end = 0
+    for group in sorted(groups, key=lambda group: group.first_rank):
+        if group.first_rank != end:
+            raise ConfigurationError(
+                f"rank groups begin at {[group.first_rank for group in groups]} with "
+                f"{[group.size for group in groups]} ranks: each where another ends, the first at 0"
+            )
+        end += group.size
+
+
+def _all_problems(plan: PlanValue) -> Iterator[str]:
+    yield from _problems(plan, plan.layout_mesh, "")
+    yield from _input_dims(plan)
+    yield from _collective_problems(plan)
+    yield from _kernel_problems(plan)
+    for index, group in enumerate(plan.staged.groups):
+        mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
+        yield from _problems(group, mesh, f"pipeline.groups[{index}].")
+
+
+def _problems(entries: PlanValue | RankGroup, mesh: Mesh, where: str) -> Iterator[str]:
+    """What is wrong with the entries of a plan, or of one of its rank groups."""
+    for name, parameter in entries.parameters.items():
+        yield from _parameter_problems(f"{where}parameters.{name}", parameter, mesh)
+    for name, operator in entries.operators.items():
+        yield from _operator_problems(f"{where}operators.{name}", name, operator, mesh)
+    for kind, layouts in (("inputs", entries.inputs), ("buffers", entries.buffers), ("outputs", entries.outputs)):
+        for name, layout in layouts.items():
+            yield from _axes_missing(f"{where}{kind}.{name}", layout, mesh)
+            if kind != "outputs":
+                yield from _partial(f"{where}{kind}.{name}", layout, mesh, "data comes in whole or split")
+
+
+def _parameter_problems(where: str, parameter: ParameterPlan, mesh: Mesh) -> Iterator[str]:
+    layouts = {"stored": parameter.stored, "used": parameter.used, "gradient": parameter.gradient}
+    shared = {"shared_forward": parameter.shared_forward, "shared_backward": parameter.shared_backward}
+    layouts |= {field: layout for field, layout in shared.items() if layout is not None}
+    for field, layout in layouts.items():
+        yield from _axes_missing(f"{where}.{field}", layout, mesh)
+        if field != "gradient":
+            yield from _partial(f"{where}.{field}", layout, mesh, "only its gradient can be one")
+
+
+def _operator_problems(where: str, name: str, operator: OperatorPlan, mesh: Mesh) -> Iterator[str]:
+    if len(operator.axes) != len(mesh.shape):
+        yield f"{where}.axes has {_counted(len(operator.axes), mesh, 'entry', 'entries')}"
+    for field, layouts in (("inputs", operator.inputs), ("outputs", operator.outputs)):
+        for index, layout in enumerate(layouts):
+            yield from _axes_missing(f"{where}.{field}[{index}]", layout, mesh)
+    for field, copies in (("shared_forward", operator.shared_forward), ("shared_backward", operator.shared_backward)):
+        if copies and len(copies) != len(operator.outputs):
+            yield f"{where}.{field} has {len(copies)} entries; the operator has {len(operator.outputs)} outputs"
+        for index, copy in enumerate(copies):
+            yield from _axes_missing(f"{where}.{field}[{index}]", copy or operator.outputs[index], mesh)
+    if operator.recompute and name.endswith("/bwd"):
+        yield f"{where}.recompute is true; only operators of forward can be computed again in backward"
+    for axis, choice in enumerate(operator.axes):
+        yield from _choice_problems(where, operator, mesh, axis, choice)
+
+
+def _choice_problems(where: str, operator: OperatorPlan, mesh: Mesh, axis: int, choice: str | None) -> Iterator[str]:
+    """Whether the layouts do what the operator says of one axis. An axis of size 1 splits nothing."""
+    if mesh.shape[axis] == 1:
+        return
+    before = [layout[axis] for layout in operator.inputs]
+    after = [layout[axis] for layout in operator.outputs]
+    if choice is None:
+        fits = all(isinstance(placement, Replicate) for placement in (*before, *after))
+        wrong = "axes says null, so the operator runs whole there"
+    elif choice == PARTIAL_SUMS:
+        fits = all(isinstance(placement, Partial) for placement in after)
+        wrong = "axes says that partial sums pass through"
+    else:
+        fits = any(isinstance(placement, Shard) for placement in (*before, *after))
+        wrong = f"axes says that it splits {choice!r}"
+    if not fits:
+        lie = f"its inputs are {format_layout(tuple(before))} and its outputs {format_layout(tuple(after))} there"
+        yield f"{where} on axis {mesh.axis_names[axis]!r}: {wrong}, but {lie}; edit one of them"
+
+
+def _kernel_problems(plan: PlanValue) -> Iterator[str]:
+    """Kernels of ours that do not exist."""
+    for kind in plan.kernels:
+        if kind not in KERNELS:
+            yield f"kernels: {kind!r} is none of ours; write some of {', '.join(KERNELS)}"
+
+
+def _collective_problems(plan: PlanValue) -> Iterator[str]:
+    """What is wrong with sizes of buckets and numbers of chunks, per kind of collective."""
+    least = {"bucket_bytes": (plan.bucket_bytes or {}, 0), "product_chunks": (plan.product_chunks, 1)}
+    for field, (given, smallest) in least.items():
+        for kind, value in given.items():
+            if kind not in COLLECTIVES:
+                yield f"{field}.{kind}: there is no such collective; write one of {', '.join(sorted(COLLECTIVES))}"
+            elif value < smallest:
+                yield f"{field}.{kind} is {value}; write {smallest} or more"
+
+
+def _axes_missing(where: str, layout: Layout, mesh: Mesh) -> Iterator[str]:
+    if len(layout) != len(mesh.shape):
+        yield f"{where} has {_counted(len(layout), mesh, 'placement', 'placements')}"
+
+
+def _counted(count: int, mesh: Mesh, one: str, many: str) -> str:
+    axes = f"{len(mesh.shape)} {'axis' if len(mesh.shape) == 1 else 'axes'} ({', '.join(mesh.axis_names)})"
+    return f"{count} {one if count == 1 else many}; the layouts' mesh has {axes}: write one for each"
+
+
+def _partial(where: str, layout: Layout, mesh: Mesh, why: str) -> Iterator[str]:
+    for axis, placement in enumerate(layout):
+        if isinstance(placement, Partial):
+            yield f"{where} on axis {mesh.axis_names[axis]!r} is {placement}, a sum that is not complete: {why}"
+
+
+def _input_dims(plan: PlanValue) -> Iterator[str]:
+    """Inputs that are split along a dim which they do not have; the question holds their shapes."""
+    shapes = plan.input_shapes
+    for name, layout in plan.inputs.items():
+        if name not in shapes:
+            continue
+        shape = shapes[name]
+        for axis, placement in enumerate(layout):
+            if isinstance(placement, Shard) and placement.dim >= len(shape):
+                axis_name = plan.layout_mesh.axis_names[axis]
+                yield f"inputs.{name} on axis {axis_name!r} is {placement}; its shape {shape} has {len(shape)} dims"

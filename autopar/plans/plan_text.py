@@ -1,0 +1,348 @@
+"""A plan in words: `Plan.summary()`, the lines of `Plan.explain(name)`, and the rows of the command line's tables.
+
+Everything is computed from the plan alone, so a plan file explains itself where neither model nor planner is. Layers
+that repeat are shown once: `layers.0.up.weight` and `layers.1.up.weight` with equal layouts are `layers.*.up.weight`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from autopar.errors import ConfigurationError
+from autopar.layouts.moves import Way
+from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
+from autopar.layouts.redistribution import Step, steps_on
+from autopar.plans.plan_value import Baseline, OperatorPlan, ParameterPlan, PlanValue
+
+PLAN_COLUMNS = ("plan", "mesh", "step", "memory", "cost", "bound", "gap")
+"""step: predicted seconds; memory: predicted peak per device; cost, bound and gap: as certified, see `facts`."""
+ROUNDING = 1e-9
+"""A relative gap below this is rounding of the sums: the plan is optimal at its prices."""
+LARGEST_GROUPS = 40
+"""A summary lists at most this many groups of parameters; the file has them all."""
+OTHERS = 4
+"""Pipelines that an explanation lists beside the chosen one."""
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Three significant digits with the unit that fits: "12.8 ms"."""
+    if seconds is None:
+        return "-"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+
+
+def format_bytes(num_bytes: float | None) -> str:
+    """Binary units: "38.2 GiB"."""
+    if num_bytes is None:
+        return "-"
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(num_bytes) >= 1024**power:
+            return f"{num_bytes / 1024**power:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_mesh(sizes: Mapping[str, int]) -> str:
+    """Axes that split something: "dp_shard=2 tp=4"; "1 device" where none does."""
+    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "1 device"
+
+
+def format_placements(layout: Layout, mesh: Mesh) -> str:
+    """The placement on every axis that has a name and a size above one: "tp: S(0)"; "R" where nothing is split."""
+    chosen = [
+        f"{name}: {placement}"
+        for name, size, placement in zip(mesh.axis_names, mesh.shape, layout, strict=True)
+        if size > 1 and str(placement) != "R"
+    ]
+    return ", ".join(chosen) or "R"
+
+
+def plan_rows(plan: PlanValue) -> list[tuple[str, ...]]:
+    """The chosen plan and its baselines, one row of `PLAN_COLUMNS` each."""
+    groups = plan.staged.groups
+    shapes = " + ".join("x".join(map(str, group.shape)) for group in groups)
+    chosen = (
+        "chosen",
+        f"pp={shapes}" if groups else format_mesh(dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))),
+        format_seconds(plan.predicted.step_seconds),
+        format_bytes(plan.predicted.peak_bytes),
+        format_seconds(plan.objective_seconds),
+        format_seconds(plan.bound_seconds),
+        f"{plan.gap:.1e}" if plan.gap > ROUNDING else "0",
+    )
+    return [chosen, *(_baseline_row(baseline) for baseline in plan.baselines)]
+
+
+def _baseline_row(baseline: Baseline) -> tuple[str, ...]:
+    mesh = format_mesh(baseline.dims)
+    if baseline.predicted is None:
+        return (
+            baseline.name,
+            mesh,
+            "does not run" if baseline.error else "not priced",
+            "",
+            format_seconds(baseline.objective_seconds),
+            "",
+            "",
+        )
+    return (
+        baseline.name,
+        mesh,
+        format_seconds(baseline.predicted.step_seconds),
+        format_bytes(baseline.predicted.peak_bytes),
+        format_seconds(baseline.objective_seconds),
+        "",
+        "",
+    )
+
+
+def parameter_rows(plan: PlanValue) -> list[tuple[str, str, str]]:
+    """(pattern, how many, layouts) of parameters whose names differ in numbers only and that share their layouts."""
+    groups: dict[tuple[str, str], int] = {}
+    for name, parameter in plan.parameters.items():
+        key = (without_numbers(name), _parameter_layouts(parameter, plan.layout_mesh))
+        groups[key] = groups.get(key, 0) + 1
+    return [(pattern, str(count), layouts) for (pattern, layouts), count in groups.items()]
+
+
+def _parameter_layouts(parameter: ParameterPlan, mesh: Mesh) -> str:
+    stored, used = format_placements(parameter.stored, mesh), format_placements(parameter.used, mesh)
+    if stored == used:
+        return stored
+    kept = "kept for backward" if parameter.keep_gathered else "gathered again in backward"
+    return f"{stored} -> {used} ({kept})"
+
+
+def facts(plan: PlanValue) -> list[str]:
+    """Lines that belong under the table: cluster, parts of the step, largest memory, why baselines do not run,
+    uncovered operators, notes."""
+    lines = [
+        f"cluster {plan.cluster}, priced by {plan.profile}",
+        "step and memory (per device) are the simulator's; no plan costs less than the bound",
+    ]
+    if plan.micro_batches > 1:
+        lines.append(f"{plan.micro_batches} micro-batches: forward and backward of each in turn, gradients added up")
+    if plan.kernels:
+        lines.append(f"kernels of ours in the place of groups: {', '.join(plan.kernels)}; else {plan.kernel_backend}'s")
+    prediction = plan.predicted
+    lines.append(
+        f"step {format_seconds(prediction.step_seconds)} = compute {format_seconds(prediction.compute_seconds)}"
+        f" + communication that nothing hides {format_seconds(prediction.exposed_communication_seconds)}"
+    )
+    if prediction.bytes_by_kind:
+        parts = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])
+        lines.append("memory " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts))
+    lines.extend(f"{known.name} does not run: {known.error}" for known in plan.baselines if known.error)
+    lines.extend(f"{name}: {_number(value)}" for name, value in plan.statistics.items())
+    for operator, seconds in plan.uncovered.items():
+        lines.append(f"no rule for {operator}: replicated, +{format_seconds(seconds)} per step")
+    return [*lines, *plan.notes]
+
+
+def _number(value: float | int | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def summary(plan: PlanValue) -> str:
+    """The plan on one page: chosen plan beside the baselines, then the layouts of the parameters."""
+    rows = parameter_rows(plan)
+    lines = [align(PLAN_COLUMNS, plan_rows(plan)), "", *facts(plan), ""]
+    lines.append(align(("parameters", "count", "layout"), rows[:LARGEST_GROUPS]))
+    if len(rows) > LARGEST_GROUPS:
+        lines.append(f"... and {len(rows) - LARGEST_GROUPS} more groups")
+    return "\n".join(lines)
+
+
+def difference(this: PlanValue, other: PlanValue) -> str:
+    """Unified diff of the choices of two plans, empty when they are equal."""
+    return "\n".join(difflib.unified_diff(_choices(this), _choices(other), "this", "other", lineterm="", n=0))
+
+
+def _choices(plan: PlanValue) -> list[str]:
+    """One line per choice, in plan order, for `diff`."""
+    lines = [f"mesh {name}={size}" for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)]
+    lines.append(f"micro_batches {plan.micro_batches}")
+    if plan.in_stages:
+        lines.append(f"schedule {plan.staged.schedule}, {plan.staged.chunks} chunks {plan.staged.actions}")
+        lines += [
+            f"{stage.name} on {stage.rank_group} up to {stage.last_operator}{', gathers once' * stage.gather_once}"
+            for stage in plan.staged.stages
+        ]
+        lines += [f"group {i}: {g}" for i, g in enumerate(plan.staged.groups)]
+    for name, parameter in plan.parameters.items():
+        kept = " kept" if parameter.keep_gathered else ""
+        lines.append(f"{name}: stored {format_layout(parameter.stored)} used {format_layout(parameter.used)}{kept}")
+    for name, operator in plan.operators.items():
+        lines.append(f"{name}: {operator.axes} -> {[format_layout(layout) for layout in operator.outputs]}")
+    return lines
+
+
+def align(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell."""
+    table = [tuple(header), *map(tuple, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def matching_names(plan: PlanValue, name: str) -> list[str]:
+    """The parameter or operator `name`, what matches it as a glob (`layers.*.up.weight`), else everything inside the
+    module `name`. Raises ConfigurationError with the nearest names where nothing does."""
+    known = [*plan.parameters, *plan.operators]
+    if name in plan.parameters or name in plan.operators:
+        return [name]
+    found = fnmatch.filter(known, name) or [other for other in known if other.startswith((f"{name}.", f"{name}/"))]
+    if not found:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
+        raise ConfigurationError(f"the plan has no {name!r}; nearest: {', '.join(near) or 'nothing'}")
+    return found
+
+
+def without_numbers(name: str) -> str:
+    """ "layers.0.up.weight" -> "layers.*.up.weight": equal for the layers that repeat."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def layout_lines(plan: PlanValue, name: str) -> tuple[str, ...]:
+    """How a parameter or operator lies, with what is redistributed by which collectives."""
+    if name in plan.parameters:
+        return (f"parameter {name}", *_explain_parameter(plan.parameters[name], plan.layout_mesh))
+    return (f"operator {name}", *_explain_operator(plan.operators[name], plan.layout_mesh))
+
+
+def why_no_runner_up(plan: PlanValue, name: str) -> list[str]:
+    """What to say of a choice of which the plan itself names no other."""
+    if plan.in_stages and plan.alternatives:
+        return _other_pipelines(plan)
+    if not plan.explanations:
+        return ["no runner-up: the plan lists no other choices, so no search wrote it; its model could tell"]
+    if name not in plan.explanations:
+        return ["there is no other choice"]
+    return ["no other choice while all else stays: neighbours would have to follow; its model tells what that costs"]
+
+
+def _other_pipelines(plan: PlanValue) -> list[str]:
+    """What else the search compared: with stages, layouts are compared a sub-mesh at a time."""
+    lines = [f"the layout of the best plan on its stage's sub-mesh; as a whole {_step(plan.objective_seconds)}"]
+    for other in plan.alternatives[:OTHERS]:
+        if other.objective_seconds is not None:
+            lines.append(f"instead {other.name}: {_step(other.objective_seconds)}")
+        elif other.bound_seconds is not None:
+            lines.append(f"instead {other.name}: at least {_step(other.bound_seconds)}")
+        else:
+            lines.append(f"instead {other.name}: {other.error}")
+    more = len(plan.alternatives) - OTHERS
+    return [*lines, f"and {more} more in plan.alternatives"] if more > 0 else lines
+
+
+def _step(seconds: float) -> str:
+    return f"{format_seconds(seconds)} per step"
+
+
+def runners_up(plan: PlanValue, name: str) -> list[str]:
+    """What else a parameter or operator could be, each with what it adds to the step: "instead R: +1.2 ms per step"."""
+    return [
+        f"instead {description}: {'+' if delta >= 0 else '-'}{format_seconds(abs(delta))} per step"
+        for description, delta in plan.explanations.get(name, ())
+    ]
+
+
+def _explain_parameter(parameter: ParameterPlan, mesh: Mesh) -> list[str]:
+    lines = [
+        f"  stored    {format_placements(parameter.stored, mesh)}",
+        f"  used as   {format_placements(parameter.used, mesh)}{_steps(parameter.stored, parameter.used, mesh)}",
+        f"  gradient  {format_placements(parameter.gradient, mesh)}"
+        f"{_steps(parameter.gradient, parameter.stored, mesh)}",
+    ]
+    if parameter.stored != parameter.used:
+        again = "kept" if parameter.keep_gathered else "gathered again in backward"
+        lines.append(f"  the gathered weight is {again}")
+    for phase, shared in (("forward", parameter.shared_forward), ("backward", parameter.shared_backward)):
+        if shared is not None:
+            steps = _steps(parameter.used, shared, mesh)
+            lines.append(f"  shared by the consumers in {phase} as {format_placements(shared, mesh)}{steps}")
+    return lines
+
+
+def axes_at_work(operator: OperatorPlan, mesh: Mesh) -> str:
+    """What every axis of the mesh splits of an operator, see `axes_in_words`."""
+    return axes_in_words(operator.axes, operator.outputs, mesh)
+
+
+def axes_in_words(axes: Sequence[str | None], outputs: Sequence[Layout | None], mesh: Mesh) -> str:
+    """What every axis splits of an operator with these outputs: "dp_shard splits m (dim 0); tp splits k (partial
+    sums)"; "whole on every device" where none does."""
+    roles = [
+        f"{axis} {_role(axes[index], _placed(outputs, index))}"
+        for index, (axis, size) in enumerate(zip(mesh.axis_names, mesh.shape, strict=True))
+        if axes[index] is not None and size > 1
+    ]
+    return "; ".join(roles) or "whole on every device"
+
+
+def _role(name: str | None, placed: Placement) -> str:
+    """What an axis does that picks `name` of an operator's rule, and leaves an output placed so."""
+    if name == "partial":
+        return "passes partial sums on"
+    if isinstance(placed, Partial):
+        return f"splits {name} (partial {'sums' if placed.op == 'sum' else placed.op})"
+    if not isinstance(placed, Shard):
+        return f"splits {name}"
+    return f"splits dim {placed.dim}" if name == f"d{placed.dim}" else f"splits {name} (dim {placed.dim})"
+
+
+def _placed(outputs: Sequence[Layout | None], axis: int) -> Placement:
+    """What the first output that an axis divides is on that axis."""
+    divided = (layout[axis] for layout in outputs if layout is not None and layout[axis] != Replicate())
+    return next(divided, Replicate())
+
+
+def parameter_in_words(parameter: ParameterPlan, mesh: Mesh) -> str:
+    """ "stored dp_shard: S(0), used R"; "stored and used tp: S(1)"."""
+    stored, used = format_placements(parameter.stored, mesh), format_placements(parameter.used, mesh)
+    kept = ", kept for backward" if parameter.keep_gathered else ""
+    return f"stored and used {stored}{kept}" if stored == used else f"stored {stored}, used {used}{kept}"
+
+
+def _explain_operator(operator: OperatorPlan, mesh: Mesh) -> list[str]:
+    lines = [f"  {axes_at_work(operator, mesh)}"]
+    lines += [f"  operand {i}  {format_placements(layout, mesh)}" for i, layout in enumerate(operator.inputs)]
+    for index, layout in enumerate(operator.outputs):
+        lines.append(f"  output {index}   {format_placements(layout, mesh)}")
+        for phase, shared in (("forward", operator.shared_forward), ("backward", operator.shared_backward)):
+            target = shared[index] if index < len(shared) else None
+            if target is not None:
+                lines.append(f"    for {phase} {format_placements(target, mesh)}{_steps(layout, target, mesh)}")
+    if operator.recompute:
+        lines.append("  computed again in backward")
+    return lines
+
+
+def _steps(source: Layout, target: Layout, mesh: Mesh) -> str:
+    """The collectives between two layouts: "  by all_gather(dp_shard)"; empty where there are none.
+
+    A plan has no shapes, so both ways are named where an axis waits in another dim if a large tensor has one that it
+    divides. Blocks are taken as even; the plan's notes name the uneven ones.
+    """
+    dims = [placement.dim for placement in (*source, *target) if isinstance(placement, Shard)]
+    spare = Shard(max(dims, default=-1) + 1)
+    straight = _collectives(steps_on(Way.STRAIGHT, source, target), mesh)
+    waiting = _collectives(steps_on(Way.WAITING, source, target, spare=spare), mesh)
+    if straight == waiting:
+        return f"  by {straight}" if straight else ""
+    return f"  by {straight}; by {waiting} where another dim of a large tensor has room"
+
+
+def _collectives(steps: Sequence[Step], mesh: Mesh) -> str:
+    return ", ".join(
+        f"{step.kind}({'+'.join(mesh.axis_names[axis] for axis in step.axes)})"
+        for step in steps
+        if math.prod(mesh.shape[axis] for axis in step.axes) > 1
+    )

@@ -1,0 +1,253 @@
+"""Priced stages: what the ranks of every stage of a plan run, lowered as for the runtime, with what prices it.
+
+    graphs = step_graphs(plan, program, cluster)
+    graphs.of[2].lowered             the graphs of every `2F..`, `2B..`, `2I..` and `2W..`, and what runs once per step
+    graphs.of[2].cluster, .mesh      where it stands: its share of the cluster, and the axes that its graphs name
+
+Equal rank groups are priced on the whole mesh, whose axes say which links they share. Unequal ones have each a mesh and
+a share of the cluster of their own, of one part where devices are of several kinds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from autopar.cost_models.collective_costs import collective_seconds
+from autopar.cost_models.program_timeline import PassBytes
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events
+from autopar.graphs.node_values import node_bytes
+from autopar.hardware.cluster import Cluster, GroupTopology, MixedCluster, between_groups, refuse_mixed
+from autopar.layouts.placement import Layout, Mesh, local_shape
+from autopar.passes.lowering.chain import lowered_on, start_early
+from autopar.passes.lowering.stage import LoweredStage
+from autopar.passes.stages.cut_stages import Crossing, StagePrograms
+from autopar.planner.pipelines.rank_groups import cluster_of
+from autopar.plans.parallel_plan import Plan
+from autopar.program import MicroProgram, Program, returned_values
+from autopar.schedules.actions import Schedule
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PricedStage:
+    """One lowered stage on one rank, and what prices it. cluster, mesh: what its collectives cross."""
+
+    lowered: LoweredStage
+    cluster: Cluster
+    mesh: Mesh
+
+    @property
+    def number(self) -> int:
+        """Of the stage, in the order of the model."""
+        return self.lowered.number
+
+    @property
+    def plan(self) -> Plan:
+        """The layouts of its ranks."""
+        return self.lowered.plan
+
+    @cached_property
+    def live_ranges(self) -> list[LiveRange]:
+        """Of one micro-batch; what a stage gathers once per step is not among them."""
+        once = set[str]()
+        if self.lowered.prepared is not None:
+            prepared = self.lowered.prepared
+            graphs = [graph for graph in (prepared.forward, prepared.backward) if graph is not None]
+            once = {n.name for graph in graphs for n in graph.graph.nodes if n.name.startswith("prepared_")}
+        return [live for live in memory_events(self.lowered.partition) if live.name not in once]
+
+    @cached_property
+    def bytes_of_passes(self) -> tuple[PassBytes, PassBytes]:
+        """(forward, backward) of one micro-batch; behind backward nothing is left, as gradients go into totals."""
+        live = tuple(float(held) for held in bytes_over_time(self.live_ranges))
+        live += (0.0,) * (1 + self.turn + self._backward_nodes - len(live))
+        forward, backward = live[: self.turn], live[self.turn : self.turn + self._backward_nodes]
+        saved = min(forward[-1:] + backward[:1], default=0.0)
+        if self.lowered.partition.backward is None:
+            return PassBytes(live=forward, before=0.0, after=forward[-1]), PassBytes(live=(), before=0.0, after=0.0)
+        return PassBytes(live=forward, before=0.0, after=saved), PassBytes(live=backward, before=saved, after=0.0)
+
+    @property
+    def turn(self) -> int:
+        """Nodes of forward: live ranges count those of backward from here on."""
+        return sum(node.op != "output" for node in self.lowered.partition.forward.graph.nodes)
+
+    @property
+    def _backward_nodes(self) -> int:
+        backward = self.lowered.partition.backward
+        return 0 if backward is None else sum(node.op != "output" for node in backward.graph.nodes)
+
+    @cached_property
+    def kept_for_weights(self) -> tuple[fx.Node, ...]:
+        """What the first half of backward hands to the second, but for parameters."""
+        if self.lowered.halves is None:
+            return ()
+        kept = dict.fromkeys(returned_values(self.lowered.halves.inputs.graph)[self.lowered.sent :])
+        return tuple(node for node in kept if node.name not in self.lowered.partition.parameters)
+
+    @cached_property
+    def kept_bytes(self) -> float:
+        """Bytes that the half of backward for inputs keeps for that of weights."""
+        return float(sum(node_bytes(node) for node in self.kept_for_weights))
+
+    @cached_property
+    def gathered_bytes(self) -> Mapping[str, float]:
+        """Operator or parameter -> bytes of what is gathered once per step and stays for it."""
+        if self.lowered.prepared is None:
+            return {}
+        graph, parameters = self.lowered.prepared.prepare, frozenset(self.lowered.prepared.parameters)
+        alone = Partition(forward=graph, backward=None, saved=(), parameters=parameters)
+        nodes = {node.name: node for node in graph.graph.nodes}
+        end = len(nodes) - 1
+        found: dict[str, float] = {}
+        for live in memory_events(alone):  # views of what is gathered have no bytes of their own
+            if live.last_index == end:
+                name = str(nodes[live.name].meta.get("operator", live.name))
+                found[name] = found.get(name, 0.0) + float(live.bytes)
+        return found
+
+    @cached_property
+    def total_bytes(self) -> Mapping[str, float]:
+        """Parameter -> bytes of the total of its gradient, whole where the stage reduces it once per step."""
+        gradients = [output.name for output in self.lowered.program.outputs if output.role == "gradient"]
+        backward = self.lowered.unreduced if self.lowered.late is None else self.lowered.late.unreduced
+        if backward is None:
+            return {}
+        values = returned_values(backward.graph)
+        return {gradients[index]: float(node_bytes(values[index])) for index in self.lowered.totals}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepGraphs:
+    """All stages of a plan, each on the first rank of its group, or at `place` there. cut: the whole program's, where
+    there are several stages; micro: how micro-batches make up the batch."""
+
+    plan: Plan
+    cluster: Cluster
+    schedule: Schedule
+    cut: StagePrograms | None
+    micro: MicroProgram
+    of: tuple[PricedStage, ...]
+    send_seconds: tuple[float, ...]
+    """From every stage to the next: what crosses the border in forward, of one rank."""
+    near: frozenset[int]
+    """The borders, by number, that lie inside of a node."""
+
+    @property
+    def holders(self) -> Mapping[str, frozenset[int]]:
+        """Parameter -> the stages that hold it, where there are several."""
+        return {} if self.cut is None else self.cut.holders
+
+    @property
+    def crossings(self) -> Sequence[Crossing]:
+        """The values that go from one stage to another."""
+        return () if self.cut is None else self.cut.crossings
+
+    def held_by(self, group: int) -> list[int]:
+        """The stages of a rank group, in the order of the model."""
+        return [stage for stage, holders in enumerate(self.schedule.holders) if group in holders]
+
+    def shared_gradients(self, group: int) -> tuple[list[int], float]:
+        """(the rank groups with which a group adds up gradients of parameters that they hold too, seconds of it on one
+        rank)."""
+        beside, seconds = set[int](), 0.0
+        for stage in self.held_by(group):
+            for entry in self.of[stage].lowered.program.inputs:
+                holders = self.holders.get(entry.name, frozenset()) if entry.role == "parameter" else frozenset()
+                groups = {other for holder in holders for other in self.schedule.holders[holder]}
+                if len(groups) > 1:
+                    beside |= groups
+                    nbytes = math.prod(entry.shape) * entry.dtype.itemsize
+                    seconds += _border_seconds(self.plan, self.cluster, (min(holders), max(holders)), nbytes)
+        return sorted(beside), seconds
+
+    def message(self, crossing: Crossing) -> tuple[int, float]:
+        """(bytes, seconds) of a value on its way from one rank of a stage to its peer of another."""
+        nbytes = _local_bytes(crossing, self.of[crossing.source].plan)
+        return nbytes, _border_seconds(self.plan, self.cluster, (crossing.source, crossing.target), nbytes)
+
+
+def step_graphs(plan: Plan, program: Program | MicroProgram, cluster: Cluster, place: int = 0) -> StepGraphs:
+    """The stages of a plan. program: in its micro-batches; place: the number of a rank inside its group.
+
+    Raises PlanMismatchError where the program cannot be cut so.
+    """
+    ranks = [group.first_rank + place % group.size for group in plan.rank_groups]
+    step = lowered_on(program, plan, ranks, until=start_early)
+    schedule = step.schedule or plan.staged.built(plan.micro_batches)
+    found = []
+    for stage in step.stages:
+        on, mesh = _stands_on(plan, cluster, schedule.holders[stage.number][0])
+        found.append(PricedStage(lowered=stage, cluster=on, mesh=mesh))
+    return StepGraphs(
+        plan=plan,
+        cluster=cluster,
+        schedule=schedule,
+        cut=step.cut,
+        micro=step.micro,
+        of=tuple(found),
+        send_seconds=() if step.cut is None else tuple(_sends(plan, step.cut, found, cluster)),
+        near=frozenset(e for e in range(len(found) - 1) if _between(plan, cluster, (e, e + 1))[0].nodes == 1),
+    )
+
+
+def _stands_on(plan: Plan, cluster: Cluster, group: int) -> tuple[Cluster, Mesh]:
+    """The cluster and the mesh that price the collectives of a rank group."""
+    if not plan.staged.groups:
+        refuse_mixed(cluster, "a pipeline of equal rank groups" if plan.in_stages else "a step without stages")
+        return cluster, plan.mesh
+    own = plan.on_group(group).mesh
+    return cluster_of(_part_of(plan, cluster, group), own.size), own
+
+
+def _part_of(plan: Plan, cluster: Cluster, group: int) -> Cluster:
+    """The part of a cluster of several kinds on which a rank group stands; else the cluster itself."""
+    if not isinstance(cluster, MixedCluster):
+        return cluster
+    first = plan.rank_groups[group].first_rank
+    return max(zip(cluster.first_ranks, cluster.parts, strict=True), key=lambda one: (one[0] <= first, one[0]))[1]
+
+
+def _sends(plan: Plan, cut: StagePrograms, stages: list[PricedStage], cluster: Cluster) -> list[float]:
+    found = []
+    for border in range(len(stages) - 1):
+        crossing = [c for c in cut.crossings if not c.is_backward and c.source <= border < c.target]
+        nbytes = sum(_local_bytes(c, stages[c.source].plan) for c in {c.name: c for c in crossing}.values())
+        found.append(_border_seconds(plan, cluster, (border, border + 1), nbytes))
+    return found
+
+
+def _border_seconds(plan: Plan, cluster: Cluster, ends: tuple[int, int], nbytes: float) -> float:
+    """Seconds from every device of one stage to its peer of the next, as the planner prices a border."""
+    topology, part = _between(plan, cluster, ends)
+    return float(collective_seconds("neighbours", nbytes, topology, part))
+
+
+def _between(plan: Plan, cluster: Cluster, ends: tuple[int, int]) -> tuple[GroupTopology, Cluster]:
+    """How the devices of two stages lie, and the cluster whose links they use."""
+    groups = [plan.stages[stage].rank_group for stage in ends]
+    if not plan.staged.groups:
+        return between_groups(cluster, plan.mesh.shape, (groups[0], groups[1])), cluster
+    own = plan.on_group(groups[0]).mesh
+    part, other = (_part_of(plan, cluster, group) for group in groups)
+    if part is not other:
+        side_by_side = min(own.size, part.devices_per_node)
+        topology = GroupTopology(ranks=2, nodes=2, ranks_per_node=1, groups_per_node=side_by_side)
+        part = replace(part, inter_link=cluster.inter_link)
+    else:
+        count = part.num_devices // own.size
+        shape = (count, *own.shape) if count > 1 else (part.num_devices,)
+        topology = GroupTopology.of(part, shape, (0,)).border
+    return topology, part
+
+
+def _local_bytes(crossing: Crossing, own: Plan) -> int:
+    value: Any = crossing.node.meta["val"]
+    layout: Layout = own.inputs[crossing.name]
+    return math.prod(local_shape(value.shape, layout, own.mesh, own.mesh.coordinate(0))) * int(value.dtype.itemsize)

@@ -1,0 +1,128 @@
+"""GraphWriter: puts one call in the place of several values of a lowered graph, without breaking its order.
+
+    write.replace(rms_norm, (x, weight, 1e-6), (out, rstd))
+        r = rms_norm(x, weight, 1e-6)        in front of the first reader of `out` or `rstd`
+        every reader of out reads r[0], cast and viewed as `out` was read; every reader of rstd reads r[1]
+
+Shapes and dtypes of what is written come from the operator itself, on meta tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from autopar.passes.kernels.graph_patterns import dtype_of, name_of, shape_of
+
+aten = torch.ops.aten
+
+
+class GraphWriter:
+    """Edits `graph` in place; `current` follows values that were replaced before."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._new: dict[fx.Node, fx.Node] = {}
+
+    def current(self, node: fx.Node) -> fx.Node:
+        """What stands for a value now."""
+        while node in self._new:
+            node = self._new[node]
+        return node
+
+    def viewed(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """The value in another shape of as many elements."""
+        node = self.current(node)
+        if shape_of(node) == tuple(shape):
+            return node
+        with self._graph.inserting_after(node):
+            view = self._graph.call_function(aten.reshape.default, (node, list(shape)))
+        return _describe(view, node)
+
+    def replace(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any],
+        old: Sequence[fx.Node | None],
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[fx.Node]:
+        """Let the outputs of a call stand for the values `old` (None: for nothing); they are returned in order."""
+        read = [form_of(self.current(value)) for value in old if value is not None]
+        place = min((user for value in read for user in value.users), default=None)
+        if place is None:
+            place = self._graph.output_node()
+        args = [map_arg(argument, self.current) for argument in args]
+        for argument in args:
+            if isinstance(argument, fx.Node):
+                self._bring(argument, place)
+        like = next(value for value in old if value is not None)
+        with self._graph.inserting_before(place):
+            call = _describe(self._graph.call_function(target, tuple(args), kwargs or {}), like)
+            outputs = self._outputs(call, like)
+            for value, output in zip(old, outputs, strict=True):
+                if value is not None:
+                    self._put(form_of(self.current(value)), output)
+        return outputs
+
+    def _outputs(self, call: fx.Node, like: fx.Node) -> list[fx.Node]:
+        if isinstance(call.meta["dtype"], torch.dtype):
+            return [call]
+        items = range(len(call.meta["dtype"]))
+        return [_describe(self._graph.call_function(operator.getitem, (call, item)), like) for item in items]
+
+    def _put(self, old: fx.Node, new: fx.Node) -> None:
+        """Readers of `old` read `new` in its dtype and shape; written where the graph inserts."""
+        if dtype_of(new) != dtype_of(old):
+            options: dict[str, Any] = {"dtype": dtype_of(old)}
+            new = _describe(self._graph.call_function(aten._to_copy.default, (new,), options), old)
+        if shape_of(new) != shape_of(old):
+            new = _describe(self._graph.call_function(aten.reshape.default, (new, list(shape_of(old)))), old)
+        old.replace_all_uses_with(new)
+        self._new[old] = new
+
+    def _bring(self, value: fx.Node, place: fx.Node) -> None:
+        """Move what `value` is made of in front of `place`, in its order, where it stands behind."""
+        late: set[fx.Node] = set()
+        stack = [value]
+        while stack:
+            node = stack.pop()
+            if node not in late and not node < place:
+                late.add(node)
+                stack.extend(node.all_input_nodes)
+        assert place not in late, f"{value} is made of {place}, in front of which it is needed"
+        for node in sorted(late):
+            place.prepend(node)
+
+
+def form_of(value: fx.Node) -> fx.Node:
+    """The value as its only reader takes it: behind views and changes of dtype that nobody else reads."""
+    while len(value.users) == 1:
+        (user,) = value.users
+        if name_of(user) not in ("reshape", "view", "_unsafe_view", "_to_copy") or user.args[0] is not value:
+            return value
+        value = user
+    return value
+
+
+def _describe(node: fx.Node, like: fx.Node) -> fx.Node:
+    """Local shapes and dtypes by the operator itself; phase and operator as of `like`."""
+    given_args, given_kwargs = map_arg((node.args, node.kwargs), _on_meta)
+    value = node.target(*given_args, **given_kwargs)  # type: ignore[operator]  # of a call_function, so it is callable
+    if isinstance(value, torch.Tensor):
+        node.meta = {"local_shape": tuple(value.shape), "dtype": value.dtype}
+    else:
+        node.meta = {"local_shape": tuple(tuple(v.shape) for v in value), "dtype": tuple(v.dtype for v in value)}
+    node.meta.update(phase=like.meta["phase"], operator=like.meta["operator"])
+    return node
+
+
+def _on_meta(node: fx.Node) -> Any:
+    shapes, dtypes = node.meta["local_shape"], node.meta["dtype"]
+    if isinstance(dtypes, torch.dtype):
+        return torch.empty(shapes, dtype=dtypes, device="meta")
+    return tuple(torch.empty(s, dtype=d, device="meta") for s, d in zip(shapes, dtypes, strict=True))

@@ -1,0 +1,156 @@
+"""Micro-batches: the two graphs of one rank -> graphs that run once per part of the batch.
+
+    forward(x, n) -> loss, count, saved           -->  statistics(x, n) -> count     forward(x, n) -> loss, saved
+    backward(saved, tangent) -> g                 -->  backward(saved, tangent, total) adds g to `total` in place
+
+Statistics (how many labels are not ignored) come first, for all parts; forward and backward of every part follow in
+turn, with the statistics of the whole batch as inputs. A gradient is added where it is made, so that beside the sums of
+all gradients one of them lives at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar._compat import LazyGraphModule
+from autopar.graphs.forward_backward import Partition
+from autopar.graphs.graph_copies import copied
+from autopar.graphs.node_values import node_bytes
+from autopar.ops.attention_operator import (
+    attention_backward_by_index,
+    attention_backward_with_mask_by_index,
+    attention_by_index,
+)
+from autopar.ops.dropout_operator import dropout_by_index
+from autopar.ops.random import exponential_by_index, integers_by_index, normal_by_index, uniform_by_index
+from autopar.program import MicroProgram, Program, returned_values
+
+_aten = torch.ops.aten
+DRAWING_FUNCTIONS = frozenset(
+    {
+        dropout_by_index,
+        uniform_by_index,
+        normal_by_index,
+        exponential_by_index,
+        integers_by_index,
+        attention_by_index,
+        attention_backward_by_index,
+        attention_backward_with_mask_by_index,
+    }
+)
+"""Functions whose last arguments are the runs of global indices and the global shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroPartition:
+    """The graphs of one part: `statistics` (None where there are none), and forward and backward as `partition`.
+
+    totals: for each accumulating placeholder of backward, the index of its gradient among the program's gradients.
+    They state no shape: a total lives all the time and is counted with the states of its parameter.
+    """
+
+    statistics: fx.GraphModule | None
+    partition: Partition
+    totals: tuple[int, ...]
+
+
+def for_micro_batches(program: Program, partition: Partition) -> MicroPartition:
+    """Split the statistics off, and let backward add to totals; `program` is the lowered one of `partition`."""
+    forward_outputs = [output for output in program.outputs if output.role != "gradient"]
+    positions = [index for index, output in enumerate(forward_outputs) if output.role == "statistic"]
+    forward, statistics = partition.forward, None
+    if positions:
+        returned = returned_values(forward.graph)
+        statistics = _returning(forward, [returned[index] for index in positions])
+        forward = _returning(forward, [value for index, value in enumerate(returned) if index not in positions])
+    backward, totals = partition.backward, tuple[int, ...]()
+    if backward is not None:
+        backward, totals = _accumulating(backward)
+    return MicroPartition(
+        statistics=statistics, partition=replace(partition, forward=forward, backward=backward), totals=totals
+    )
+
+
+def drawing_for(
+    graph_module: fx.GraphModule, draws: Mapping[str, int], part: int, count: int, pieces: int
+) -> fx.GraphModule:
+    """A copy whose random operators draw the numbers that the samples of one part have in the whole batch.
+
+    dropout_by_index(x, p, seed, salt, (((2, 2),),), (4,))    -->    dropout_by_index(..., (((6, 2),),), (8,))
+    on the second of two parts, with two pieces of the batch: this rank holds samples 2 and 3 of the part
+
+    draws: operator -> dim of the samples. pieces: how many pieces of the whole batch, one behind the other, every part
+    takes its samples from.
+    """
+    copy = LazyGraphModule(graph_module, copied(graph_module.graph))
+    for node in copy.graph.nodes:
+        dim = draws.get(str(node.meta.get("operator"))) if node.target in DRAWING_FUNCTIONS else None
+        if dim is None:
+            continue
+        *others, runs, shape = node.args
+        moved = tuple(_moved(start, length, shape[dim], part, count, pieces) for start, length in runs[dim])
+        runs = (*runs[:dim], sum(moved, ()), *runs[dim + 1 :])
+        node.args = (*others, runs, (*shape[:dim], shape[dim] * count, *shape[dim + 1 :]))
+    copy.recompile()
+    return copy
+
+
+def _moved(start: int, length: int, size: int, part: int, count: int, pieces: int) -> tuple[tuple[int, int], ...]:
+    """The runs in the whole batch of one run of indices of a part, whose dim has `size`."""
+    piece = size // pieces
+    found = []
+    while length > 0:
+        index, offset = divmod(start, piece)
+        taken = min(length, piece - offset)
+        found.append(((index * count + part) * piece + offset, taken))
+        start, length = start + taken, length - taken
+    return tuple(found)
+
+
+def joined_bytes(micro: MicroProgram, lowered: Program) -> float:
+    """Local bytes of outputs that wait until all parts are done, beside those of the part that runs."""
+    return float(
+        sum(
+            (micro.count - 1) * node_bytes(node)
+            for node, output in zip(lowered.returned, lowered.outputs, strict=True)
+            if output.role == "output" and isinstance(node, fx.Node) and micro.joined[output.name].dim is not None
+        )
+    )
+
+
+def _returning(graph_module: fx.GraphModule, results: Sequence[Any]) -> fx.GraphModule:
+    """A copy that returns `results` only; all placeholders stay."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(graph_module.graph, copies)
+    graph.output(tuple(copies[value] if isinstance(value, fx.Node) else value for value in results))
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    return LazyGraphModule(graph_module, graph)
+
+
+def _accumulating(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """A copy that adds every gradient to a total, a placeholder behind all others, where it is made."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(graph_module.graph, copies)
+    gradients = [
+        (index, copies[value])
+        for index, value in enumerate(returned_values(graph_module.graph))
+        if isinstance(value, fx.Node)
+    ]
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    added = []
+    for index, gradient in gradients:
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"total_{index}")
+        with graph.inserting_after(last if gradient.op == "placeholder" else gradient):
+            added.append(graph.call_function(_aten.add_.Tensor, (last, gradient)))
+        for node in (last, added[-1]):
+            node.meta = {key: gradient.meta[key] for key in ("phase", "operator") if key in gradient.meta}
+    graph.output(tuple(added))
+    return LazyGraphModule(graph_module, graph), tuple(index for index, _ in gradients)

@@ -1,0 +1,291 @@
+"""Measure the processes of a running job and the network between its nodes, as `autopar profile` does under torchrun.
+
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:29500 -m autopar profile       # on both nodes
+
+Every process takes part and measures operators beside the others. Collectives, and sends to a neighbour, are timed
+between small products, as in a program, in every group of `groups_of_job` while its siblings do the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+
+from autopar.cost_models.job_profile import (
+    JobProfile,
+    LinkFit,
+    groups_of_job,
+    job_profile_path,
+    load_job_profile,
+    save_job_profile,
+)
+from autopar.cost_models.machine_profile import Measurement, Profile, fit_line
+from autopar.errors import AutoparError
+from autopar.hardware.cluster import machine_name, nodes_of_job
+from autopar.runtime.calibration.measure_machine import OnProgress, no_progress, profile_from_points, tables
+from autopar.runtime.calibration.measuring_worker import (
+    COLLECTIVES,
+    Effort,
+    census_points,
+    mean_over_ranks,
+    operator_points,
+)
+from autopar.runtime.calibration.operator_census import NUM_SAMPLES
+from autopar.runtime.collectives.host_graphs import wait
+from autopar.runtime.host_allocator import keep_freed_memory
+
+SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+"""Bytes of the full buffer."""
+LONGEST_CALL_SECONDS = 0.6
+"""Sizes that would take longer are left out: the line is known by then."""
+FEWEST_SIZES = 3
+WINDOW_SECONDS = 0.2
+FEWEST_CALLS, MOST_CALLS = 3, 20
+CROWD_SECONDS = 1.0
+MIN_COLLECTIVE_SECONDS = 2e-5
+"""What a collective costs at least: the difference of two noisy loops may come out negative."""
+BESIDE_SHARE = 0.8
+"""Of the length of a collective, in which products are timed beside it: it is on its way all the time."""
+SMALL_BYTES = 1 << 16
+"""Of an all_reduce that takes its starts and little else."""
+HIDDEN = 3.0
+"""How many times as long as such a collective the products beside it take, so that all of it that can be hidden is."""
+NEIGHBOURS = "neighbours"
+WORK_ROWS = 256
+"""Rows of the product between two collectives: a millisecond."""
+
+
+def in_job() -> bool:
+    """Whether torchrun has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+
+
+def calibrate_job(*, force: bool = False, on_progress: OnProgress = no_progress) -> JobProfile:
+    """The stored profile of this job's shape; measured (and stored by every node) where there is none, or with `force`.
+
+    Every process of the job has to call it. Raises AutoparError where the nodes hold unequal numbers of processes.
+    """
+    torch.set_num_threads(1)
+    begun = not dist.is_initialized()
+    if begun:
+        dist.init_process_group("gloo")
+    try:
+        nodes, ranks_per_node = _shape()
+        path = job_profile_path(machine_name(), nodes, ranks_per_node)
+        profile = _from_rank_0(None if force else load_job_profile(path))
+        if profile is None:
+            profile = _from_rank_0(_measure(nodes, ranks_per_node, on_progress))
+            assert profile is not None
+            if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+                save_job_profile(profile)
+            dist.barrier()
+        return profile
+    finally:
+        if begun:
+            dist.destroy_process_group()
+
+
+def _from_rank_0(profile: JobProfile | None) -> JobProfile | None:
+    """What rank 0 has: files of other nodes may be older."""
+    box = [profile]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def _shape() -> tuple[int, int]:
+    """(nodes, processes per node), the same on every process."""
+    world = dist.get_world_size()
+    mine = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    sizes = [0] * world
+    dist.all_gather_object(sizes, mine)
+    if len(set(sizes)) > 1 or world % mine:
+        raise AutoparError(f"nodes hold {sorted(set(sizes))} processes: start equally many on each, and profile again")
+    return nodes_of_job(world), mine
+
+
+def _measure(nodes: int, ranks_per_node: int, on_progress: OnProgress) -> JobProfile:
+    step = _stepper(on_progress, NUM_SAMPLES + len(groups_of_job(nodes, ranks_per_node)) * (1 + len(COLLECTIVES)))
+    machine = _machine(step)
+    links = []
+    for (ranks, spanned), groups in groups_of_job(nodes, ranks_per_node).items():
+        group = _own(groups)
+        for kind in (*COLLECTIVES, NEIGHBOURS):
+            step()
+            run = shift if kind == NEIGHBOURS else partial(collective, kind)
+            points = tuple(_points(None if group is None else partial(run, group)))
+            latency, rate = fit_line([size for size, _ in points], [seconds for _, seconds in points])
+            fit = LinkFit(kind=kind, ranks=ranks, nodes=spanned, latency_seconds=latency, bytes_per_second=rate)
+            links.append(replace(fit, points=points))
+    everyone = next(fit for fit in links if fit.kind == "all_reduce" and fit.ranks == nodes * ranks_per_node)
+    return JobProfile(
+        machine=machine,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        links=tuple(links),
+        overlap_slowdown=_overlap_slowdown(everyone),
+        collective_host_seconds=_host_seconds(everyone),
+    )
+
+
+def _machine(step: Callable[[], None]) -> Profile:
+    """Operators of all processes at once, in CPU time, times what passes meanwhile."""
+    world = dist.get_world_size()
+    keep_freed_memory()
+    everyone: list[list[Measurement]] = [[] for _ in range(world)]
+    effort = Effort()
+    points = [*operator_points(world, dist.barrier, effort), *census_points(step, effort, world, _crowd())]
+    dist.all_gather_object(everyone, points)
+    return profile_from_points(mean_over_ranks([point for points in everyone for point in points]))
+
+
+def _crowd() -> float:
+    """Seconds that pass per second of CPU time while every process computes, on average: 2 where a process gets half
+    a core, by the cores of its machine or by a limit that was set to it."""
+    matrix = torch.randn(WORK_ROWS, WORK_ROWS)
+    dist.barrier()
+    begin, busy = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - begin < CROWD_SECONDS:
+        torch.mm(matrix, matrix)
+    found = torch.tensor([(time.perf_counter() - begin) / (time.thread_time() - busy)])
+    dist.all_reduce(found)
+    return max(1.0, float(found) / dist.get_world_size())
+
+
+def collective(kind: str, group: dist.ProcessGroup, size: int) -> None:
+    """Start one and wait for it."""
+    buffer = torch.zeros(size // 4)
+    wait(COLLECTIVES[kind](buffer, group.size(), group.group_name))
+
+
+def shift(group: dist.ProcessGroup, size: int) -> None:
+    """Every process sends to the next of its group, as stages of a pipeline do."""
+    buffer, received, mine = torch.zeros(size // 4), torch.empty(size // 4), dist.get_rank(group)
+    # the receive first: gloo says that it is ready on the same connection, and behind a send that message would wait
+    arrived = dist.irecv(received, group=group, group_src=(mine - 1) % group.size())
+    sent = dist.isend(buffer, group=group, group_dst=(mine + 1) % group.size())
+    assert sent is not None
+    assert arrived is not None
+    sent.wait()
+    arrived.wait()
+
+
+def _own(groups: list[list[int]]) -> dist.ProcessGroup | None:
+    """This process's group; every process makes all of them."""
+    own = None
+    for ranks in groups:
+        made = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            own = made
+    return own
+
+
+def _points(call: Callable[[int], None] | None) -> Iterator[tuple[float, float]]:
+    """(bytes, seconds that a collective of so many adds to a loop of products), of the slowest process.
+
+    call: starts and awaits one; None where this process is in no group of the shape, it then only waits for the others.
+    """
+    matrix = torch.randn(WORK_ROWS, WORK_ROWS)
+
+    def work_and_call(size: int) -> None:
+        torch.mm(matrix, matrix)
+        if call is not None:
+            call(size)
+
+    for number, size in enumerate(SIZES):
+        _slowest(work_and_call, size, 1)  # connections are made, windows opened
+        first = _slowest(work_and_call, size, 1)
+        if number >= FEWEST_SIZES and first > LONGEST_CALL_SECONDS:
+            return
+        calls = min(max(math.ceil(WINDOW_SECONDS / first), FEWEST_CALLS), MOST_CALLS)
+        added = _slowest(work_and_call, size, calls) - _slowest(lambda _: torch.mm(matrix, matrix), size, calls)
+        yield float(size), max(added, MIN_COLLECTIVE_SECONDS)
+
+
+def _overlap_slowdown(fit: LinkFit) -> float:
+    """How many times longer a product takes beside an all_reduce of all processes, on average; at least 1."""
+    group, (size, _) = dist.group.WORLD, fit.points[-1]
+    assert group is not None
+    matrix, buffer = torch.randn(WORK_ROWS, WORK_ROWS), torch.zeros(int(size) // 4)
+    window = BESIDE_SHARE * (fit.latency_seconds + size / fit.bytes_per_second)
+    alone, beside = [], []
+    for _ in range(FEWEST_CALLS):
+        dist.barrier()
+        alone.append(_seconds_of_product(matrix, window))
+        dist.barrier()
+        started = COLLECTIVES["all_reduce"](buffer, group.size(), group.group_name)
+        beside.append(_seconds_of_product(matrix, window))
+        wait(started)
+    found = torch.tensor([statistics.median(beside) / statistics.median(alone)])
+    dist.all_reduce(found)
+    return max(1.0, float(found) / group.size())
+
+
+def _host_seconds(fit: LinkFit) -> float:
+    """What a small all_reduce of all processes adds to products that take `HIDDEN` times as long, of the slowest
+    process: the share of the processor, which nothing hides."""
+    group = dist.group.WORLD
+    assert group is not None
+    matrix, buffer = torch.randn(WORK_ROWS, WORK_ROWS), torch.zeros(SMALL_BYTES // 4)
+    window = HIDDEN * (fit.latency_seconds + SMALL_BYTES / fit.bytes_per_second)
+    products = torch.tensor([math.ceil(window / _seconds_of_product(matrix, window))])
+    dist.all_reduce(products, op=dist.ReduceOp.MAX)
+
+    def work(_: int) -> None:
+        for _ in range(int(products)):
+            torch.mm(matrix, matrix)
+
+    def work_beside(size: int) -> None:
+        started = COLLECTIVES["all_reduce"](buffer, group.size(), group.group_name)
+        work(size)
+        wait(started)
+
+    calls = min(max(math.ceil(WINDOW_SECONDS / window), FEWEST_CALLS), MOST_CALLS)
+    pairs = [(_slowest(work_beside, 0, calls), _slowest(work, 0, calls)) for _ in range(FEWEST_CALLS)]
+    return max(0.0, statistics.median(beside - alone for beside, alone in pairs))
+
+
+def _seconds_of_product(matrix: torch.Tensor, window: float) -> float:
+    """Mean seconds of a product, of those that begin within so many seconds."""
+    begin, count = time.perf_counter(), 0
+    while (passed := time.perf_counter() - begin) < window or not count:
+        torch.mm(matrix, matrix)
+        count += 1
+    return passed / count
+
+
+def _slowest(call: Callable[[int], object], size: int, calls: int) -> float:
+    """Mean seconds of a call, of the slowest process of the job."""
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call(size)
+    seconds = torch.tensor([(time.perf_counter() - begin) / calls])
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return float(seconds)
+
+
+def _stepper(on_progress: OnProgress, of: int) -> Callable[[], None]:
+    """A function that counts its calls."""
+    done = itertools.count()
+    return lambda: on_progress(next(done), of)
+
+
+def job_tables(profile: JobProfile) -> list[Table]:
+    """The profile as rich tables: ceilings, then links by group."""
+    links = Table(title=f"{profile.nodes} nodes x {profile.ranks_per_node}: seconds = alpha + bytes / beta")
+    for header in ("collective", "ranks", "on nodes", "alpha us", "beta MB/s"):
+        links.add_column(header, justify="right")
+    for fit in profile.links:
+        numbers = (f"{fit.latency_seconds * 1e6:.0f}", f"{fit.bytes_per_second / 1e6:.1f}")
+        links.add_row(fit.kind, str(fit.ranks), str(fit.nodes), *numbers)
+    return [tables(profile.machine)[0], links]

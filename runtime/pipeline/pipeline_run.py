@@ -1,0 +1,223 @@
+"""One step of a pipeline on one rank: its actions, one after the other, and what they leave for each other.
+
+0F0    takes values and what arrived, keeps what backward needs, sends what other stages read
+0B0    takes that and what arrived, adds gradients of parameters to totals, sends gradients
+0B-1   the same for a micro-batch of the step before, which left its backward to this one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from autopar.passes.stages.cut_stages import StagePrograms
+from autopar.program import Input, MicroProgram, Program
+from autopar.runtime.pipeline.pipeline_wires import Message, Wires
+from autopar.runtime.pipeline.stage_passes import StageGraphs, Totals
+from autopar.runtime.process_groups import StageProcesses
+from autopar.runtime.step.differentiable_parts import BindPart
+from autopar.runtime.step.emit import local_tensor
+from autopar.schedules.actions import PipeAction, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineParts:
+    """What every step of a rank is made of. lowered: this rank's inputs and gradients, without a graph of its own;
+    graphs: of its stages."""
+
+    micro: MicroProgram
+    lowered: Program
+    groups: StageProcesses
+    stages: StagePrograms
+    graphs: Mapping[int, StageGraphs]
+    schedule: Schedule
+
+    @cached_property
+    def bound_inputs(self) -> tuple[Input, ...]:
+        """The inputs that `Bind` gives, in order."""
+        return self.lowered.inputs
+
+    @cached_property
+    def is_delayed(self) -> bool:
+        """Whether backward passes are left to the next step."""
+        return any(action.micro_batch < 0 for action in self.schedule)
+
+
+@dataclass(kw_only=True, eq=False)
+class PipelineRun:
+    """One step: what its passes have left for each other. gradients: of this rank, once complete; None: not wanted."""
+
+    step: PipelineParts
+    bind: BindPart
+    pieces: int
+    schedule: Schedule
+    gradients: dict[str, torch.Tensor] | None
+    wires: Wires
+    loss_scale: float
+    before: PipelineRun | None
+    """The step that left passes to this one."""
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """A copy of the parameters, where backward passes are left to a step that has others."""
+    arrived: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
+    """As `here`, from other ranks, for passes that are left to the next step."""
+    whole_statistics: dict[str, torch.Tensor] = field(default_factory=dict)
+    results: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+    """Output -> micro-batch -> its value."""
+    prepared: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    totals: dict[int, Totals] = field(default_factory=dict)
+    here: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
+    """Values that go from one stage of this rank to another: (name, micro-batch, reading stage)."""
+    saved: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    """(stage, micro-batch) -> what forward saved; then what W needs."""
+
+    def actions(self, actions: Sequence[PipeAction]) -> None:
+        """Run them in order; what the next one receives is on its way while one computes."""
+        values = named(self.step.bound_inputs, self.bind(0))
+        delayed = self.gradients is not None and self.step.is_delayed
+        if delayed:
+            parameters = [value.name for value in self.step.bound_inputs if value.role == "parameter"]
+            self.weights = {name: values[name].detach().clone() for name in parameters}
+            values |= self.weights
+        for stage, graphs in self.step.graphs.items():
+            self.prepared[stage] = graphs.run_prepare(values)
+            if self.gradients is not None:
+                self.totals[stage] = graphs.zero_totals(self.step.groups.device)
+        del values
+        actions = [action for action in actions if action.micro_batch >= 0 or self.before is not None]
+        last = {} if delayed else {a.stage: index for index, a in enumerate(actions) if a.kind != "F"}
+        following: Iterator[PipeAction | None] = iter([*actions[1:], None])
+        for index, action in enumerate(actions):
+            received = self._receive(action)
+            later = next(following)
+            for message in self._messages(later) if later is not None else ():
+                self.wires.expect(message)
+            self.act(action, received)
+            if last.get(action.stage) == index:
+                self._complete(action.stage)
+
+    def leave_over(self, order: Sequence[Message]) -> None:
+        """Take in what the next step's passes read, and complete the gradients of the step before."""
+        for message in order:
+            key = (message.name, message.micro_batch, message.reader)
+            if message.target == self.step.groups.group and self.wires.is_unread(message):
+                self.arrived[key] = self.wires.receive(message)
+        if self.before is not None:
+            assert self.gradients is not None
+            for stage in self.before.totals:
+                self._add(self.step.graphs[stage].run_reduce(self.before.totals[stage]))
+        self.before = None
+
+    def act(self, action: PipeAction, received: dict[str, torch.Tensor]) -> None:
+        """One pass, and the start of what it sends. received: what it reads of other stages, emptied."""
+        graphs = self.step.graphs[action.stage]
+        if action.kind == "F":
+            self._forward(action, graphs, received)
+        elif graphs.backward is None:
+            return
+        elif action.kind == "W":
+            kept = self.saved.pop(action[::2])
+            graphs.run_weights(kept, self.totals[action.stage], action.micro_batch, self.pieces)
+        else:
+            self._backward(action, graphs, received)
+
+    def _of(self, micro_batch: int) -> tuple[PipelineRun, int]:
+        """The step to which a micro-batch belongs, and its number there."""
+        if micro_batch >= 0:
+            return self, micro_batch
+        assert self.before is not None
+        return self.before, micro_batch + self.step.micro.count
+
+    def _forward(self, action: PipeAction, graphs: StageGraphs, received: dict[str, torch.Tensor]) -> None:
+        values = named(self.step.bound_inputs, self.bind(action.micro_batch))
+        values |= self.weights | self.whole_statistics | received
+        prepared = self.prepared[action.stage]
+        results, sent, saved = graphs.run_forward(values, prepared, action.micro_batch, self.pieces)
+        for name, value in zip(graphs.results, results, strict=True):
+            self.results.setdefault(name, {})[action.micro_batch] = value
+        self._send(action, dict(zip(graphs.sent_forward, sent, strict=True)))
+        if self.gradients is not None:
+            self.saved[action[::2]] = saved
+
+    def _backward(self, action: PipeAction, graphs: StageGraphs, received: dict[str, torch.Tensor]) -> None:
+        run, part = self._of(action.micro_batch)
+        saved = run.saved.pop((action.stage, part))
+        for value in graphs.lowered.inputs:
+            if value.role == "tangent":
+                saved.append(received[value.name] if value.name in received else self._tangent(value))
+        received.clear()
+        sent, kept = graphs.run_backward(
+            saved,
+            run.prepared[action.stage],
+            run.totals[action.stage],
+            part,
+            self.pieces,
+            weights=action.kind == "B",
+        )
+        self._send(action, dict(zip(graphs.sent_backward, sent, strict=True)))
+        if action.kind == "I":
+            self.saved[action[::2]] = kept
+
+    def _complete(self, stage: int) -> None:
+        """Behind the last backward of a stage its gradients are summed over the ranks."""
+        self._add(self.step.graphs[stage].run_reduce(self.totals.pop(stage)))
+        del self.prepared[stage]
+
+    def _add(self, found: Mapping[str, torch.Tensor]) -> None:
+        assert self.gradients is not None
+        for name, gradient in found.items():
+            self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient
+
+    def _tangent(self, value: Input) -> torch.Tensor:
+        scale = self.step.micro.loss_scale * self.loss_scale
+        return torch.full(value.shape, scale, dtype=value.dtype, device=self.step.groups.device)
+
+    # between stages
+
+    def _messages(self, action: PipeAction) -> list[Message]:
+        """What a pass needs of other ranks."""
+        mine, found = self.step.groups.group, []
+        for crossing in self._crossings_into(action):
+            source = self.schedule.rank_of(crossing.source, action.micro_batch)
+            if source != mine and self._left_over(crossing.name, action) is None:
+                found.append(Message(crossing.name, action.micro_batch, action.stage, source, mine))
+        return found
+
+    def _crossings_into(self, action: PipeAction) -> list[Any]:
+        if action.kind == "W":
+            return []
+        return self.step.stages.crossings_into(action.stage, action.kind != "F")
+
+    def _receive(self, action: PipeAction) -> dict[str, torch.Tensor]:
+        received = {message.name: self.wires.receive(message) for message in self._messages(action)}
+        for crossing in self._crossings_into(action):
+            if crossing.name not in received:
+                left = self._left_over(crossing.name, action)
+                received[crossing.name] = (
+                    self.here.pop((crossing.name, action.micro_batch, action.stage)) if left is None else left
+                )
+        return received
+
+    def _left_over(self, name: str, action: PipeAction) -> torch.Tensor | None:
+        """What arrived in the step before for a pass that it left to this one."""
+        if action.micro_batch >= 0 or self.before is None:
+            return None
+        _, part = self._of(action.micro_batch)
+        return self.before.arrived.get((name, part, action.stage), self.before.here.get((name, part, action.stage)))
+
+    def _send(self, action: PipeAction, made: dict[str, torch.Tensor]) -> None:
+        mine = self.step.groups.group
+        for crossing in self.step.stages.crossings_from(action.stage, action.kind != "F"):
+            value, reader = made[crossing.name], self.schedule.rank_of(crossing.target, action.micro_batch)
+            if reader == mine:
+                self.here[crossing.name, action.micro_batch, crossing.target] = value
+            else:
+                self.wires.send(Message(crossing.name, action.micro_batch, crossing.target, mine, reader), value)
+
+
+def named(inputs: Sequence[Input], bound: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Local tensors by the name of their input."""
+    return {value.name: local_tensor(tensor) for value, tensor in zip(inputs, bound, strict=True)}

@@ -1,0 +1,205 @@
+"""The pipeline of a plan on one rank: the actions of its schedule, one after the other, between wires.
+
+    loss = module(batch)       0F0, 0F1, 0B0, 0F2, ...: all micro-batches through the stages of this rank
+    loss.backward()            hands out the gradients, times the incoming gradient of the loss
+
+A rank holds the parameters of its own stages. Gradients are added up over micro-batches where they are made; those of a
+parameter of several stages are added across their ranks at the end. Loss and outputs come back on every rank, broadcast
+by the ranks of the stage that makes them. A stage that stands on two ranks takes every micro-batch on one of them, and
+its parameters are shared like any that several ranks hold. Without gradients only the forward passes run.
+
+A schedule that leaves backward passes to the next step (micro-batch -1) hands out the gradients of the batch before,
+whole ones, at the weights that its forward saw: a step keeps a copy of them. The first step hands out zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.errors import ConfigurationError
+from autopar.plans.parallel_plan import Plan
+from autopar.program import Input, Output, Program
+from autopar.runtime.kernels import GraphCall
+from autopar.runtime.parameters import StageParameters
+from autopar.runtime.pipeline.pipeline_routes import SentPiece
+from autopar.runtime.pipeline.pipeline_run import PipelineParts, PipelineRun, named
+from autopar.runtime.pipeline.pipeline_wires import Form, Message, Wires, message_order
+from autopar.runtime.pipeline.shared_values import SharedGradients, StageResults
+from autopar.runtime.process_groups import rank
+from autopar.runtime.step.accumulation import HeldGradients
+from autopar.runtime.step.batch_parts import BatchParts, scaled
+from autopar.runtime.step.differentiable_parts import BindPart, run_differentiably
+from autopar.runtime.step.emitted_step import Bind
+from autopar.schedules.actions import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineStep(PipelineParts):
+    """The `Step` of a plan with stages. statistics: their graph and its inputs; forms: of what this rank sends or
+    receives; pieces: of a message; shared: what completes the gradients of parameters that other rank groups hold too;
+    results: what hands loss and outputs to every rank."""
+
+    plan: Plan
+    own_plan: Plan
+    statistics: tuple[GraphCall, tuple[Input, ...]] | None
+    forms: Mapping[str, Form]
+    pieces: Callable[[Message], Sequence[SentPiece]]
+    gradient_forms: Mapping[str, Form]
+    shared: SharedGradients
+    stage_parameters: StageParameters
+    results: StageResults
+    last_run: list[PipelineRun] = field(default_factory=list)
+    """Of a schedule that leaves passes to the next step: the step before, if there was one."""
+    rehearsed: list[frozenset[str]] = field(default_factory=list)
+    """Sets of kinds of passes whose graphs are compiled."""
+
+    @property
+    def program(self) -> Program:
+        """Of one micro-batch."""
+        return self.micro.program
+
+    @property
+    def whole(self) -> Program:
+        """Of the whole batch."""
+        return self.micro.whole
+
+    @property
+    def parts(self) -> BatchParts:
+        """How the batch is cut, and outputs joined."""
+        return BatchParts(micro=self.micro, plan=self.own_plan, groups=self.groups)
+
+    @property
+    def forward_outputs(self) -> tuple[Output, ...]:
+        """Loss and outputs of the whole: what a call returns."""
+        return tuple(output for output in self.program.outputs if output.role in ("loss", "output"))
+
+    def __call__(
+        self,
+        leaves: Sequence[Any],
+        bind: Bind,
+        held: HeldGradients,
+        *,
+        axes: Sequence[int],
+        local: bool,
+        loss_scale: float | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """As `Step` says. Raises ConfigurationError where local parts do not split."""
+        part_of = self.parts.split(axes, local)
+
+        def bound(part: int) -> list[torch.Tensor]:
+            return bind(part_of(leaves, part))
+
+        if not self.program.training or not torch.is_grad_enabled():
+            return self._run(bound, axes, None, self.forward_only, 1.0)
+        parameters = [
+            tensor for tensor, value in zip(bound(0), self.bound_inputs, strict=True) if value.role == "parameter"
+        ]
+        return run_differentiably(self, held, bound, axes, parameters, loss_scale)
+
+    @cached_property
+    def forward_only(self) -> Schedule:
+        """The forward passes of the schedule."""
+        return Schedule(tuple(tuple(a for a in actions if a.kind == "F") for actions in self.schedule.ranks))
+
+    @cached_property
+    def orders(self) -> dict[bool, list[Message]]:
+        """Whether gradients are wanted -> the order of all messages."""
+        sends = {
+            (stage, backward): [(c.name, c.target) for c in self.stages.crossings_from(stage, backward)]
+            for stage in range(self.schedule.num_stages)
+            for backward in (False, True)
+        }
+        return {True: message_order(self.schedule, sends), False: message_order(self.forward_only, sends)}
+
+    def run_with_gradients(
+        self, bind: BindPart, axes: Sequence[int], loss_scale: float | None
+    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor | None]]:
+        """(results, one complete gradient of the scaled loss per gradient of `lowered`).
+
+        Raises ConfigurationError for a loss scale where gradients are those of the step before, at another scale.
+        """
+        if self.is_delayed and loss_scale is not None:
+            raise ConfigurationError("a schedule that leaves passes to the next step takes no scaler; pick another one")
+        gradients: dict[str, torch.Tensor] = {}
+        results = self._run(bind, axes, gradients, self.schedule, loss_scale or 1.0)
+        device = self.groups.device
+        for name, form in self.gradient_forms.items():
+            if name not in gradients:
+                gradients[name] = torch.zeros(form.shape, dtype=form.dtype, device=device)
+        self.shared.complete(gradients)
+        if loss_scale is not None:
+            _overflow_together(gradients, device)
+        return results, [gradients[output.name] for output in self.lowered.outputs]
+
+    def _run(
+        self,
+        bind: BindPart,
+        axes: Sequence[int],
+        gradients: dict[str, torch.Tensor] | None,
+        schedule: Schedule,
+        loss_scale: float,
+    ) -> tuple[torch.Tensor, ...]:
+        self._rehearse(bind, schedule, axes)
+        before = self.last_run[0] if self.last_run and gradients is not None else None
+        order = [m for m in self.orders[gradients is not None] if before is not None or m.micro_batch >= 0]
+        wires = Wires(order, self.groups.group, rank(), self.pieces, self.forms, self.groups.device)
+        run = PipelineRun(
+            step=self,
+            bind=bind,
+            pieces=self.parts.pieces(axes),
+            schedule=schedule,
+            gradients=gradients,
+            wires=wires,
+            loss_scale=loss_scale,
+            before=before,
+        )
+        run.whole_statistics = self._statistics(bind)
+        run.actions(schedule.ranks[self.groups.group])
+        if gradients is not None and self.is_delayed:
+            run.leave_over(order)
+            self.last_run[:] = [run]
+        wires.finish()
+        return tuple(
+            self.results.everywhere(output, run.results.get(output.name, {}), self.parts, axes)
+            for output in self.forward_outputs
+        )
+
+    def _rehearse(self, bind: BindPart, schedule: Schedule, axes: Sequence[int]) -> None:
+        """Compile all graphs of this rank before the first step of a kind, where they are compiled."""
+        kinds = frozenset(action.kind for action in schedule)
+        if self.plan.kernel_backend != "inductor" or kinds in self.rehearsed:
+            return
+        self.rehearsed.append(kinds)
+        values = named(self.bound_inputs, bind(0)) | self._statistics(bind)
+        for graphs in self.graphs.values():
+            graphs.rehearse(values, kinds, self.parts.pieces(axes), self.groups.device)
+
+    def _statistics(self, bind: BindPart) -> dict[str, torch.Tensor]:
+        """The statistics of the whole batch, by name."""
+        if self.statistics is None:
+            return {}
+        compute, inputs = self.statistics
+        sums: list[torch.Tensor] = []
+        for part in range(self.micro.count):
+            values = named(self.bound_inputs, bind(part))
+            found = compute([values[value.name] for value in inputs])
+            sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
+        names = [output.name for output in self.program.outputs if output.role == "statistic"]
+        return {n: scaled(value, self.micro.statistic_scales[n]) for n, value in zip(names, sums, strict=True)}
+
+
+def _overflow_together(gradients: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Make the gradients of every rank infinite where those of one are: a GradScaler sees those of its rank only."""
+    finite = torch.ones((), device=device)
+    for gradient in gradients.values():
+        finite = finite * gradient.isfinite().all()
+    dist.all_reduce(finite, dist.ReduceOp.MIN)
+    if not bool(finite):
+        for gradient in gradients.values():
+            gradient.fill_(float("inf"))

@@ -1,0 +1,146 @@
+"""The bound graphs of one stage, and what goes into and out of each of its passes.
+
+P(parameters) -> prepared                            once per step, before all others
+F(values, received, prepared) -> results, sent, saved
+B(saved, tangents, prepared, totals) -> sent         I(saved, tangents, prepared, totals) -> sent, kept
+                                                     W(kept, totals)
+R(totals) -> gradients                               once per step, behind all others
+
+Totals are the gradients of this stage's parameters, added up over micro-batches and not yet summed over the ranks
+where that can wait (`passes/stages/late_sums.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.passes.lowering.micro_batch_graphs import drawing_for
+from autopar.passes.stages.late_sums import CutGraph
+from autopar.passes.stages.once_per_step import Prepared
+from autopar.passes.stages.weight_gradients import BackwardGraphs
+from autopar.program import MicroProgram, Program
+from autopar.runtime.kernels import GraphCall, kernels
+from autopar.runtime.pipeline.pipeline_wires import Form
+
+Totals = dict[int, torch.Tensor]
+"""By the index of the gradient among those of the stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageGraphs:
+    """Graphs of one stage on this rank, compiled at their first use; random numbers differ from part to part.
+
+    lowered: the stage's program. results: loss and outputs that it makes; sent_forward, sent_backward: the values that
+    it makes for others, each once; gradients: names of the gradients of its backward, what is sent first. prepared:
+    what is made once of the parameters, None: nothing; late: the sums over ranks that wait, None: none do.
+    """
+
+    lowered: Program
+    forward: fx.GraphModule
+    backward: BackwardGraphs | None
+    prepared: Prepared | None
+    late: CutGraph | None
+    total_forms: Mapping[int, Form]
+    results: tuple[str, ...]
+    sent_forward: tuple[str, ...]
+    sent_backward: tuple[str, ...]
+    gradients: tuple[str, ...]
+    micro: MicroProgram
+    backend: str
+    _made: dict[tuple[str, int, int], GraphCall] = field(default_factory=dict)
+
+    def run_prepare(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What is made once of the parameters. values: inputs by name."""
+        if self.prepared is None:
+            return []
+        names = {node.name: value.name for node, value in self._placeholders()}
+        arguments = [values[names[parameter]] for parameter in self.prepared.parameters]
+        return list(self._call("P", self.prepared.prepare, 0, 1)(arguments))
+
+    def run_forward(
+        self, values: Mapping[str, torch.Tensor], prepared: list[torch.Tensor], part: int, pieces: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]:
+        """(results, values for other stages, saved). values: inputs by name."""
+        arguments = [values[value.name] for value in self.lowered.inputs if value.role != "tangent"]
+        if self.prepared is not None:
+            arguments += [prepared[index] for index in self.prepared.of_forward]
+        returned = list(self._call("F", self.forward, part, pieces)(arguments))
+        made, ends = len(self.results), len(self.results) + len(self.sent_forward)
+        return returned[:made], returned[made:ends], returned[ends:]
+
+    def run_backward(
+        self, saved: list[Any], prepared: list[torch.Tensor], totals: Totals, part: int, pieces: int, *, weights: bool
+    ) -> tuple[list[torch.Tensor], list[Any]]:
+        """(gradients for other stages, what the gradients of the weights need). saved: with the tangents, emptied;
+        weights: those gradients too, so that nothing is kept for them."""
+        assert self.backward is not None
+        kind, graph, added = (
+            ("B", self.backward.whole, self.backward.totals)
+            if weights
+            else ("I", self.backward.inputs, self.backward.input_totals)
+        )
+        if self.prepared is not None:
+            saved += [prepared[index] for index in self.prepared.of_backward]
+        saved += [totals[index] for index in added]
+        returned = list(self._call(kind, graph, part, pieces)(saved))
+        sent = len(self.sent_backward)
+        return returned[:sent], returned[sent:]
+
+    def run_weights(self, kept: list[Any], totals: Totals, part: int, pieces: int) -> None:
+        """Add the gradients that I left out. kept: emptied."""
+        assert self.backward is not None
+        kept += [totals[index] for index in self.backward.weight_totals]
+        self._call("W", self.backward.weights, part, pieces)(kept)
+
+    def run_reduce(self, totals: Totals) -> dict[str, torch.Tensor]:
+        """The complete gradients of this stage's parameters, by name. totals: emptied."""
+        found = {self.gradients[index]: total for index, total in totals.items()}
+        if self.late is not None:
+            waiting = [totals[position] for position in self.late.positions]
+            totals.clear()
+            reduced = self._call("R", self.late.reduce, 0, 1)(waiting)
+            found.update(zip((self.gradients[p] for p in self.late.positions), reduced, strict=True))
+        return found
+
+    def rehearse(
+        self, values: Mapping[str, torch.Tensor], kinds: Collection[str], pieces: int, device: torch.device
+    ) -> None:
+        """Compile the graphs of these kinds of passes, by running each once: a rank that compiles within a step
+        lets the others wait longer than their transport does. values: inputs by name, zeros where they are missing."""
+        blank = {
+            value.name: torch.zeros(value.shape, dtype=value.dtype, device=device) for value in self.lowered.inputs
+        }
+        values = {**blank, **values}
+        prepared, totals = self.run_prepare(values), self.zero_totals(device)
+        for part in range(self.micro.count if self.micro.draws else 1):
+            self.run_forward(values, prepared, part, pieces)
+            for weights in [kind == "B" for kind in ("B", "I") if kind in kinds and self.backward is not None]:
+                _, _, saved = self.run_forward(values, prepared, part, pieces)
+                saved += [blank[value.name] for value in self.lowered.inputs if value.role == "tangent"]
+                _, kept = self.run_backward(saved, prepared, totals, part, pieces, weights=weights)
+                if not weights:
+                    self.run_weights(kept, totals, part, pieces)
+        if self.backward is not None and not {"B", "I"}.isdisjoint(kinds):
+            self.run_reduce(totals)
+
+    def zero_totals(self, device: torch.device) -> Totals:
+        """A total of zeros per gradient."""
+        return {
+            index: torch.zeros(form.shape, dtype=form.dtype, device=device) for index, form in self.total_forms.items()
+        }
+
+    def _placeholders(self) -> Iterator[tuple[fx.Node, Any]]:
+        return zip(self.lowered.placeholders, self.lowered.inputs, strict=True)
+
+    def _call(self, kind: str, graph: fx.GraphModule, part: int, pieces: int) -> GraphCall:
+        key = (kind, part, pieces) if self.micro.draws and kind not in "PR" else (kind, 0, 1)
+        if key not in self._made:
+            if self.micro.draws:
+                graph = drawing_for(graph, self.micro.draws, part, self.micro.count, pieces)
+            self._made[key] = kernels(graph, backend=self.backend)
+        return self._made[key]

@@ -1,0 +1,88 @@
+"""Commands about this machine and about plan files: doctor, cache, diff, run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import autopar
+from autopar.api import PLAN_VARIABLE
+from tests.cli.test_commands import autopar as command
+from tests.plans.test_plan_text import small_plan
+
+
+def test_the_doctor_names_what_is_there_and_what_is_not() -> None:
+    done = command("doctor", "--json")
+    found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 0
+    assert found["torch"]["found"].startswith(f"torch {torch.__version__}")
+    assert found["gloo"]["status"] == "ok"
+    assert (found["GPU"]["status"] == "ok") == torch.cuda.is_available()
+
+
+def test_a_cache_that_cannot_be_written_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path / "file" / "cache"))
+    done = command("doctor")
+    assert done.returncode == 2
+    assert "broken: cache" in done.stderr
+    assert "set AUTOPAR_CACHE" in " ".join(done.stdout.split())
+
+
+def test_the_cache_is_listed_and_cleared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "here-4.json").write_text("{}")
+    (tmp_path / "other.txt").write_text("kept")
+    listed = json.loads(command("cache", "--json").stdout)
+    assert listed["files"] == [{"file": "clusters/here-4.json", "bytes": 2}]
+    assert "1 files deleted" in command("cache", "--clear").stdout
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["other.txt"]
+
+
+def test_two_plans_are_compared(tmp_path: Path) -> None:
+    plan = small_plan()
+    plan.save(tmp_path / "a.json")
+    plan.with_(micro_batches=2).save(tmp_path / "b.json")
+    same = json.loads(command("diff", str(tmp_path / "a.json"), str(tmp_path / "a.json"), "--json").stdout)
+    assert same["equal"]
+    text = command("diff", str(tmp_path / "a.json"), str(tmp_path / "b.json")).stdout
+    assert re.search(r"^micro-batches: \S+ 1, \S+ 2$", text, re.MULTILINE), text
+
+
+def test_run_asks_how_many_processes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = command("run", "--", str(tmp_path / "train.py"))
+    assert done.returncode == 2
+    assert "--nproc-per-node" in done.stderr
+
+
+@pytest.mark.slow
+def test_run_starts_the_ranks_of_the_plan(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        "name = os.environ['RANK'] + 'of' + os.environ['WORLD_SIZE']\n"
+        "pathlib.Path(sys.argv[1], name).write_text(os.environ['AUTOPAR_PLAN'])\n"
+    )
+    plan = small_plan()
+    plan.save(tmp_path / "plan.json")
+    words = ["run", "--plan", str(tmp_path / "plan.json"), "--", str(script), str(tmp_path)]
+    done = subprocess.run([sys.executable, "-m", "autopar", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    started = sorted(tmp_path.glob(f"*of{plan.num_ranks}"))
+    assert len(started) == plan.num_ranks
+    assert {path.read_text() for path in started} == {os.fspath(tmp_path / "plan.json")}
+
+
+def test_compile_takes_the_plan_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(PLAN_VARIABLE, str(tmp_path / "missing.json"))
+    with pytest.raises(autopar.ConfigurationError, match=r"missing\.json"):
+        autopar.compile(torch.nn.Linear(2, 2), torch.ones(2, 2), loss_fn=lambda output, _: output.sum())

@@ -1,0 +1,75 @@
+"""`autopar rules` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.cli import main
+from tests.distributed.uncovered import UncoveredModel
+
+
+def uncovered_model() -> tuple[nn.Module, dict[str, Tensor]]:
+    model = UncoveredModel()
+    return model, {"x": torch.randn(4, next(model.parameters()).shape[-1])}
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main([*words])
+    return int(stopped.value.code or 0), capsys.readouterr().out
+
+
+def test_show_prints_the_string(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "rules", "show", "aten::mm") == (0, "m k, k n -> m n ; flops: 2*m*k*n\n")
+
+
+def test_show_says_what_to_do_without_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "rules", "show", "aten::nonzero")
+    assert code == 0
+    assert "rules discover aten::nonzero" in out
+
+
+def test_discover_prints_the_line_to_copy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    code, out = run(capsys, "rules", "discover", "aten::mm", "--example", "randn(6, 12), randn(12, 18)")
+    assert code == 0
+    assert out.startswith('autopar.register_rule("aten::mm", "a b, b c -> a c')
+
+
+def test_a_wrong_example_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "rules", "discover", "aten::mm", "--example", "randn(6,", "--json")
+    assert code == 2
+    assert "write for instance" in json.loads(out)["error"]["message"]
+
+
+def test_coverage_lists_operators_without_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("rules", "coverage", "tests.cli.test_rule_commands:uncovered_model", "--cluster", "8 H100-SXM", "--json")
+    code, out = run(capsys, *words)
+    assert code == 0
+    found = json.loads(out)
+    assert sorted(gap["operator"] for gap in found["gaps"]) == [
+        "autopar_test.cube.default",
+        "autopar_test.cube_backward.default",
+    ]
+    for gap in found["gaps"]:
+        assert 0 < gap["bytes_share"] < 1
+        assert gap["saved_seconds"] == pytest.approx(gap["replicated_seconds"] * 7 / 8)
+    assert found["calls"] > len(found["gaps"])
+
+
+def test_coverage_of_a_covered_model_has_no_gap(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(
+        capsys, "rules", "coverage", "tests.cli.test_rule_commands:covered_model", "--cluster", "8 H100-SXM"
+    )
+    assert code == 0
+    assert "without a rule" not in out
+
+
+def covered_model() -> tuple[nn.Module, dict[str, Tensor]]:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU()), {"input": torch.randn(2, 4)}

@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autopar.cost_models.operator_costs import (
+    copy_seconds,
+    element_flops,
+    matmul_flops_per_second,
+    operator_seconds,
+)
+from autopar.errors import ConfigurationError
+from autopar.hardware.cluster import Cluster
+
+H100 = Cluster.parse("8 H100").device
+CPU = Cluster.parse("4 cpu").device
+
+
+def test_a_large_matmul_runs_at_the_ceiling_that_a_busy_device_keeps() -> None:
+    n = 8192
+    seconds = operator_seconds(H100, flops=2 * n**3, bytes_moved=3 * 2 * n * n, dtype="bfloat16")
+    assert 2 * n**3 / seconds == pytest.approx(0.88 * 794.5e12, rel=0.01)
+
+
+def test_a_thin_matmul_is_bound_by_memory() -> None:
+    n = 8192
+    seconds = operator_seconds(H100, flops=2 * n * n, bytes_moved=2 * n * n, dtype="bfloat16")
+    assert seconds == pytest.approx(H100.launch_seconds + 2 * n * n / H100.memory_bytes_per_second)
+
+
+@pytest.mark.parametrize("device", [H100, CPU])
+@pytest.mark.parametrize("kind", ["matmul", "attention", "memory"])
+def test_cost_grows_with_flops_and_bytes_and_broadcasts(device, kind) -> None:
+    sizes = np.array([0.0, 1e3, 1e6, 1e9, 1e12])
+    seconds = operator_seconds(device, flops=sizes[:, None], bytes_moved=sizes[None], dtype="float32", kind=kind)
+    assert seconds.shape == (5, 5)
+    assert np.all(np.diff(seconds, axis=0) >= 0)
+    assert np.all(np.diff(seconds, axis=1) >= 0)
+    curves = device.curves
+    is_curve = curves is not None and kind == "memory"
+    launch = curves.memory["elementwise"].launch_seconds if is_curve else device.launch_seconds
+    assert seconds[0, 0] == launch
+
+
+def test_an_operator_without_a_kernel_of_its_own_costs_no_launch() -> None:
+    seconds = operator_seconds(CPU, flops=0, bytes_moved=[0, 0], dtype="float32", kind="memory", kernels=[0, 2])
+    assert list(seconds) == [0, 2 * CPU.launch_seconds]
+
+
+def test_a_dtype_without_a_rate_is_priced_by_its_nearest() -> None:
+    assert matmul_flops_per_second(H100, "float16") == matmul_flops_per_second(H100, "bfloat16")
+    assert matmul_flops_per_second(CPU, "bfloat16") == matmul_flops_per_second(CPU, "float32")
+    assert matmul_flops_per_second(CPU, "float64") == matmul_flops_per_second(CPU, "float32") / 2
+
+
+def test_a_device_without_rates_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="bfloat16"):
+        matmul_flops_per_second(replace(CPU, flops_per_second={}), "bfloat16")
+
+
+def test_a_copy_reads_and_writes_and_a_transposing_one_takes_longer() -> None:
+    plain, transposing = copy_seconds(H100, [0, 1e9]), copy_seconds(H100, [0, 1e9], transposing=True)
+    assert plain[0] == transposing[0] == 0
+    assert plain[1] == pytest.approx(H100.launch_seconds + 2e9 / H100.memory_bytes_per_second)
+    assert transposing[1] > plain[1]
+
+
+def test_gelu_is_bound_by_arithmetic_on_a_cpu_and_by_memory_on_a_gpu() -> None:
+    n = 2**20
+
+    def seconds(device, operator: str) -> float:
+        flops = n * element_flops(device, operator)
+        return float(operator_seconds(device, flops=flops, bytes_moved=8 * n, dtype="float32", kind="memory"))
+
+    assert seconds(CPU, "gelu") == pytest.approx(0.49e-9 * n, rel=0.1)  # measured: 0.489 ns per element
+    assert seconds(CPU, "gelu") > 2 * seconds(CPU, "add")
+    assert seconds(H100, "gelu") == seconds(H100, "add")

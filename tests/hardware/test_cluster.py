@@ -1,0 +1,195 @@
+import dataclasses
+import itertools
+import math
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from autopar.errors import ConfigurationError
+from autopar.hardware.cluster import (
+    Cluster,
+    GroupTopology,
+    MixedCluster,
+    between_groups,
+    machine_name,
+    measured_cluster_path,
+)
+from autopar.hardware.devices import preset_names
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "devices", "device"),
+    [
+        ("2x8 H100-SXM", 2, 8, "H100-SXM"),
+        ("1x8 H100-SXM", 1, 8, "H100-SXM"),
+        ("8 h100", 1, 8, "H100-SXM"),
+        ("16 A100", 2, 8, "A100-80"),
+        ("4x4 A10G", 4, 4, "A10G"),
+        ("32x8 A100-80 @ 800Gb", 32, 8, "A100-80"),
+        ("4 cpu", 1, 4, "CPU"),
+        ("1x4 CPU", 1, 4, "CPU"),
+        ("2 x 8 AWS-p4de", 2, 8, "A100-80"),
+        ("1x8 RTX4090@25 Gbit/s", 1, 8, "RTX4090"),
+    ],
+)
+def test_parse_reads_nodes_devices_and_name(text: str, nodes: int, devices: int, device: str) -> None:
+    cluster = Cluster.parse(text)
+    assert (cluster.num_nodes, cluster.devices_per_node, cluster.device.name) == (nodes, devices, device)
+    assert cluster.num_devices == nodes * devices
+    assert cluster.collective_backend == ("gloo" if device == "CPU" else "nccl")
+    assert cluster.profile.startswith("preset")
+
+
+def test_the_rate_after_the_at_sign_is_of_one_node() -> None:
+    slow, fast = Cluster.parse("2x8 A100-80 @ 100Gb"), Cluster.parse("2x8 A100-80 @ 800Gb")
+    assert fast.inter_link.bytes_per_second == pytest.approx(8 * slow.inter_link.bytes_per_second)
+    assert 0.8 * 12.5e9 < fast.inter_link.bytes_per_second < 12.5e9
+    assert Cluster.parse("2x8 A100 @ 100GB/s").inter_link == fast.inter_link
+
+
+def test_a_single_nic_is_shared_by_all_devices_of_the_node() -> None:
+    one, four = (Cluster.parse(f"2x{d} A10G").inter_link.bytes_per_second for d in (1, 4))
+    assert one == pytest.approx(4 * four)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_parses_and_names_the_source_of_every_number(name: str) -> None:
+    cluster = Cluster.parse(f"2x4 {name}")
+    assert all(cluster.device.sources.values())
+    assert cluster.intra_link.source
+    assert cluster.inter_link.source
+    assert all(f"flops_per_second[{dtype}]" in cluster.device.sources for dtype in cluster.device.flops_per_second)
+    assert cluster.intra_link.bytes_per_second > cluster.inter_link.bytes_per_second > 0
+    assert all(fit.source for fit in cluster.intra_link.fits)
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest_name_and_all_presets() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'H100-SXM'") as error:
+        Cluster.parse("8 H100-SMX")
+    assert all(name in str(error.value) for name in preset_names())
+
+
+@pytest.mark.parametrize("text", ["", "H100", "8xH100", "2x8x4 H100", "0 cpu", "9 H100", "8 H100 @ fast"])
+def test_malformed_text_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        Cluster.parse(text)
+
+
+def test_a_saved_cluster_reads_back_equal(tmp_path) -> None:
+    cluster = Cluster.parse("2x8 H100-SXM")
+    cluster.save(tmp_path / "cluster.json")
+    again = Cluster.from_file(tmp_path / "cluster.json")
+    assert again == cluster
+    assert again.fingerprint == cluster.fingerprint
+    assert dataclasses.replace(cluster, num_nodes=3).fingerprint != cluster.fingerprint
+
+
+def test_a_file_that_is_no_cluster_is_an_error(tmp_path) -> None:
+    (tmp_path / "cluster.json").write_text('{"name": 3}')
+    for name in ("cluster.json", "missing.json"):
+        with pytest.raises(ConfigurationError, match=name):
+            Cluster.from_file(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes", "expected"),
+    [
+        ((2, 8), (1,), (8, 1, 8, 1)),  # inside the nodes
+        ((2, 8), (0,), (2, 2, 1, 8)),  # across the nodes: 8 siblings share the NICs
+        ((2, 8), (0, 1), (16, 2, 8, 1)),
+        ((16,), (0,), (16, 2, 8, 1)),
+        ((8, 2), (0,), (8, 2, 4, 2)),
+        ((4, 2, 2), (0, 2), (8, 2, 4, 2)),
+        ((2, 8), (), (1, 1, 1, 8)),
+        ((4, 3), (1,), (3, 2, 3, 3)),  # 3 does not divide 8: the worst group spans two nodes
+    ],
+)
+def test_topology_of_mesh_axes_on_two_nodes_of_eight(mesh, axes, expected) -> None:
+    topology = GroupTopology.of(Cluster.parse("2x8 H100"), mesh, axes)
+    assert (topology.ranks, topology.nodes, topology.ranks_per_node, topology.groups_per_node) == expected
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 4, 6, 8, 16])
+@pytest.mark.parametrize("mesh", [(24,), (2, 12), (12, 2), (4, 6), (3, 8), (2, 3, 4), (4, 3, 2), (2, 2, 3, 2)])
+def test_topology_equals_the_count_over_all_ranks(mesh: tuple[int, ...], per_node: int) -> None:
+    cluster = dataclasses.replace(Cluster.parse("24x1 H100"), num_nodes=24, devices_per_node=per_node)
+    for size in range(len(mesh) + 1):
+        for axes in itertools.combinations(range(len(mesh)), size):
+            nodes_of_groups: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+            for rank, coordinates in enumerate(itertools.product(*map(range, mesh))):
+                group = tuple(c for axis, c in enumerate(coordinates) if axis not in axes)
+                nodes_of_groups[group][rank // per_node] += 1
+            found = GroupTopology.of(cluster, mesh, axes)
+            assert found.ranks == math.prod(mesh[axis] for axis in axes)
+            assert found.nodes == max(map(len, nodes_of_groups.values()))
+            assert found.ranks_per_node == max(max(counts.values()) for counts in nodes_of_groups.values())
+            siblings = Counter(node for counts in nodes_of_groups.values() for node in counts)
+            assert found.groups_per_node == max(siblings.values())
+
+
+def test_a_mesh_larger_than_the_cluster_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="needs 32 devices"):
+        GroupTopology.of(Cluster.parse("2x8 H100"), (4, 8), (0,))
+    with pytest.raises(ConfigurationError, match=r"no axes \[2\]"):
+        GroupTopology.of(Cluster.parse("2x8 H100"), (2, 8), (2,))
+
+
+def test_detect_prefers_the_measured_cluster_and_says_so(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    preset = Cluster.detect(world_size=3)
+    if preset.device.kind == "cuda":
+        pytest.skip("this machine has a GPU")
+    assert preset.profile.startswith("preset")
+    assert preset.num_devices == 3
+    measured = dataclasses.replace(preset, profile=f"measured: {machine_name()}")
+    measured.save(measured_cluster_path(3))
+    assert Cluster.detect(world_size=3) == measured
+    assert Cluster.detect(world_size=2).profile.startswith("preset")
+
+
+def test_several_kinds_are_joined_by_plus(tmp_path: Path) -> None:
+    cluster = Cluster.parse("1x8 H100-SXM + 2x8 A100-80 @ 100Gb")
+    assert isinstance(cluster, MixedCluster)
+    assert cluster.parts == (Cluster.parse("1x8 H100-SXM"), Cluster.parse("2x8 A100-80 @ 100Gb"))
+    assert (cluster.num_devices, cluster.num_nodes, cluster.first_ranks) == (24, 3, (0, 8))
+    assert cluster.inter_link == cluster.parts[1].inter_link, "the slower network lies between them"
+    assert Cluster.parse(cluster.name) == cluster
+    cluster.save(tmp_path / "mixed.json")
+    again = Cluster.from_file(tmp_path / "mixed.json")
+    assert again == cluster
+    assert again.fingerprint == cluster.fingerprint != cluster.parts[0].fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8 H100-SXM +", 'expected "<nodes>x<devices> <type>'),
+        ("8 H100-SXM + 8 A100-90", "did you mean 'A100-80'"),
+        ("8 H100-SXM + 0 A100", "has no device"),
+        ("8 H100-SXM + 4 cpu", "mixes devices of gloo and nccl"),
+    ],
+)
+def test_parts_that_cannot_be_meant_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Cluster.parse(text)
+
+
+def test_what_needs_equal_devices_refuses_several_kinds() -> None:
+    cluster = Cluster.parse("8 H100-SXM + 8 A100-80")
+    with pytest.raises(ConfigurationError, match=r"a mesh needs devices of one kind.*H100-SXM, A100-80"):
+        GroupTopology.of(cluster, (2, 8), (1,))
+
+
+def test_rank_groups_of_one_node_send_over_its_inside() -> None:
+    cluster = Cluster.parse("2x8 A100-80")
+    inside, across = (between_groups(cluster, (4, 4), ends) for ends in ((0, 1), (1, 2)))
+    assert (inside.nodes, inside.ranks, inside.groups_per_node) == (1, 2, 4)
+    assert across == GroupTopology.of(cluster, (4, 4), (0,)).border
+    assert across.nodes == 2
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (1, 16)])
+def test_rank_groups_that_fill_a_node_send_across(shape: tuple[int, int]) -> None:
+    cluster = Cluster.parse("2x8 A100-80")
+    assert between_groups(cluster, shape, (0, 1)) == GroupTopology.of(cluster, shape, (0,)).border

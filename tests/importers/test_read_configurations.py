@@ -1,0 +1,135 @@
+"""What the exporters write is read back with the same degrees; what a plan cannot be told is refused by its name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import autopar
+from autopar.cli.import_command import import_
+from autopar.errors import ConfigurationError
+from autopar.exporters.uniform import UniformPlan, nearest_uniform
+from autopar.exporters.written_configurations import configuration
+from autopar.importers.read_configurations import READERS, plan_options, read_configuration
+from benchmarks.models import gpt2, token_inputs
+from tests.plans.test_plan_text import small_plan
+
+PLAN = small_plan()
+FLAT = UniformPlan(
+    dp_replicate=2, dp_shard=4, tp=2, zero_stage=3, batch=64, sequence=128, sequence_parallel=True, precision="bf16"
+)
+STAGED = replace(FLAT, pp=2, schedule="interleaved", chunks=2, micro_batches=4, recompute="full")
+SAID = {
+    "torchtitan": ("dims", "micro_batches", "schedule", "recompute", "precision", "batch", "sequence"),
+    "megatron": ("dims", "micro_batches", "schedule", "recompute", "precision", "batch"),
+    "deepspeed": ("dims", "micro_batches", "precision", "batch"),
+    "accelerate": ("dims", "recompute", "precision"),
+}
+"""What each tool's configuration says of a plan."""
+
+
+def read(text: str, tool: str, num_devices: int = 16) -> UniformPlan:
+    return read_configuration(text, tool, num_devices=num_devices, origin="job")
+
+
+def exported(uniform: UniformPlan, tool: str) -> str:
+    return configuration(PLAN, uniform, tool).text
+
+
+UNIFORM = {
+    "hsdp": FLAT,
+    "ddp": replace(FLAT, dp_replicate=8, dp_shard=1, zero_stage=0),
+    "fsdp": replace(FLAT, dp_replicate=1, dp_shard=8),
+    "tp": replace(FLAT, dp_shard=1, zero_stage=0, dp_replicate=1, tp=16),
+    "stages": STAGED,
+}
+WITHOUT_STAGES = ("deepspeed", "accelerate")
+
+
+@pytest.mark.parametrize(
+    ("tool", "name"), [(t, n) for t in READERS for n in UNIFORM if n != "stages" or t not in WITHOUT_STAGES]
+)
+def test_an_export_is_read_back_with_its_degrees(tool: str, name: str) -> None:
+    uniform = UNIFORM[name]
+    found = read(exported(uniform, tool), tool, uniform.num_devices)
+    assert {name: getattr(found, name) for name in SAID[tool]} == {name: getattr(uniform, name) for name in SAID[tool]}
+
+
+def test_another_degree_is_another_plan() -> None:
+    """The mutation that the round trip must catch."""
+    text = exported(FLAT, "megatron").replace("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 4")
+    assert read(text, "megatron").dims == {"dp_replicate": 2, "dp_shard": 2, "tp": 4}
+
+
+def test_a_planned_model_comes_back() -> None:
+    model = gpt2(layers=1, width=64, heads=4, vocabulary=96, positions=32)
+    dims = {"dp_shard": 2, "tp": 2}
+    first = autopar.plan(model, token_inputs(96)(16, 32), cluster="4 A100-80", dims=dims, precision="bf16")
+    again = read(configuration(first, nearest_uniform(first), "torchtitan").text, "torchtitan", 4)
+    options = plan_options(again) | {"recompute": None}
+    second = autopar.plan(model, token_inputs(96)(16, 32), cluster="4 A100-80", **options)
+    assert (second.parameters, second.operators) == (first.parameters, first.operators)
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "words"),
+    [
+        ("torchtitan", "[parallelism]\ncontext_parallel_degree = 4", r"job \[parallelism\]: context_parallel_degree"),
+        ("torchtitan", "[parallelism]\nexpert_parallel_degree = 2", "expert parallelism is no axis"),
+        ("torchtitan", "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Other'",
+         "pipeline_parallel_schedule is 'Other', which a plan cannot say"),
+        ("torchtitan", "[training]\nenable_cpu_offload = true", "enable_cpu_offload is True; states live on"),
+        ("torchtitan", "[training", "job is no TOML"),
+        ("megatron", "--fp16 --tensor-model-parallel-size 2", "fp16 is True; a plan computes in fp32 or bf16"),
+        ("megatron", "--context-parallel-size 2", "context-parallel-size is '?2'?; context parallelism is no axis"),
+        ("megatron", "--tensor-model-parallel-size two", "'two'; it must be a whole number of at least 1"),
+        ("megatron", "train.py", "job holds no flag"),
+        ("megatron", "--tensor-model-parallel-size 3", "make 15 devices, the cluster has 16"),
+        ("deepspeed", '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}', "offload_param is"),
+        ("deepspeed", '{"fp16": {"enabled": true}}', "fp16 is enabled"),
+        ("deepspeed", "[]", r"job must be a table of settings, not \[\]"),
+        ("accelerate", "distributed_type: DEEPSPEED", "distributed_type is 'DEEPSPEED', which a plan cannot say"),
+        ("accelerate", "distributed_type: FSDP\nnum_processes: 8", "make 16 processes, num_processes is 8"),
+        ("accelerate", "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true",
+         "fsdp_offload_params is True"),
+        ("fsdp2", "import torch", "fsdp2 is Python, which is not read"),
+        ("alpa", "", "no importer for 'alpa': write one of torchtitan, megatron"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_said_is_refused_by_name(tool: str, text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        read(text, tool)
+
+
+def test_habits_of_the_tools_are_understood() -> None:
+    assert read("[parallelism]\ntensor_parallel_degree = 4", "torchtitan").dims == {"dp_shard": 4, "tp": 4}
+    assert read("distributed_type: FSDP", "accelerate").dims == {"dp_shard": 16}
+    assert read("distributed_type: MULTI_GPU", "accelerate").dims == {"dp_replicate": 16}
+    assert read('{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "none"}}}', "deepspeed").dims == {
+        "dp_shard": 16
+    }
+    script = "torchrun pretrain_gpt.py \\\n  --use-distributed-optimizer \\\n  --tensor-model-parallel-size=8 --bf16"
+    assert read(script, "megatron").dims == {"dp_shard": 2, "tp": 8}
+    unread = read("[parallelism]\ndata_parallel_shard_degree = 16\nenable_async_tensor_parallel = true", "torchtitan")
+    assert "enable_async_tensor_parallel" in unread.lost[0]
+
+
+def test_the_command_writes_a_plan_with_these_degrees(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 32, "n_head": 4,
+              "vocab_size": 96, "n_positions": 32}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = tmp_path / "flags.sh"
+    flags.write_text("--tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 8 --bf16")
+    words = [str(flags), "--from", "megatron", "--model", f"hf:{tmp_path / 'config.json'}", "--cluster", "4 H100-SXM"]
+    missing = CliRunner().invoke(import_, words)
+    assert isinstance(missing.exception, ConfigurationError)
+    assert "does not say the sequence length: give --seq" in str(missing.exception)
+    done = CliRunner().invoke(import_, [*words, "--seq", "16", "-o", str(tmp_path / "like.json")])
+    assert done.exit_code == 0, done.exception
+    plan = autopar.Plan.load(tmp_path / "like.json")
+    assert dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)) == {"dp_replicate": 2, "tp": 2}
+    assert (plan.question["batch"], plan.question["precision"]) == (8, "bf16")

@@ -1,0 +1,82 @@
+"""How many parts are tried: as long as some mesh may still be better than the best answer so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autopar.layouts.placement import Mesh
+from autopar.planner.meshes import choose_micro_batches as module
+from autopar.planner.meshes.choose_mesh import Chosen
+
+MESH = Mesh(("inner",), (8,))
+
+
+class Parts:
+    """Plans of 10 s in one part, of 8 s in two, where a mesh costs at least 6 s in any number."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def __call__(
+        self,
+        query: Any,
+        meshes: Sequence[Mesh],
+        floors: Mapping[Mesh, float] | None = None,
+        below: float = math.inf,
+        contender: object = None,
+    ) -> Chosen:
+        self.asked.append(below)
+        seconds = 10.0 if query.micro is None else 8.0
+        best: Any = SimpleNamespace(plan=SimpleNamespace(objective_seconds=seconds)) if seconds < below else None
+        return Chosen(best=best, failures=(), free_bounds={MESH: 6.0})
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, rival: float | None) -> tuple[Chosen, list[float]]:
+    recapture = SimpleNamespace(at_batch=lambda size: pytest.fail("captured"))
+    query: Any = SimpleNamespace(micro=None, micro_batches=None, recapture=recapture)
+    two = SimpleNamespace(micro=SimpleNamespace(count=2), deadline=SimpleNamespace(left=lambda: 1.0))
+    monkeypatch.setattr(module, "micro_batch_queries", lambda *_: iter([two]))
+    choose = Parts()
+    monkeypatch.setattr(module, "choose_mesh", choose)
+    monkeypatch.setattr(module, "Plain", SimpleNamespace(of=lambda plan: plan))
+    contender: Any = None if rival is None else SimpleNamespace(step_before=lambda work, plain: rival)
+    found = module.choose_micro_batches(query, [MESH], contender)
+    return found, choose.asked
+
+
+def objective(found: Chosen) -> float:
+    assert found.best is not None
+    return found.best.plan.objective_seconds
+
+
+def test_more_parts_must_beat_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, asked = chosen(monkeypatch, None)
+    assert objective(found) == 8.0
+    assert asked == [math.inf, 10.0]
+
+
+@pytest.mark.parametrize(("rival", "wanted"), [(9.5, 8.0), (9.1, 8.0)])
+def test_more_parts_must_beat_another_answer_too(monkeypatch: pytest.MonkeyPatch, rival: float, wanted: float) -> None:
+    found, asked = chosen(monkeypatch, rival)
+    assert objective(found) == wanted
+    assert asked == [math.inf, rival]
+
+
+def test_what_is_slower_than_another_answer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, parts_must_promise=1.0))
+    found, asked = chosen(monkeypatch, 7.0)
+    assert objective(found) == 10.0
+    assert asked == [math.inf, 7.0]
+
+
+@pytest.mark.parametrize("rival", [5.0, 8.0])
+def test_none_are_tried_where_another_answer_is_near_every_bound(monkeypatch: pytest.MonkeyPatch, rival: float) -> None:
+    found, asked = chosen(monkeypatch, rival)
+    assert objective(found) == 10.0
+    assert asked == [math.inf]

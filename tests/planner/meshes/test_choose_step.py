@@ -1,0 +1,92 @@
+"""The plan with the shortest played step is chosen among what several sums of costs and the baselines give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.hardware.cluster import Cluster
+from autopar.planner.meshes.baseline_plans import solved_baselines, usable
+from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
+from autopar.planner.meshes.choose_step import instead, shortest_step
+from autopar.planner.meshes.mesh_shapes import resolve_meshes
+from autopar.planner.one_mesh.mesh_plan import Candidate
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.planning import make_plan
+from autopar.planner.problem.limits import LIMITS
+from autopar.plans.parallel_plan import Plan
+from autopar.request import Request
+from tests.planner.problems import captured_mlp, free_query
+
+CLUSTER = Cluster.parse("4x1 H100-SXM")
+
+
+@pytest.fixture(scope="module")
+def query() -> Query:
+    return free_query(captured_mlp(batch=2048, width=2048), CLUSTER)
+
+
+@pytest.fixture(scope="module")
+def chosen(query: Query) -> Chosen:
+    return choose_mesh(query, resolve_meshes(CLUSTER, None, None))
+
+
+@pytest.fixture(scope="module")
+def known(query: Query) -> list[Candidate]:
+    return usable(solved_baselines(query, None), None)
+
+
+def step(candidate: Candidate | None) -> float:
+    assert candidate is not None
+    return candidate.plan.predicted.step_seconds
+
+
+def test_nothing_found_takes_longer_than_the_sum_s_optimum_or_a_known_plan(
+    query: Query, chosen: Chosen, known: list[Candidate]
+) -> None:
+    assert chosen.best is not None
+    found = shortest_step(query, chosen, known, step(chosen.best))
+    best = chosen.best if found is None else found.best
+    assert step(best) <= min(step(chosen.best), *(step(each) / (1.0 - LIMITS.played_least_gain) for each in known))
+
+
+def test_a_known_plan_that_is_played_faster_is_taken(query: Query, chosen: Chosen, known: list[Candidate]) -> None:
+    none_hidden = replace(query, search=replace(query.search, hidden_shares=()))
+    fastest = min(known, key=step)
+    found = shortest_step(none_hidden, replace(chosen, others=()), known, 2.0 * step(fastest))
+    assert found is not None
+    assert found.best is fastest
+    assert shortest_step(none_hidden, replace(chosen, others=()), known, step(fastest)) is None
+
+
+def test_a_share_finds_what_the_sum_does_not(query: Query, chosen: Chosen) -> None:
+    """From a poor start, so that every share has its chance; what it finds says under which sum."""
+    found = shortest_step(query, replace(chosen, others=()), (), 1e3)
+    assert found is not None
+    assert found.best is not None
+    assert found.best.plan.hidden_share in query.search.hidden_shares
+    assert found.best.plan.bound_seconds <= found.best.plan.objective_seconds
+    assert any("of the communication of parameters" in note for note in found.notes)
+
+
+def test_the_plan_says_what_it_took_the_place_of(query: Query, chosen: Chosen, known: list[Candidate]) -> None:
+    assert chosen.best is not None
+    plan = instead(chosen.best.plan, known[0].plan)
+    assert plan.alternatives[0].name == "smallest sum of costs"
+    assert plan.alternatives[0].predicted == chosen.best.plan.predicted
+    assert "chosen by its played step" in plan.notes[-1]
+
+
+def test_a_fast_search_asks_the_known_plans_only(query: Query) -> None:
+    plan: Plan = make_plan(query.program, Request(cluster=CLUSTER, mode="fast"))
+    assert plan.hidden_share == 0.0
+    known_steps = [b.predicted.step_seconds for b in plan.baselines if b.predicted is not None]
+    assert plan.predicted.step_seconds <= min(known_steps) / (1.0 - LIMITS.played_least_gain)
+
+
+def test_the_whole_search_is_never_slower_than_the_known_plans(query: Query) -> None:
+    plan = make_plan(query.program, Request(cluster=CLUSTER))
+    known_steps = [b.predicted.step_seconds for b in plan.baselines if b.predicted is not None]
+    assert known_steps
+    assert plan.predicted.step_seconds <= min(known_steps) / (1.0 - LIMITS.played_least_gain)

@@ -1,0 +1,56 @@
+"""Constraints: what is accepted, and errors that say what to write."""
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar.errors import ConfigurationError
+from autopar.layouts.placement import Replicate, Shard
+from autopar.planner.problem.constraints import EVERY_AXIS, parse_constraints
+
+
+def test_constraints_name_patterns_and_axes() -> None:
+    asked = {"*.weight": {"tp": "S(0)"}, "head": Replicate(), "layers.0": {"recompute": "full"}, "bias": "S(-1)"}
+    constraints = parse_constraints(asked)
+    assert constraints.placements == {
+        "*.weight": {"tp": Shard(0)},
+        "head": {EVERY_AXIS: Replicate()},
+        "bias": {EVERY_AXIS: Shard(-1)},
+    }
+    assert constraints.recompute == {"layers.0": "full"}
+
+
+def test_an_unknown_constraint_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no_replicated_compute"):
+        parse_constraints("fast")
+
+
+@pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard"])
+def test_a_batch_of_one_lets_operators_go(axis: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    plan = autopar.plan(model, torch.randn(1, 6, 8), cluster="4 H100-SXM", dims={axis: 4}, loss_fn=squares)
+    assert all(entry.axes != ("partial",) for name, entry in plan.operators.items() if "add" in name)
+    assert plan.gap < 1e-9
+
+
+def squares(output: torch.Tensor, batch: object) -> torch.Tensor:
+    return output.pow(2).mean()
+
+
+def test_what_a_user_writes_takes_the_place_of_what_the_axis_asks() -> None:
+    """tp stores matrices split and never gathers them; "R" is obeyed all the same, by the operator and the weight."""
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), torch.randn(4, 8)
+    options = {"cluster": "4 H100-SXM", "dims": {"tp": 4}, "loss_fn": squares}
+    preset = autopar.plan(model, x, **options)  # type: ignore[arg-type]
+    asked = autopar.plan(model, x, constraints={"0.weight": "R", "2/mm#0": "R"}, **options)  # type: ignore[arg-type]
+    assert str(preset.parameters["0.weight"].stored[0]) != "R"
+    assert str(asked.parameters["0.weight"].stored[0]) == "R"
+    assert str(asked.operators["2/mm#0"].outputs[0][0]) == "R"
+
+
+def test_an_axis_of_one_device_splits_nothing() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    plan = autopar.plan(model, torch.randn(4, 8), cluster="4 cpu", mesh=(4, 1), loss_fn=squares)
+    assert all(entry.axes[1] is None for entry in plan.operators.values())
+    assert all(parameter.stored[1] == Replicate() == parameter.used[1] for parameter in plan.parameters.values())

@@ -1,0 +1,130 @@
+"""Plans in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.errors import ConfigurationError
+from autopar.layouts.placement import Mesh, Partial, Replicate, Shard
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_text import format_bytes, format_seconds, matching_names, parameter_rows, plan_rows
+from autopar.plans.plan_value import Baseline, OperatorPlan, ParameterPlan, PipelinePlan, Prediction
+
+R, S0, P = Replicate(), Shard(0), Partial("sum")
+
+
+def small_plan() -> Plan:
+    """Two equal layers, ZeRO-3 over dp_shard and one weight split over tp."""
+    zero = ParameterPlan(stored=(S0, R), used=(R, R), gradient=(P, R))
+    megatron = ParameterPlan(stored=(R, S0), used=(R, S0), gradient=(P, S0))
+    operator = OperatorPlan(
+        axes=("batch", None), inputs=((S0, R), (R, R)), outputs=((S0, R),), shared_forward=((R, R),)
+    )
+    return Plan(
+        mesh=Mesh(("dp_shard", "tp"), (2, 4)),
+        parameters={"layers.0.up": zero, "layers.1.up": zero, "head": megatron},
+        operators={"layers.0.up/mm#0": operator},
+        inputs={"tokens": (S0, R)},
+        buffers={},
+        outputs={},
+        predicted=Prediction(step_seconds=0.0128, peak_bytes=3 * 1024**3),
+        objective_seconds=0.012,
+        bound_seconds=0.012,
+        gap=0.0,
+        fingerprint="",
+        cluster="1x8 H100-SXM",
+        profile="preset",
+        baselines=(
+            Baseline(
+                name="ZeRO-3",
+                dims={"dp_shard": 8},
+                objective_seconds=0.02,
+                predicted=Prediction(step_seconds=0.02, peak_bytes=1.0),
+            ),
+            Baseline(name="Megatron", dims={"tp": 8}, error="7 heads do not divide by 8"),
+        ),
+        explanations={"head": (("stored R", 3.1e-5),)},
+    )
+
+
+def test_units() -> None:
+    assert format_seconds(0.0128) == "12.8 ms"
+    assert format_seconds(3.1e-5) == "31 us"
+    assert format_seconds(0.0) == "0 s"
+    assert format_bytes(3 * 1024**3) == "3.0 GiB"
+    assert format_bytes(None) == "-"
+
+
+def test_equal_layers_are_one_row() -> None:
+    assert parameter_rows(small_plan()) == [
+        ("layers.*.up", "2", "dp_shard: S(0) -> R (gathered again in backward)"),
+        ("head", "1", "tp: S(0)"),
+    ]
+
+
+def test_rows_put_the_chosen_plan_beside_priced_and_impossible_baselines() -> None:
+    chosen, zero, megatron = plan_rows(small_plan())
+    assert chosen[:4] == ("chosen", "dp_shard=2 tp=4", "12.8 ms", "3.0 GiB")
+    assert zero[:3] == ("ZeRO-3", "dp_shard=8", "20 ms")
+    assert megatron[2] == "does not run"
+
+
+def test_summary_names_cluster_and_baselines() -> None:
+    text = small_plan().summary()
+    assert "1x8 H100-SXM" in text
+    assert "ZeRO-3" in text
+    assert "layers.*.up" in text
+    assert "Megatron does not run: 7 heads do not divide by 8" in text
+
+
+def test_explain_names_collectives_and_the_runner_up() -> None:
+    text = str(small_plan().explain("head"))
+    assert "instead stored R  +31 us" in text
+    assert "reduce" in str(small_plan().explain("layers.0.up"))
+    assert "all_gather(dp_shard)" in str(small_plan().explain("layers.0.up/mm#0"))
+
+
+def test_where_the_way_depends_on_sizes_that_a_plan_does_not_have_both_are_named() -> None:
+    plan = small_plan()
+    operator = replace(plan.operators["layers.0.up/mm#0"], shared_forward=((R, S0),))
+    text = str(replace(plan, operators={"layers.0.up/mm#0": operator}).explain("layers.0.up/mm#0"))
+    straight, waiting = "all_gather(dp_shard), slice(tp)", "slice(tp), all_gather(dp_shard), all_to_all(tp)"
+    assert f"tp: S(0)  by {straight}; by {waiting} where another dim of a large tensor has room" in text
+
+
+def test_explain_takes_a_module_and_lists_what_it_holds() -> None:
+    assert matching_names(small_plan(), "layers.0") == ["layers.0.up", "layers.0.up/mm#0"]
+
+
+def test_unknown_name_is_an_error_with_the_nearest_names() -> None:
+    with pytest.raises(ConfigurationError, match="nearest: head"):
+        small_plan().explain("heads")
+
+
+def test_a_plan_alone_says_why_it_names_no_other_choice() -> None:
+    plan = small_plan()
+    held = {**plan.explanations, "head": ()}
+    assert "neighbours would have to follow" in str(replace(plan, explanations=held).explain("head"))
+    assert "so no search wrote it" in str(replace(plan, explanations={}).explain("head"))
+    only = {name: others for name, others in held.items() if name != "head"} or {"other": ()}
+    assert "there is no other choice" in str(replace(plan, explanations=only).explain("head"))
+
+
+def test_a_pipeline_is_explained_by_what_was_compared() -> None:
+    stages = PipelinePlan(schedule="1f1b", chunks=1, stages=())
+    others = (
+        Baseline(name="without stages", dims={}, objective_seconds=0.02),
+        Baseline(name="pipeline pp=4 x 2", dims={}, bound_seconds=0.03),
+        Baseline(name="schedule zb-h2", dims={}, error="does not fit"),
+    )
+    plan = replace(small_plan(), pipeline=stages, explanations={}, mesh=Mesh(("pp", "dp_shard", "tp"), (2, 2, 4)))
+    text = str(replace(plan, alternatives=others).explain("head"))
+    assert "as a whole 12 ms per step" in text
+    assert "instead without stages: 20 ms per step" in text
+    assert "instead pipeline pp=4 x 2: at least 30 ms per step" in text
+    assert "instead schedule zb-h2: does not fit" in text
+    assert "no runner-up" not in text
+    assert "no runner-up" in str(plan.explain("head"))
+    assert "and 1 more in plan.alternatives" in str(replace(plan, alternatives=(*others, *others[:2])).explain("head"))
