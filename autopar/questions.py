@@ -190,6 +190,7 @@ def _report_uncovered(chosen: Plan, strict: bool) -> None:
 
 
 def as_cluster(cluster: Cluster | str | None) -> Cluster:
+    """The cluster that a user means: itself, a file of one, a description, or (None) this machine."""
     if isinstance(cluster, Cluster):
         return cluster
     if cluster is None:

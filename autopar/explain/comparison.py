@@ -39,7 +39,8 @@ class HasSource(Protocol):
     """The origin of a plan that was made in this process."""
 
     @property
-    def source(self) -> Source: ...
+    def source(self) -> Source:
+        """What the plan was made from."""
 
 
 def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:

@@ -80,6 +80,7 @@ def _spent(step: StepProgram) -> Iterator[Term]:
 
 
 def counted(actions: Sequence[ProgramAction], times: float) -> Iterator[Term]:
+    """The terms of these actions, which a step runs so many times."""
     for action in actions:
         is_kernel = action.stream == COMPUTE
         kind, axes = (COMPUTE, ()) if is_kernel else (action.kind, tuple(action.stream.split("+")))
