@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
+from autopar._compat import FakeTensorMode
 from autopar.layouts.placement import Mesh, local_shape
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.program import Program, returned_values
@@ -79,7 +80,7 @@ def check_graph(graph: fx.Graph, mesh: Mesh, where: str) -> None:
         made[node] = said = _said(node)
         if node.op != "call_function":
             continue
-        found = _collective(node, made, mesh, where) if _is_collective(node) else _computed(node, made, where)
+        found = _collective(node, made, mesh, where) if _is_collective(node) else _computed(node, made, said, where)
         if said is None:
             made[node] = found
         elif not _agree(said, found):
@@ -168,7 +169,7 @@ def _collective(node: fx.Node, made: Mapping[fx.Node, Forms], mesh: Mesh, where:
     return Form(rule(given.shape, ranks), given.dtype)
 
 
-def _computed(node: fx.Node, made: Mapping[fx.Node, Forms], where: str) -> Forms:
+def _computed(node: fx.Node, made: Mapping[fx.Node, Forms], said: Forms, where: str) -> Forms:
     """Local shapes and dtypes of what a call makes of its operands; None where that cannot be known without values."""
     if any(made[operand] is None for operand in node.all_input_nodes):
         return None
@@ -180,7 +181,8 @@ def _computed(node: fx.Node, made: Mapping[fx.Node, Forms], where: str) -> Forms
         return None if forms is None or isinstance(forms, Form) else forms[index]
     args, kwargs = _frozen(node.args, made), _frozen(node.kwargs, made)
     try:
-        return _run(node.target, args, kwargs)
+        found = _run(node.target, args, kwargs)
+        return found if _agree(said, found) else _run_on_cpu(node.target, args, kwargs)
     except Exception as error:
         raise CheckFailed(f"{where}: {node.name} = {node.target} does not run on its operands: {error}") from error
 
@@ -211,24 +213,31 @@ def _run(target: Callable[..., Any], args: Any, kwargs: Any) -> Forms:
     return _forms(target(*_thawed(args), **given))
 
 
-def _thawed(value: Any) -> Any:
+@functools.lru_cache(maxsize=10_000)
+def _run_on_cpu(target: Callable[..., Any], args: Any, kwargs: Any) -> Forms:
+    """On fake CPU tensors, as captured programs are: layer norms of bf16 have statistics of bf16 only there."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return _forms(target(*_thawed(args, "cpu"), **{key: _thawed(value, "cpu") for key, value in kwargs}))
+
+
+def _thawed(value: Any, device: str = "meta") -> Any:
     if isinstance(value, _Given):
-        return _tensors(value[0])
+        return _tensors(value[0], device)
     if isinstance(value, _Pairs):
-        return {key: _thawed(one) for key, one in value}
+        return {key: _thawed(one, device) for key, one in value}
     if isinstance(value, tuple):
         if len(value) == 2 and value[0] in ("bool", "int", "float"):
             return value[1]
-        return [_thawed(one) for one in value]
+        return [_thawed(one, device) for one in value]
     return value
 
 
-def _tensors(forms: Forms) -> Any:
+def _tensors(forms: Forms, device: str) -> Any:
     if forms is None:
         return None
     if isinstance(forms, Form):
-        return torch.empty(forms.shape, dtype=forms.dtype, device="meta")
-    return tuple(map(_tensors, forms))
+        return torch.empty(forms.shape, dtype=forms.dtype, device=device)
+    return tuple(_tensors(form, device) for form in forms)
 
 
 def _forms(value: Any) -> Forms:
