@@ -26,10 +26,13 @@ def _split_norm(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, 
     squares = context.describe(context.call(rows.row_squares, x, total, dims, count), shape, wide)
     squares = context.all_reduce(squares, axes)
     weight, eps = context.argument(args, kwargs, "weight"), context.global_argument("eps")
-    if not is_layer_norm:
-        return context.call(rows.rms_norm_block, x, weight, squares, count, eps)
-    bias = context.argument(args, kwargs, "bias")
-    return context.call(rows.layer_norm_block, x, weight, bias, total, squares, count, eps)
+    if is_layer_norm:
+        bias = context.argument(args, kwargs, "bias")
+        made = context.call(rows.layer_norm_block, x, weight, bias, total, squares, count, eps)
+    else:
+        made = context.call(rows.rms_norm_block, x, weight, squares, count, eps)
+    made.meta["dtype"] = (context.global_output().dtype, *[wide] * (1 + is_layer_norm))
+    return made
 
 
 def _split_norm_backward(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:

@@ -172,6 +172,7 @@ class _Lowering:
                 helper.meta.update(phase=self._emit.phase, operator=self._emit.operator)
 
     def _describe(self, produced: fx.Node, node: fx.Node, entry: OperatorPlan) -> None:
+        """Write the meta of what an operator makes; of several outputs an implementation may say other dtypes."""
         value = node.meta["val"]
         shapes = [
             None if shape is None else self._emit.local_shape(shape, layout)
@@ -180,7 +181,8 @@ class _Lowering:
         if isinstance(value, torch.Tensor):
             self._emit.describe(produced, shapes[0], value.dtype)
         else:
-            self._emit.describe(produced, tuple(shapes), tuple(getattr(v, "dtype", None) for v in value))
+            captured = tuple(getattr(v, "dtype", None) for v in value)
+            self._emit.describe(produced, tuple(shapes), produced.meta.get("dtype", captured))
 
     def _output_of_several(self, node: fx.Node) -> None:
         source, index = node.args
