@@ -4,8 +4,8 @@ Both read what is asked into a `Request` and walk the journey of a model:
 
     capture, tidy               `capture_model`    a module and inputs -> one graph of forward and backward
     enumerate, price, solve     `plan_program`     graph and request -> Plan, on any machine, without weights
-    lower                       `lower`            graph and Plan -> the graph of this rank, with its collectives
-    emit                        `emit`             that graph -> the function that this rank calls
+    lower                       `lowered_step`     graph and Plan -> the graphs of this rank, with their collectives
+    emit                        `emit_step`        those graphs -> the function that this rank calls
     run                         `ParallelModule`   parameters under their names, loss.backward(), any optimizer
 """
 
