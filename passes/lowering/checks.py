@@ -51,6 +51,9 @@ _SIZES: Mapping[object, Callable[[tuple[int, ...], int], tuple[int, ...]]] = {
 }
 """Collective -> what it makes of a local shape in a group of so many ranks."""
 
+OF_ONE_DEVICE = frozenset({torch.ops.aten._scaled_dot_product_cudnn_attention.default})
+"""Operators without a kernel for CPUs: what they keep for backward differs between devices."""
+
 
 class CheckFailed(AssertionError):
     """A lowered graph does not hold what it says: a fault of autopar, or of a pass that was added to it."""
@@ -171,7 +174,7 @@ def _collective(node: fx.Node, made: Mapping[fx.Node, Forms], mesh: Mesh, where:
 
 def _computed(node: fx.Node, made: Mapping[fx.Node, Forms], said: Forms, where: str) -> Forms:
     """Local shapes and dtypes of what a call makes of its operands; None where that cannot be known without values."""
-    if any(made[operand] is None for operand in node.all_input_nodes):
+    if any(made[operand] is None for operand in node.all_input_nodes) or node.target in OF_ONE_DEVICE:
         return None
     if node.target is operator.getitem:
         source, index = node.args

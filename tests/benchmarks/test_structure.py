@@ -29,7 +29,7 @@ FILES = {
     "house/planner/solver/bound.py": "def bound(x: int) -> int:\n    return x\n\n\nclass Search:\n"
     '    """Another."""\n',
     "house/planner/solver/table.py": '"""A table."""\nfrom house.planner.search import Search\n',
-    "tests/planner/problem/test_search_limits.py": "",
+    "tests/planner/test_search.py": "",
     "tests/test_journey.py": "",
     "tests/layers.py": 'LAYERS: tuple = (frozenset({"base", "rules"}), Layer("choices", {"planner"}))\n',
 }

@@ -28,8 +28,8 @@ LLAMA = PipelineTraffic(
 )
 
 
-def _query(cluster: Cluster) -> Query:
-    return cast("Query", SimpleNamespace(cluster=cluster, budget_bytes=75e9))
+def _query(cluster: Cluster, count: int | None = None) -> Query:
+    return cast("Query", SimpleNamespace(cluster=cluster, budget_bytes=75e9, micro_batches=count))
 
 
 def test_fewer_groups_and_more_micro_batches_wait_less() -> None:
@@ -61,7 +61,7 @@ def test_meshes_are_data_times_tensor_inside_of_a_node() -> None:
 
 
 def test_a_number_of_micro_batches_that_is_asked_for_is_the_only_one() -> None:
-    assert {one.count for one in estimates(_query(LARGE), LLAMA, 32)} == {32}
+    assert {one.count for one in estimates(_query(LARGE, 32), LLAMA)} == {32}
 
 
 def test_no_more_groups_than_pieces_of_the_model() -> None:
@@ -99,8 +99,8 @@ def test_a_slow_border_takes_as_long_as_what_crosses_it() -> None:
 
 
 def test_micro_batches_of_one_sample_come_behind_others_that_are_as_fast() -> None:
-    shapes = [(one.count, one.seconds) for one in estimates(_query(LARGE), replace(LLAMA, samples=64), 64)]
-    others = [(one.count, one.seconds) for one in estimates(_query(LARGE), replace(LLAMA, samples=64), 32)]
+    shapes = [(one.count, one.seconds) for one in estimates(_query(LARGE, 64), replace(LLAMA, samples=64))]
+    others = [(one.count, one.seconds) for one in estimates(_query(LARGE, 32), replace(LLAMA, samples=64))]
     plain = {count: formula_seconds(replace(LLAMA, samples=64), LARGE, 16, 128, 8, count) for count in (32, 64)}
     assert min(seconds for _, seconds in shapes) > 0.0
     assert any(seconds == pytest.approx(plain[64] * 1.03) for _, seconds in shapes)

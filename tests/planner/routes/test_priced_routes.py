@@ -138,7 +138,7 @@ def test_steps_that_only_the_lowering_takes_are_noticed(monkeypatch: pytest.Monk
 
 def test_bytes_that_only_the_planner_counts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(general_routes, "_BUFFER_BEHIND", [])
-    monkeypatch.setattr("autopar.planner.routes.general_routes", general_routes.GeneralRoutes)
+    monkeypatch.setattr("autopar.planner.routes.priced_routes.general_routes", general_routes.GeneralRoutes)
     mesh = Mesh(("a", "b"), (2, 4))
     assert any("all_gather" in difference for difference in differences(Routes(mesh.shape), (64, 64), mesh, 0))
 
