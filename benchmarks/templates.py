@@ -11,46 +11,51 @@ are sound.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import multiprocessing
 import os
+import select
 import signal
-import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 COUNT = 2
-POLL_SECONDS = 0.005
 
 Serve: TypeAlias = Callable[[Connection], None]
 
 
 class ForkedWorker:
-    """A process that a template forked; the kernel takes it away when it ends."""
+    """A process that a template forked, held by a descriptor: the kernel takes it away when it ends, and its number may
+    be another's by then."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        try:
+            self._process: int | None = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._process = None
+        weakref.finalize(self, _close, self._process)
 
     def kill(self) -> None:
         """End it, if it has not ended."""
-        if self._is_alive():
-            os.kill(self._pid, signal.SIGKILL)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def join(self) -> None:
         """Wait for its end."""
-        while self._is_alive():
-            time.sleep(POLL_SECONDS)
+        if self._process is not None:
+            select.select([self._process], [], [])
 
-    def _is_alive(self) -> bool:
-        try:
-            os.kill(self._pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+
+def _close(process: int | None) -> None:
+    if process is not None:
+        os.close(process)
 
 
 class Templates:

@@ -51,12 +51,13 @@ def from_every_rank(mine: Mapping[str, torch.Tensor], device: torch.device) -> d
 
 
 def attempt_on_all(action: Callable[[], Result]) -> Result:
-    """Run `action` on every rank. Where it raises an AutoparError on some, every rank raises, naming the first."""
-    error: AutoparError | None = None
+    """Run `action`, which starts no collectives, on every rank. Where it raises on some, whatever it is, every rank
+    raises: these their own error, the others a RankMismatchError that names the first of them."""
+    error: Exception | None = None
     result: list[Result] = []
     try:
         result.append(action())
-    except AutoparError as raised:
+    except Exception as raised:
         error = raised
     for failed, message in enumerate(gather_from_all("" if error is None else f"{type(error).__name__}: {error}")):
         if message and error is None:
@@ -67,16 +68,24 @@ def attempt_on_all(action: Callable[[], Result]) -> Result:
 
 
 def from_first_rank(action: Callable[[], Result]) -> Result:
-    """Run `action` on rank 0 only; every rank gets its result, or raises its AutoparError."""
+    """Run `action` on rank 0 only; every rank gets its result, or raises its AutoparError.
+
+    An error of another kind, a fault of ours, is raised on rank 0 and named by the others.
+    """
     if world_size() == 1:
         return action()
     outcome: list[Result | AutoparError | None] = [None]
     if rank() == 0:
+        fault: Exception | None = None
         try:
             outcome[0] = action()
         except AutoparError as error:
             outcome[0] = error
+        except Exception as error:
+            fault, outcome[0] = error, RankMismatchError(f"rank 0 failed: {type(error).__name__}: {error}")
         dist.broadcast_object_list(outcome, src=0)
+        if fault is not None:
+            raise fault
     else:
         with deaf_to_one_interrupt():
             dist.broadcast_object_list(outcome, src=0)

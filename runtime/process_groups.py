@@ -62,9 +62,14 @@ class ProcessGroups:
             keep_freed_memory()
 
     @property
+    def first_rank(self) -> int:
+        """The first of the ranks of `mesh`."""
+        return 0
+
+    @property
     def place(self) -> int:
         """This rank's position among the ranks of `mesh`, row-major."""
-        return rank()
+        return rank() - self.first_rank
 
     @property
     def coordinate(self) -> tuple[int, ...]:
@@ -126,9 +131,9 @@ class StageProcesses(ProcessGroups):
             keep_freed_memory()
 
     @property
-    def place(self) -> int:
-        """This rank's position among the ranks of its rank group."""
-        return rank() - self.rank_groups[self.group].first_rank
+    def first_rank(self) -> int:
+        """The first of the ranks of this rank's group."""
+        return self.rank_groups[self.group].first_rank
 
     def members(self, group: int) -> tuple[int, ...]:
         """The ranks of a rank group."""

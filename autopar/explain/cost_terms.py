@@ -150,8 +150,8 @@ class _Counter:
         for view in views:
             wanted = None if wanted is None else layout_before_view(view, wanted, self.mesh)
         assert wanted is not None, "what a view cannot express is forbidden"
-        kin = self.skeleton.tensors[tensor]
-        return self._redistribution(kin.shape, kin.nbytes, source, wanted)
+        one = self.skeleton.tensors[tensor]
+        return self._redistribution(one.shape, one.nbytes, source, wanted)
 
     def _redistribution(self, shape: tuple[int, ...], nbytes: int, source: Layout, target: Layout) -> Parts:
         """(kind, axes, seconds) of the steps between two layouts, and the tie-break of the axes that change."""

@@ -92,16 +92,16 @@ def check_graph(graph: fx.Graph, mesh: Mesh, where: str) -> None:
             )
 
 
-def collective_order(stage: LoweredStage) -> dict[str, list[str]]:
-    """Group -> the collectives that a rank starts there in forward and backward, in order: kind, shape and dtype."""
+def collective_order(graphs: Mapping[str, fx.GraphModule]) -> dict[str, list[str]]:
+    """Group -> the collectives that a rank starts there, in order: kind, elements, dtype and the name of the graph."""
     found: dict[str, list[str]] = {}
-    for module in stage.partition.graphs:
+    for name, module in graphs.items():
         for node in module.graph.nodes:
             if _is_collective(node) and node.target is not _c10d.wait_tensor.default:
                 # blocks of a gather may be uneven, what is gathered is not: elements of the larger side are compared
                 size = max(_elements(node), *map(_elements, node.all_input_nodes))
                 kind = getattr(node.target, "_opname", str(node.target))
-                found.setdefault(str(node.args[-1]), []).append(f"{kind} of {size} {node.meta.get('dtype')}")
+                found.setdefault(str(node.args[-1]), []).append(f"{kind} of {size} {node.meta.get('dtype')} in {name}")
     return found
 
 

@@ -44,6 +44,12 @@ class Observer:
             self._seen = marks
 
 
-def _marks(stage: LoweredStage) -> dict[str, tuple[fx.GraphModule, int]]:
-    """By name of a graph, which object it is and how many nodes it has: passes replace graphs or calls in them."""
-    return {name: (module, len(module.graph.nodes)) for name, module in stage.graphs.items()}
+def _marks(stage: LoweredStage) -> dict[str, int]:
+    """By name of a graph, what tells it from one that a pass changed: its calls and what its nodes say."""
+    return {name: hash(tuple(map(_mark, module.graph.nodes))) for name, module in stage.graphs.items()}
+
+
+def _mark(node: fx.Node) -> tuple[object, ...]:
+    """What the checker reads of a node; operands by their names, which are unique in a graph."""
+    says = tuple(node.meta.get(key) for key in ("local_shape", "dtype", "layout"))
+    return node.name, node.target, repr((node.args, node.kwargs)), repr(says)

@@ -14,8 +14,8 @@ bound and gap of the plan are those of the sum under which it was found, on its 
 A mesh is solved under a share only where its optimum may be below the shortest played step: solves under other shares
 bound it (`hidden_bounds.py`), and a solve ends with its first bound above that step. That a plan whose sum under the
 share is above a played step is not played faster itself holds where at most the share of its parameters' communication
-hides and its collectives are joined no further than the sum counts them; elsewhere it is a estimate. What was played is
-not played again.
+hides and its collectives are joined no further than the sum counts them; elsewhere it is an estimate. What was played
+is not played again.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     fitting           1.1 s without a limit, and too large    infinity: not looked at, no estimate is better
     more parts        1.2 s in one part                       1.0 s: more parts must be faster
 
-What is searched over is a `Candidates` (`mesh_search.py`). A contender has the same three sides: a estimate of its
+What is searched over is a `Candidates` (`mesh_search.py`). A contender has the same three sides: an estimate of its
 best, its next refinement, which it does at most once and only where the estimate makes it worth the time, and what it
 costs."""
 

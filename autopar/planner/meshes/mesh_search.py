@@ -47,7 +47,7 @@ class Candidates(Protocol[Key, Result]):
         """Asked before the first stage of a candidate: a reason leaves it out, "" does not."""
 
     def estimate(self, key: Key) -> tuple[float, ...]:
-        """A estimate of the objective, which proves nothing: among candidates with one bound, the smallest comes
+        """An estimate of the objective, which proves nothing: among candidates with one bound, the smallest comes
         first."""
 
 

@@ -125,7 +125,7 @@ class FreePipelines:
         were spared and it is faster than the best estimate."""
         is_open = not self._is_settled and not self._query.search.compares_all_pipelines
         if is_open and self._estimate >= plan.predicted.step_seconds:
-            return _with_guess(plan, self._estimate, self._query)
+            return _with_estimate(plan, self._estimate, self._query)
         return self._better_of(plan)
 
     def _better_of(self, plan: Plan) -> Plan:
@@ -190,7 +190,7 @@ class FreePipelines:
         return None if pipeline is None else replace(pipeline, alternatives=others_compared(compared))
 
 
-def _with_guess(plan: Plan, estimate: float, query: Query) -> Plan:
+def _with_estimate(plan: Plan, estimate: float, query: Query) -> Plan:
     """The plan, with a note on pipelines that were not compared, where there might be some."""
     if math.isinf(estimate) or query.cluster.num_nodes == 1:
         return plan

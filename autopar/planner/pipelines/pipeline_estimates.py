@@ -155,7 +155,7 @@ def formula_seconds(
 
 def _group_counts(cluster: Cluster, pieces: int) -> Iterator[int]:
     """Numbers of groups, up to the pieces of the model, that cut the cluster evenly, at nodes or inside them."""
-    for groups in range(2, min(cluster.num_devices, LIMITS.guessed_groups, pieces) + 1):
+    for groups in range(2, min(cluster.num_devices, LIMITS.estimated_groups, pieces) + 1):
         if cluster.num_devices % groups:
             continue
         try:
@@ -167,14 +167,14 @@ def _group_counts(cluster: Cluster, pieces: int) -> Iterator[int]:
 
 def _splits(group: Cluster) -> Iterator[tuple[int, int]]:
     """(data, tensor) sizes of a rank group, the tensor axis inside a node."""
-    for tensor in range(1, min(LIMITS.guessed_tensor, group.devices_per_node) + 1):
+    for tensor in range(1, min(LIMITS.estimated_tensor, group.devices_per_node) + 1):
         if group.devices_per_node % tensor == 0:
             yield group.num_devices // tensor, tensor
 
 
 def _counts(divisors: Sequence[int], samples: int, groups: int, data: int) -> list[int]:
     """The divisors of the batch nearest to some micro-batches per group, and to one sample per data rank."""
-    wanted = [factor * groups for factor in LIMITS.guessed_parts] if divisors else []
+    wanted = [factor * groups for factor in LIMITS.estimated_parts] if divisors else []
     wanted += [samples // data] if divisors and samples // data >= 2 else []
     return list(dict.fromkeys(min(divisors, key=lambda number: abs(math.log(number / want))) for want in wanted))
 

@@ -89,15 +89,15 @@ class Limits:
     # pipelines that nobody asked for: which are looked at
 
     promising_share: float = 0.8
-    """A estimate below this part of a step without stages is far below it."""
-    guessed_groups: int = 64
+    """An estimate below this part of a step without stages is far below it."""
+    estimated_groups: int = 64
     """Rank groups of a pipeline that is estimated, at most."""
-    guessed_tensor: int = 8
-    """Devices of a node over which the weights of a estimated pipeline are split."""
-    guessed_parts: tuple[int, ...] = (1, 2, 4)
+    estimated_tensor: int = 8
+    """Devices of a node over which the weights of an estimated pipeline are split."""
+    estimated_parts: tuple[int, ...] = (1, 2, 4)
     """Micro-batches per rank group that are estimated, beside the number that gives every data rank one sample."""
     sharing_cost: float = 0.1
-    """Part of the step by which a estimate grows where data ranks share a sample, per halving of the samples."""
+    """Part of the step by which an estimate grows where data ranks share a sample, per halving of the samples."""
     alone_cost: float = 0.03
     """The same for micro-batches of one sample: their program is always traced, while those of other sizes are computed
     from two traces (`capture/family.py`)."""
@@ -160,9 +160,9 @@ class Limits:
 
     # what would fit where nothing does
 
-    mends_seconds: float = 30.0
+    suggestion_seconds: float = 30.0
     """By the clock; after these no further change is tried, and those that were not are listed as such."""
-    mended_parts: int = 3
+    suggested_parts: int = 3
     """Numbers of micro-batches that are tried."""
     more_devices: tuple[int, ...] = (2, 4, 8)
     """Times as many devices that are tried."""

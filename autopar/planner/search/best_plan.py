@@ -2,7 +2,7 @@
 
 meshes, micro-batches       the optimum of a sum of costs (`choose_mesh`, `choose_micro_batches`)
 nothing fits                from the baselines (`from_baselines`), else a pipeline, else why not
-pipelines nobody asked for  several nodes, or memory short (`stages/free`)
+pipelines nobody asked for  several nodes, or memory short (`pipelines/free_pipelines`)
 played steps                other sums and the baselines (`choose_step`): the shortest step is the answer
 """
 

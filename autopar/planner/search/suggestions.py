@@ -58,7 +58,7 @@ def suggested(query: Query, failure: DoesNotFit) -> InfeasibleError:
     parts_are_fixed = query.micro_batches is not None and query.recapture is not None
     kinds = _kinds(query, failure.mesh, query.recapture if parts_are_fixed else None)
     log.info(f"nothing fits; trying {sum(map(len, kinds))} changes")
-    until = Deadline.after(min(LIMITS.mends_seconds, query.deadline.left()), query.deadline.stop)
+    until = Deadline.after(min(LIMITS.suggestion_seconds, query.deadline.left()), query.deadline.stop)
     quick = replace(query, search=replace(SEARCH["fast"], tries_suggestions=False), deadline=until, warm_start=None)
     tried = _Tried(quick, failure.mesh)
     fits = tried.first_of_each([(kind,) for kind in kinds])
@@ -131,7 +131,7 @@ def _more_parts(query: Query, recapture: Recapture) -> Kind:
     """More micro-batches than the user fixed."""
     found = []
     try:
-        for parts in itertools.islice(micro_batch_queries(query, recapture), LIMITS.mended_parts):
+        for parts in itertools.islice(micro_batch_queries(query, recapture), LIMITS.suggested_parts):
             assert parts.micro is not None
             found.append(
                 Change(description=f"micro_batches={parts.micro.count}", apply=partial(_in_parts, parts.micro))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -114,16 +115,18 @@ def test_saving_what_the_plan_recomputes_is_noticed(program, plan):
 
 def test_what_forward_saves_is_what_backward_takes(program, plan):
     stage = stage_of(program, plan)
-    first = next(iter(stage.partition.backward.graph.nodes))
-    first.meta["local_shape"] = (*first.meta["local_shape"], 7)
-    first.users.clear()  # its readers would be noticed first
-    with pytest.raises(CheckFailed):
+    taken = list(stage.partition.backward.graph.find_nodes(op="placeholder"))[: len(stage.partition.saved)]
+    first, other = next(
+        (a, b) for a, b in itertools.pairwise(taken) if a.meta["local_shape"] != b.meta["local_shape"]
+    )
+    other.append(first)  # the two change places
+    with pytest.raises(CheckFailed, match=r"forward saves \w+ as .*, backward takes \w+ as"):
         check_stage(stage, "a test")
 
 
 def test_ranks_of_a_group_start_the_same_collectives(program, plan):
     stages = {MESH.coordinate(rank): stage_of(program, plan, rank) for rank in range(MESH.size)}
-    orders = {place: collective_order(stage) for place, stage in stages.items()}
+    orders = {place: collective_order(stage.graphs) for place, stage in stages.items()}
     check_ranks(orders, MESH)
     group = next(iter(orders[0, 1]))
     orders[0, 1][group] = [*orders[0, 1][group][1:]]
@@ -141,6 +144,17 @@ def test_a_pass_that_breaks_a_graph_is_named(program, plan, monkeypatch):
 
     monkeypatch.setattr(chain, "LOWERING", (chain.write_local, broken))
     with pytest.raises(CheckFailed, match="behind broken, stage 0, program"):
+        lowered_step(program, plan, 0, until=broken)
+
+
+def test_a_pass_that_changes_a_call_in_its_place_is_noticed(program, plan, monkeypatch):
+    def broken(stage: LoweredStage, context: object) -> LoweredStage:
+        node = call(stage, torch.ops.aten.gelu.default)
+        node.args = node.all_input_nodes[0].args[:1]
+        return stage
+
+    monkeypatch.setattr(chain, "LOWERING", (chain.write_local, broken))
+    with pytest.raises(CheckFailed, match="behind broken, stage 0, program: gelu"):
         lowered_step(program, plan, 0, until=broken)
 
 
