@@ -29,7 +29,7 @@ from torch import nn
 import autopar
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.runtime.kernels.inductor import CompiledPiece, PieceByPiece
-from autopar.runtime.step.emit import WholeStep
+from autopar.runtime.step.whole_step import WholeStep
 from benchmarks.agreement import compare, loss_of, reference
 from benchmarks.models import Inputs, llama
 from benchmarks.plan_quality.models import mixture

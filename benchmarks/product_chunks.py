@@ -26,7 +26,7 @@ from torch import nn
 import autopar
 from autopar.ops.row_chunks import rows_joined
 from autopar.plans.parallel_plan import Plan
-from autopar.runtime.step.emit import WholeStep
+from autopar.runtime.step.whole_step import WholeStep
 from benchmarks.agreement import compare, loss_of, reference
 from benchmarks.results import write_results
 from benchmarks.workers import Pool

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import ConfigurationError
-from autopar.runtime.parameters import stage_copies
-from autopar.runtime.step.emit import local_tensor
+from autopar.runtime.parameters import local_tensor, stage_copies
 
 
 def clip_grad_norm_(

@@ -35,6 +35,7 @@ from autopar.runtime.parameters import (
     check_parameter_layouts,
     from_local,
     leave_out,
+    local_tensor,
     mark_copies,
     rewrite_optimizer,
     set_parameter,
@@ -47,7 +48,6 @@ from autopar.runtime.process_groups import ProcessGroups, world_size
 from autopar.runtime.step import batches
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
-from autopar.runtime.step.emit import local_tensor, output_layout
 from autopar.runtime.step.emitted_step import Step
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
@@ -302,14 +302,13 @@ class ParallelModule(nn.Module):
     def _bind(
         self, step: Step, leaves: Sequence[Any], mode: BatchMode, states: Mapping[str, torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The value of every non-tangent input of the lowered graph, in order. states: those that are no arguments."""
+        """The values of `step.bound_inputs`. states: those that are no arguments."""
         by_name = {value.name: leaf for value, leaf in batches.input_leaves(step.program)}
-        values = [value for value in step.lowered.inputs if value.role not in ("tangent", "statistic")]
         return [
             self._argument(step, value, leaves[by_name[value.name]], mode)
             if value.role == "input"
             else states[value.name]
-            for value in values
+            for value in step.bound_inputs
         ]
 
     def _state(self, value: Input) -> torch.Tensor:
@@ -353,7 +352,7 @@ class ParallelModule(nn.Module):
         if output.role == "loss":
             return results[index]
         shape = step.whole.returned[index].meta["val"].shape
-        return from_local(results[index], shape, output_layout(step.own_plan, output.name), step.groups)
+        return from_local(results[index], shape, batches.output_layout(step.own_plan, output.name), step.groups)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -106,6 +106,11 @@ _specs: weakref.WeakKeyDictionary[ProcessGroups, dict[Any, DTensorSpec]] = weakr
 """By global shape, layout and dtype."""
 
 
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The block of a DTensor on this rank, without autograd; other tensors as they are."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 def _made(local: torch.Tensor, shape: Sequence[int], layout: Layout, groups: ProcessGroups) -> DTensor:
     return DTensor.from_local(
         local,

@@ -45,7 +45,13 @@ def subgroups(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
 
 
 class ProcessGroups:
-    """The DeviceMesh of a plan's mesh and the names of the groups over sets of its axes."""
+    """The DeviceMesh of a plan's mesh and the names of the groups over sets of its axes.
+
+    meshes: one per rank group, of which `mesh` is that of this rank's `group`; equal: whether they have one shape.
+    """
+
+    group = 0
+    equal = True
 
     def __init__(self, mesh: Mesh, device_type: str) -> None:
         """Raises PlanMismatchError where the mesh does not have one device per running process."""
@@ -55,21 +61,21 @@ class ProcessGroups:
                 f"{world_size()} processes are running: start {mesh.size} (torchrun --nproc-per-node), or plan again"
             )
         self.mesh = mesh
+        self.meshes: tuple[Mesh, ...] = (mesh,)
         self.device_mesh = _device_mesh(mesh, device_type)
         self.device = _device(device_type)
         self._names: dict[str, str] = {}
         if device_type == "cpu":
             keep_freed_memory()
 
-    @property
-    def first_rank(self) -> int:
-        """The first of the ranks of `mesh`."""
-        return 0
+    def members(self, group: int) -> tuple[int, ...]:
+        """The ranks of a rank group."""
+        return tuple(range(self.meshes[group].size))
 
     @property
     def place(self) -> int:
         """This rank's position among the ranks of `mesh`, row-major."""
-        return rank() - self.first_rank
+        return rank() - self.members(self.group)[0]
 
     @property
     def coordinate(self) -> tuple[int, ...]:
@@ -129,11 +135,6 @@ class StageProcesses(ProcessGroups):
         self._names = {}
         if device_type == "cpu":
             keep_freed_memory()
-
-    @property
-    def first_rank(self) -> int:
-        """The first of the ranks of this rank's group."""
-        return self.rank_groups[self.group].first_rank
 
     def members(self, group: int) -> tuple[int, ...]:
         """The ranks of a rank group."""

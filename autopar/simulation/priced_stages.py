@@ -125,13 +125,13 @@ class PricedStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepGraphs:
-    """All stages of a plan, each on the first rank of its group, or at `place` there. cut: the whole program's, where
-    there are several stages; micro: how micro-batches make up the batch."""
+    """All stages of a plan, each on the first rank of its group, or at `place` there. cut: the whole
+    program's; micro: how micro-batches make up the batch."""
 
     plan: Plan
     cluster: Cluster
     schedule: Schedule
-    cut: StagePrograms | None
+    cut: StagePrograms
     micro: MicroProgram
     of: tuple[PricedStage, ...]
     send_seconds: tuple[float, ...]
@@ -141,13 +141,13 @@ class StepGraphs:
 
     @property
     def holders(self) -> Mapping[str, frozenset[int]]:
-        """Parameter -> the stages that hold it, where there are several."""
-        return {} if self.cut is None else self.cut.holders
+        """Parameter -> the stages that hold it."""
+        return self.cut.holders
 
     @property
     def crossings(self) -> Sequence[Crossing]:
         """The values that go from one stage to another."""
-        return () if self.cut is None else self.cut.crossings
+        return self.cut.crossings
 
     def held_by(self, group: int) -> list[int]:
         """The stages of a rank group, in the order of the model."""
@@ -180,19 +180,18 @@ def step_graphs(plan: Plan, program: Program | MicroProgram, cluster: Cluster, p
     """
     ranks = [group.first_rank + place % group.size for group in plan.rank_groups]
     step = lowered_on(program, plan, ranks, until=start_early)
-    schedule = step.schedule or plan.staged.built(plan.micro_batches)
     found = []
     for stage in step.stages:
-        on, mesh = _stands_on(plan, cluster, schedule.holders[stage.number][0])
+        on, mesh = _stands_on(plan, cluster, step.schedule.holders[stage.number][0])
         found.append(PricedStage(lowered=stage, cluster=on, mesh=mesh))
     return StepGraphs(
         plan=plan,
         cluster=cluster,
-        schedule=schedule,
+        schedule=step.schedule,
         cut=step.cut,
         micro=step.micro,
         of=tuple(found),
-        send_seconds=() if step.cut is None else tuple(_sends(plan, step.cut, found, cluster)),
+        send_seconds=tuple(_sends(plan, step.cut, found, cluster)),
         near=frozenset(e for e in range(len(found) - 1) if _between(plan, cluster, (e, e + 1))[0].nodes == 1),
     )
 

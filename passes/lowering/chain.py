@@ -25,7 +25,7 @@ from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContex
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.passes.overlap.overlapped import overlapped, overlapped_graph
 from autopar.passes.runner import Pass, pass_name, run_pass
-from autopar.passes.stages.cut_stages import cut_stages
+from autopar.passes.stages.cut_stages import cut_stages, uncut
 from autopar.passes.stages.late_sums import cut_late_sums
 from autopar.passes.stages.once_per_step import prepare_parameters
 from autopar.passes.stages.stage_plans import stage_plan
@@ -156,8 +156,7 @@ def lowered_on(
     """As `lowered_step`: every stage that one of several ranks holds, on the first rank group that holds it and that
     has one of them."""
     micro = in_one_part(program) if isinstance(program, Program) else program
-    begun = _stages(micro, plan, tuple(ranks)) if plan.in_stages else _one_stage(micro, plan, tuple(ranks))
-    return resumed(begun, plan, until=until)
+    return resumed(_begun(micro, plan, tuple(ranks)), plan, until=until)
 
 
 def resumed(step: LoweredStep, plan: Plan, *, until: StagePass = LOWERING[-1]) -> LoweredStep:
@@ -193,23 +192,16 @@ def _under(stage: LoweredStage, step: LoweredStep, plan: Plan) -> LoweredStage:
     return replace(stage, context=replace(stage.context, plan=plan))
 
 
-def _one_stage(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredStep:
-    program = micro.program
-    names = frozenset(value.name for value in program.inputs if value.role == "parameter")
-    context = StageContext(number=0, plan=plan, rank=ranks[0], program=program, micro=micro, parameters=names)
-    stage = LoweredStage(context=context, program=program)
-    return LoweredStep(plan=plan, micro=micro, ranks=ranks, stages=(stage,), done=0)
-
-
-def _stages(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredStep:
+def _begun(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredStep:
+    """The stages of the ranks, before the first pass; a plan without stages has one."""
     pipeline = plan.staged
     schedule = pipeline.built(plan.micro_batches)
-    cut = cut_stages(micro.program, pipeline.cuts)
+    cut = cut_stages(micro.program, pipeline.cuts) if plan.in_stages else uncut(micro.program)
     places = {plan.group_of(rank): rank for rank in reversed(ranks)}
 
     @cache
     def own_plan(group: int) -> Plan:
-        return stage_plan(plan, cut, schedule, group)
+        return stage_plan(plan, cut, schedule, group) if plan.in_stages else plan
 
     stages = []
     for number, holders in enumerate(schedule.holders):
@@ -223,7 +215,7 @@ def _stages(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredS
             program=cut.programs[number],
             micro=micro,
             parameters=frozenset(cut.holders),
-            in_pipeline=True,
+            in_pipeline=plan.in_stages,
             gather_once=pipeline.stages[number].gather_once,
         )
         stages.append(LoweredStage(context=context, program=context.program))

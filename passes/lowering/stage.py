@@ -112,17 +112,17 @@ class LoweredStage:
 class LoweredStep:
     """What the ranks that were asked for run in a step.
 
-    stages: those that they hold, in the order of the model. cut, schedule: of a pipeline. statistics: in a pipeline the
-    program of the statistics of the batch, on the first of the ranks; else a stage has a graph of them. done: how many
-    passes have run.
+    stages: those that they hold, in the order of the model. cut: the whole program as stages; schedule: of all ranks.
+    statistics: in a pipeline the program of the statistics of the batch, on the first of the ranks; else a stage has a
+    graph of them. done: how many passes have run.
     """
 
     plan: Plan
     micro: MicroProgram
     ranks: tuple[int, ...]
     stages: tuple[LoweredStage, ...]
-    cut: StagePrograms | None = None
-    schedule: Schedule | None = None
+    cut: StagePrograms
+    schedule: Schedule
     statistics: Program | None = None
     done: int
 
@@ -140,5 +140,10 @@ class LoweredStep:
     @property
     def statistic_inputs(self) -> tuple[Input, ...]:
         """What the statistics of the batch are made of."""
-        program = self.only.program if self.statistics is None else self.statistics
+        program = self.stages[0].program if self.statistics is None else self.statistics
         return tuple(value for value in program.inputs if value.role != "tangent")
+
+    @property
+    def statistics_graph(self) -> fx.GraphModule | None:
+        """What a micro-batch adds to the statistics of the batch, of `statistic_inputs`."""
+        return self.stages[0].statistics if self.statistics is None else self.statistics.graph_module

@@ -67,6 +67,17 @@ def cut_stages(program: Program, cuts: Sequence[str]) -> StagePrograms:
     return _Cutting(program, place_stages(program, cuts)).run()
 
 
+def uncut(program: Program) -> StagePrograms:
+    """The whole program as its only stage. Its statistics stay in it."""
+    return StagePrograms(
+        programs=(program,),
+        statistics=None,
+        crossings=(),
+        owners={output.name: 0 for output in program.outputs if output.role in ("loss", "output")},
+        holders={value.name: frozenset({0}) for value in program.inputs if value.role == "parameter"},
+    )
+
+
 class _Cutting:
     def __init__(self, program: Program, placed: PlacedProgram) -> None:
         self.program = program

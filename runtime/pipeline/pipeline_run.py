@@ -7,39 +7,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from autopar.passes.stages.cut_stages import StagePrograms
-from autopar.program import Input, MicroProgram, Program
+from autopar.program import Input
+from autopar.runtime.parameters import local_tensor
 from autopar.runtime.pipeline.pipeline_wires import Message, Wires
 from autopar.runtime.pipeline.stage_passes import StageGraphs, Totals
-from autopar.runtime.process_groups import StageProcesses
-from autopar.runtime.step.differentiable_parts import BindPart
-from autopar.runtime.step.emit import local_tensor
+from autopar.runtime.step.emitted_step import Step
 from autopar.schedules.actions import PipeAction, Schedule
+
+BindPart: TypeAlias = Callable[[int], list[torch.Tensor]]
+"""Micro-batch -> what `Bind` gives for its leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineParts:
-    """What every step of a rank is made of. lowered: this rank's inputs and gradients, without a graph of its own;
-    graphs: of its stages."""
+class ScheduledStep(Step):
+    """A `Step` whose parts pass the stages of this rank in the order of a schedule. graphs: of its stages."""
 
-    micro: MicroProgram
-    lowered: Program
-    groups: StageProcesses
     stages: StagePrograms
     graphs: Mapping[int, StageGraphs]
     schedule: Schedule
-
-    @cached_property
-    def bound_inputs(self) -> tuple[Input, ...]:
-        """The inputs that `Bind` gives, in order."""
-        return self.lowered.inputs
 
     @cached_property
     def is_delayed(self) -> bool:
@@ -51,7 +44,7 @@ class PipelineParts:
 class PipelineRun:
     """One step: what its passes have left for each other. gradients: of this rank, once complete; None: not wanted."""
 
-    step: PipelineParts
+    step: ScheduledStep
     bind: BindPart
     pieces: int
     schedule: Schedule

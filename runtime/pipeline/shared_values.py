@@ -16,15 +16,17 @@ from autopar.layouts.placement import local_shape
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Output, Program
 from autopar.runtime.parameters import from_local, full_tensor, local_block
-from autopar.runtime.process_groups import StageProcesses, rank
+from autopar.runtime.process_groups import ProcessGroups, rank
 from autopar.runtime.step.batch_parts import BatchParts
-from autopar.runtime.step.emit import output_layout
+from autopar.runtime.step.batches import output_layout
 from autopar.schedules.actions import Schedule
 
 
-def ranks_across(groups: StageProcesses, members: Sequence[int]) -> dist.ProcessGroup | None:
+def ranks_across(groups: ProcessGroups, members: Sequence[int]) -> dist.ProcessGroup | None:
     """A process group over the rank groups `members`: of the ranks at each place where they are equal, else of all
-    their ranks. All ranks call it; None: not a member."""
+    their ranks. All ranks call it; None: not a member, or the only one."""
+    if len(members) == 1:
+        return None
     if groups.equal:
         sets = [tuple(groups.members(m)[place] for m in members) for place in range(groups.mesh.size)]
     else:
@@ -42,7 +44,7 @@ class SharedGradients:
     """across: parameter -> the processes of `ranks_across`, of this rank's parameters that other groups hold too;
     shapes: of the whole parameters."""
 
-    groups: StageProcesses
+    groups: ProcessGroups
     plan: Plan
     across: Mapping[str, dist.ProcessGroup]
     shapes: Mapping[str, tuple[int, ...]]
@@ -67,12 +69,12 @@ class SharedGradients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResults:
-    """Hands loss and outputs of the stages that make them to every rank. across: all rank groups; owners: output -> the
-    stage that makes it."""
+    """Hands loss and outputs of the stages that make them to every rank. across: all rank groups, None: there is one;
+    owners: output -> the stage that makes it."""
 
-    groups: StageProcesses
+    groups: ProcessGroups
     schedule: Schedule
-    across: dist.ProcessGroup
+    across: dist.ProcessGroup | None
     owners: Mapping[str, int]
 
     def everywhere(
@@ -80,6 +82,8 @@ class StageResults:
     ) -> torch.Tensor:
         """The local block of a result of the whole batch. values: by micro-batch, those that this rank has."""
         stage, count = self.owners[output.name], parts.micro.count
+        if self.across is None:
+            return parts.join(output, [values[part] for part in range(count)], axes)
         makers = [self.schedule.rank_of(stage, part) for part in range(count)]
         if len(set(makers)) == 1:
             joined = parts.join(output, [values[p] for p in range(count)], axes).contiguous() if values else None

@@ -32,17 +32,37 @@ Totals = dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageGraphs:
-    """Graphs of one stage on this rank, compiled at their first use; random numbers differ from part to part.
+class PartCalls:
+    """Bound graphs as calls, compiled at their first use; where they draw random numbers, every part runs its own."""
 
-    lowered: the stage's program. results: loss and outputs that it makes; sent_forward, sent_backward: the values that
-    it makes for others, each once; gradients: names of the gradients of its backward, what is sent first. prepared:
-    what is made once of the parameters, None: nothing; late: the sums over ranks that wait, None: none do.
+    micro: MicroProgram
+    backend: str
+    _made: dict[tuple[fx.GraphModule, int, int], GraphCall] = field(default_factory=dict)
+
+    def of(self, graph: fx.GraphModule, part: int = 0, pieces: int = 1) -> GraphCall:
+        """The call of a graph in one part. pieces: see `drawing_for`."""
+        key = (graph, part, pieces) if self.micro.draws else (graph, 0, 1)
+        if key not in self._made:
+            drawing = self.micro.draws and drawing_for(graph, self.micro.draws, part, self.micro.count, pieces)
+            self._made[key] = kernels(drawing or graph, backend=self.backend)
+        return self._made[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageGraphs:
+    """Graphs of one stage on this rank, bound to its processes.
+
+    lowered: the stage's program. backward: whole, which adds to `totals`; halves: the same in two pieces. results: loss
+    and outputs that it makes; sent_forward, sent_backward: the values that it makes for others, each once; gradients:
+    names of the gradients of its backward, what is sent first. prepared: what is made once of the parameters, None:
+    nothing; late: the sums over ranks that wait, None: none do.
     """
 
     lowered: Program
     forward: fx.GraphModule
-    backward: BackwardGraphs | None
+    backward: fx.GraphModule | None
+    totals: tuple[int, ...]
+    halves: BackwardGraphs | None
     prepared: Prepared | None
     late: CutGraph | None
     total_forms: Mapping[int, Form]
@@ -50,9 +70,7 @@ class StageGraphs:
     sent_forward: tuple[str, ...]
     sent_backward: tuple[str, ...]
     gradients: tuple[str, ...]
-    micro: MicroProgram
-    backend: str
-    _made: dict[tuple[str, int, int], GraphCall] = field(default_factory=dict)
+    calls: PartCalls
 
     def run_prepare(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """What is made once of the parameters. values: inputs by name."""
@@ -60,7 +78,7 @@ class StageGraphs:
             return []
         names = {node.name: value.name for node, value in self._placeholders()}
         arguments = [values[names[parameter]] for parameter in self.prepared.parameters]
-        return list(self._call("P", self.prepared.prepare, 0, 1)(arguments))
+        return list(self.calls.of(self.prepared.prepare)(arguments))
 
     def run_forward(
         self, values: Mapping[str, torch.Tensor], prepared: list[torch.Tensor], part: int, pieces: int
@@ -69,7 +87,7 @@ class StageGraphs:
         arguments = [values[value.name] for value in self.lowered.inputs if value.role != "tangent"]
         if self.prepared is not None:
             arguments += [prepared[index] for index in self.prepared.of_forward]
-        returned = list(self._call("F", self.forward, part, pieces)(arguments))
+        returned = list(self.calls.of(self.forward, part, pieces)(arguments))
         made, ends = len(self.results), len(self.results) + len(self.sent_forward)
         return returned[:made], returned[made:ends], returned[ends:]
 
@@ -78,24 +96,23 @@ class StageGraphs:
     ) -> tuple[list[torch.Tensor], list[Any]]:
         """(gradients for other stages, what the gradients of the weights need). saved: with the tangents, emptied;
         weights: those gradients too, so that nothing is kept for them."""
-        assert self.backward is not None
-        kind, graph, added = (
-            ("B", self.backward.whole, self.backward.totals)
-            if weights
-            else ("I", self.backward.inputs, self.backward.input_totals)
-        )
+        graph, added = self.backward, self.totals
+        if not weights:
+            assert self.halves is not None
+            graph, added = self.halves.inputs, self.halves.input_totals
+        assert graph is not None
         if self.prepared is not None:
             saved += [prepared[index] for index in self.prepared.of_backward]
         saved += [totals[index] for index in added]
-        returned = list(self._call(kind, graph, part, pieces)(saved))
+        returned = list(self.calls.of(graph, part, pieces)(saved))
         sent = len(self.sent_backward)
         return returned[:sent], returned[sent:]
 
     def run_weights(self, kept: list[Any], totals: Totals, part: int, pieces: int) -> None:
         """Add the gradients that I left out. kept: emptied."""
-        assert self.backward is not None
-        kept += [totals[index] for index in self.backward.weight_totals]
-        self._call("W", self.backward.weights, part, pieces)(kept)
+        assert self.halves is not None
+        kept += [totals[index] for index in self.halves.weight_totals]
+        self.calls.of(self.halves.weights, part, pieces)(kept)
 
     def run_reduce(self, totals: Totals) -> dict[str, torch.Tensor]:
         """The complete gradients of this stage's parameters, by name. totals: emptied."""
@@ -103,7 +120,7 @@ class StageGraphs:
         if self.late is not None:
             waiting = [totals[position] for position in self.late.positions]
             totals.clear()
-            reduced = self._call("R", self.late.reduce, 0, 1)(waiting)
+            reduced = self.calls.of(self.late.reduce)(waiting)
             found.update(zip((self.gradients[p] for p in self.late.positions), reduced, strict=True))
         return found
 
@@ -117,7 +134,8 @@ class StageGraphs:
         }
         values = {**blank, **values}
         prepared, totals = self.run_prepare(values), self.zero_totals(device)
-        for part in range(self.micro.count if self.micro.draws else 1):
+        micro = self.calls.micro
+        for part in range(micro.count if micro.draws else 1):
             self.run_forward(values, prepared, part, pieces)
             for weights in [kind == "B" for kind in ("B", "I") if kind in kinds and self.backward is not None]:
                 _, _, saved = self.run_forward(values, prepared, part, pieces)
@@ -136,11 +154,3 @@ class StageGraphs:
 
     def _placeholders(self) -> Iterator[tuple[fx.Node, Any]]:
         return zip(self.lowered.placeholders, self.lowered.inputs, strict=True)
-
-    def _call(self, kind: str, graph: fx.GraphModule, part: int, pieces: int) -> GraphCall:
-        key = (kind, part, pieces) if self.micro.draws and kind not in "PR" else (kind, 0, 1)
-        if key not in self._made:
-            if self.micro.draws:
-                graph = drawing_for(graph, self.micro.draws, part, self.micro.count, pieces)
-            self._made[key] = kernels(graph, backend=self.backend)
-        return self._made[key]

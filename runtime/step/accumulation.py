@@ -18,10 +18,12 @@ from autopar.runtime.kernels import GraphCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutBackward:
-    """A backward graph cut before the last reductions; `positions` are the gradients that were cut."""
+    """A backward graph cut before the last reductions. gradients: names of all that it returns; positions: among them,
+    those that were cut."""
 
     unreduced: GraphCall
     reduce: GraphCall
+    gradients: tuple[str, ...]
     positions: tuple[int, ...]
 
 
@@ -49,19 +51,21 @@ class HeldGradients:
             self.sums, self.cut = [], None
         for position, gradient in zip(cut.positions, reduced, strict=True):
             gradients[position] = gradient
-        for position, gradient in late:
+        for name, gradient in late:
+            position = cut.gradients.index(name)
             now = gradients[position]
             gradients[position] = gradient if now is None else now + gradient
         return gradients
 
-    def _reduce_others(self, cut: CutBackward) -> list[tuple[int, torch.Tensor]]:
+    def _reduce_others(self, cut: CutBackward) -> list[tuple[str, torch.Tensor]]:
         """Reduce now what another graph (of another input shape) left, since its cuts may lie elsewhere."""
         return [] if self.cut is cut else self.release()
 
-    def release(self) -> list[tuple[int, torch.Tensor]]:
-        """Reduce now what is held: (position among the gradients, gradient)."""
+    def release(self) -> list[tuple[str, torch.Tensor]]:
+        """Reduce now what is held: (name of the gradient, gradient)."""
         if self.cut is None:
             return []
-        late = list(zip(self.cut.positions, self.cut.reduce(self.sums), strict=True))
+        names = [self.cut.gradients[position] for position in self.cut.positions]
+        late = list(zip(names, self.cut.reduce(self.sums), strict=True))
         self.sums, self.cut = [], None
         return late

@@ -21,8 +21,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.program import Joined, MicroProgram, Output
 from autopar.runtime.parameters import from_local, local_block, to_torch
 from autopar.runtime.process_groups import ProcessGroups
-from autopar.runtime.step.batches import input_leaves
-from autopar.runtime.step.emit import output_layout
+from autopar.runtime.step.batches import input_leaves, output_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,11 @@ def input_layout(plan: Plan, name: str) -> Layout:
     return plan.inputs.get(name, replicated(len(plan.layout_mesh.shape)))
 
 
+def output_layout(plan: Plan, name: str) -> Layout:
+    """Layout of the output `name`; replicated where the plan says nothing."""
+    return plan.outputs.get(name, replicated(len(plan.layout_mesh.shape)))
+
+
 def data_axes(plan: Plan, program: Program) -> tuple[int, ...]:
     """Mesh axes that split the batch dim of an input."""
     found = {

@@ -1,61 +1,80 @@
 """Step: the emitted function of one rank, as `ParallelModule` calls it: the whole batch at once, or in parts.
 
-results = step(leaves, bind, held, axes=(0,), local=False)       # WholeStep: bind(leaves) once
-                                                                 # MicroStep: bind(leaves of part i) for every part
+    results = step(leaves, bind, held, axes=(0,), local=False)
+
+`WholeStep` binds the leaves once, and runs backward when it is asked for. `PartsStep` binds the leaves of every part,
+and runs forward and backward of all of them in the call, in the order of a schedule.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from autopar.plans.parallel_plan import Plan
-from autopar.program import Output, Program
-from autopar.runtime.parameters import StageParameters
+from autopar.program import Input, MicroProgram, Output, Program
+from autopar.runtime.parameters import StageParameters, from_local
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.accumulation import HeldGradients
 
 Bind: TypeAlias = Callable[[Sequence[Any]], list[torch.Tensor]]
-"""Leaves of the arguments -> the values of all inputs but tangents and statistics, in the order of `lowered.inputs`."""
+"""Leaves of the arguments -> the values of `Step.bound_inputs`, in their order."""
 
 
-class Step(Protocol):
-    """The meaning of inputs and outputs, and the call."""
+@dataclass(frozen=True, kw_only=True)
+class Step(ABC):
+    """The meaning of inputs and outputs, and the call.
+
+    micro: the program and how it makes up the batch, of which the whole is one part. lowered: its inputs and gradients
+    on this rank; it may have a seed input. own_plan: what this rank goes by: the plan, in a pipeline that of its rank
+    group on `groups.mesh`. groups: the processes of its collectives; in a pipeline those that hold the same stages.
+    stage_parameters: which parameters this rank holds.
+    """
+
+    micro: MicroProgram
+    lowered: Program
+    plan: Plan
+    own_plan: Plan
+    groups: ProcessGroups
+    stage_parameters: StageParameters
 
     @property
     def program(self) -> Program:
         """The captured program of global shapes that one run computes: of the batch, or of one part."""
+        return self.micro.program
 
     @property
     def whole(self) -> Program:
         """The captured program of the whole batch."""
+        return self.micro.whole
 
-    @property
-    def lowered(self) -> Program:
-        """`program` for this rank; it may have a seed input."""
+    @cached_property
+    def bound_inputs(self) -> tuple[Input, ...]:
+        """The inputs that `Bind` gives, in order."""
+        return tuple(value for value in self.lowered.inputs if value.role not in ("tangent", "statistic"))
 
-    @property
-    def plan(self) -> Plan:
-        """The plan by which it was lowered."""
-
-    @property
-    def own_plan(self) -> Plan:
-        """What this rank goes by: the plan, in a pipeline that of its rank group on `groups.mesh`."""
-
-    @property
-    def groups(self) -> ProcessGroups:
-        """The processes of its collectives; in a pipeline those that hold the same stages."""
-
-    @property
-    def stage_parameters(self) -> StageParameters:
-        """Which parameters this rank holds, in a pipeline."""
-
-    @property
+    @cached_property
     def forward_outputs(self) -> tuple[Output, ...]:
-        """What a call returns."""
+        """What a call returns: mutations, loss and outputs."""
+        return tuple(output for output in self.program.outputs if output.role in ("mutation", "loss", "output"))
 
+    def parameter_gradient(self, name: str, block: torch.Tensor | None) -> DTensor | None:
+        """The gradient of the parameter `name` in its layout, from the local block."""
+        if block is None:
+            return None
+        return from_local(block, self._parameter_shapes[name], self.own_plan.parameters[name].stored, self.groups)
+
+    @cached_property
+    def _parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {value.name: value.shape for value in self.program.inputs if value.role == "parameter"}
+
+    @abstractmethod
     def __call__(
         self,
         leaves: Sequence[Any],

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import autopar
-from autopar.runtime.step.micro_batch_runs import MicroStep
+from autopar.runtime.pipeline.pipeline_run import PipelineRun, named
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.models import tied_model, tokens
 from tests.distributed.training_jobs import largest_error
@@ -141,21 +141,21 @@ def _errors(module: autopar.ParallelModule, reference: nn.Module) -> dict[str, f
 
 def _divide_by_own_counts() -> Callable[[], None]:
     """The mutation: parts do not see the statistics of the whole batch but their own."""
-    arguments = MicroStep._arguments
+    forward = PipelineRun._forward
 
-    def mutated(self: MicroStep, bound: Any, statistics: Any) -> list[Any]:
-        given = arguments(self, bound, statistics)
-        if not any(bool(value.any()) for value in statistics.values()):
-            return given
-        compute = self.graphs.of(0, 1).statistics
-        assert compute is not None
-        names = [output.name for output in self.lowered.outputs if output.role == "statistic"]
-        return arguments(self, bound, dict(zip(names, compute(list(given)), strict=True)))
+    def mutated(self: PipelineRun, action: Any, *rest: Any) -> None:
+        step: Any = self.step
+        graph, inputs = step.statistics
+        values = named(step.bound_inputs, self.bind(action.micro_batch))
+        values |= {name: torch.zeros_like(value) for name, value in self.whole_statistics.items()}
+        found = step.calls.of(graph)([values[value.name] for value in inputs])
+        self.whole_statistics = dict(zip(self.whole_statistics, found, strict=True))
+        forward(self, action, *rest)
 
-    MicroStep._arguments = mutated  # type: ignore[method-assign]
+    PipelineRun._forward = mutated  # type: ignore[method-assign]
 
     def undo() -> None:
-        MicroStep._arguments = arguments  # type: ignore[method-assign]
+        PipelineRun._forward = forward  # type: ignore[method-assign]
 
     return undo
 

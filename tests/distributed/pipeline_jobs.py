@@ -14,7 +14,7 @@ from torch import nn
 import autopar
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.parameters import full_tensor
-from autopar.runtime.pipeline import rank_pipeline
+from autopar.runtime.pipeline import parts_step
 from autopar.runtime.pipeline.pipeline_run import PipelineRun
 from autopar.runtime.pipeline.stage_passes import StageGraphs
 from autopar.schedules.actions import PipeAction
@@ -211,7 +211,7 @@ def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[floa
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
     module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan), scaler=scaler)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    together, found = rank_pipeline._overflow_together, list[tuple[float, bool, float]]()
+    together, found = parts_step._overflow_together, list[tuple[float, bool, float]]()
 
     def overflow(gradients: dict[str, torch.Tensor], device: torch.device) -> None:
         if not found and dist.get_rank() == dist.get_world_size() - 1:
@@ -220,7 +220,7 @@ def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[floa
             together(gradients, device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_pipeline, "_overflow_together", overflow)
+        patch.setattr(parts_step, "_overflow_together", overflow)
         for _ in range(2):
             before = [full_tensor(p.detach()).clone() for p in module.parameters()]
             optimizer.zero_grad()

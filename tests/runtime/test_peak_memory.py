@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.runtime.step import emit
+from autopar.runtime.step import whole_step
 from benchmarks.storages import StorageTracker
 
 
@@ -45,13 +45,13 @@ def test_a_step_holds_what_was_predicted() -> None:
 
 
 def test_saved_values_that_outlive_their_readers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = emit._saved
+    original = whole_step._saved
     kept: list[Any] = []
 
     def keeping(ctx: Any) -> list[Any]:
         kept.append(original(ctx))
         return list(kept[-1])
 
-    monkeypatch.setattr(emit, "_saved", keeping)
+    monkeypatch.setattr(whole_step, "_saved", keeping)
     predicted, measured = _peaks()
     assert measured > 1.05 * predicted

@@ -35,8 +35,6 @@ def held_peaks(program: Program, plan: Plan) -> list[int]:
     """Per rank, the most bytes of all storages, parameters not among them. program: of one micro-batch; plan: with
     stages of one device each."""
     step = lowered_on(program, plan, range(plan.num_ranks))
-    assert step.cut is not None
-    assert step.schedule is not None
     stages, schedule = step.cut, step.schedule
     made = [_stage(stage) for stage in step.stages]
     return [_Rank(stages, made, schedule.micro_batches).peak(actions) for actions in schedule.ranks]

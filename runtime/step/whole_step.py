@@ -1,93 +1,38 @@
-"""Emit: one rank's forward and backward graph -> one differentiable function.
+"""Whole step: one rank's forward and backward graph as one differentiable function of the whole batch.
 
-    step = emit(program, lowered, partition, plan, groups)
+    step = emit_whole(lowered, groups)
     outputs = step(leaves, bind, held, axes=(), local=False)      # `.backward()` runs the backward graph
 
-The symbolic groups of collectives ("dp_shard+tp") become names of process groups, the graphs become modules run as
-they are ("eager") or compiled ("inductor"), and both meet in one `torch.autograd.Function` whose saved tensors are
-exactly those that the partition returns.
+Both graphs meet in one `torch.autograd.Function` whose saved tensors are exactly those that the partition returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
-from torch.distributed.tensor import DTensor
 
-from autopar._compat import LazyGraphModule, release_saved_tensors
-from autopar.graphs.graph_copies import copied
-from autopar.layouts.placement import Layout, replicated
+from autopar._compat import release_saved_tensors
 from autopar.passes.lowering.stage import LoweredStep
-from autopar.plans.parallel_plan import Plan
-from autopar.program import Input, Output, Program
+from autopar.program import Input, Program
 from autopar.runtime.kernels import GraphCall, kernels
-from autopar.runtime.parameters import StageParameters, from_local
+from autopar.runtime.parameters import StageParameters, local_tensor
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.accumulation import CutBackward, HeldGradients
-from autopar.runtime.step.emitted_step import Bind
+from autopar.runtime.step.bound_graphs import bind_groups, group_symbols
+from autopar.runtime.step.emitted_step import Bind, Step
 
 
-def group_symbols(*graph_modules: fx.GraphModule) -> set[str]:
-    """The symbolic groups that the collectives of the graphs name."""
-    return {symbol for module in graph_modules for node in module.graph.nodes if (symbol := _symbol(node))}
-
-
-def _symbol(node: fx.Node) -> str | None:
-    if node.op != "call_function" or getattr(node.target, "namespace", None) != "_c10d_functional":
-        return None
-    last = node.args[-1]
-    return last if isinstance(last, str) else None
-
-
-def bind_groups(graph_module: fx.GraphModule, groups: ProcessGroups) -> fx.GraphModule:
-    """A copy of the graph whose collectives name real process groups.
-
-    all_reduce(x, "sum", "dp_shard+tp")   -->   all_reduce(x, "sum", "7")
-    """
-    graph = copied(graph_module.graph)
-    for node in graph.nodes:
-        symbol = _symbol(node)
-        if symbol is not None:
-            node.args = (*node.args[:-1], groups.name(symbol))
-    return LazyGraphModule(graph_module, graph)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeStep:
+@dataclass(frozen=True, kw_only=True)
+class WholeStep(Step):
     """The `Step` that runs the whole batch at once."""
 
-    program: Program
-    lowered: Program
-    plan: Plan
-    groups: ProcessGroups
     forward: GraphCall
     backward: GraphCall | None
     cut: CutBackward | None
     """The backward graph without its last reductions, for `no_sync()`."""
-
-    @property
-    def whole(self) -> Program:
-        """What this runs."""
-        return self.program
-
-    @property
-    def own_plan(self) -> Plan:
-        """Every rank goes by the whole plan."""
-        return self.plan
-
-    @property
-    def stage_parameters(self) -> StageParameters:
-        """Every rank holds its block of every parameter."""
-        return StageParameters()
-
-    @property
-    def forward_outputs(self) -> tuple[Output, ...]:
-        """Mutations, loss and outputs: what the forward graph returns before the saved tensors."""
-        return tuple(output for output in self.lowered.outputs if output.role != "gradient")
 
     def __call__(
         self,
@@ -106,11 +51,6 @@ class WholeStep:
             return tuple(returned[: len(self.forward_outputs)])
         results: tuple[torch.Tensor, ...] = _StepFunction.apply(self, held, *tensors)  # type: ignore[no-untyped-call]
         return results
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The block of a DTensor on this rank, without autograd; other tensors as they are."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 class _StepFunction(torch.autograd.Function):
@@ -181,9 +121,8 @@ def _by_input(step: WholeStep, gradients: Sequence[torch.Tensor | None]) -> list
     """One gradient per non-tangent input, None where there is none; parameters get DTensors in their layout."""
     outputs = [output for output in step.lowered.outputs if output.role == "gradient"]
     by_name = {output.name: value for output, value in zip(outputs, gradients, strict=True)}
-    shapes = parameter_shapes(step.program)
     return [
-        as_gradient(shapes, step.plan, step.groups, value.name, by_name.get(value.name))
+        step.parameter_gradient(value.name, by_name.get(value.name))
         if value.role == "parameter"
         else by_name.get(value.name)
         if value.role == "input"
@@ -193,24 +132,7 @@ def _by_input(step: WholeStep, gradients: Sequence[torch.Tensor | None]) -> list
     ]
 
 
-def parameter_shapes(program: Program) -> dict[str, tuple[int, ...]]:
-    """The global shape of every parameter."""
-    return {value.name: value.shape for value in program.inputs if value.role == "parameter"}
-
-
-def as_gradient(
-    shapes: Mapping[str, tuple[int, ...]], plan: Plan, groups: ProcessGroups, name: str, gradient: torch.Tensor | None
-) -> torch.Tensor | None:
-    """The gradient of the parameter `name` as a DTensor in its layout, from the local block."""
-    return None if gradient is None else from_local(gradient, shapes[name], plan.parameters[name].stored, groups)
-
-
-def output_layout(plan: Plan, name: str) -> Layout:
-    """Layout of the output `name`; replicated where the plan says nothing."""
-    return plan.outputs.get(name, replicated(len(plan.layout_mesh.shape)))
-
-
-def emit(lowered: LoweredStep, groups: ProcessGroups) -> WholeStep:
+def emit_whole(lowered: LoweredStep, groups: ProcessGroups) -> WholeStep:
     """Bind the graphs of the whole batch to processes and kernels."""
     stage, backend = lowered.only, lowered.plan.kernel_backend
     parts = stage.partition.graphs
@@ -221,13 +143,16 @@ def emit(lowered: LoweredStep, groups: ProcessGroups) -> WholeStep:
         cut = CutBackward(
             unreduced=kernels(bind_groups(stage.late.unreduced, groups), backend=backend),
             reduce=kernels(bind_groups(stage.late.reduce, groups), backend=backend),
+            gradients=tuple(output.name for output in stage.program.outputs if output.role == "gradient"),
             positions=stage.late.positions,
         )
     return WholeStep(
-        program=lowered.program,
+        micro=lowered.micro,
         lowered=stage.program,
         plan=lowered.plan,
+        own_plan=lowered.plan,
         groups=groups,
+        stage_parameters=StageParameters(),
         forward=calls[0],
         backward=calls[1] if len(calls) > 1 else None,
         cut=cut,

@@ -8,43 +8,31 @@ is going to multiply it by, so that small gradients do not vanish on the way. Gr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
 from autopar.runtime.step.accumulation import HeldGradients
-from autopar.runtime.step.emit import as_gradient, parameter_shapes
 from autopar.runtime.step.emitted_step import Step
 
-BindPart = Callable[[int], list[torch.Tensor]]
-"""Micro-batch -> what `Bind` gives for its leaves."""
-
-
-class PartsStep(Step, Protocol):
-    """A `Step` that runs in parts."""
-
-    def run_with_gradients(
-        self, bind: BindPart, axes: Sequence[int], loss_scale: float | None
-    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor | None]]:
-        """(results, one complete gradient of the scaled loss per gradient of `lowered`). loss_scale: None, nothing
-        scales it; else an overflow on one rank is one on all, so that all skip the same step."""
+Ran: TypeAlias = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
+"""Results of a step, and the complete gradients of the scaled loss by the names of their parameters."""
 
 
 def run_differentiably(
-    step: PartsStep,
+    step: Step,
+    run: Callable[[], Ran],
     held: HeldGradients,
-    bind: BindPart,
-    axes: Sequence[int],
     parameters: Sequence[torch.Tensor],
     loss_scale: float | None,
 ) -> tuple[torch.Tensor, ...]:
     """The results of the step, of which the loss may be differentiated by the parameters.
 
-    parameters: those of `step.lowered.inputs`, in order.
+    parameters: those of `step.bound_inputs`, in order. loss_scale: that of the gradients which `run` returns.
     """
     anchor = torch.zeros((), device=step.groups.device, requires_grad=True)  # for ranks without a parameter
     results: tuple[torch.Tensor, ...] = _PartsFunction.apply(  # type: ignore[no-untyped-call]
-        step, held, bind, axes, loss_scale, anchor, *parameters
+        step, run, held, loss_scale or 1.0, anchor, *parameters
     )
     return results
 
@@ -53,17 +41,16 @@ class _PartsFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        step: PartsStep,
+        step: Step,
+        run: Callable[[], Ran],
         held: HeldGradients,
-        bind: BindPart,
-        axes: Sequence[int],
-        loss_scale: float | None,
+        loss_scale: float,
         anchor: torch.Tensor,
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            results, ctx.gradients = step.run_with_gradients(bind, axes, loss_scale)
-        ctx.step, ctx.held, ctx.loss_scale = step, held, loss_scale or 1.0
+            results, ctx.gradients = run()
+        ctx.step, ctx.held, ctx.loss_scale = step, held, loss_scale
         ctx.mark_non_differentiable(
             *(v for v, output in zip(results, step.forward_outputs, strict=True) if output.role != "loss")
         )
@@ -71,30 +58,15 @@ class _PartsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        step: PartsStep = ctx.step
+        step: Step = ctx.step
         if ctx.gradients is None:
             raise RuntimeError("the gradients of micro-batches were handed out already; call the module again")
         gradients, ctx.gradients = ctx.gradients, None
         tangent = next(t for t, output in zip(tangents, step.forward_outputs, strict=True) if output.role == "loss")
         factor = tangent / ctx.loss_scale
-        for gradient in gradients:
-            if gradient is not None:
-                gradient.mul_(factor.to(gradient.dtype))
-        for position, late in ctx.held.release():
-            gradients[position] = late if gradients[position] is None else gradients[position] + late
-        names = [output.name for output in step.lowered.outputs if output.role == "gradient"]
-        by_name = dict(zip(names, gradients, strict=True))
-        shapes = parameter_shapes(step.program)
-        return (
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            *(
-                as_gradient(shapes, step.own_plan, step.groups, value.name, by_name.get(value.name))
-                for value in step.lowered.inputs
-                if value.role == "parameter"
-            ),
-        )
+        for gradient in gradients.values():
+            gradient.mul_(factor.to(gradient.dtype))
+        for name, late in ctx.held.release():
+            gradients[name] = gradients[name] + late if name in gradients else late
+        parameters = [value.name for value in step.bound_inputs if value.role == "parameter"]
+        return (None, None, None, None, None, *(step.parameter_gradient(n, gradients.get(n)) for n in parameters))

@@ -1,9 +1,10 @@
-"""The pipeline of a plan on one rank: the actions of its schedule, one after the other, between wires.
+"""A step in parts on one rank: the passes of its schedule, one after the other, between wires.
 
     loss = module(batch)       0F0, 0F1, 0B0, 0F2, ...: all micro-batches through the stages of this rank
     loss.backward()            hands out the gradients, times the incoming gradient of the loss
 
-A rank holds the parameters of its own stages. Gradients are added up over micro-batches where they are made; those of a
+A rank holds the parameters of its own stages; where a plan has one stage, that is all of them, and every micro-batch
+goes forward and backward before the next. Gradients are added up over micro-batches where they are made; those of a
 parameter of several stages are added across their ranks at the end. Loss and outputs come back on every rank, broadcast
 by the ranks of the stage that makes them. A stage that stands on two ranks takes every micro-batch on one of them, and
 its parameters are shared like any that several ranks hold. Without gradients only the forward passes run.
@@ -16,43 +17,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import fx
 
 from autopar.errors import ConfigurationError
-from autopar.plans.parallel_plan import Plan
-from autopar.program import Input, Output, Program
-from autopar.runtime.kernels import GraphCall
-from autopar.runtime.parameters import StageParameters
+from autopar.program import Input
+from autopar.runtime.pipeline.differentiable_parts import Ran, run_differentiably
 from autopar.runtime.pipeline.pipeline_routes import SentPiece
-from autopar.runtime.pipeline.pipeline_run import PipelineParts, PipelineRun, named
+from autopar.runtime.pipeline.pipeline_run import BindPart, PipelineRun, ScheduledStep, named
 from autopar.runtime.pipeline.pipeline_wires import Form, Message, Wires, message_order
 from autopar.runtime.pipeline.shared_values import SharedGradients, StageResults
+from autopar.runtime.pipeline.stage_passes import PartCalls
 from autopar.runtime.process_groups import rank
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batch_parts import BatchParts, scaled
-from autopar.runtime.step.differentiable_parts import BindPart, run_differentiably
 from autopar.runtime.step.emitted_step import Bind
 from autopar.schedules.actions import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineStep(PipelineParts):
-    """The `Step` of a plan with stages. statistics: their graph and its inputs; forms: of what this rank sends or
-    receives; pieces: of a message; shared: what completes the gradients of parameters that other rank groups hold too;
-    results: what hands loss and outputs to every rank."""
+class PartsStep(ScheduledStep):
+    """The `Step` of a plan with micro-batches or stages. statistics: their graph and its inputs; forms: of what this
+    rank sends or receives; pieces: of a message; shared: what completes the gradients of parameters that other rank
+    groups hold too; results: what hands loss and outputs to every rank."""
 
-    plan: Plan
-    own_plan: Plan
-    statistics: tuple[GraphCall, tuple[Input, ...]] | None
+    statistics: tuple[fx.GraphModule, tuple[Input, ...]] | None
+    calls: PartCalls
     forms: Mapping[str, Form]
     pieces: Callable[[Message], Sequence[SentPiece]]
     gradient_forms: Mapping[str, Form]
     shared: SharedGradients
-    stage_parameters: StageParameters
     results: StageResults
     last_run: list[PipelineRun] = field(default_factory=list)
     """Of a schedule that leaves passes to the next step: the step before, if there was one."""
@@ -60,24 +58,9 @@ class PipelineStep(PipelineParts):
     """Sets of kinds of passes whose graphs are compiled."""
 
     @property
-    def program(self) -> Program:
-        """Of one micro-batch."""
-        return self.micro.program
-
-    @property
-    def whole(self) -> Program:
-        """Of the whole batch."""
-        return self.micro.whole
-
-    @property
     def parts(self) -> BatchParts:
         """How the batch is cut, and outputs joined."""
         return BatchParts(micro=self.micro, plan=self.own_plan, groups=self.groups)
-
-    @property
-    def forward_outputs(self) -> tuple[Output, ...]:
-        """Loss and outputs of the whole: what a call returns."""
-        return tuple(output for output in self.program.outputs if output.role in ("loss", "output"))
 
     def __call__(
         self,
@@ -100,7 +83,8 @@ class PipelineStep(PipelineParts):
         parameters = [
             tensor for tensor, value in zip(bound(0), self.bound_inputs, strict=True) if value.role == "parameter"
         ]
-        return run_differentiably(self, held, bound, axes, parameters, loss_scale)
+        run = partial(self._run_with_gradients, bound, axes, loss_scale)
+        return run_differentiably(self, run, held, parameters, loss_scale)
 
     @cached_property
     def forward_only(self) -> Schedule:
@@ -117,13 +101,9 @@ class PipelineStep(PipelineParts):
         }
         return {True: message_order(self.schedule, sends), False: message_order(self.forward_only, sends)}
 
-    def run_with_gradients(
-        self, bind: BindPart, axes: Sequence[int], loss_scale: float | None
-    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor | None]]:
-        """(results, one complete gradient of the scaled loss per gradient of `lowered`).
-
-        Raises ConfigurationError for a loss scale where gradients are those of the step before, at another scale.
-        """
+    def _run_with_gradients(self, bind: BindPart, axes: Sequence[int], loss_scale: float | None) -> Ran:
+        """loss_scale: None, nothing scales the loss; else an overflow in one stage is one in all, so that all skip the
+        same step. Raises ConfigurationError for one where gradients are those of the step before, at another scale."""
         if self.is_delayed and loss_scale is not None:
             raise ConfigurationError("a schedule that leaves passes to the next step takes no scaler; pick another one")
         gradients: dict[str, torch.Tensor] = {}
@@ -133,9 +113,9 @@ class PipelineStep(PipelineParts):
             if name not in gradients:
                 gradients[name] = torch.zeros(form.shape, dtype=form.dtype, device=device)
         self.shared.complete(gradients)
-        if loss_scale is not None:
+        if loss_scale is not None and len(self.groups.meshes) > 1:
             _overflow_together(gradients, device)
-        return results, [gradients[output.name] for output in self.lowered.outputs]
+        return results, gradients
 
     def _run(
         self,
@@ -159,7 +139,7 @@ class PipelineStep(PipelineParts):
             loss_scale=loss_scale,
             before=before,
         )
-        run.whole_statistics = self._statistics(bind)
+        run.whole_statistics = self._statistics(bind, run.pieces)
         run.actions(schedule.ranks[self.groups.group])
         if gradients is not None and self.is_delayed:
             run.leave_over(order)
@@ -176,19 +156,24 @@ class PipelineStep(PipelineParts):
         if self.plan.kernel_backend != "inductor" or kinds in self.rehearsed:
             return
         self.rehearsed.append(kinds)
-        values = named(self.bound_inputs, bind(0)) | self._statistics(bind)
+        values = named(self.bound_inputs, bind(0)) | self._statistics(bind, self.parts.pieces(axes))
         for graphs in self.graphs.values():
             graphs.rehearse(values, kinds, self.parts.pieces(axes), self.groups.device)
 
-    def _statistics(self, bind: BindPart) -> dict[str, torch.Tensor]:
+    def _statistics(self, bind: BindPart, pieces: int) -> dict[str, torch.Tensor]:
         """The statistics of the whole batch, by name."""
         if self.statistics is None:
             return {}
-        compute, inputs = self.statistics
+        graph, inputs = self.statistics
+        blank = {
+            value.name: torch.zeros(value.shape, dtype=value.dtype, device=self.groups.device)
+            for value in inputs
+            if value.role == "statistic"
+        }
         sums: list[torch.Tensor] = []
         for part in range(self.micro.count):
-            values = named(self.bound_inputs, bind(part))
-            found = compute([values[value.name] for value in inputs])
+            values = named(self.bound_inputs, bind(part)) | blank
+            found = self.calls.of(graph, part, pieces)([values[value.name] for value in inputs])
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
         names = [output.name for output in self.program.outputs if output.role == "statistic"]
         return {n: scaled(value, self.micro.statistic_scales[n]) for n, value in zip(names, sums, strict=True)}

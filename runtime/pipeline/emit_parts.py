@@ -1,4 +1,4 @@
-"""Emit a pipeline: the lowered stages of this rank, bound to processes and kernels, as one `Step`.
+"""Emit the lowered stages of this rank, bound to processes and kernels, as the `Step` that runs them in parts.
 
 Every rank has cut the whole program, so that all agree on what crosses, and has lowered its own stages only.
 """
@@ -20,54 +20,52 @@ from autopar.passes.random_operators import SEED, is_random
 from autopar.passes.stages.cut_stages import StagePrograms
 from autopar.passes.stages.stage_plans import crossing_layouts
 from autopar.plans.parallel_plan import Plan
-from autopar.program import Input, MicroProgram, Output, Program, returned_values
+from autopar.program import Input, Output, Program, returned_values
 from autopar.runtime.consensus import gather_from_all
-from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.parameters import StageParameters
+from autopar.runtime.pipeline.parts_step import PartsStep
 from autopar.runtime.pipeline.pipeline_routes import GroupLayout, SentPiece, route
 from autopar.runtime.pipeline.pipeline_wires import Form, Message
-from autopar.runtime.pipeline.rank_pipeline import PipelineStep
 from autopar.runtime.pipeline.shared_values import SharedGradients, StageResults, ranks_across
-from autopar.runtime.pipeline.stage_passes import StageGraphs
-from autopar.runtime.process_groups import StageProcesses
-from autopar.runtime.step.emit import bind_groups, group_symbols
+from autopar.runtime.pipeline.stage_passes import PartCalls, StageGraphs
+from autopar.runtime.process_groups import ProcessGroups
+from autopar.runtime.step.bound_graphs import bind_groups, group_symbols
 from autopar.schedules.actions import Schedule
 
 
-def emit_pipeline(step: LoweredStep, groups: StageProcesses) -> PipelineStep:
-    """The step of this rank under a plan with stages; all ranks call it alike."""
-    plan, micro, stages, schedule, statistics = step.plan, step.micro, step.cut, step.schedule, step.statistics
-    assert stages is not None
-    assert schedule is not None
-    lowered = {stage.number: stage for stage in step.stages}
-    own = step.stages[0].plan
-    everything = [graph for stage in step.stages for graph in _run_graphs(stage)]
-    symbols = group_symbols(*everything, *(() if statistics is None else (statistics.graph_module,)))
+def emit_parts(lowered: LoweredStep, groups: ProcessGroups) -> PartsStep:
+    """The step of this rank under a plan with micro-batches or stages; all ranks call it alike."""
+    plan, micro, stages, schedule = lowered.plan, lowered.micro, lowered.cut, lowered.schedule
+    own, numbers = lowered.stages[0].plan, {stage.number for stage in lowered.stages}
+    graphs = [graph for stage in lowered.stages for graph in _run_graphs(stage)]
+    statistics = lowered.statistics_graph
+    symbols = group_symbols(*graphs, *(() if statistics is None else (statistics,)))
     groups.create({symbol for found in gather_from_all(sorted(symbols)) for symbol in found})
-    held = {name for name, holders in stages.holders.items() if holders & set(lowered)}
+    held = {name for name, holders in stages.holders.items() if holders & numbers}
     layouts = [crossing_layouts(plan, stages, schedule, group) for group in range(len(groups.meshes))]
-    across = ranks_across(groups, range(len(groups.meshes)))
-    assert across is not None
-    return PipelineStep(
+    calls = PartCalls(micro=micro, backend=plan.kernel_backend)
+    return PartsStep(
         micro=micro,
-        lowered=replace(
-            micro.program,
-            inputs=_inputs(micro.program, lowered, statistics),
-            outputs=_gradients(micro.program, held),
-        ),
+        lowered=replace(micro.program, inputs=_inputs(lowered), outputs=_gradients(micro.program, held)),
         plan=plan,
         own_plan=own,
         groups=groups,
         stages=stages,
-        graphs={number: _bound(micro, plan, stages, stage, groups) for number, stage in lowered.items()},
-        statistics=_statistics(statistics, groups, plan),
+        graphs={stage.number: _bound(stage, stages, groups, calls) for stage in lowered.stages},
+        statistics=None if statistics is None else (bind_groups(statistics, groups), lowered.statistic_inputs),
+        calls=calls,
         schedule=schedule,
         forms=_forms(stages, layouts[groups.group], groups),
         pieces=_pieces(stages, layouts, groups),
         gradient_forms=_gradient_forms(micro.program, own, groups, held),
         shared=_shared(stages, schedule, groups, micro.program, own),
         stage_parameters=_stage_parameters(stages, schedule, held),
-        results=StageResults(groups=groups, schedule=schedule, across=across, owners=stages.owners),
+        results=StageResults(
+            groups=groups,
+            schedule=schedule,
+            across=ranks_across(groups, range(len(groups.meshes))),
+            owners=stages.owners,
+        ),
     )
 
 
@@ -87,23 +85,20 @@ def _totals(stage: LoweredStage) -> dict[int, Form]:
     return {i: Form(tuple(returned[i].meta["local_shape"]), returned[i].meta["dtype"]) for i in stage.totals}
 
 
-def _bound(
-    micro: MicroProgram, plan: Plan, stages: StagePrograms, own: LoweredStage, groups: StageProcesses
-) -> StageGraphs:
-    backward, prepared, late = own.halves, own.prepared, own.late
-    if backward is not None:
-        backward = replace(
-            backward,
-            whole=bind_groups(backward.whole, groups),
-            inputs=bind_groups(backward.inputs, groups),
-            weights=bind_groups(backward.weights, groups),
+def _bound(own: LoweredStage, stages: StagePrograms, groups: ProcessGroups, calls: PartCalls) -> StageGraphs:
+    parts, halves, prepared, late = own.partition, own.halves, own.prepared, own.late
+    if halves is not None:
+        halves = replace(
+            halves, inputs=bind_groups(halves.inputs, groups), weights=bind_groups(halves.weights, groups)
         )
     names = [output.name for output in own.program.outputs if output.role in ("loss", "output")]
     gradients = tuple(output.name for output in own.program.outputs if output.role == "gradient")
     return StageGraphs(
         lowered=own.program,
-        forward=bind_groups(own.partition.forward, groups),
-        backward=backward,
+        forward=bind_groups(parts.forward, groups),
+        backward=None if parts.backward is None else bind_groups(parts.backward, groups),
+        totals=own.totals,
+        halves=halves,
         prepared=None if prepared is None else replace(prepared, prepare=bind_groups(prepared.prepare, groups)),
         late=None if late is None else replace(late, reduce=bind_groups(late.reduce, groups)),
         total_forms=_totals(own),
@@ -111,24 +106,17 @@ def _bound(
         sent_forward=tuple(name for name in names if name not in stages.owners),
         sent_backward=tuple(name for name in gradients if name not in stages.holders),
         gradients=gradients,
-        micro=micro,
-        backend=plan.kernel_backend,
+        calls=calls,
     )
 
 
-def _statistics(
-    statistics: Program | None, groups: StageProcesses, plan: Plan
-) -> tuple[GraphCall, tuple[Input, ...]] | None:
-    if statistics is None:
-        return None
-    return kernels(bind_groups(statistics.graph_module, groups), plan.kernel_backend), statistics.inputs
-
-
-def _inputs(program: Program, own: Mapping[int, LoweredStage], statistics: Program | None) -> tuple[Input, ...]:
+def _inputs(lowered: LoweredStep) -> tuple[Input, ...]:
     """What a call binds on this rank: each parameter, buffer and input of its stages once, and the seed."""
+    program = lowered.program
     known = {value.name for value in program.inputs if value.role in ("parameter", "buffer", "input")} | {SEED}
-    programs = [stage.program for stage in own.values()] + ([statistics] if statistics else [])
-    found = {value.name: value for part in programs for value in part.inputs if value.name in known}
+    inputs = [value for stage in lowered.stages for value in stage.program.inputs]
+    inputs += lowered.statistic_inputs
+    found = {value.name: value for value in inputs if value.name in known}
     seeds = [value for value in found.values() if value.role == "seed"]
     if not seeds and any(is_random(node) for node in program.graph.nodes if node.op == "call_function"):
         seeds = [Input(role="seed", name=SEED, shape=(), dtype=torch.int64)]
@@ -145,7 +133,7 @@ def _gradients(program: Program, held: set[str]) -> tuple[Output, ...]:
     )
 
 
-def _gradient_forms(program: Program, plan: Plan, groups: StageProcesses, held: set[str]) -> dict[str, Form]:
+def _gradient_forms(program: Program, plan: Plan, groups: ProcessGroups, held: set[str]) -> dict[str, Form]:
     """Local shape and dtype of the gradients of this rank's parameters."""
     found = {}
     for node, output in zip(program.returned, program.outputs, strict=True):
@@ -154,16 +142,16 @@ def _gradient_forms(program: Program, plan: Plan, groups: StageProcesses, held: 
     return found
 
 
-def _forms(stages: StagePrograms, layouts: Mapping[str, Layout], groups: StageProcesses) -> dict[str, Form]:
+def _forms(stages: StagePrograms, layouts: Mapping[str, Layout], groups: ProcessGroups) -> dict[str, Form]:
     return {c.name: _form(c.node.meta["val"], layouts[c.name], groups) for c in stages.crossings if c.name in layouts}
 
 
-def _form(value: Any, layout: Layout, groups: StageProcesses) -> Form:
+def _form(value: Any, layout: Layout, groups: ProcessGroups) -> Form:
     return Form(tuple(local_shape(value.shape, layout, groups.mesh, groups.coordinate)), value.dtype)
 
 
 def _pieces(
-    stages: StagePrograms, layouts: Sequence[Mapping[str, Layout]], groups: StageProcesses
+    stages: StagePrograms, layouts: Sequence[Mapping[str, Layout]], groups: ProcessGroups
 ) -> Callable[[Message], Sequence[SentPiece]]:
     """What of a value travels between which ranks of two rank groups; worked out once for each."""
     shapes = {c.name: tuple(c.node.meta["val"].shape) for c in stages.crossings}
@@ -180,7 +168,7 @@ def _pieces(
 
 
 def _shared(
-    stages: StagePrograms, schedule: Schedule, groups: StageProcesses, program: Program, own: Plan
+    stages: StagePrograms, schedule: Schedule, groups: ProcessGroups, program: Program, own: Plan
 ) -> SharedGradients:
     """For this rank's parameters that other rank groups hold too: the processes that add up their gradients."""
     made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
