@@ -40,7 +40,7 @@ class Relaxed:
     gain_seconds: float
 
 
-class Limits:
+class BindingLimits:
     """The limits that bind one plan, each tried once."""
 
     def __init__(self, source: Source, plan: Plan, resolver: Resolver) -> None:
