@@ -31,12 +31,12 @@ from autopar.hardware.cluster import Cluster
 from autopar.passes.lowering.chain import lowered_step
 from autopar.passes.lowering.check_plan import refuse_unknown_names
 from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
-from autopar.planner.problem.constraints import Recompute
-from autopar.planner.problem.search_limits import Mode
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import CapturedModel, as_cluster, capture_model, check_model, plan_again, plan_program
 from autopar.request import LossFunction, Request
+from autopar.request.constraints import Recompute
+from autopar.request.search_mode import Mode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit_step import emit_step
 from autopar.runtime.parallel_module import ParallelModule

@@ -28,7 +28,7 @@ import torch
 
 from autopar.errors import InfeasibleError
 from autopar.explain.answers import Explanations
-from autopar.explain.binding_limits import Limits
+from autopar.explain.binding_limits import BindingLimits
 from autopar.explain.origin import Remembered
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.switches import switch_of
@@ -169,7 +169,7 @@ def _choice(recovered: Recovered, resolver: Resolver, name: str) -> dict[str, An
 def _limits(plan: Plan, recovered: Recovered, resolver: Resolver) -> list[dict[str, Any]]:
     assert isinstance(plan.origin, Remembered)
     rows = []
-    for relaxed in Limits(plan.origin.source, plan, resolver).binding:
+    for relaxed in BindingLimits(plan.origin.source, plan, resolver).binding:
         best = relaxed.best
         row: dict[str, Any] = {"limit": relaxed.constraint, "gain_seconds": relaxed.gain_seconds}
         if raw_variables(best.built.problem) <= MOST_VARIABLES:

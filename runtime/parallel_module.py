@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -26,25 +26,12 @@ from torch.distributed.tensor import DTensor
 from autopar._compat import TreeSpec, tree_map_only
 from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
-from autopar.layouts.placement import Layout
 from autopar.plans.parallel_plan import Plan
-from autopar.program import Constant, Input
+from autopar.runtime.call_values import graph_inputs, graph_states, user_output, write_buffers
 from autopar.runtime.consensus import agree_on_sizes, shared_seed
-from autopar.runtime.initialise import initialise, is_on_meta
-from autopar.runtime.parameters import (
-    check_parameter_layouts,
-    from_local,
-    leave_out,
-    local_tensor,
-    mark_copies,
-    rewrite_optimizer,
-    set_parameter,
-    shard_parameters,
-    shard_tensor,
-    stored_layout,
-    unique_parameters,
-)
+from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size
+from autopar.runtime.shard_model import shard_model, shard_state
 from autopar.runtime.step import batches
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
@@ -52,9 +39,6 @@ from autopar.runtime.step.emitted_step import Step
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63
-_STATES = ("parameter", "buffer", "seed")
-"""Roles of inputs that are no arguments: looked up once per call, however many parts of the batch it runs."""
-
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -174,28 +158,10 @@ class ParallelModule(nn.Module):
         return ()
 
     def _adopt(self, step: Step) -> None:
-        """Move the module tree of the original here, its parameters sharded as the plan says."""
-        model, plan, groups = self._model[0], step.own_plan, step.groups
-        layouts: dict[int, Layout] = {
-            id(parameter): stored_layout(names, plan.parameters, plan.layout_mesh)
-            for parameter, names in unique_parameters(model).values()
-        }
-        absent = step.stage_parameters.absent
-        gone = {id(p) for p, names in unique_parameters(model).values() if not absent.isdisjoint(names)}
-        mine = {name: parameter for name, parameter in plan.parameters.items() if name not in absent}
-        check_parameter_layouts(model, mine, plan.layout_mesh)
+        """Move the module tree of the original here, sharded as the plan says."""
+        model = self._model[0]
         self.base_seed = shared_seed()
-        replaced = _initialised(model, plan, groups, self.base_seed, absent) if is_on_meta(model) else {}
-        self._absent = leave_out(model, absent)
-        replaced.update(shard_parameters(model, plan.parameters, groups))
-        mark_copies(model, step.stage_parameters.copies)
-        if self._optimizer is not None:
-            rewrite_optimizer(self._optimizer, replaced, layouts, groups, gone)
-        for name, layout in plan.buffers.items():
-            owner = model.get_submodule(name.rpartition(".")[0])
-            if any(str(placement) != "R" for placement in layout):
-                leaf = name.rpartition(".")[2]
-                owner._buffers[leaf] = shard_tensor(model.get_buffer(name), layout, groups)
+        self._absent = shard_model(model, step, self._optimizer, self.base_seed)
         self._parameters = model._parameters
         self._buffers = model._buffers
         self._modules = model._modules
@@ -239,19 +205,15 @@ class ParallelModule(nn.Module):
         with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
             results = self._results(step, leaves, mode)
         self.calls += 1
-        self._write_mutations(step, results)
-        return self._output(step, results)
+        write_buffers(self, step, results)
+        return user_output(step, results)
 
     def _results(self, step: Step, leaves: list[Any], mode: BatchMode) -> tuple[torch.Tensor, ...]:
-        parameters = dict(nn.Module.named_parameters(self, remove_duplicate=False))
-        states = {
-            value.name: parameters[value.name] if value.role == "parameter" else self._state(value)
-            for value in step.lowered.inputs
-            if value.role in _STATES
-        }
+        states = graph_states(self, step, self.seed())
+        split_axes = self._data_axes if mode == "local" else ()
 
         def bind(part: Sequence[Any]) -> list[torch.Tensor]:
-            return self._bind(step, part, mode, states)
+            return graph_inputs(step, part, states, split_axes)
 
         scale = self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else None
         return step(leaves, bind, self._held, axes=self._data_axes, local=mode == "local", loss_scale=scale)
@@ -299,61 +261,6 @@ class ParallelModule(nn.Module):
             grown[leaf] = torch.empty(shape, dtype=leaves[leaf].dtype, device="meta")
         return grown
 
-    def _bind(
-        self, step: Step, leaves: Sequence[Any], mode: BatchMode, states: Mapping[str, torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """The values of `step.bound_inputs`. states: those that are no arguments."""
-        by_name = {value.name: leaf for value, leaf in batches.input_leaves(step.program)}
-        return [
-            self._argument(step, value, leaves[by_name[value.name]], mode)
-            if value.role == "input"
-            else states[value.name]
-            for value in step.bound_inputs
-        ]
-
-    def _state(self, value: Input) -> torch.Tensor:
-        if value.role == "buffer":
-            return local_tensor(self.get_buffer(value.name)).detach()
-        return torch.full(value.shape, self.seed(), dtype=value.dtype, device=self._planned().groups.device)
-
-    def _argument(self, step: Step, value: Input, argument: torch.Tensor, mode: BatchMode) -> torch.Tensor:
-        layout = batches.input_layout(step.own_plan, value.name)
-        tensor = argument.to(step.groups.device)
-        if mode == "global" or not self._data_axes:
-            return batches.keep_block(tensor, layout, step.groups)
-        whole = next(entry for entry in step.program.inputs if entry.role == "input" and entry.name == value.name)
-        passed = batches.data_layout(whole.batch_dim, self._data_axes, len(layout))
-        return batches.exchange_block(tensor, whole.shape, passed, layout, step.groups)
-
-    def _write_mutations(self, step: Step, results: tuple[torch.Tensor, ...]) -> None:
-        """Buffers take their new values; the old ones stay alive for backward, so nothing is copied in place."""
-        names = {name for name, _ in self.named_buffers(remove_duplicate=False)}
-        for value, output in zip(results, step.forward_outputs, strict=True):
-            if output.role != "mutation":
-                continue
-            if output.name not in names:
-                raise ConfigurationError(f"the model changes {output.name} in place; only buffers may be changed")
-            buffer = self.get_buffer(output.name)
-            if isinstance(buffer, DTensor):
-                buffer._local_tensor = value
-            else:
-                buffer.data = value
-
-    def _output(self, step: Step, results: tuple[torch.Tensor, ...]) -> Any:
-        """The user's output structure: the loss plain, other tensors as DTensors."""
-        leaves = [
-            leaf.value if isinstance(leaf, Constant) else self._leaf(step, results, leaf)
-            for leaf in step.program.output_leaves
-        ]
-        return step.program.out_spec.unflatten(leaves)
-
-    def _leaf(self, step: Step, results: tuple[torch.Tensor, ...], index: int) -> torch.Tensor:
-        output = step.program.outputs[index]
-        if output.role == "loss":
-            return results[index]
-        shape = step.whole.returned[index].meta["val"].shape
-        return from_local(results[index], shape, batches.output_layout(step.own_plan, output.name), step.groups)
-
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes inside stay unreduced; the next backward outside reduces their sum.
@@ -386,31 +293,8 @@ class ParallelModule(nn.Module):
 
 
 def _shard_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Full plain tensors in a state dict become DTensors in the layout of their parameter; absent ones are left out."""
     assert isinstance(module, ParallelModule)
-    step = module._planned()
-    for _parameter, names in unique_parameters(module).values():
-        layout = stored_layout(names, step.own_plan.parameters, step.own_plan.layout_mesh)
-        for name in names:
-            value = state.get(prefix + name)
-            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-                state[prefix + name] = shard_tensor(value, layout, step.groups)
-    for name in module.absent:
-        state.pop(prefix + name, None)
-
-
-def _initialised(
-    model: nn.Module, plan: Plan, groups: ProcessGroups, seed: int, absent: Collection[str]
-) -> dict[int, nn.Parameter]:
-    """Initial weights for a model on meta, each unit sharded as soon as it is drawn; `absent`: left empty."""
-
-    def shard(parameter: nn.Parameter, names: Sequence[str]) -> nn.Parameter:
-        if not set(names).isdisjoint(absent):
-            return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-        sharded = shard_tensor(parameter, stored_layout(names, plan.parameters, plan.layout_mesh), groups)
-        return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
-
-    return initialise(model, shard, groups.device, seed)
+    shard_state(module, module._planned(), state, prefix, module.absent)
 
 
 def without_weights(

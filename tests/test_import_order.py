@@ -41,8 +41,12 @@ LAYERS: tuple[Layer, ...] = (
         {"cost_models", "passes"},
     ),
     Layer(
-        "the optimisation; a module as one graph; what a user asks beside it",
-        {"capture", "planner", "request"},
+        "a module as one graph; what a user asks beside it",
+        {"capture", "request"},
+    ),
+    Layer(
+        "the optimisation",
+        {"planner"},
     ),
     Layer(
         "processes, devices, `ParallelModule`; never imports `planner`",

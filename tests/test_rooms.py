@@ -112,8 +112,7 @@ def test_packages_have_few_entries_on_few_levels(package: str) -> None:
 
 @pytest.mark.parametrize("package", sorted(name for name, module in sources().items() if module.is_package))
 def test_entries_of_a_package_import_each_other_in_no_circle(package: str) -> None:
-    if package != "autopar":  # its rooms: `test_import_order.py`
-        assert not circles(entries_of(package))
+    assert not circles(entries_of(package))
 
 
 def test_every_package_says_what_it_is() -> None:

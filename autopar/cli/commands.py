@@ -40,11 +40,11 @@ from autopar.cli.simulate_command import simulate
 from autopar.cli.verify_command import verify_model
 from autopar.demo.journey import run_demo
 from autopar.errors import AutoparError, InfeasibleError, VerificationError
-from autopar.planner.problem.constraints import Recompute
-from autopar.planner.problem.search_limits import Mode
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_folding import folded
 from autopar.report.terminal_tables import page
+from autopar.request.constraints import Recompute
+from autopar.request.search_mode import Mode
 
 EXIT_USAGE, EXIT_INFEASIBLE, EXIT_VERIFICATION, EXIT_INTERRUPTED = 2, 3, 4, 130
 INTERRUPTED = "interrupted: there was no plan yet, and nothing is written"

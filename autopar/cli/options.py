@@ -20,7 +20,7 @@ import torch
 
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.operator_profile import load_profile
-from autopar.planner.problem.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
+from autopar.request.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
     "adamw": torch.optim.AdamW,

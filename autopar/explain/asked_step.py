@@ -12,9 +12,9 @@ from functools import cached_property
 
 from autopar.explain.source import Source
 from autopar.hardware.cluster import Cluster, MixedCluster
-from autopar.planner.problem.memory_limit import budget
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
+from autopar.request.memory_limit import budget
 from autopar.simulation.priced_stages import StepGraphs, step_graphs
 from autopar.simulation.step_program import StepProgram
 

@@ -20,7 +20,6 @@ from autopar.explain.memory_pieces import loss_operators, moment_of
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.layouts.placement import Mesh
-from autopar.planner.meshes.mesh_shapes import FREE_AXIS_NAMES
 from autopar.planner.one_mesh.read_solution import describe
 from autopar.planner.one_mesh.recovered_problem import recover
 from autopar.planner.one_mesh.solved_again import Resolved, Resolver
@@ -28,6 +27,7 @@ from autopar.planner.one_mesh.within_memory import MEMORY_GAP
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes
 from autopar.request import Request
+from autopar.request.mesh_axes import FREE_AXIS_NAMES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Relaxed:
     gain_seconds: float
 
 
-class Limits:
+class BindingLimits:
     """The limits that bind one plan, each tried once."""
 
     def __init__(self, source: Source, plan: Plan, resolver: Resolver) -> None:

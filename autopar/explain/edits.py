@@ -27,10 +27,10 @@ from autopar.planner.one_mesh.solved_again import solution_of
 from autopar.planner.one_mesh.warm_start import Rows
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.constraint_targets import meshes_with_axes
-from autopar.planner.problem.constraints import parse_constraints
 from autopar.planner.solver import solve
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes
+from autopar.request.constraints import parse_constraints
 
 BOUND_SECONDS = 10.0
 """CPU seconds of the search for the bound of an edited plan."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from autopar.errors import InfeasibleError
 from autopar.explain.alone import alike, axes_in_links
 from autopar.explain.answers import Explanation, Explanations, Switch
-from autopar.explain.binding_limits import Limits
+from autopar.explain.binding_limits import BindingLimits
 from autopar.explain.cost_terms import cost_terms
 from autopar.explain.indivisible import indivisible_names
 from autopar.explain.recovered import recovered_plan
@@ -47,7 +47,7 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
     recovered = recovered_plan(source, plan)
     seconds, gap = (EXACT_SECONDS, EXACT_GAP) if exact else (SECONDS, MEMORY_GAP)
     resolver = Resolver(recovered, seconds, gap)
-    limits = Limits(source, plan, resolver)
+    limits = BindingLimits(source, plan, resolver)
     by_name = terms_by_name(cost_terms(recovered))
     nearest = switching_costs(recovered.built, recovered.labels, recovered.mesh)
     held = _held_bytes(resolver)

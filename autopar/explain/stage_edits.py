@@ -24,13 +24,13 @@ from autopar.planner.one_mesh.solved_again import solution_of
 from autopar.planner.one_mesh.warm_start import Rows
 from autopar.planner.pipelines.choose_pipeline import Pipeline
 from autopar.planner.pipelines.pipeline_bound import least_step_seconds
-from autopar.planner.pipelines.pipeline_request import SEARCHED, check_family
 from autopar.planner.pipelines.write_pipeline import check_cut, pipeline_plan
 from autopar.planner.problem.constraint_targets import meshes_with_axes
-from autopar.planner.problem.constraints import parse_constraints
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_seconds, matching_names
 from autopar.plans.plan_value import PIPELINE_AXIS, StagePlan
+from autopar.request.constraints import parse_constraints
+from autopar.request.pipeline_request import SEARCHED, check_family
 from autopar.schedules.list_scheduler import FAMILIES, TIMED_FAMILIES, build_schedule
 
 SCHEDULE, MICRO_BATCHES = "schedule", "micro_batches"

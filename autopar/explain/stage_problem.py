@@ -20,6 +20,7 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.hardware.cluster import MixedCluster
+from autopar.hardware.rank_groups import sub_cluster
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.recomputation import RECOMPUTED, state_of
 from autopar.planner.meshes.choose_micro_batches import in_parts_of
@@ -30,7 +31,6 @@ from autopar.planner.one_mesh.warm_start import Rows
 from autopar.planner.pipelines.block_costs import Solved, weight_operators
 from autopar.planner.pipelines.block_table import MODES, BlockTable
 from autopar.planner.pipelines.choose_pipeline import STALE_COPIES, Pipeline
-from autopar.planner.pipelines.rank_groups import sub_cluster
 from autopar.planner.pipelines.runs import Runs, find_runs
 from autopar.planner.pipelines.stage_search import Cut, StageChoice
 from autopar.planner.pipelines.submesh import tables_of

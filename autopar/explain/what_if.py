@@ -23,11 +23,11 @@ from autopar.errors import ConfigurationError
 from autopar.explain.origin import WISHES, bound, remembering
 from autopar.explain.source import Source
 from autopar.hardware.cluster import Cluster
-from autopar.planner.problem.constraints import Recompute
-from autopar.planner.problem.search_limits import Mode
 from autopar.plans.parallel_plan import Plan
 from autopar.questions import as_cluster, capture_model, check_model
 from autopar.request import LossFunction, Request
+from autopar.request.constraints import Recompute
+from autopar.request.search_mode import Mode
 
 
 class Planner:

@@ -29,7 +29,7 @@ the start of a collective counts as much as what it moves (H100 nodes and gloo).
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RedistributionStep:
     """One collective (or local slice) over `axes`, ascending; before and after are whole layouts."""
 
     kind: StepKind
@@ -55,7 +55,7 @@ def is_reachable(source: Layout, target: Layout) -> bool:
 
 
 @cache
-def redistribution_steps(shape: Shape, source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
+def redistribution_steps(shape: Shape, source: Layout, target: Layout, mesh: Mesh) -> tuple[RedistributionStep, ...]:
     """The steps for a tensor of global `shape`; empty when both layouts place it equally.
 
     Raises ValueError for a target that cannot be reached (something else -> Partial).
@@ -78,7 +78,7 @@ def steps_on(
     target: Layout,
     uneven: Iterable[int] = (),
     spare: Shard | None = None,
-) -> tuple[Step, ...]:
+) -> tuple[RedistributionStep, ...]:
     """The steps on one way, whatever the sizes are. Dims in `uneven` do not divide, so they take no all_to_all.
 
     spare: a factor that neither layout cuts and all axes divide, for `Way.WAITING`.
@@ -98,7 +98,7 @@ def steps_on(
     )
     layouts = [source, *(tuple([placements[n] for n in move.after]) for move in moves)]
     return tuple(
-        Step(move.kind, move.axes, before, after)
+        RedistributionStep(move.kind, move.axes, before, after)
         for move, before, after in zip(moves, layouts, layouts[1:], strict=False)
     )
 
@@ -144,7 +144,7 @@ def spare_factor(shape: Sequence[int], source: Layout, target: Layout, mesh: Mes
     return next((Shard(dim) for dim in reversed(spare_dims(shape, mesh.size)) if dim not in cut), None)
 
 
-def _moves(shape: Shape, step: Step, mesh: Mesh) -> bool:
+def _moves(shape: Shape, step: RedistributionStep, mesh: Mesh) -> bool:
     """Whether a step moves anything: some only change the spelling."""
     return canonical(shape, step.before, mesh.shape) != canonical(shape, step.after, mesh.shape)
 
@@ -152,7 +152,7 @@ def _moves(shape: Shape, step: Step, mesh: Mesh) -> bool:
 _is_legal = cache(is_legal)
 
 
-def _is_possible(shape: Shape, step: Step, mesh: Mesh) -> bool:
+def _is_possible(shape: Shape, step: RedistributionStep, mesh: Mesh) -> bool:
     """Whether the layouts around a step are legal and no all_to_all within one dim overlaps itself."""
     if not (_is_legal(shape, step.before, mesh) and _is_legal(shape, step.after, mesh)):
         return False
@@ -168,7 +168,7 @@ def _is_possible(shape: Shape, step: Step, mesh: Mesh) -> bool:
     return is_legal(shape, again, both)
 
 
-def _axis_by_axis(shape: Shape, step: Step, mesh: Mesh) -> tuple[Step, ...]:
+def _axis_by_axis(shape: Shape, step: RedistributionStep, mesh: Mesh) -> tuple[RedistributionStep, ...]:
     """Split a collective over several axes if two of them cut one uneven dim: its blocks have different paddings."""
     if len(step.axes) == 1 or step.kind not in ("all_gather", "reduce_scatter"):
         return (step,)

@@ -15,7 +15,6 @@ from autopar.planner.batch.micro_batch_program import Recapture
 from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.mixed_devices import plan_mixed
-from autopar.planner.pipelines.pipeline_request import PipelineRequest, pipeline_request, without_stages
 from autopar.planner.pipelines.plan_pipeline import plan_pipeline
 from autopar.planner.problem.constraint_targets import meshes_with_axes, recompute_of
 from autopar.planner.problem.optimizer_states import resolve_optimizer
@@ -25,6 +24,7 @@ from autopar.planner.solver.deadline import interruptible
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
+from autopar.request.pipeline_request import PipelineRequest, pipeline_request, without_stages
 
 
 def make_plan(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from autopar.errors import ConfigurationError
 from autopar.layouts.moves import Way
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
-from autopar.layouts.redistribution import Step, steps_on
+from autopar.layouts.redistribution import RedistributionStep, steps_on
 from autopar.plans.plan_value import Baseline, OperatorPlan, ParameterPlan, PlanValue
 
 PLAN_COLUMNS = ("plan", "mesh", "step", "memory", "cost", "bound", "gap")
@@ -340,7 +340,7 @@ def _steps(source: Layout, target: Layout, mesh: Mesh) -> str:
     return f"  by {straight}; by {waiting} where another dim of a large tensor has room"
 
 
-def _collectives(steps: Sequence[Step], mesh: Mesh) -> str:
+def _collectives(steps: Sequence[RedistributionStep], mesh: Mesh) -> str:
     return ", ".join(
         f"{step.kind}({'+'.join(mesh.axis_names[axis] for axis in step.axes)})"
         for step in steps

@@ -24,11 +24,11 @@ from autopar.graphs.forward_backward import Partition
 from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events
 from autopar.graphs.node_values import node_bytes
 from autopar.hardware.cluster import Cluster, GroupTopology, MixedCluster, between_groups, refuse_mixed
+from autopar.hardware.rank_groups import cluster_of
 from autopar.layouts.placement import Layout, Mesh, local_shape
 from autopar.passes.lowering.chain import lowered_on, start_early
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.passes.stages.cut_stages import Crossing, StagePrograms
-from autopar.planner.pipelines.rank_groups import cluster_of
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program, returned_values
 from autopar.schedules.actions import Schedule

@@ -17,12 +17,12 @@ from autopar.capture import capture, normalize_example_inputs
 from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.query import Query, kernel_backend
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.planner.problem.search_limits import SEARCH
 from autopar.planner.solver import Problem, is_forbidden, solve
 from autopar.planner.solver.mip import solve_core
+from autopar.request.constraints import Constraints
 from benchmarks.models import workload
 from benchmarks.planner.cases import NO_LIMIT_BYTES, Case
 from benchmarks.planner.measure import cluster_of

@@ -29,8 +29,8 @@ from autopar.passes.lowering.stage import LoweredStage
 from autopar.program import Program, returned_values
 
 
-class Form(NamedTuple):
-    """Local shape and dtype of a tensor."""
+class AbstractTensor(NamedTuple):
+    """A tensor without its values: local shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -39,7 +39,7 @@ class Form(NamedTuple):
         return f"{self.shape} {str(self.dtype).removeprefix('torch.')}"
 
 
-Forms: TypeAlias = "Form | tuple[Form | None, ...] | None"
+AbstractValue: TypeAlias = "AbstractTensor | tuple[AbstractTensor | None, ...] | None"
 """Of one output or of several; None: of something else than a tensor, or unknown."""
 
 _c10d = torch.ops._c10d_functional
@@ -75,7 +75,7 @@ def check_stage(stage: LoweredStage, after: str, unchanged: Collection[str] = ()
 
 def check_graph(graph: fx.Graph, mesh: Mesh, where: str) -> None:
     """Order, shapes, dtypes and groups of one graph of local shapes. Raises CheckFailed."""
-    made: dict[fx.Node, Forms] = {}
+    made: dict[fx.Node, AbstractValue] = {}
     for node in graph.nodes:
         late = [operand for operand in node.all_input_nodes if operand not in made]
         if late:
@@ -121,39 +121,41 @@ def check_ranks(orders: Mapping[tuple[int, ...], Mapping[str, Sequence[str]]], m
 # what nodes say, and what they make
 
 
-def _said(node: fx.Node) -> Forms:
+def _said(node: fx.Node) -> AbstractValue:
     shape, dtype = node.meta.get("local_shape"), node.meta.get("dtype")
     if shape is None or dtype is None:
         return None
     if isinstance(dtype, torch.dtype):
-        return Form(tuple(shape), dtype)
-    return tuple(None if s is None or d is None else Form(tuple(s), d) for s, d in zip(shape, dtype, strict=True))
+        return AbstractTensor(tuple(shape), dtype)
+    return tuple(
+        None if s is None or d is None else AbstractTensor(tuple(s), d) for s, d in zip(shape, dtype, strict=True)
+    )
 
 
-def _agree(said: Forms, found: Forms) -> bool:
+def _agree(said: AbstractValue, found: AbstractValue) -> bool:
     if said is None or found is None:
         return True
-    if isinstance(said, Form) or isinstance(found, Form):
+    if isinstance(said, AbstractTensor) or isinstance(found, AbstractTensor):
         return said == found
     return len(said) == len(found) and all(map(_agree, said, found))
 
 
 def _elements(node: fx.Node) -> int:
     said = _said(node)
-    return math.prod(said.shape) if isinstance(said, Form) else 0
+    return math.prod(said.shape) if isinstance(said, AbstractTensor) else 0
 
 
-def _text(forms: Forms) -> str:
-    if forms is None or isinstance(forms, Form):
-        return str(forms or "no tensor")
-    return f"({', '.join(map(_text, forms))})"
+def _text(said: AbstractValue) -> str:
+    if said is None or isinstance(said, AbstractTensor):
+        return str(said or "no tensor")
+    return f"({', '.join(map(_text, said))})"
 
 
 def _is_collective(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "namespace", "") == "_c10d_functional"
 
 
-def _collective(node: fx.Node, made: Mapping[fx.Node, Forms], mesh: Mesh, where: str) -> Forms:
+def _collective(node: fx.Node, made: Mapping[fx.Node, AbstractValue], mesh: Mesh, where: str) -> AbstractValue:
     (operand,) = node.all_input_nodes
     given = made[operand]
     if node.target is _c10d.wait_tensor.default:
@@ -167,12 +169,12 @@ def _collective(node: fx.Node, made: Mapping[fx.Node, Forms], mesh: Mesh, where:
     if node.target is not _c10d.broadcast.default and sizes and sizes != [ranks]:
         raise CheckFailed(f"{where}: {node.name} says that {symbol!r} has {sizes[0]} ranks, it has {ranks}")
     rule = _SIZES.get(node.target)
-    if not isinstance(given, Form) or rule is None:
+    if not isinstance(given, AbstractTensor) or rule is None:
         return None
-    return Form(rule(given.shape, ranks), given.dtype)
+    return AbstractTensor(rule(given.shape, ranks), given.dtype)
 
 
-def _computed(node: fx.Node, made: Mapping[fx.Node, Forms], said: Forms, where: str) -> Forms:
+def _computed(node: fx.Node, made: Mapping[fx.Node, AbstractValue], said: AbstractValue, where: str) -> AbstractValue:
     """Local shapes and dtypes of what a call makes of its operands; None where that cannot be known without values."""
     if any(made[operand] is None for operand in node.all_input_nodes) or node.target in OF_ONE_DEVICE:
         return None
@@ -180,8 +182,8 @@ def _computed(node: fx.Node, made: Mapping[fx.Node, Forms], said: Forms, where: 
         source, index = node.args
         assert isinstance(source, fx.Node)
         assert isinstance(index, int)
-        forms = made[source]
-        return None if forms is None or isinstance(forms, Form) else forms[index]
+        several = made[source]
+        return None if several is None or isinstance(several, AbstractTensor) else several[index]
     args, kwargs = _frozen(node.args, made), _frozen(node.kwargs, made)
     try:
         found = _run(node.target, args, kwargs)
@@ -193,14 +195,14 @@ def _computed(node: fx.Node, made: Mapping[fx.Node, Forms], said: Forms, where: 
 
 
 class _Given(tuple[Any, ...]):
-    """The forms of a node among frozen arguments."""
+    """What a node says, among frozen arguments."""
 
 
 class _Pairs(tuple[Any, ...]):
     """A frozen dict."""
 
 
-def _frozen(value: Any, made: Mapping[fx.Node, Forms]) -> Any:
+def _frozen(value: Any, made: Mapping[fx.Node, AbstractValue]) -> Any:
     """Arguments as a key: nodes as what they say."""
     if isinstance(value, fx.Node):
         return _Given((made[value],))
@@ -212,17 +214,17 @@ def _frozen(value: Any, made: Mapping[fx.Node, Forms]) -> Any:
 
 
 @functools.lru_cache(maxsize=100_000)
-def _run(target: Callable[..., Any], args: Any, kwargs: Any) -> Forms:
-    """Equal calls on equal forms are run once, on the meta device: no values, and a fifth of a fake tensor's time."""
+def _run(target: Callable[..., Any], args: Any, kwargs: Any) -> AbstractValue:
+    """Equal calls are run once, on the meta device: no values, and a fifth of a fake tensor's time."""
     given = {key: "meta" if key == "device" else _thawed(value) for key, value in kwargs}
-    return _forms(target(*_thawed(args), **given))
+    return _abstract(target(*_thawed(args), **given))
 
 
 @functools.lru_cache(maxsize=10_000)
-def _run_on_cpu(target: Callable[..., Any], args: Any, kwargs: Any) -> Forms:
+def _run_on_cpu(target: Callable[..., Any], args: Any, kwargs: Any) -> AbstractValue:
     """On fake CPU tensors, as captured programs are: layer norms of bf16 have statistics of bf16 only there."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        return _forms(target(*_thawed(args, "cpu"), **{key: _thawed(value, "cpu") for key, value in kwargs}))
+        return _abstract(target(*_thawed(args, "cpu"), **{key: _thawed(value, "cpu") for key, value in kwargs}))
 
 
 def _thawed(value: Any, device: str = "meta") -> Any:
@@ -237,19 +239,21 @@ def _thawed(value: Any, device: str = "meta") -> Any:
     return value
 
 
-def _tensors(forms: Forms, device: str) -> Any:
-    if forms is None:
+def _tensors(said: AbstractValue, device: str) -> Any:
+    if said is None:
         return None
-    if isinstance(forms, Form):
-        return torch.empty(forms.shape, dtype=forms.dtype, device=device)
-    return tuple(_tensors(form, device) for form in forms)
+    if isinstance(said, AbstractTensor):
+        return torch.empty(said.shape, dtype=said.dtype, device=device)
+    return tuple(_tensors(one, device) for one in said)
 
 
-def _forms(value: Any) -> Forms:
+def _abstract(value: Any) -> AbstractValue:
     if isinstance(value, torch.Tensor):
-        return Form(tuple(value.shape), value.dtype)
+        return AbstractTensor(tuple(value.shape), value.dtype)
     if isinstance(value, tuple | list):
-        return tuple(Form(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else None for one in value)
+        return tuple(
+            AbstractTensor(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else None for one in value
+        )
     return None
 
 
@@ -262,14 +266,14 @@ def _check_boundary(program: Program, where: str) -> None:
     for node, meaning in zip(program.placeholders, program.inputs, strict=True):
         if meaning.role == "parameter":
             blocks[meaning.name] = meaning.shape
-        if not _agree(_said(node), Form(tuple(meaning.shape), meaning.dtype)):
+        if not _agree(_said(node), AbstractTensor(tuple(meaning.shape), meaning.dtype)):
             raise CheckFailed(f"{where}: the input {meaning.name} is {_text(_said(node))}, the program says {meaning}")
     for node, output in zip(program.returned, program.outputs, strict=True):
         block = blocks.get(output.name)
         if output.role != "gradient" or block is None or not isinstance(node, fx.Node):
             continue
         said = _said(node)
-        if isinstance(said, Form) and said.shape != tuple(block):
+        if isinstance(said, AbstractTensor) and said.shape != tuple(block):
             raise CheckFailed(f"{where}: the gradient of {output.name} is {_text(said)}, its parameter {block}")
 
 
@@ -285,12 +289,12 @@ def _check_layouts(stage: LoweredStage, where: str) -> None:
         if entry is not None and entry.outputs[index] != layout:
             raise CheckFailed(f"{where}: {node.name} lies as {layout}, the plan says {entry.outputs[index]}")
         said, block = _said(node), local_shape(shape, layout, plan.mesh, coordinate)
-        if isinstance(said, Form) and said.shape != block:
+        if isinstance(said, AbstractTensor) and said.shape != block:
             raise CheckFailed(f"{where}: {node.name} is {_text(said)}; as {layout}, {shape} has the block {block}")
 
 
 def _check_saved(stage: LoweredStage, where: str) -> None:
-    """Forward returns last what backward takes first, in the same forms; nothing of it is to be recomputed."""
+    """Forward returns last what backward takes first, and says the same of it; nothing of it is to be recomputed."""
     parts = stage.partition
     again = stage.plan.recomputed
     made = {node.name: node for node in stage.program.graph.nodes}

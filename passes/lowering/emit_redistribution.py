@@ -19,7 +19,7 @@ from torch import fx
 
 from autopar.layouts.moves import StepKind
 from autopar.layouts.placement import Layout, Mesh, Partial, Shard, chunk, sharded_axes
-from autopar.layouts.redistribution import Shape, Step, redistribution_steps
+from autopar.layouts.redistribution import RedistributionStep, Shape, redistribution_steps
 from autopar.ops.blocks import Cut, padded, piece, pieces_first, pieces_joined, region, trimmed
 from autopar.passes.emitter import Emitter
 
@@ -70,7 +70,7 @@ def _stacked(block_shape: Shape, ranks: int) -> Shape:
     return (ranks * block_shape[0], *block_shape[1:])
 
 
-def _slice(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.Node:
+def _slice(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep) -> fx.Node:
     """Plain dims by one range each, which may be uneven; dims with a strided factor by pieces."""
     here = emit.local_shape(shape, step.before)
     starts, lengths = [0] * len(shape), list(here)
@@ -94,7 +94,7 @@ def _slice(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.Node:
     return emit.call(piece, (value, cuts, tuple(emit.coordinate[axis] for axis in strided)), result, dtype)
 
 
-def _all_gather(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.Node:
+def _all_gather(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep) -> fx.Node:
     ranks = emit.group_size(step.axes)
     if ranks == 1:
         return value
@@ -109,7 +109,7 @@ def _all_gather(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.N
     return emit.call(pieces_joined, (y, cuts, whole, result), result, dtype)
 
 
-def _reduce_scatter(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.Node:
+def _reduce_scatter(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep) -> fx.Node:
     ranks = emit.group_size(step.axes)
     if ranks == 1:
         return value
@@ -125,7 +125,7 @@ def _reduce_scatter(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> 
     return y if kept == result else emit.call(trimmed, (y, result), result, dtype)
 
 
-def _all_reduce(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.Node:
+def _all_reduce(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep) -> fx.Node:
     if emit.group_size(step.axes) == 1:
         return value
     result = emit.local_shape(shape, step.after)
@@ -134,7 +134,7 @@ def _all_reduce(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.N
     return emit.collective(c10d.all_reduce.default, x, (_reduction(step),), step.axes, result, full)
 
 
-def _all_to_all(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.Node:
+def _all_to_all(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep) -> fx.Node:
     ranks = emit.group_size(step.axes)
     if ranks == 1:
         return value
@@ -150,13 +150,13 @@ def _all_to_all(emit: Emitter, value: fx.Node, shape: Shape, step: Step) -> fx.N
     return emit.call(pieces_joined, (y, joining, result, result), result, dtype)
 
 
-def _reduction(step: Step) -> str:
+def _reduction(step: RedistributionStep) -> str:
     placement = step.before[step.axes[0]]
     assert isinstance(placement, Partial)
     return placement.op
 
 
-_EMIT: Mapping[StepKind, Callable[[Emitter, fx.Node, Shape, Step], fx.Node]] = {
+_EMIT: Mapping[StepKind, Callable[[Emitter, fx.Node, Shape, RedistributionStep], fx.Node]] = {
     "slice": _slice,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

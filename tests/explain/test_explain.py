@@ -13,7 +13,7 @@ import torch
 import autopar
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
 from autopar.explain.answers import Comparison, Explanations
-from autopar.explain.binding_limits import Limits
+from autopar.explain.binding_limits import BindingLimits
 from autopar.explain.cost_terms import cost_terms
 from autopar.explain.memory_pieces import loss_operators, moment_of, owner_of
 from autopar.explain.origin import Remembered
@@ -95,7 +95,7 @@ def test_the_evaluators_see_a_changed_price(plan: Plan) -> None:
 def test_a_wish_that_binds_lowers_the_objective_when_it_goes(planner: autopar.Planner, plan: Plan) -> None:
     assert isinstance(plan.origin, Remembered)
     resolver = Resolver(recovered_of(plan), 30.0)
-    binding = Limits(plan.origin.source, plan, resolver).binding
+    binding = BindingLimits(plan.origin.source, plan, resolver).binding
     assert any(relaxed.constraint.startswith("axes named") for relaxed in binding)
     for relaxed in binding:
         lower = raw_optimum(relaxed.best.built.problem, relaxed.best.rows, {}, 60.0)

@@ -9,12 +9,13 @@ from autopar.planner.one_mesh.query import Query, kernel_backend
 from autopar.planner.one_mesh.restrict import restricted
 from autopar.planner.problem.build import Built, build_problem
 from autopar.planner.problem.constraint_targets import bind_constraints
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.planner.problem.prices import Prices
-from autopar.planner.problem.search_limits import SEARCH, Mode
+from autopar.planner.problem.search_limits import SEARCH
 from autopar.program import Program
+from autopar.request.constraints import Constraints
+from autopar.request.search_mode import Mode
 
 
 class Mlp(torch.nn.Module):

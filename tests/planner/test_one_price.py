@@ -25,11 +25,11 @@ from autopar.layouts.placement import Mesh
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.planner.one_mesh.mesh_plan import Candidate, plan_on_mesh
 from autopar.planner.one_mesh.query import Query
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.planner.problem.search_limits import SEARCH
 from autopar.program import Program
+from autopar.request.constraints import Constraints
 from tests.passes.lowered_programs import lower
 
 CLUSTER = Cluster.parse("8 H100-SXM")

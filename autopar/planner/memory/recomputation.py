@@ -34,11 +34,11 @@ from torch import fx
 from autopar.passes.random_operators import is_random
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.problem.build import Built, Variable
-from autopar.planner.problem.constraints import Recompute
 from autopar.planner.problem.factorisation import Value
 from autopar.planner.problem.prices import Floats
 from autopar.planner.problem.strategies import LayoutSet, Strategies
 from autopar.planner.solver import FORBIDDEN, Edge
+from autopar.request.constraints import Recompute
 
 DROPPED, SAVED, RECOMPUTED = 0, 1, 2
 States: TypeAlias = tuple[int, ...]

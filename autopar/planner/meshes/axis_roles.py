@@ -19,13 +19,14 @@ from torch import fx
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Layout, Mesh, Shard
 from autopar.passes.tidy.place_casts import is_cast
-from autopar.planner.meshes.mesh_shapes import AXIS_NAMES, links_of_axes
+from autopar.planner.meshes.mesh_shapes import links_of_axes
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, shape_of, value_of
 from autopar.planner.problem.graph_operators import base_of
 from autopar.planner.problem.prices import tensor_bytes
 from autopar.planner.solver import Solution
 from autopar.program import Program
+from autopar.request.mesh_axes import AXIS_NAMES
 from autopar.rules.engine import tensor_operands
 
 Kind = Literal["batch", "weights", "sequence", "nothing"]

@@ -17,10 +17,10 @@ from autopar.layouts.placement import Mesh
 from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.mesh_plan import Candidate, plan_on_mesh
 from autopar.planner.one_mesh.query import Query
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.problem.limits import LIMITS
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import Baseline
+from autopar.request.constraints import Constraints
 
 Shapes: TypeAlias = Collection[tuple[int, ...]]
 """Sizes of the axes of meshes."""

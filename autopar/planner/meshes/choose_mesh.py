@@ -30,11 +30,11 @@ from autopar.planner.meshes.solved_meshes import SolvedMeshes
 from autopar.planner.one_mesh.mesh_plan import Candidate, price
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.restrict import ImpossiblePlacement
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.solver.deadline import Deadline
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Baseline
+from autopar.request.constraints import Constraints
 
 log = logging.getLogger(__name__)
 

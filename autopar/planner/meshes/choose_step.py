@@ -36,12 +36,12 @@ from autopar.planner.one_mesh.hidden_bounds import HiddenBounds
 from autopar.planner.one_mesh.mesh_plan import Candidate, fit, price, solve_free
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.restrict import ImpossiblePlacement
-from autopar.planner.problem.constraints import BATCH_AXES
 from autopar.planner.problem.limits import LIMITS
 from autopar.planner.solver import Solution
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Baseline
+from autopar.request.mesh_axes import BATCH_AXES
 
 log = logging.getLogger(__name__)
 

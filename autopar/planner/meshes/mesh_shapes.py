@@ -6,8 +6,7 @@
 
 A mesh lies row-major over the ranks, so its sizes say which links an axis uses: on "32x8 H100-SXM" the first axis of
 (32, 8) crosses nodes and the second stays inside one, while the second of (16, 16) straddles. Two shapes that differ
-only in the order of axes that see the same links are one shape; the one with the smaller outer axis stays. At most
-`most_axes` axes: two kinds of links with two uses each (split the batch, split the model) are four.
+only in the order of axes that see the same links are one shape; the one with the smaller outer axis stays.
 """
 
 from __future__ import annotations
@@ -16,22 +15,9 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster, GroupTopology, cut_at_nodes
 from autopar.layouts.placement import Mesh
-from autopar.planner.problem.constraints import BATCH_AXES
-from autopar.planner.problem.limits import LIMITS
-
-AXIS_NAMES = (*BATCH_AXES, "tp")
-LATER_AXES = {"cp": "context", "ep": "expert"}
-FREE_AXIS_NAMES: dict[int, tuple[str, ...]] = {
-    0: (),
-    1: ("inner",),
-    2: ("outer", "inner"),
-    3: ("outer", "middle", "inner"),
-    4: ("outermost", "outer", "middle", "inner"),
-}
-"""Names of the free axes of a mesh, by their number."""
+from autopar.request.mesh_axes import AXIS_NAMES, FREE_AXIS_NAMES, MOST_AXES, pinned_axes, sized_mesh
 
 Shape = tuple[int, ...]
 
@@ -41,19 +27,13 @@ def resolve_meshes(cluster: Cluster, mesh: Sequence[int] | None, dims: Mapping[s
 
     Raises ConfigurationError for unknown axes and sizes that do not divide the devices.
     """
-    if mesh is not None and dims is not None:
-        raise ConfigurationError("give mesh= (sizes) or dims= (named sizes), not both")
     if mesh is not None:
-        return [_sized_mesh(tuple(mesh), cluster.num_devices)]
-    named = _named_axes(dict(dims or {}), cluster.num_devices)
-    rest = cluster.num_devices // math.prod(named.values())
-    pinned = tuple(named.values())
-    shapes = free_shapes(rest, pinned, cluster.devices_per_node)
-    if not shapes and rest > 1:
-        raise ConfigurationError(
-            f"dims {dict(dims or {})} leave {rest} devices without an axis; give one of them -1 to fill the cluster"
-        )
-    found = [Mesh((*free_names(len(shape), named), *named), (*shape, *pinned)) for shape in shapes]
+        return [sized_mesh(mesh, cluster.num_devices)]
+    pinned = pinned_axes(dims or {}, cluster.num_devices)
+    sizes = tuple(pinned.values())
+    rest = cluster.num_devices // math.prod(sizes)
+    shapes = free_shapes(rest, sizes, cluster.devices_per_node)
+    found = [Mesh((*free_names(len(shape), pinned), *pinned), (*shape, *sizes)) for shape in shapes]
     return found or [Mesh((next(iter(dims or {}), "inner"),), (1,))]
 
 
@@ -65,7 +45,7 @@ def free_shapes(num_devices: int, pinned: Shape, devices_per_node: int) -> list[
     if num_devices == 1:
         return [()] if pinned else []
     found: dict[object, Shape] = {}
-    for num_axes in range(1, LIMITS.most_axes - len(pinned) + 1):
+    for num_axes in range(1, MOST_AXES - len(pinned) + 1):
         for shape in _factorisations(num_devices, num_axes):
             found.setdefault(_links(shape, pinned, devices_per_node), shape)
     return list(found.values())
@@ -178,33 +158,3 @@ def links_of_axes(cluster: Cluster, mesh: Mesh) -> dict[str, str]:
         else:
             words[name] = "across nodes" if topology.ranks_per_node == 1 else "inside and across nodes"
     return words
-
-
-def _sized_mesh(shape: Shape, num_devices: int) -> Mesh:
-    if not shape or any(size < 1 for size in shape) or math.prod(shape) != num_devices:
-        raise ConfigurationError(f"mesh {shape} has {math.prod(shape)} devices, the cluster {num_devices}")
-    if len(shape) > LIMITS.most_axes:
-        raise ConfigurationError(f"mesh {shape} has {len(shape)} axes; at most {LIMITS.most_axes} are supported")
-    return Mesh(FREE_AXIS_NAMES[len(shape)], shape)
-
-
-def _named_axes(dims: dict[str, int], num_devices: int) -> dict[str, int]:
-    """The pinned axes of more than one device, outermost first, with -1 filled in."""
-    for name, size in dims.items():
-        if name in LATER_AXES:
-            raise ConfigurationError(
-                f"axis {name} ({LATER_AXES[name]} parallelism) comes in a later version: nothing can run it yet"
-            )
-        if name not in AXIS_NAMES:
-            raise ConfigurationError(f"unknown axis {name!r}; axes are {', '.join(AXIS_NAMES)}")
-        if not isinstance(size, int) or size == 0 or size < -1:
-            raise ConfigurationError(f"axis {name} has size {size!r}; write a positive number, or -1 to fill")
-    fixed = math.prod(size for size in dims.values() if size > 0)
-    fill = [name for name, size in dims.items() if size == -1]
-    if len(fill) > 1:
-        raise ConfigurationError(f"dims {dims}: -1 fills what is left, so one axis at most may have it")
-    if num_devices % fixed:
-        raise ConfigurationError(f"dims {dims} (product {fixed}) do not divide {num_devices} devices")
-    if fill:
-        dims[fill[0]] = num_devices // fixed
-    return {name: dims[name] for name in AXIS_NAMES if dims.get(name, 1) > 1}

@@ -12,10 +12,10 @@ from torch import fx
 
 from autopar.layouts.placement import Mesh
 from autopar.planner.problem.build import Built
-from autopar.planner.problem.constraints import BATCH_AXES
 from autopar.planner.problem.factorisation import shape_of
 from autopar.planner.problem.strategies import divides
 from autopar.program import Program
+from autopar.request.mesh_axes import BATCH_AXES
 
 Assignment = NDArray[np.int64]
 

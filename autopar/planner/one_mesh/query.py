@@ -17,10 +17,8 @@ from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.micro_batch_program import Recapture
 from autopar.planner.problem.constraint_targets import BoundConstraint, bind_constraints, freed_axes
-from autopar.planner.problem.constraints import BATCH_AXES, Constraints, Recompute, parse_constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.leaf_layouts import StateBytes
-from autopar.planner.problem.memory_limit import budget
 from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.planner.problem.program_cache import ProgramCache
 from autopar.planner.problem.search_limits import SEARCH, Search, search_of
@@ -28,6 +26,9 @@ from autopar.planner.solver.deadline import Deadline
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.request import Request
+from autopar.request.constraints import Constraints, Recompute, parse_constraints
+from autopar.request.memory_limit import budget
+from autopar.request.mesh_axes import BATCH_AXES
 
 NO_DEADLINE = Deadline(at=None)
 

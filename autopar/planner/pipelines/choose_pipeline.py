@@ -23,9 +23,9 @@ from autopar.errors import ConfigurationError
 from autopar.planner.pipelines.block_table import BlockTable
 from autopar.planner.pipelines.choose_recomputation import fastest_recomputation
 from autopar.planner.pipelines.in_flight import in_flight
-from autopar.planner.pipelines.pipeline_request import SEARCHED
 from autopar.planner.pipelines.stage_search import Cut, CutQuestion, cut_into_stages
 from autopar.planner.problem.limits import LIMITS
+from autopar.request.pipeline_request import SEARCHED
 from autopar.schedules.list_scheduler import FAMILIES, OPT_IN_FAMILIES, build_schedule
 from autopar.schedules.orders import check_both_ways
 

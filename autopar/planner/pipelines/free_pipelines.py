@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.hardware.rank_groups import sub_cluster
 from autopar.planner.meshes.baseline_plans import KnownPlans
 from autopar.planner.meshes.choose_mesh import Chosen
 from autopar.planner.meshes.contenders import Plain, Work
@@ -32,14 +33,13 @@ from autopar.planner.pipelines.compared_pipelines import (
     write_compared,
 )
 from autopar.planner.pipelines.pipeline_estimates import PipelineEstimate, PipelineTraffic, estimates, look_faster
-from autopar.planner.pipelines.pipeline_request import PipelineRequest
 from autopar.planner.pipelines.plan_pipeline import plan_pipeline
-from autopar.planner.pipelines.rank_groups import sub_cluster
 from autopar.planner.problem.limits import LIMITS
 from autopar.planner.solver.deadline import Deadline
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Baseline
+from autopar.request.pipeline_request import PipelineRequest
 
 log = logging.getLogger(__name__)
 

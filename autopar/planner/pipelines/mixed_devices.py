@@ -21,21 +21,21 @@ from dataclasses import replace
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.hardware.cluster import Cluster, MixedCluster
+from autopar.hardware.rank_groups import cluster_of
 from autopar.planner.batch.batch_flow import NotSeparable
 from autopar.planner.batch.micro_batch_program import batch_size
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.pipeline_bound import least_over_all_groups
-from autopar.planner.pipelines.pipeline_request import UNEQUAL_FAMILIES, PipelineRequest
 from autopar.planner.pipelines.plan_pipeline import micro_batch_counts, needed_recapture
-from autopar.planner.pipelines.rank_groups import cluster_of
 from autopar.planner.pipelines.solved_submeshes import SubMesh, SubMeshes
 from autopar.planner.pipelines.unequal_groups import Unequal, best_unequal
 from autopar.planner.pipelines.write_groups import unequal_plan
 from autopar.planner.pipelines.write_pipeline import check_cut
 from autopar.planner.problem.limits import LIMITS
-from autopar.planner.problem.memory_limit import budget
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_seconds
+from autopar.request.memory_limit import budget
+from autopar.request.pipeline_request import UNEQUAL_FAMILIES, PipelineRequest
 
 log = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ from statistics import median
 from autopar.cost_models.collective_costs import collective_seconds
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.rank_groups import cluster_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.micro_batch_program import batch_size
 from autopar.planner.meshes.choose_mesh import perfect_seconds
 from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.query import Query
-from autopar.planner.pipelines.rank_groups import cluster_of
 from autopar.planner.pipelines.repeated_blocks import blocks_of
 from autopar.planner.problem.graph_operators import operators
 from autopar.planner.problem.limits import LIMITS

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import ConfigurationError, InfeasibleError
+from autopar.hardware.rank_groups import sub_cluster
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable
 from autopar.planner.batch.micro_batch_program import Recapture, batch_size, in_parts
@@ -29,8 +30,6 @@ from autopar.planner.pipelines.block_costs import Solved
 from autopar.planner.pipelines.block_table import MODES, BlockTable
 from autopar.planner.pipelines.choose_pipeline import Pipeline, Tried, families_for, try_tables
 from autopar.planner.pipelines.pipeline_bound import least_step_seconds, least_unequal_seconds
-from autopar.planner.pipelines.pipeline_request import SEARCHED, UNEQUAL_FAMILIES, PipelineRequest
-from autopar.planner.pipelines.rank_groups import sub_cluster
 from autopar.planner.pipelines.runs import Runs, find_runs
 from autopar.planner.pipelines.searched_order import search_order
 from autopar.planner.pipelines.solved_submeshes import SubMeshes
@@ -43,6 +42,7 @@ from autopar.planner.problem.limits import LIMITS
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.plans.plan_value import Baseline
+from autopar.request.pipeline_request import SEARCHED, UNEQUAL_FAMILIES, PipelineRequest
 from autopar.schedules.list_scheduler import FAMILIES
 
 log = logging.getLogger(__name__)

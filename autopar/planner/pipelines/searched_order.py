@@ -15,9 +15,9 @@ from autopar.cost_models.schedule_player import pass_seconds, play_pipeline, sen
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError
 from autopar.planner.pipelines.choose_pipeline import Pipeline
-from autopar.planner.pipelines.pipeline_request import SEARCHED
 from autopar.planner.problem.limits import LIMITS
 from autopar.plans.plan_text import format_seconds
+from autopar.request.pipeline_request import SEARCHED
 from autopar.schedules.actions import Schedule
 from autopar.schedules.free_search import PassMemory, Searched, search_schedule
 from autopar.schedules.list_scheduler import StageTimes

@@ -17,6 +17,7 @@ import numpy as np
 from autopar.cost_models.collective_costs import collective_seconds
 from autopar.errors import InfeasibleError
 from autopar.hardware.cluster import Cluster, GroupTopology, Link
+from autopar.hardware.rank_groups import cluster_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable
 from autopar.planner.batch.micro_batch_program import Recapture, in_parts
@@ -28,14 +29,13 @@ from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.restrict import ImpossiblePlacement
 from autopar.planner.pipelines.block_costs import Solved, weight_operators
 from autopar.planner.pipelines.block_table import MODES, BlockTable
-from autopar.planner.pipelines.rank_groups import cluster_of
 from autopar.planner.pipelines.runs import Runs, find_runs
 from autopar.planner.pipelines.submesh import tables_of
 from autopar.planner.problem.constraint_targets import named_axes
-from autopar.planner.problem.constraints import Recompute
 from autopar.planner.problem.limits import LIMITS
 from autopar.planner.problem.prices import Prices
 from autopar.planner.solver import Solution, is_forbidden
+from autopar.request.constraints import Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

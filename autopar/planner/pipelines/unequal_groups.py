@@ -23,10 +23,10 @@ from typing import TypeAlias
 from autopar.cost_models.schedule_player import play_pipeline, schedule_for
 from autopar.planner.pipelines.block_table import BlockTable
 from autopar.planner.pipelines.choose_pipeline import Pipeline
-from autopar.planner.pipelines.pipeline_request import UNEQUAL_FAMILIES
 from autopar.planner.pipelines.solved_submeshes import SubMesh
 from autopar.planner.pipelines.stage_search import Cut, CutQuestion, cut_into_stages
 from autopar.planner.problem.limits import LIMITS
+from autopar.request.pipeline_request import UNEQUAL_FAMILIES
 
 Part: TypeAlias = tuple[int, int]
 """Devices of one kind, and how many of them a node has."""

@@ -24,12 +24,12 @@ from autopar.planner.one_mesh.mesh_plan import plan_of
 from autopar.planner.pipelines.solved_submeshes import SubMesh
 from autopar.planner.pipelines.unequal_groups import Unequal
 from autopar.planner.pipelines.write_pipeline import MODE_OF, cuts_of, prediction, stage_name, stage_plans, statistics
-from autopar.planner.problem.constraints import Recompute
 from autopar.planner.solver import evaluate, is_forbidden
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_entries import check_pipeline
 from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.plans.plan_value import PIPELINE_AXIS, OperatorPlan, ParameterPlan, PipelinePlan, RankGroup
+from autopar.request.constraints import Recompute
 from autopar.schedules.list_scheduler import TIMED_FAMILIES
 
 

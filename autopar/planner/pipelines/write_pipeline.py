@@ -25,17 +25,17 @@ from autopar.planner.one_mesh.mesh_plan import plan_of
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.block_costs import Labels, Solved
 from autopar.planner.pipelines.choose_pipeline import Pipeline
-from autopar.planner.pipelines.pipeline_request import SEARCHED
 from autopar.planner.pipelines.runs import Runs
 from autopar.planner.pipelines.stage_search import StageChoice
 from autopar.planner.pipelines.submesh import whole_mesh
 from autopar.planner.problem.build import Built
-from autopar.planner.problem.constraints import Recompute
 from autopar.planner.solver import Solution, evaluate, is_forbidden
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_entries import check_pipeline
 from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.plans.plan_value import PipelinePlan, Prediction, StagePlan
+from autopar.request.constraints import Recompute
+from autopar.request.pipeline_request import SEARCHED
 from autopar.schedules.list_scheduler import TIMED_FAMILIES
 
 FOLDED = 3

@@ -20,7 +20,6 @@ from torch import fx
 
 from autopar.layouts.placement import Mesh
 from autopar.planner.problem.constraint_targets import bind_constraints, freed_axes
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.problem.factorisation import Factorisation, Value
 from autopar.planner.problem.label_sets import LabelSet, LabelSets
 from autopar.planner.problem.leaf_layouts import StateBytes
@@ -32,6 +31,7 @@ from autopar.planner.problem.strategies import LayoutSet, Strategies
 from autopar.planner.solver import Edge, Problem
 from autopar.plans.plan_value import ParameterPlan
 from autopar.program import Program
+from autopar.request.constraints import Constraints
 from autopar.rules.rule import Rule
 
 

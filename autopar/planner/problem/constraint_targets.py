@@ -24,10 +24,10 @@ from autopar.layouts.placement import Layout, Mesh, Placement, Shard
 from autopar.layouts.views import cut_positions
 from autopar.passes.tidy.place_casts import is_cast
 from autopar.passes.view_layouts import layout_after_view
-from autopar.planner.problem.constraints import EVERY_AXIS, Constraints, PlacementRules, Recompute
 from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, shape_of, value_of
 from autopar.planner.problem.graph_operators import base_of, operators
 from autopar.program import Program
+from autopar.request.constraints import EVERY_AXIS, Constraints, PlacementRules, Recompute
 from autopar.rules.engine import tensor_operands
 
 NEAREST_NAMES = 3

@@ -14,7 +14,7 @@ import numpy as np
 from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh, replicated
-from autopar.planner.problem.constraints import Constraints, allowed_choices, allowed_labels
+from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels
 from autopar.planner.problem.equivalence import LeafEquivalence, OperatorEquivalence
 from autopar.planner.problem.factorisation import shape_of
 from autopar.planner.problem.leaf_layouts import StateBytes, parameter_costs, parameter_labels, storable_layouts
@@ -24,6 +24,7 @@ from autopar.planner.problem.skeleton import Skeleton, Slot, SlotLink
 from autopar.planner.problem.slot_classes import Classes
 from autopar.planner.problem.strategies import MOST_CHANGES, LayoutSet, Strategies, enumerate_strategies
 from autopar.plans.plan_value import ParameterPlan
+from autopar.request.constraints import Constraints
 
 LABEL_LOOKUPS = ("masked_gather", "masked_scatter")
 """Implementations by which a loss finds the logit of a label."""

@@ -19,8 +19,6 @@ class Limits:
 
     # which meshes
 
-    most_axes: int = 4
-    """Of a mesh: two kinds of links with two uses each (split the batch, split the model) are four."""
     axes_always_tried: int = 2
     """Meshes of up to this many axes are all tried: their tables are small."""
     axes_of_exact_nesting: int = 3

@@ -19,7 +19,7 @@ from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import base_name, is_causal, operator_kind
 from autopar.hardware.cluster import Cluster, GroupTopology
 from autopar.layouts.placement import Layout, Mesh
-from autopar.layouts.redistribution import Shape, Step
+from autopar.layouts.redistribution import RedistributionStep, Shape
 from autopar.planner.problem.factorisation import shape_of, value_of
 from autopar.planner.problem.strategies import LayoutSet, Strategies, local_fraction
 from autopar.planner.routes.priced_routes import routes_of
@@ -62,7 +62,7 @@ class Prices:
         self._step_seconds: dict[float, list[float]] = {}
         self._route_seconds: dict[float, Floats] = {}
 
-    def step_seconds(self, step: Step, nbytes: float) -> float:
+    def step_seconds(self, step: RedistributionStep, nbytes: float) -> float:
         """One step of a redistribution of a tensor of global `nbytes`, with its local copies."""
         return self._priced_step_seconds(PricedStep.of(step), nbytes)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from autopar.layouts.placement import Layout, Mesh
 from autopar.passes.view_layouts import layout_before_view
-from autopar.planner.problem.constraints import weights_stay_split
+from autopar.planner.problem.axis_presets import weights_stay_split
 from autopar.planner.problem.equivalence import TensorEquivalence
 from autopar.planner.problem.guards import gathers, reduces
 from autopar.planner.problem.prices import Floats, Prices

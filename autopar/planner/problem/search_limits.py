@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
-from autopar.errors import ConfigurationError
-
-Mode: TypeAlias = Literal["fast", "default", "max"]
+from autopar.request.search_mode import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,21 +91,14 @@ SEARCH: dict[Mode, Search] = {
 
 
 def search_of(mode: Mode, time_limit: float | None) -> Search:
-    """The limits of a mode; a time limit in seconds for the whole planning takes the place of those of one solve.
-
-    Raises ConfigurationError for an unknown mode and for a limit that is no positive number.
-    """
-    if mode not in SEARCH:
-        raise ConfigurationError(f"mode={mode!r}: write one of {', '.join(SEARCH)}")
+    """The limits of a mode; a time limit in seconds for the whole planning takes the place of those of one solve."""
     if time_limit is None:
         return SEARCH[mode]
-    number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
-    if not number or not math.isfinite(time_limit) or time_limit <= 0:
-        raise ConfigurationError(f"time_limit={time_limit!r}: write seconds for the whole planning, for example 60.0")
+    seconds = float(time_limit)
     return replace(
         SEARCH[mode],
-        exact_seconds=float(time_limit),
-        memory_seconds=float(time_limit),
-        meshes_seconds=float(time_limit),
-        hidden_seconds=min(SEARCH[mode].hidden_seconds, float(time_limit)),
+        exact_seconds=seconds,
+        memory_seconds=seconds,
+        meshes_seconds=seconds,
+        hidden_seconds=min(SEARCH[mode].hidden_seconds, seconds),
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autopar.layouts.moves import ORDER, StepKind
 from autopar.layouts.placement import Shard
-from autopar.layouts.redistribution import Step
+from autopar.layouts.redistribution import RedistributionStep
 from autopar.planner.routes.growing import Growing
 
 Floats = NDArray[np.float64]
@@ -44,7 +44,7 @@ class PricedStep:
     is_transposing: bool
 
     @classmethod
-    def of(cls, step: Step) -> PricedStep:
+    def of(cls, step: RedistributionStep) -> PricedStep:
         """The step as numbers: which axes it uses, which cut its full buffer."""
         cutting = (axis for axis, placement in enumerate(step.buffer) if isinstance(placement, Shard))
         return cls(step.kind, _bits(step.axes), _bits(cutting), step.is_transposing)

@@ -34,12 +34,12 @@ from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import switching_costs
 from autopar.planner.pipelines.free_pipelines import FreePipelines, pipeline_instead
 from autopar.planner.pipelines.repeated_blocks import blocks_of
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.problem.limits import LIMITS
 from autopar.planner.search.suggestions import suggested
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import Baseline
 from autopar.request import Request
+from autopar.request.constraints import Constraints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

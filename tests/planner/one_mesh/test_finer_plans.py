@@ -7,9 +7,10 @@ import pytest
 
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.planner.meshes.mesh_shapes import FREE_AXIS_NAMES, parts_of
+from autopar.planner.meshes.mesh_shapes import parts_of
 from autopar.planner.one_mesh.finer_plans import decisions, labels_on
 from autopar.planner.solver import evaluate, is_forbidden, solve
+from autopar.request.mesh_axes import FREE_AXIS_NAMES
 from tests.planner.problems import build, captured_mlp
 
 CLUSTER = Cluster.parse("2x8 H100-SXM")

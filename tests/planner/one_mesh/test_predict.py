@@ -9,9 +9,9 @@ import pytest
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.planner.one_mesh.predict import predict_timeline
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.problem.prices import Prices
 from autopar.planner.solver import solve
+from autopar.request.constraints import Constraints
 from tests.planner.problems import build, captured_mlp
 
 CLUSTER = Cluster.parse("1x8 H100-SXM")

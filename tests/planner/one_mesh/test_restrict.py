@@ -14,9 +14,9 @@ from autopar.layouts.placement import Mesh, Shard
 from autopar.planner.one_mesh.restrict import ImpossiblePlacement, can_be_met, restricted, smallest_conflict
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.constraint_targets import BoundConstraint, bind_constraints
-from autopar.planner.problem.constraints import parse_constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.solver import FORBIDDEN, solve
+from autopar.request.constraints import parse_constraints
 from tests.planner.problems import build, captured_mlp
 
 CLUSTER, MESH = Cluster.parse("4 H100-SXM"), Mesh(("outer", "inner"), (2, 2))

@@ -22,12 +22,12 @@ from autopar.planner.pipelines.block_costs import Solved, block_table, ways_of, 
 from autopar.planner.pipelines.block_table import BlockTable
 from autopar.planner.pipelines.gradient_totals import adding_seconds
 from autopar.planner.pipelines.runs import Runs, find_runs
-from autopar.planner.problem.constraints import parse_constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.planner.problem.prices import Prices
 from autopar.planner.problem.search_limits import SEARCH
 from autopar.program import Program
+from autopar.request.constraints import parse_constraints
 
 LAYERS, WIDTH, BATCH, LENGTH, VOCABULARY = 3, 32, 8, 16, 64
 

@@ -21,9 +21,9 @@ from autopar.planner.pipelines import compared_pipelines, free_pipelines
 from autopar.planner.pipelines.compared_pipelines import Compared
 from autopar.planner.pipelines.free_pipelines import better_by_prediction
 from autopar.planner.pipelines.pipeline_estimates import PipelineEstimate
-from autopar.planner.problem.constraints import parse_constraints
 from autopar.planner.search import best_plan
 from autopar.plans.parallel_plan import Plan
+from autopar.request.constraints import parse_constraints
 from benchmarks.sub_meshes import sub_meshes
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)

@@ -16,11 +16,11 @@ from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.planner.pipelines.block_table import BlockTable
 from autopar.planner.pipelines.mixed_devices import group_sizes
-from autopar.planner.pipelines.pipeline_request import PipelineRequest, pipeline_request
 from autopar.planner.pipelines.solved_submeshes import SubMesh
 from autopar.planner.pipelines.stage_search import CutQuestion
 from autopar.planner.pipelines.unequal_groups import best_unequal
 from autopar.plans.parallel_plan import Plan
+from autopar.request.pipeline_request import PipelineRequest, pipeline_request
 from tests.planner.pipelines.lowered import lower_every_stage
 from tests.planner.pipelines.random_tables import least_of_all_cuts, random_table
 

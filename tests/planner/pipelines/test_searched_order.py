@@ -6,8 +6,8 @@ import pytest
 
 from autopar.errors import ConfigurationError
 from autopar.planner.pipelines.choose_pipeline import families_for, try_families
-from autopar.planner.pipelines.pipeline_request import SEARCHED, check_family
 from autopar.planner.pipelines.searched_order import search_order
+from autopar.request.pipeline_request import SEARCHED, check_family
 from autopar.schedules.check import check_schedule
 from tests.planner.pipelines.test_choose_pipeline import _even
 

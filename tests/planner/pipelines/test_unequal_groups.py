@@ -14,8 +14,8 @@ import autopar
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
+from autopar.hardware.rank_groups import cluster_of
 from autopar.planner.pipelines import unequal_groups
-from autopar.planner.pipelines.rank_groups import cluster_of
 from autopar.planner.pipelines.unequal_groups import best_unequal, place_groups
 from autopar.plans.parallel_plan import Plan
 from tests.planner.pipelines.lowered import lower_every_stage

@@ -9,8 +9,8 @@ from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh, Partial, Replicate, Shard
 from autopar.planner.one_mesh.read_solution import read_operators, read_parameters, replicated_flops_share
 from autopar.planner.problem.build import Built
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.solver import FORBIDDEN, Solution, Status, check_certificate, evaluate, solve
+from autopar.request.constraints import Constraints
 from tests.planner.problems import build, captured_mlp
 
 H100 = Cluster.parse("1x8 H100-SXM")

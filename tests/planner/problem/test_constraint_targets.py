@@ -16,9 +16,9 @@ from autopar.planner.problem.constraint_targets import (
     meshes_with_axes,
     notes_of,
 )
-from autopar.planner.problem.constraints import EVERY_AXIS, parse_constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.program import Program
+from autopar.request.constraints import EVERY_AXIS, parse_constraints
 
 DP_TP = Mesh(("dp_shard", "tp"), (4, 2))
 

@@ -11,7 +11,8 @@ from torch import nn
 
 import autopar
 from autopar.errors import ConfigurationError
-from autopar.planner.problem.search_limits import SEARCH, Mode
+from autopar.planner.problem.search_limits import SEARCH
+from autopar.request.search_mode import Mode
 
 
 def test_every_mode_has_limits_and_each_searches_longer_than_the_one_before() -> None:

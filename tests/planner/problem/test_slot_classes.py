@@ -8,7 +8,6 @@ from torch import nn
 from autopar.capture import capture
 from autopar.layouts.placement import Mesh
 from autopar.planner.problem.build import build_problem
-from autopar.planner.problem.constraints import Constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.planner.problem.prices import Prices
@@ -16,6 +15,7 @@ from autopar.planner.problem.read_skeleton import skeleton_of
 from autopar.planner.problem.skeleton import Skeleton
 from autopar.planner.problem.slot_classes import classify
 from autopar.program import Program
+from autopar.request.constraints import Constraints
 from tests.planner.problem.test_build import H100
 
 

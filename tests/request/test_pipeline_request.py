@@ -9,7 +9,7 @@ from torch import nn
 import autopar
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
-from autopar.planner.pipelines.pipeline_request import check_stages, pipeline_request
+from autopar.request.pipeline_request import check_stages, pipeline_request
 
 
 def test_wishes() -> None:

@@ -19,14 +19,14 @@ import torch
 
 from autopar.capture.precision import precision_dtype
 from autopar.hardware.cluster import Cluster
-from autopar.planner.meshes.mesh_shapes import resolve_meshes
-from autopar.planner.pipelines.pipeline_request import Dims, check_stages, pipeline_request, without_stages
-from autopar.planner.problem.constraints import Recompute, check_recompute, parse_constraints
-from autopar.planner.problem.memory_limit import budget
-from autopar.planner.problem.search_limits import Mode, search_of
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import ParameterPlan
 from autopar.program import Program
+from autopar.request.constraints import Recompute, check_recompute, parse_constraints
+from autopar.request.memory_limit import budget
+from autopar.request.mesh_axes import check_axes
+from autopar.request.pipeline_request import Dims, check_stages, pipeline_request, without_stages
+from autopar.request.search_mode import Mode, check_search
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 """(output of the model, batch) -> 0-dim loss."""
@@ -62,7 +62,7 @@ class Request:
     with_baselines: bool = True
 
     def __post_init__(self) -> None:
-        search_of(self.mode, self.time_limit)
+        check_search(self.mode, self.time_limit)
         precision_dtype(self.precision)
         parse_constraints(self.constraints, self.parameter_layouts)
         budget(self.memory_limit, self.cluster)
@@ -71,7 +71,7 @@ class Request:
         check_stages(self.cluster, self.mesh, self.dims, self.schedule)
         is_free = self.mesh is None and self.dims is None
         if not is_free and pipeline_request(self.cluster, self.mesh, self.dims, self.schedule) is None:
-            resolve_meshes(self.cluster, self.mesh, without_stages(self.dims))
+            check_axes(self.cluster, self.mesh, without_stages(self.dims))
 
     def as_question(self, program: Program) -> dict[str, Any]:
         """What is asked about a program, as JSON values: what a plan file says of it before the planner's own words."""

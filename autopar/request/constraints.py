@@ -1,31 +1,23 @@
-"""Constraints: named axes are presets of them, and users add their own.
-
-    dp_replicate   the axis splits the batch; parameters are replicated          (DDP)
-    dp_shard       the axis splits the batch; parameters are stored split        (ZeRO-3)
-    tp             the axis never splits the batch; weights stay split in use    (Megatron)
-    any other name the axis is free
+"""Constraints: what a user does not leave to the search, read and checked.
 
     {"layers.*.mlp.*": {"tp": Shard(1)}, "lm_head": Replicate()}      by parameter, module or operator
-    (`constraint_targets`)
+    {"layers.0": {"recompute": "full"}}
 
-A constraint only removes choices. Where a preset would leave nothing (a batch of 6 over 4, a 0-dim parameter), it lets
-that operator go and the plan carries a note. What a user writes for an axis takes the place of the preset there, and
-never lets go.
+Which tensors of a program a pattern means, `planner/problem/constraint_targets.py` says. A constraint only removes
+choices, takes the place of what the name of an axis asks there (`axis_presets.py`), and never lets go.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from autopar.errors import ConfigurationError
-from autopar.layouts.placement import Mesh, Placement, Replicate, Shard, parse_placement
-from autopar.planner.problem.strategies import AxisChoice, divides
+from autopar.layouts.placement import Placement, Shard, parse_placement
 from autopar.plans.plan_value import ParameterPlan
 
-BATCH_AXES = ("dp_replicate", "dp_shard")
 NO_REPLICATED_COMPUTE = "no_replicated_compute"
 EVERY_AXIS = "*"
 """The axis of a placement that is written without one."""
@@ -40,7 +32,7 @@ PlacementRules = Mapping[str, Mapping[str, Placement]]  # pattern -> axis name o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """What the search may not choose. `placements`: pattern -> axis -> placement, see `constraint_targets`;
+    """What the search may not choose. `placements`: pattern -> axis -> placement;
     `recompute`: pattern of modules or operators -> what backward computes again; `pinned`: whole
     decisions for parameters; `no_replicated_compute`: heavy operators may not be replicated on any axis."""
 
@@ -113,85 +105,3 @@ def _placement(pattern: str, value: object) -> Placement:
         return Shard(-int(match[1])) if match else parse_placement(str(value))
     except ConfigurationError as error:
         raise ConfigurationError(f"constraint {pattern!r}: {error}") from error
-
-
-def allowed_choices(
-    choices: Sequence[AxisChoice],
-    axis_name: str,
-    axis_size: int,
-    *,
-    batch: Hashable,
-    heavy: bool,
-    spread: bool,
-    lookups: frozenset[str] = frozenset(),
-) -> list[AxisChoice]:
-    """The choices of one operator that an axis of this name may pick.
-
-    batch: the class of the batch atom; heavy: the operator has FLOPs worth splitting; spread: heavy operators may
-    not be replicated on any axis; lookups: names along which the operator looks labels up (the vocabulary of a loss),
-    which tensor parallelism splits as Megatron does. An axis of one device splits nothing.
-    """
-    if axis_size == 1:
-        return list(choices[:1])
-    if axis_name in BATCH_AXES:
-        split = [c for c in choices if c.part is not None and c.atom_class == batch and _divides(c, axis_size)]
-        return split or list(choices)
-    found = list(choices)
-    if axis_name == "tp":
-        found = [c for c in found if c.part is None or c.atom_class != batch]
-        found = [c for c in found if c.name in lookups and _divides(c, axis_size)] or found
-    if heavy and (spread or axis_name == "tp"):
-        found = [c for c in found if c.part is not None and _divides(c, axis_size)] or found
-    return found
-
-
-def allowed_labels(
-    labels: Sequence[ParameterPlan],
-    name: str,
-    mesh: Mesh,
-    constraints: Constraints,
-    is_matrix: bool,
-    freed: Collection[int] = (),
-) -> list[int]:
-    """Indices of the parameter decisions that pinned layouts and the names of the axes leave. freed: axes that the
-    user's own constraints decide for this parameter."""
-    if name in constraints.pinned:
-        wanted = constraints.pinned[name]
-        exact = [i for i, label in enumerate(labels) if (label.stored, label.used) == (wanted.stored, wanted.used)]
-        if not exact:
-            raise ConfigurationError(f"parameter {name} cannot keep its layout {wanted.stored} on mesh {mesh.shape}")
-        return exact
-    kept = list(range(len(labels)))
-    for axis, (axis_name, size) in enumerate(zip(mesh.axis_names, mesh.shape, strict=True)):
-        if axis not in freed:
-            asked = axis_name if size > 1 else "dp_replicate"
-            kept = _keep(kept, [i for i in kept if _suits(labels[i], axis, asked, is_matrix)])
-    return kept
-
-
-def _divides(choice: AxisChoice, axis_size: int) -> bool:
-    return divides(choice.atom, axis_size, choice.may_be_uneven)
-
-
-def _keep(current: list[int], wanted: list[int]) -> list[int]:
-    return wanted or current
-
-
-def _suits(label: ParameterPlan, axis: int, axis_name: str, is_matrix: bool) -> bool:
-    stored, used = label.stored[axis], label.used[axis]
-    if axis_name == "dp_replicate":
-        return isinstance(stored, Replicate)
-    if axis_name == "dp_shard":
-        return isinstance(stored, Shard) and used == stored
-    if axis_name == "tp":
-        return used == stored and (isinstance(stored, Shard) or not is_matrix)
-    return True
-
-
-def weights_stay_split(mesh: Mesh) -> tuple[int, ...]:
-    """Axes over which no operator may gather a parameter."""
-    return tuple(
-        axis
-        for axis, (name, size) in enumerate(zip(mesh.axis_names, mesh.shape, strict=True))
-        if name == "tp" and size > 1
-    )

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster, MixedCluster
-from autopar.planner.pipelines.rank_groups import cluster_of, sub_cluster
+from autopar.hardware.rank_groups import cluster_of, sub_cluster
 from autopar.plans.plan_value import PIPELINE_AXIS
 from autopar.schedules.list_scheduler import FAMILIES
 

@@ -1,0 +1,45 @@
+"""What becomes of a model's tree on one process; `tests/distributed` shards it over several."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import autopar
+
+
+def compiled(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> autopar.ParallelModule:
+    return autopar.compile(
+        model, torch.ones(2, 4), loss_fn=lambda output, batch: output.square().mean(), optimizer=optimizer
+    )
+
+
+def test_parameters_become_dtensors_in_place_and_the_optimizer_knows_them() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    module = compiled(model, optimizer)
+    assert all(isinstance(parameter, DTensor) for parameter in module.parameters())
+    assert module.get_parameter("1.weight") is module.get_parameter("0.weight")
+    assert [id(p) for group in optimizer.param_groups for p in group["params"]] == [id(p) for p in module.parameters()]
+    assert all(isinstance(optimizer.state[parameter]["exp_avg"], DTensor) for parameter in module.parameters())
+
+
+def test_a_model_on_meta_gets_weights_from_the_seed() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    torch.manual_seed(3)
+    module = compiled(model)
+    torch.manual_seed(3)
+    assert torch.equal(module.get_parameter("weight").full_tensor(), nn.Linear(4, 4).weight)  # type: ignore[operator]
+
+
+def test_full_tensors_are_loaded_into_the_layout_of_their_parameter() -> None:
+    module, wanted = compiled(nn.Linear(4, 4)), nn.Linear(4, 4).state_dict()
+    module.load_state_dict({name: tensor.clone() for name, tensor in wanted.items()})
+    for name, tensor in module.state_dict().items():
+        assert isinstance(tensor, DTensor)
+        assert torch.equal(tensor.full_tensor(), wanted[name])
