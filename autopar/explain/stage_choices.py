@@ -23,7 +23,6 @@ from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchErro
 from autopar.explain.alone import alike, axes_in_links
 from autopar.explain.answers import Explanation, Explanations, Switch, Term, signed
 from autopar.explain.asked_step import AskedStep, asked_step
-from autopar.explain.bodies import bodies, optimizer_parts
 from autopar.explain.played_costs import counted
 from autopar.explain.source import Source
 from autopar.explain.stage_problem import StageProblem, stage_problem
@@ -134,12 +133,12 @@ def _terms_of(asked: AskedStep, graphs: StepGraphs, stage: int) -> list[Term]:
     passes = [a for a in graphs.schedule.ranks[graphs.schedule.holders[stage][0]] if a.stage == stage]
     found = [
         term
-        for body in bodies(step, own, {action.kind for action in passes})
+        for body in step.bodies(own, {action.kind for action in passes})
         for term in counted(
             body.actions, 1 if body.is_once_per_step else sum(action.kind == body.turn for action in passes)
         )
     ]
-    return found + [Term(name, "optimizer", (), seconds) for name, seconds in optimizer_parts(step, [own]).items()]
+    return found + [Term(name, "optimizer", (), seconds) for name, seconds in step.optimizer_parts([own]).items()]
 
 
 @dataclass(eq=False)
