@@ -32,7 +32,7 @@ from autopar.passes.stages.cut_stages import Crossing
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.schedules.actions import PipeAction
-from autopar.simulation.bodies import Turn
+from autopar.simulation.bodies import Body, Turn
 from autopar.simulation.priced_stages import StepGraphs
 from autopar.simulation.step_program import StepProgram
 
@@ -51,7 +51,12 @@ def rank_program(source: Source, plan: Plan, rank: int) -> RankProgram:
     else of one micro-batch. Raises ConfigurationError for a rank that the plan does not have."""
     asked, group = asked_step(source, plan), plan.group_of(rank)
     printer = _Printer(plan, asked.graphs(rank), asked.step, group)
-    return RankProgram(rank=rank, text="\n".join(printer.lines(rank)), seconds=printer.seconds)
+    if plan.in_stages:
+        lines, seconds = printer.schedule(), printer.step_seconds
+    else:
+        lines, seconds = printer.passes_alone(), printer.kernel_seconds
+    text = f"# rank {rank} of {plan.num_ranks}, " + "\n".join(lines)
+    return RankProgram(rank=rank, text=text, seconds=seconds)
 
 
 class _Printer:
@@ -69,37 +74,28 @@ class _Printer:
         self.optimizer_seconds = math.fsum(step.optimizer_parts(own).values())
 
     @property
-    def seconds(self) -> float:
-        """Of all passes, of what runs once per step and of the optimizer; of kernels and collectives of the only
-        stage."""
-        if not self.plan.in_stages:
-            actions = [action for body in self.bodies.values() for action in body.actions]
-            return math.fsum(action.seconds for action in actions if action.kind != "views")
+    def kernel_seconds(self) -> float:
+        """Of the kernels and collectives of every pass once."""
+        actions = [action for body in self.bodies.values() for action in body.actions]
+        return math.fsum(action.seconds for action in actions if action.kind != "views")
+
+    @property
+    def step_seconds(self) -> float:
+        """Of all passes, of what runs once per step and of the optimizer."""
         once = [body.seconds for body in self.bodies.values() if body.is_once_per_step]
         passes = [self.bodies[_name(action.kind, action.stage)].seconds for action in self.passes]
         return math.fsum([*once, *passes, self.optimizer_seconds])
 
-    def lines(self, rank: int) -> Iterator[str]:
-        """The schedule where there are several stages, then every body once."""
-        first = f"# rank {rank} of {self.plan.num_ranks}, "
-        if self.plan.in_stages:
-            yield from self._schedule(first)
-        else:
-            yield f"{first}{self.plan.micro_batches} micro-batches per step"
-        for name, body in self.bodies.items():
-            lines = graph_lines(body.graph, body.stage.plan, body.inputs, body.prices)
-            if self.plan.in_stages:
-                parameter = "" if body.is_once_per_step else "micro_batch"
-                yield from ("", "", with_comment(f"def {name}({parameter}):", format_seconds(body.seconds)))
-                yield from (f"    {line}" for line in lines)
-            else:
-                yield from ("", f"# {NAMES[body.turn]}", *lines)
+    def passes_alone(self) -> Iterator[str]:
+        """Every body as it stands: of the only stage."""
+        yield f"{self.plan.micro_batches} micro-batches per step"
+        for body in self.bodies.values():
+            yield from ("", f"# {NAMES[body.turn]}", *_lines(body))
 
-    # the schedule
-
-    def _schedule(self, first: str) -> Iterator[str]:
+    def schedule(self) -> Iterator[str]:
+        """The schedule, then every body once as a function."""
         held = ", ".join(f"{stage} ({self.plan.stages[stage].name})" for stage in self.graphs.held_by(self.group))
-        yield f"{first}in rank group {self.group}: stages {held}"
+        yield f"in rank group {self.group}: stages {held}"
         yield f"# {self.plan.staged.schedule}, {self.plan.micro_batches} micro-batches per step"
         yield ""
         yield "def step(batch):"
@@ -109,6 +105,10 @@ class _Printer:
         yield from self._once("late")
         if self.step.program.training:
             yield with_comment("    optimizer()", format_seconds(self.optimizer_seconds))
+        for name, body in self.bodies.items():
+            parameter = "" if body.is_once_per_step else "micro_batch"
+            yield from ("", "", with_comment(f"def {name}({parameter}):", format_seconds(body.seconds)))
+            yield from (f"    {line}" for line in _lines(body))
 
     def _once(self, turn: Turn) -> Iterator[str]:
         for name, body in self.bodies.items():
@@ -139,6 +139,10 @@ class _Printer:
                 f"    {verb}({crossing.name!r})",
                 f"{way} stage {other} ({where})  {format_bytes(nbytes)}  {format_seconds(seconds)}",
             )
+
+
+def _lines(body: Body) -> Iterator[str]:
+    return graph_lines(body.graph, body.stage.plan, body.inputs, body.prices)
 
 
 def _name(turn: Turn, stage: int) -> str:

@@ -94,7 +94,7 @@ def memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTable:
         by_kind=sums((kind, size) for _, kind, size in pieces),
         by_module=sums((module_of(name, own.loss), size) for name, _, size in pieces),
         over_time=tuple(own.over_time()),
-        stages=tuple(stage for one in held for stage in one.stages()) if plan.in_stages else (),
+        stages=() if own.is_only_stage else tuple(stage for one in held for stage in one.stages()),
     )
 
 
