@@ -51,11 +51,13 @@ def pipeline_program(
     send_seconds: Sequence[float] | float = 0.0,
     near: Collection[int] = (),
     state_bytes: Sequence[float] = (),
+    in_turn: bool = False,
 ) -> list[Action]:
     """All ranks' actions in an order in which each stands behind what it needs.
 
-    `programs` by (stage, kind of pass); `state_bytes` per rank stand before the first action. Raises
-    ConfigurationError for a pass without a program, and where ranks wait for each other.
+    `programs` by (stage, kind of pass); `state_bytes` per rank stand before the first action. in_turn: of a
+    single rank: each pass begins behind the end of the one before, not as soon as its streams are free, under the names
+    of its own actions. Raises ConfigurationError for a pass without a program, and where ranks wait for each other.
     """
     num_stages = schedule.num_stages
     sends = send_list(send_seconds, num_stages)
@@ -65,10 +67,14 @@ def pipeline_program(
     arrived: dict[tuple[int, str, int], int] = {}
     for rank, action in runnable_order(schedule):
         needed = schedule.awaited(action)
-        inputs = () if needed is None else (arrived[(*needed, action.micro_batch)],)
+        inputs: tuple[int, ...] = ()
+        if needed is not None:
+            inputs = (arrived[(*needed, action.micro_batch)],)
+        elif in_turn and actions:
+            inputs = (len(actions) - 1,)
         program = _program_of(programs, action)
         output = len(actions) + range(len(program.actions))[program.output]
-        actions += _placed(program, action, rank, len(actions), inputs)
+        actions += _placed(program, None if in_turn else str(action), rank, len(actions), inputs)
         target = receiver(action, num_stages)
         peer = rank if target is None else schedule.rank_of(target, action.micro_batch)
         if target is not None and peer != rank:
@@ -89,13 +95,15 @@ def _program_of(programs: Mapping[tuple[int, Kind], PassProgram], action: PipeAc
     return program
 
 
-def _placed(program: PassProgram, action: PipeAction, rank: int, first: int, inputs: tuple[int, ...]) -> list[Action]:
+def _placed(
+    program: PassProgram, label: str | None, rank: int, first: int, inputs: tuple[int, ...]
+) -> list[Action]:
     """The pass's actions with indices of the whole program; those that wait for nothing wait for the pass's input."""
-    named = len(program.actions) > 1
+    is_single = len(program.actions) == 1
     return [
         replace(
             step,
-            name=f"{action} {step.name}" if named else str(action),
+            name=step.name if label is None else label if is_single else f"{label} {step.name}",
             rank=rank,
             depends_on=tuple(first + index for index in step.depends_on) or inputs,
         )

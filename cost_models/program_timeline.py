@@ -24,8 +24,6 @@ from autopar.cost_models.pipeline_program import PassProgram
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.cost_models.simulator import Action
 from autopar.graphs.collective_nodes import is_start, waits_of
-from autopar.graphs.forward_backward import Partition
-from autopar.graphs.live_ranges import bytes_over_time, memory_events
 from autopar.schedules.actions import Kind
 
 
@@ -36,19 +34,6 @@ class PassBytes:
     live: tuple[float, ...]
     before: float
     after: float
-
-
-def bytes_of_passes(partition: Partition) -> tuple[PassBytes, PassBytes]:
-    """(forward, backward) of one micro-batch: activations, saved values, gathered parameters, gradients and inputs.
-
-    What is left behind backward are gradients and outputs; a partition without backward leaves its outputs.
-    """
-    live = tuple(float(held) for held in bytes_over_time(memory_events(partition)))
-    turn = sum(node.op != "output" for node in partition.forward.graph.nodes)
-    forward, backward = live[:turn], live[turn:]
-    end = backward[-1] if backward else forward[-1] if forward else 0.0
-    saved = min(forward[-1], backward[0]) if forward and backward else end
-    return PassBytes(live=forward, before=0.0, after=saved), PassBytes(live=backward, before=saved, after=end)
 
 
 def wait_positions(nodes: Iterable[fx.Node]) -> dict[int, int]:

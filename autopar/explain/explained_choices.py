@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.errors import InfeasibleError
 from autopar.explain.alone import alike, axes_in_links
-from autopar.explain.answers import Explanation, Explanations, Switch
+from autopar.explain.answers import Explanation, Explanations
 from autopar.explain.binding_limits import BindingLimits
 from autopar.explain.cost_terms import cost_terms
 from autopar.explain.indivisible import indivisible_names
 from autopar.explain.recovered import recovered_plan
 from autopar.explain.source import Source
 from autopar.explain.stage_choices import explain_in_stages
-from autopar.explain.switches import switch_of, terms_by_name
+from autopar.explain.switches import MOST_SEARCHES, switch_of, terms_by_name, without_choice
 from autopar.planner.one_mesh.mesh_plan import EXACT_GAP
 from autopar.planner.one_mesh.read_solution import switching_costs
 from autopar.planner.one_mesh.solved_again import Resolver
@@ -34,8 +33,6 @@ from autopar.plans.plan_text import layout_lines
 SECONDS = 10.0
 """CPU seconds of one search for a runner-up, unless it is asked to be exact."""
 EXACT_SECONDS = 3600.0
-MOST_SEARCHES = 6
-"""Runners-up that one answer searches for; of further choices it says the nearest ones only. exact: all."""
 NOT_SEARCHED = "runner-up not searched for: ask for this name alone, or for all with --exact"
 
 
@@ -55,7 +52,8 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
     for number, (name, *others) in enumerate(alike(plan, names)):
         index = recovered.variable_of(name)
         is_searched = exact or number < MOST_SEARCHES
-        switch, notes = _switch(resolver, index) if is_searched else (None, (NOT_SEARCHED,))
+        other = without_choice(resolver, index) if is_searched else NOT_SEARCHED
+        why_none = (other,) if isinstance(other, str) else ()
         found.append(
             Explanation(
                 name=name,
@@ -64,9 +62,9 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
                 terms=tuple(by_name.get(name, ())),
                 nbytes=held.get(index),
                 nearest=nearest.get(name, ()),
-                switch=switch,
+                switch=None if isinstance(other, str) else switch_of(recovered, other, index),
                 bindings=limits.of(index),
-                notes=(*notes, *indivisible_names(recovered, index)),
+                notes=(*why_none, *indivisible_names(recovered, index)),
             )
         )
     return Explanations(choices=tuple(found), axes=axes_in_links(plan), limits=limits.tried)
@@ -76,15 +74,3 @@ def _held_bytes(resolver: Resolver) -> dict[int, float]:
     """Decision -> its bytes at the fullest moment of the plan, by the memory model."""
     labels = resolver.recovered.labels
     return {index: float(sizes[labels[index]]) for index, sizes in resolver.model.at(resolver.fullest).items()}
-
-
-def _switch(resolver: Resolver, index: int) -> tuple[Switch | None, tuple[str, ...]]:
-    """The runner-up of a decision, or why there is none."""
-    recovered = resolver.recovered
-    if len(recovered.built.variables[index].costs) < 2:
-        return None, ("there is no other choice",)
-    try:
-        other = resolver.without_choice(index)
-    except InfeasibleError as error:
-        return None, (f"no runner-up: {error}",)
-    return switch_of(recovered, other, index), ()

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.explain.answers import Term
-from autopar.explain.bodies import Turn, bodies, optimizer_parts
 from autopar.explain.source import Source
 from autopar.plans.parallel_plan import Plan
 from autopar.request import Request
+from autopar.simulation.bodies import Turn
 from autopar.simulation.played_plan import checked_step, simulate_step
 from autopar.simulation.step_program import StepProgram
 
@@ -72,10 +72,10 @@ def _spent(step: StepProgram) -> Iterator[Term]:
         own = [graphs.of[stage] for stage in graphs.held_by(group)]
         for stage in own:
             kinds = {action.kind for action in passes if action.stage == stage.number}
-            for body in bodies(step, stage, kinds):
-                count = 1 if body.turn in ("prepare", "late") else times[stage.number, body.turn]
+            for body in step.bodies(stage, kinds):
+                count = 1 if body.is_once_per_step else times[stage.number, body.turn]
                 yield from counted(body.actions, share * count)
-        for name, seconds in optimizer_parts(step, own).items():
+        for name, seconds in step.optimizer_parts(own).items():
             yield Term(name, "optimizer", (), share * seconds)
 
 

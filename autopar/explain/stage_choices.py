@@ -19,22 +19,19 @@ from functools import cached_property
 
 import numpy as np
 
-from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
+from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.alone import alike, axes_in_links
 from autopar.explain.answers import Explanation, Explanations, Switch, Term, signed
 from autopar.explain.asked_step import AskedStep, asked_step
-from autopar.explain.bodies import bodies, optimizer_parts
 from autopar.explain.played_costs import counted
 from autopar.explain.source import Source
 from autopar.explain.stage_problem import StageProblem, stage_problem
-from autopar.explain.switches import switch_of, terms_by_name
+from autopar.explain.switches import MOST_SEARCHES, switch_of, terms_by_name, without_choice
 from autopar.planner.one_mesh.solved_again import Resolved, Resolver
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_seconds, layout_lines
 from autopar.simulation.priced_stages import StepGraphs
 
-MOST_SEARCHES = 6
-"""Runners-up that one answer searches for."""
 PROBLEM = "runner-up: sum of costs on one sub-mesh over all micro-batches, memory free, as layouts of stages are chosen"
 
 
@@ -134,12 +131,12 @@ def _terms_of(asked: AskedStep, graphs: StepGraphs, stage: int) -> list[Term]:
     passes = [a for a in graphs.schedule.ranks[graphs.schedule.holders[stage][0]] if a.stage == stage]
     found = [
         term
-        for body in bodies(step, own, {action.kind for action in passes})
+        for body in step.bodies(own, {action.kind for action in passes})
         for term in counted(
             body.actions, 1 if body.is_once_per_step else sum(action.kind == body.turn for action in passes)
         )
     ]
-    return found + [Term(name, "optimizer", (), seconds) for name, seconds in optimizer_parts(step, [own]).items()]
+    return found + [Term(name, "optimizer", (), seconds) for name, seconds in step.optimizer_parts([own]).items()]
 
 
 @dataclass(eq=False)
@@ -161,11 +158,11 @@ class _RunnersUp:
         try:
             recovered = self.resolver.recovered
             index = recovered.variable_of(name)
-            if len(recovered.built.variables[index].costs) < 2:
-                return None, ["there is no other choice"]
-            other = self.resolver.without_choice(index)
-        except (InfeasibleError, PlanMismatchError) as reason:
+        except PlanMismatchError as reason:
             return None, [f"no runner-up: {reason}"]
+        other = without_choice(self.resolver, index)
+        if isinstance(other, str):
+            return None, [other]
         return switch_of(recovered, other, index), [PROBLEM, self._played(other)]
 
     def _played(self, other: Resolved) -> str:

@@ -1,16 +1,21 @@
 """Switches: the way from a plan to the best one without one of its choices, and what each choice pays.
 
-switch_of(recovered, resolver.without_choice(index), index)      runner-up, seconds more, how many others follow
+other = without_choice(resolver, index)           the best plan without a choice, or why there is none
+switch_of(recovered, other, index)                runner-up, seconds more, how many others follow
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from autopar.errors import InfeasibleError
 from autopar.explain.answers import Switch, Term
 from autopar.planner.one_mesh.read_solution import describe
 from autopar.planner.one_mesh.recovered_problem import Recovered
-from autopar.planner.one_mesh.solved_again import Resolved
+from autopar.planner.one_mesh.solved_again import Resolved, Resolver
+
+MOST_SEARCHES = 6
+"""Runners-up that one answer searches for; of further choices it says the nearest ones only."""
 
 
 def terms_by_name(terms: Iterable[Term]) -> Mapping[str, list[Term]]:
@@ -19,6 +24,16 @@ def terms_by_name(terms: Iterable[Term]) -> Mapping[str, list[Term]]:
     for term in terms:
         found.setdefault(term.name, []).append(term)
     return found
+
+
+def without_choice(resolver: Resolver, index: int) -> Resolved | str:
+    """The best plan without a choice, or why there is none."""
+    if len(resolver.recovered.built.variables[index].costs) < 2:
+        return "there is no other choice"
+    try:
+        return resolver.without_choice(index)
+    except InfeasibleError as reason:
+        return f"no runner-up: {reason}"
 
 
 def switch_of(recovered: Recovered, other: Resolved, index: int) -> Switch:

@@ -94,6 +94,15 @@ class Schedule:
                 )
         return tuple(ranks[0] for ranks in self.holders)
 
+    def kinds(self, stage: int) -> frozenset[Kind]:
+        """The passes that a stage takes a micro-batch through."""
+        return frozenset(action.kind for action in self if action.stage == stage)
+
+    @property
+    def forward_only(self) -> Schedule:
+        """The same without backward."""
+        return Schedule(tuple(tuple(action for action in actions if action.kind == "F") for actions in self.ranks))
+
     def awaited(self, action: PipeAction) -> tuple[int, Literal["F", "gradient"]] | None:
         """The `producer` of an action, None where it ran in the step before."""
         needed = producer(action, self.num_stages)

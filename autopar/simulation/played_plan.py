@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.capture import fingerprint
-from autopar.cost_models.simulator import Interference, Timeline, simulate
+from autopar.cost_models.simulator import Timeline, simulate
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.hardware.cluster import Cluster, refuse_mixed
 from autopar.plans.parallel_plan import Plan
@@ -87,7 +87,4 @@ def checked_step(plan: Plan, program: Program | MicroProgram, cluster: Cluster, 
 
 def simulate_step(step: StepProgram) -> Simulation:
     """Play the step of a plan that belongs to its program and cluster."""
-    if step.plan.in_stages:
-        return Simulation(plan=step.plan, timeline=simulate(step.pipeline()))
-    beside = Interference(compute=step.cluster.overlap_slowdown)
-    return Simulation(plan=step.plan, timeline=simulate(step.plain(), beside))
+    return Simulation(plan=step.plan, timeline=simulate(step.actions(), step.beside))

@@ -27,6 +27,7 @@ from autopar.hardware.cluster import Cluster, GroupTopology, MixedCluster, betwe
 from autopar.hardware.rank_groups import cluster_of
 from autopar.layouts.placement import Layout, Mesh, local_shape
 from autopar.passes.lowering.chain import lowered_on, start_early
+from autopar.passes.lowering.micro_batch_graphs import joined_bytes
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.passes.stages.cut_stages import Crossing, StagePrograms
 from autopar.plans.parallel_plan import Plan
@@ -64,14 +65,18 @@ class PricedStage:
 
     @cached_property
     def bytes_of_passes(self) -> tuple[PassBytes, PassBytes]:
-        """(forward, backward) of one micro-batch; behind backward nothing is left, as gradients go into totals."""
+        """(forward, backward) of one micro-batch: activations, saved values, gathered parameters, gradients and inputs.
+
+        What is left behind backward are gradients, nothing where they go into totals.
+        """
         live = tuple(float(held) for held in bytes_over_time(self.live_ranges))
-        live += (0.0,) * (1 + self.turn + self._backward_nodes - len(live))
-        forward, backward = live[: self.turn], live[self.turn : self.turn + self._backward_nodes]
-        saved = min(forward[-1:] + backward[:1], default=0.0)
-        if self.lowered.partition.backward is None:
-            return PassBytes(live=forward, before=0.0, after=forward[-1]), PassBytes(live=(), before=0.0, after=0.0)
-        return PassBytes(live=forward, before=0.0, after=saved), PassBytes(live=backward, before=saved, after=0.0)
+        end = self.turn + self._backward_nodes
+        live += (0.0,) * (1 + end - len(live))
+        forward, backward = live[: self.turn], live[self.turn : end]
+        behind = backward if self.lowered.context.in_pipeline else live[self.turn :]  # a stage may have no backward
+        saved = min(forward[-1:] + behind[:1], default=0.0)
+        left = 0.0 if self.lowered.context.adds_up else live[end]
+        return PassBytes(live=forward, before=0.0, after=saved), PassBytes(live=backward, before=saved, after=left)
 
     @property
     def turn(self) -> int:
@@ -95,6 +100,12 @@ class PricedStage:
     def kept_bytes(self) -> float:
         """Bytes that the half of backward for inputs keeps for that of weights."""
         return float(sum(node_bytes(node) for node in self.kept_for_weights))
+
+    @property
+    def joined_bytes(self) -> float:
+        """Bytes of outputs that wait for the other micro-batches; not counted where there are several stages."""
+        context = self.lowered.context
+        return 0.0 if context.in_pipeline else joined_bytes(context.micro, self.lowered.program)
 
     @cached_property
     def gathered_bytes(self) -> Mapping[str, float]:
@@ -148,6 +159,11 @@ class StepGraphs:
     def crossings(self) -> Sequence[Crossing]:
         """The values that go from one stage to another."""
         return self.cut.crossings
+
+    @property
+    def passes(self) -> Schedule:
+        """The schedule, without backward where the program has none."""
+        return self.schedule if self.micro.program.training else self.schedule.forward_only
 
     def held_by(self, group: int) -> list[int]:
         """The stages of a rank group, in the order of the model."""

@@ -1,13 +1,14 @@
 """The program of a step for the simulator: every kernel and collective of a rank, pass by pass, as the runtime does.
 
-plain      states | forward, backward of micro-batch 0 | ... of micro-batch m - 1 | optimizer
-pipeline   states | gathers once per step | the schedule, on one rank per group | late sums | optimizer
+    gathers once per step | states | the schedule, on one rank per group | late sums | optimizer
+
+A plan without stages has one, whose schedule is 0F0 0B0 0F1 0B1 ... on one rank group.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,19 +20,11 @@ from autopar.cost_models.operator_costs import optimizer_seconds
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.cost_models.pipeline_program import PassProgram, pipeline_program
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
-from autopar.cost_models.program_timeline import (
-    PassBytes,
-    bytes_of_passes,
-    halves_of_backward,
-    pass_program,
-    wait_positions,
-)
-from autopar.cost_models.simulator import Action
+from autopar.cost_models.program_timeline import halves_of_backward, pass_program
+from autopar.cost_models.simulator import ALONE, Action, Interference
 from autopar.cost_models.stage_costs import host_pass_seconds
-from autopar.graphs.forward_backward import Partition
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import Device
-from autopar.passes.lowering.micro_batch_graphs import joined_bytes
 from autopar.planner.one_mesh.predict import dispatch_seconds
 from autopar.planner.problem.leaf_layouts import StateBytes
 from autopar.planner.problem.optimizer_states import state_bytes
@@ -39,6 +32,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import PIPELINE_AXIS
 from autopar.program import MicroProgram, Program
 from autopar.schedules.actions import Kind
+from autopar.simulation.bodies import Body, Turn
 from autopar.simulation.priced_stages import PricedStage, StepGraphs, step_graphs
 
 
@@ -52,10 +46,10 @@ class _States:
 
 
 class StepProgram:
-    """The actions of a plan's step: `plain` where all ranks run one program, `pipeline` where stages do."""
+    """What plays and prices the step of a plan."""
 
     def __init__(self, plan: Plan, program: Program | MicroProgram, cluster: Cluster, optimizer: Any) -> None:
-        self.plan, self.cluster, self.mesh = plan, cluster, plan.mesh
+        self.plan, self.cluster = plan, cluster
         self.micro = program if isinstance(program, MicroProgram) else None
         self.program = program.program if isinstance(program, MicroProgram) else program
         self.state_bytes = state_bytes(self.program, optimizer, cluster.device.kind)
@@ -66,52 +60,83 @@ class StepProgram:
         """What the first rank of every rank group runs."""
         return step_graphs(self.plan, self.micro or self.program, self.cluster)
 
-    # one program on all ranks
+    @property
+    def beside(self) -> Interference:
+        """How much longer products take beside collectives: pipelines are played without, as the planner plays them."""
+        return ALONE if self.plan.in_stages else Interference(compute=self.cluster.overlap_slowdown)
 
-    def plain(self) -> list[Action]:
-        """Every micro-batch forward and backward, then the optimizer."""
-        stage = self.graphs.of[0].lowered
-        joined = joined_bytes(self.graphs.micro, stage.program)
-        states = self._states([stage.program], self.plan.micro_batches > 1, self.cluster.device)
-        actions = [Action("states", COMPUTE, 0.0, allocates=states.bytes + joined)]
-        passes = self._passes(stage.partition)
-        for _ in range(self.plan.micro_batches):
-            for program in passes:
-                actions += _behind(program, len(actions))
-        return [*actions, *self._end(states, rank=0, after=len(actions) - 1)]
+    def actions(self) -> list[Action]:
+        """One rank of every rank group: what is made once, the passes of the schedule, late sums, the optimizer."""
+        graphs, schedule = self.graphs, self.graphs.passes
+        bodies = [{body.turn: body for body in self.bodies(stage, schedule.kinds(stage.number))} for stage in graphs.of]
+        own = [graphs.held_by(rank) for rank in range(len(schedule.ranks))]
+        states = [self._states_of([graphs.of[stage] for stage in held]) for held in own]
+        actions: list[Action] = []
+        for rank, held in enumerate(own):
+            for stage in held:
+                actions += _once(bodies[stage].get("prepare"), rank, len(actions))
+        shift = len(actions)
+        programs = [dict(_passes(stage, own)) for stage, own in zip(graphs.of, bodies, strict=True)]
+        played = pipeline_program(
+            schedule,
+            {key: program for each in programs for key, program in each.items()},
+            send_seconds=graphs.send_seconds,
+            near=graphs.near,
+            state_bytes=[each.bytes for each in states],
+            in_turn=not self.plan.in_stages,
+        )
+        actions += [replace(a, depends_on=tuple(index + shift for index in a.depends_on)) for a in played]
+        last = {action.rank: index for index, action in enumerate(actions) if action.stream == COMPUTE}
+        for rank, held in enumerate(own):
+            for stage in held:
+                late = _once(bodies[stage].get("late"), rank, len(actions), last[rank])
+                actions += late
+                last[rank] = len(actions) - 1 if late else last[rank]
+        ended = dict(last)
+        for rank in range(len(own)):
+            groups, seconds = graphs.shared_gradients(rank) if self.program.training else ([], 0.0)
+            if groups:
+                needed, last[rank] = tuple(ended[group] for group in groups), len(actions)
+                name = "shared gradients"
+                actions.append(Action(name, PIPELINE_AXIS, seconds, needed, communication=True, rank=rank))
+            actions += self._end(states[rank], rank, last[rank])
+        return actions
 
-    def _passes(self, partition: Partition) -> list[PassProgram]:
-        held = bytes_of_passes(partition)
-        found = [self._pass(partition.forward.graph, "forward", held[0])]
-        if partition.backward is not None:
-            late = held[1] if self.plan.micro_batches == 1 else replace(held[1], after=0.0)
-            found.append(self._pass(partition.backward.graph, "backward", late))
-        return found
+    def bodies(self, stage: PricedStage, kinds: Collection[Kind]) -> Iterator[Body]:
+        """Every graph that a stage runs, in the order in which a step first does. kinds: of its passes in the
+        schedule."""
+        lowered, hands_on = stage.lowered, stage.lowered.context.in_pipeline
+        halves, backward = lowered.halves, lowered.partition.backward
+        if lowered.prepared is not None:
+            yield self._body("prepare", stage, lowered.prepared.prepare)
+        yield self._body("F", stage, lowered.partition.forward, hands_on)
+        if backward is not None and "B" in kinds:
+            yield self._body("B", stage, backward, hands_on)
+        if halves is not None and "I" in kinds:
+            yield self._body("I", stage, halves.inputs, hands_on)
+            yield self._body("W", stage, halves.weights)
+        if lowered.late is not None:
+            yield self._body("late", stage, lowered.late.reduce)
 
-    def _pass(self, graph: fx.Graph, phase: str, held: PassBytes, on: PricedStage | None = None) -> PassProgram:
-        return pass_program(self.actions(graph, phase, on=on, hands_on=on is not None), held,
-                            wait_positions(graph.nodes))  # fmt: skip
-
-    def actions(
-        self, graph: fx.Graph, phase: str, *, on: PricedStage | None = None, hands_on: bool = False
-    ) -> list[ProgramAction]:
-        """Kernels and collectives (on: of a stage); on CPUs the dispatch of views, which costs what any small operator
-        costs, and (hands_on) what the host does for a pass that hands on to another stage."""
-        cluster, mesh = (self.cluster, self.mesh) if on is None else (on.cluster, on.mesh)
-        found = program_actions(
+    def _body(self, turn: Turn, stage: PricedStage, module: fx.GraphModule, hands_on: bool = False) -> Body:
+        """Kernels and collectives; on CPUs the dispatch of views, which costs what any small operator costs, and
+        (hands_on) what the host does for a pass that hands on to another stage."""
+        graph, device = module.graph, stage.cluster.device
+        phase = "forward" if turn in ("prepare", "F") else "backward"
+        actions = program_actions(
             graph,
             phase,
-            cluster=cluster,
-            mesh=mesh,
+            cluster=stage.cluster,
+            mesh=stage.mesh,
             backend=self.plan.kernel_backend,
-            prices=self._prices.setdefault(cluster.device.name, KernelPrices(device=cluster.device)),
+            prices=self._prices.setdefault(device.name, KernelPrices(device=device)),
             segment_of=str,
         )
-        host = host_pass_seconds(cluster.device) if hands_on else 0.0
-        if seconds := dispatch_seconds(graph, cluster.device) + host:
-            found.append(ProgramAction(name=phase, phase=phase, stream=COMPUTE, seconds=seconds, kind="views",
-                                       position=len(graph.nodes) - 2))  # fmt: skip
-        return found
+        host = host_pass_seconds(device) if hands_on else 0.0
+        if seconds := dispatch_seconds(graph, device) + host:
+            actions.append(ProgramAction(name=phase, phase=phase, stream=COMPUTE, seconds=seconds, kind="views",
+                                         position=len(graph.nodes) - 2))  # fmt: skip
+        return Body(turn, stage, graph, actions)
 
     def _states(self, programs: Sequence[Program], accumulates: bool, device: Device) -> _States:
         """accumulates: gradients have totals that live throughout."""
@@ -131,6 +156,19 @@ class StepProgram:
         """What the optimizer's step takes for a while, of the parameters of these programs."""
         return self._states(programs, accumulates=True, device=device).step_bytes
 
+    def optimizer_parts(self, stages: Sequence[PricedStage]) -> dict[str, float]:
+        """Parameter -> seconds of the optimizer on the rank that holds these stages; each parameter counts once."""
+        if not self.program.training:
+            return {}
+        return {
+            entry.name: float(optimizer_seconds(
+                stage.cluster.device, math.prod(entry.shape) * self.state_bytes[entry.name].step_traffic
+            ))
+            for stage in stages
+            for entry in stage.lowered.program.inputs
+            if entry.role == "parameter"
+        }  # fmt: skip
+
     def _end(self, states: _States, rank: int, after: int) -> list[Action]:
         if not self.program.training:
             return []
@@ -141,51 +179,13 @@ class StepProgram:
             )
         ]  # fmt: skip
 
-    # stages
-
-    def pipeline(self) -> list[Action]:
-        """One rank of every rank group: what is made once, the passes of the schedule, late sums, the optimizer."""
-        graphs = self.graphs
-        schedule = graphs.schedule
-        used = [{action.kind for actions in schedule.ranks for action in actions if action.stage == stage}
-                for stage in range(schedule.num_stages)]  # fmt: skip
-        found = [self._stage(stage, used[stage.number]) for stage in graphs.of]
-        own = [graphs.held_by(rank) for rank in range(len(schedule.ranks))]
-        states = [self._states_of([graphs.of[stage] for stage in held]) for held in own]
-        actions: list[Action] = []
-        for rank, held in enumerate(own):
-            for stage in held:
-                actions += _on(found[stage].before, rank, len(actions))
-        shift = len(actions)
-        played = pipeline_program(
-            schedule,
-            {(stage, kind): program for stage, each in enumerate(found) for kind, program in each.passes.items()},
-            send_seconds=graphs.send_seconds,
-            near=graphs.near,
-            state_bytes=[each.bytes for each in states],
-        )
-        actions += [replace(a, depends_on=tuple(index + shift for index in a.depends_on)) for a in played]
-        last = {action.rank: index for index, action in enumerate(actions) if action.stream == COMPUTE}
-        for rank, held in enumerate(own):
-            for stage in held:
-                actions += _on(found[stage].behind, rank, len(actions), last[rank])
-                last[rank] = len(actions) - 1 if found[stage].behind else last[rank]
-        ended = dict(last)
-        for rank in range(len(own)):
-            groups, seconds = graphs.shared_gradients(rank) if self.program.training else ([], 0.0)
-            if groups:
-                needed, last[rank] = tuple(ended[group] for group in groups), len(actions)
-                name = "shared gradients"
-                actions.append(Action(name, PIPELINE_AXIS, seconds, needed, communication=True, rank=rank))
-            actions += self._end(states[rank], rank, last[rank])
-        return actions
-
     def _states_of(self, stages: Sequence[PricedStage]) -> _States:
         """Of the stages of one rank, with what they gather, and the rest of whole gradients, once per step."""
         programs = [stage.lowered.program for stage in stages]
-        states = self._states(programs, accumulates=True, device=stages[0].cluster.device)
+        states = self._states(programs, stages[0].lowered.context.adds_up, stages[0].cluster.device)
         more = 0.0
         for stage in stages:
+            more += stage.joined_bytes
             more += math.fsum(stage.gathered_bytes.values())
             if stage.lowered.prepared is not None:
                 more += max(0.0, math.fsum(stage.total_bytes.values()) - self._gradient_bytes(stage.lowered.program))
@@ -195,40 +195,21 @@ class StepProgram:
         parameters = [entry for entry in lowered.inputs if entry.role == "parameter"]
         return sum(math.prod(entry.shape) * self.state_bytes[entry.name].gradient for entry in parameters)
 
-    def _stage(self, stage: PricedStage, kinds: set[Kind]) -> _Stage:
-        prepared, halves, late = stage.lowered.prepared, stage.lowered.halves, stage.lowered.late
-        forward = stage.lowered.partition.forward.graph
-        before = () if prepared is None else tuple(self.actions(prepared.prepare.graph, "forward", on=stage))
-        held, left = stage.bytes_of_passes
-        passes: dict[Kind, PassProgram] = {"F": self._pass(forward, "forward", held, on=stage)}
-        if halves is None:
-            return _Stage(passes=passes, before=before)
-        if "B" in kinds:
-            passes["B"] = self._pass(halves.whole.graph, "backward", left, on=stage)
-        if "I" in kinds:
-            inputs, weights = (
-                (
-                    self.actions(half.graph, "backward", on=stage, hands_on=half is halves.inputs),
-                    wait_positions(half.graph.nodes),
-                )
-                for half in (halves.inputs, halves.weights)
-            )
-            passes |= halves_of_backward(inputs, weights, left, stage.kept_bytes)
-        behind = () if late is None else tuple(self.actions(late.reduce.graph, "backward", on=stage))
-        return _Stage(passes=passes, before=before, behind=behind)
+
+def _passes(stage: PricedStage, bodies: Mapping[Turn, Body]) -> Iterator[tuple[tuple[int, Kind], PassProgram]]:
+    """((stage, kind), program) of the passes of a stage, with the bytes that they bring."""
+    forward, backward = stage.bytes_of_passes
+    yield (stage.number, "F"), pass_program(bodies["F"].actions, forward, bodies["F"].waits)
+    if "B" in bodies:
+        yield (stage.number, "B"), pass_program(bodies["B"].actions, backward, bodies["B"].waits)
+    if "I" in bodies:
+        inputs, weights = ((bodies[half].actions, bodies[half].waits) for half in ("I", "W"))
+        for kind, program in halves_of_backward(inputs, weights, backward, stage.kept_bytes).items():
+            yield (stage.number, kind), program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """before, behind: what a stage does once per step, in front of all passes and behind them."""
-
-    passes: Mapping[Kind, PassProgram]
-    before: tuple[ProgramAction, ...] = ()
-    behind: tuple[ProgramAction, ...] = ()
-
-
-def _on(actions: Sequence[ProgramAction], rank: int, first: int, after: int = -1) -> list[Action]:
-    """Actions of one rank that follow each other, the first of them behind the action `after`."""
+def _once(body: Body | None, rank: int, first: int, after: int = -1) -> list[Action]:
+    """What one rank does once per step, one action after the other, the first of them behind the action `after`."""
     return [
         Action(
             f"{action.name}: {action.kind}",
@@ -238,13 +219,5 @@ def _on(actions: Sequence[ProgramAction], rank: int, first: int, after: int = -1
             communication=action.stream != COMPUTE,
             rank=rank,
         )
-        for index, action in enumerate(actions)
-    ]
-
-
-def _behind(program: PassProgram, first: int) -> list[Action]:
-    """The actions of a pass behind the last of all actions before."""
-    return [
-        replace(action, depends_on=tuple(first + index for index in action.depends_on) or (first - 1,))
-        for action in program.actions
+        for index, action in enumerate(() if body is None else body.actions)
     ]

@@ -13,8 +13,8 @@ import autopar
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.answers import Comparison, Explanations
 from autopar.explain.asked_step import AskedStep, asked_step
+from autopar.explain.memory_moments import KEPT
 from autopar.explain.origin import Remembered
-from autopar.explain.stage_memory import KEPT
 from autopar.plans.parallel_plan import Plan
 from autopar.simulation.played_plan import Simulation, simulate_plan
 
@@ -300,3 +300,12 @@ def test_stages_that_share_a_weight_cast_it_themselves_and_add_up_its_gradients_
     assert found.predicted.step_seconds == pytest.approx(simulation.step_seconds, rel=0.1)
     forward = [crossing for crossing in asked(found).graphs().crossings if not crossing.is_backward]
     assert len(forward) == 1
+
+
+def test_a_pipeline_without_backward_is_played_and_printed_forward_only() -> None:
+    planner = autopar.Planner(Blocks().eval(), INPUTS, cluster="2 H100-SXM")
+    found = planner.plan(dims={"pp": 2}, micro_batches=4, schedule="1f1b")
+    passes = {action.name.split()[0] for action in played(found).timeline.actions}
+    assert {"0F0", "1F3"} <= passes
+    assert not any(name[1:2] == "B" for name in passes)
+    assert "backward" not in str(found.code(0))

@@ -215,18 +215,19 @@ def _compare_on(compared: Compared, sub: SubMesh, estimate: PipelineEstimate, be
 
 
 def write_compared(query: Query, compared: Compared) -> Plan | None:
-    """The plan of the best pipeline. Raises ConfigurationError where the runtime cannot cut the model so, and
-    InfeasibleError where stages cannot recompute each in its own way."""
+    """The plan of the best pipeline, the others as alternatives. Raises ConfigurationError where the runtime cannot
+    cut the model so, and InfeasibleError where stages cannot recompute each in its own way."""
     if compared.best is None:
         return None
     if isinstance(compared.best, Unequal):
         first = compared.best.subs[0]
         check_cut(first.query, first.runs, compared.best.pipeline)
-        return unequal_plan(compared.best, compared.least_seconds, query.cluster.name)
+        plan = unequal_plan(compared.best, compared.least_seconds, query.cluster.name)
+        return replace(plan, alternatives=_others_compared(compared))
     pipeline, sub = compared.best
     check_cut(sub.query, sub.runs, pipeline)
     plan = pipeline_plan(sub.query, sub.solution, sub.solved, sub.runs, pipeline, compared.least_seconds)
-    return replace(plan, cluster=query.cluster.name)
+    return replace(plan, cluster=query.cluster.name, alternatives=_others_compared(compared))
 
 
 def what_was_compared(compared: Compared) -> list[str]:
@@ -247,7 +248,7 @@ def what_was_compared(compared: Compared) -> list[str]:
     return notes
 
 
-def others_compared(compared: Compared) -> tuple[Baseline, ...]:
+def _others_compared(compared: Compared) -> tuple[Baseline, ...]:
     """The pipelines beside the best one, fastest first, as alternatives of its plan."""
     tried = sorted(compared.tried, key=_by_step)
     return tuple(

@@ -28,7 +28,6 @@ from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.compared_pipelines import (
     Compared,
     compare_pipelines,
-    others_compared,
     what_was_compared,
     write_compared,
 )
@@ -179,15 +178,13 @@ class FreePipelines:
 
     def _written(self, notes: list[str]) -> Plan | None:
         """The plan of the best pipeline; None where there is none, or a reason added to the notes."""
-        compared = self._compared
-        if compared is None:
+        if self._compared is None:
             return None
         try:
-            pipeline = write_compared(self._query, compared)
+            return write_compared(self._query, self._compared)
         except (ConfigurationError, InfeasibleError) as error:
             notes.append(f"no pipeline: {error}")
             return None
-        return None if pipeline is None else replace(pipeline, alternatives=others_compared(compared))
 
 
 def _with_estimate(plan: Plan, estimate: float, query: Query) -> Plan:
@@ -216,7 +213,7 @@ def pipeline_instead(query: Query, spent_seconds: float) -> Plan | None:
         else:
             if pipeline is not None:
                 notes = (*pipeline.notes, *what_was_compared(compared))
-                return replace(pipeline, notes=notes, alternatives=others_compared(compared))
+                return replace(pipeline, notes=notes)
         until = Deadline.after(min(LIMITS.instead_seconds, query.deadline.left()), query.deadline.stop)
         query = replace(query, deadline=until)
     pipeline, reasons = best_free_pipeline(query)
