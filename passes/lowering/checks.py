@@ -51,8 +51,21 @@ _SIZES: Mapping[object, Callable[[tuple[int, ...], int], tuple[int, ...]]] = {
 }
 """Collective -> what it makes of a local shape in a group of so many ranks."""
 
-OF_ONE_DEVICE = frozenset({torch.ops.aten._scaled_dot_product_cudnn_attention.default})
-"""Operators without a kernel for CPUs: what they keep for backward differs between devices."""
+_aten = torch.ops.aten
+KEPT_BY_DEVICE = frozenset(
+    {
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_fused_attention_overrideable.default,
+    }
+)
+"""Operators of which only the first output is the same on all devices; what they keep for backward is not compared."""
+NOT_WITHOUT_VALUES: Mapping[object, str] = {
+    _aten._grouped_mm.default: "its shape function takes bf16 alone, kernels take more",
+    _aten.repeat_interleave.Tensor: "how many rows it makes follows from values",
+}
+"""Operators that do not run without values, though they may with them -> why."""
 
 
 class CheckFailed(AssertionError):
@@ -176,7 +189,7 @@ def _collective(node: fx.Node, made: Mapping[fx.Node, AbstractValue], mesh: Mesh
 
 def _computed(node: fx.Node, made: Mapping[fx.Node, AbstractValue], said: AbstractValue, where: str) -> AbstractValue:
     """Local shapes and dtypes of what a call makes of its operands; None where that cannot be known without values."""
-    if any(made[operand] is None for operand in node.all_input_nodes) or node.target in OF_ONE_DEVICE:
+    if any(made[operand] is None for operand in node.all_input_nodes) or node.target in NOT_WITHOUT_VALUES:
         return None
     if node.target is operator.getitem:
         source, index = node.args
@@ -187,6 +200,8 @@ def _computed(node: fx.Node, made: Mapping[fx.Node, AbstractValue], said: Abstra
     args, kwargs = _frozen(node.args, made), _frozen(node.kwargs, made)
     try:
         found = _run(node.target, args, kwargs)
+        if node.target in KEPT_BY_DEVICE and isinstance(found, tuple):
+            return found[0], *(None for _ in found[1:])
         return found if _agree(said, found) else _run_on_cpu(node.target, args, kwargs)
     except NotImplementedError:
         return None  # an operator that has no shapes without values

@@ -16,13 +16,6 @@ from tests.rules.case_values import Case
 from tests.rules.operator_cases import CASES
 
 
-@pytest.fixture(autouse=True)
-def without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every graph is run here, and some operators of the table have no shapes without values or not on every device."""
-    monkeypatch.setenv("AUTOPAR_CHECK", "0")
-
-
-
 def of(*words: str) -> list[Case]:
     """Cases whose name contains one of the words."""
     return [case for case in CASES if any(word in case.name for word in words)]

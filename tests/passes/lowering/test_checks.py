@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from autopar.capture import capture
 from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.passes.lowering import chain
 from autopar.passes.lowering.chain import LOWERING, lowered_step, split
-from autopar.passes.lowering.checks import CheckFailed, check_ranks, check_stage, collective_order
+from autopar.passes.lowering.checks import CheckFailed, check_graph, check_ranks, check_stage, collective_order
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.plans.parallel_plan import Plan
 from tests.passes.hand_plans import hand_plan
@@ -74,6 +74,21 @@ def test_a_wrong_dtype_is_noticed(program, plan):
     call(stage, torch.ops.aten.gelu.default).meta["dtype"] = torch.float64
     with pytest.raises(CheckFailed, match=r"says .* float64"):
         check_stage(stage, "a test")
+
+
+def test_of_what_attention_makes_only_the_result_must_be_the_same_on_all_devices():
+    graph = fx.Graph()
+    q, k, v = (graph.placeholder(name) for name in "qkv")
+    for node in (q, k, v):
+        node.meta |= {"local_shape": (1, 2, 4, 8), "dtype": torch.float32}
+    called = graph.call_function(torch.ops.aten._scaled_dot_product_efficient_attention.default, (q, k, v, None, True))
+    graph.output(called)
+    kept = [(1, 2, 4), (), ()], [torch.float64, torch.int64, torch.int64]  # torch pads the rows, and says float32
+    called.meta |= {"local_shape": [(1, 2, 4, 8), *kept[0]], "dtype": [torch.float32, *kept[1]]}
+    check_graph(graph, MESH, "a test")
+    called.meta["local_shape"][0] = (1, 2, 4, 7)
+    with pytest.raises(CheckFailed, match=r"a test: .*attention.* says"):
+        check_graph(graph, MESH, "a test")
 
 
 def test_a_value_that_is_read_before_it_is_made_is_noticed(program, plan):
