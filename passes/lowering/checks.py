@@ -200,7 +200,7 @@ def _computed(node: fx.Node, made: Mapping[fx.Node, AbstractValue], said: Abstra
     args, kwargs = _frozen(node.args, made), _frozen(node.kwargs, made)
     try:
         found = _run(node.target, args, kwargs)
-        if node.target in KEPT_BY_DEVICE and isinstance(found, tuple):
+        if node.target in KEPT_BY_DEVICE and found is not None and not isinstance(found, AbstractTensor):
             return found[0], *(None for _ in found[1:])
         return found if _agree(said, found) else _run_on_cpu(node.target, args, kwargs)
     except NotImplementedError:

@@ -11,7 +11,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import ConfigurationError
-from autopar.runtime.call_values import graph_inputs, graph_states, write_buffers
+from autopar.runtime.step.call_values import graph_inputs, graph_states, write_buffers
 
 
 class Counting(nn.Module):
