@@ -135,6 +135,8 @@ def _returning(graph_module: fx.GraphModule, results: Sequence[Any]) -> fx.Graph
 
 def _accumulating(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """A copy that adds every gradient to a total, a placeholder behind all others, where it is made."""
+    if not any(isinstance(value, fx.Node) for value in returned_values(graph_module.graph)):
+        return graph_module, ()  # everything is frozen
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(graph_module.graph, copies)

@@ -43,6 +43,8 @@ def seek_joint_fit(problem: Problem, plans: Plans, rows: Sequence[int], deadline
 
     Returns a proven lower bound on the largest excess, in budgets: positive when nothing fits them all.
     """
+    if not rows:
+        return -np.inf
     numbers = list(rows)
     usage = [_row_weights(problem, number) for number in numbers]
     mixture, proven = np.full(len(numbers), 1.0 / len(numbers)), -np.inf

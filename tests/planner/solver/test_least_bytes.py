@@ -29,3 +29,11 @@ def test_the_joint_excess_is_a_bound_and_a_fit_ends_the_search(
     )
     assert proven <= least + 1e-9
     assert plans.best is None or proven <= 1e-9
+
+
+def test_where_no_row_is_short_nothing_is_sought(random_problem: Callable[..., Problem]) -> None:
+    problem = random_problem(0, rows=1, tightness=0.4)
+    plans = Plans(problem)
+    known = len(plans.known)
+    assert seek_joint_fit(problem, plans, (), Deadline.after(None)) == -np.inf
+    assert len(plans.known) == known
