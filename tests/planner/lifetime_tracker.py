@@ -42,16 +42,22 @@ def _run(
     values: dict[fx.Node, Any] = {}
     last = {operand: node for node in module.graph.nodes for operand in node.all_input_nodes}
     peaks, remaining = [], list(reversed(inputs))
+    held = _Held(parameters)
+    for value in [*remaining, *outside]:
+        held.add(value)
     inputs.clear()
     for node in module.graph.nodes:
         if node.op == "output":
             return peaks, list(fx.map_arg(node.args[0], values.__getitem__))
-        values[node] = remaining.pop() if node.op == "placeholder" else _call(node, values)
-        held = {s.data_ptr(): s.nbytes() for s in _storages([*values.values(), *remaining, *outside])}
-        peaks.append(sum(size for pointer, size in held.items() if pointer not in parameters))
+        if node.op == "placeholder":
+            values[node] = remaining.pop()
+        else:
+            values[node] = _call(node, values)
+            held.add(values[node])
+        peaks.append(held.bytes)
         for operand in node.all_input_nodes:
             if last[operand] is node:
-                del values[operand]
+                held.drop(values.pop(operand))
     raise AssertionError("graph without output")
 
 
@@ -71,8 +77,31 @@ def _empty(shape: Any, dtype: torch.dtype) -> Tensor:
     return torch.zeros(tuple(shape), dtype=dtype)
 
 
-def _storages(values: list[Any]) -> Iterator[Any]:
-    for value in values:
-        for tensor in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(tensor, Tensor):
-                yield tensor.untyped_storage()
+class _Held:
+    """Bytes of the storages of all values that were added and not dropped, each storage once, but for parameters."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        self.bytes = 0
+        self._parameters = parameters
+        self._holders: dict[int, int] = {}
+
+    def add(self, value: Any) -> None:
+        for storage in _storages(value):
+            pointer = storage.data_ptr()
+            self._holders[pointer] = self._holders.get(pointer, 0) + 1
+            if self._holders[pointer] == 1 and pointer not in self._parameters:
+                self.bytes += storage.nbytes()
+
+    def drop(self, value: Any) -> None:
+        for storage in _storages(value):
+            pointer = storage.data_ptr()
+            self._holders[pointer] -= 1
+            if self._holders[pointer] == 0:
+                del self._holders[pointer]
+                self.bytes -= storage.nbytes() if pointer not in self._parameters else 0
+
+
+def _storages(value: Any) -> Iterator[Any]:
+    for tensor in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(tensor, Tensor):
+            yield tensor.untyped_storage()

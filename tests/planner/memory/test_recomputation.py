@@ -15,6 +15,7 @@ from autopar.ops.dropout_operator import dropout_by_index
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.passes.overlap.overlapped import overlapped
 from autopar.planner.planning import make_plan
+from autopar.planner.problem.search_limits import SEARCH
 from autopar.request import Request
 from tests.passes.hand_plans import run_plan, tensors_of
 from tests.passes.lowered_programs import lower
@@ -44,6 +45,14 @@ def gpt2(dropout=0.0):
 
 def gpt2_with_dropout():
     return gpt2(dropout=0.3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def by_the_sum():
+    """Plans of the smallest sum of costs: those of other sums, of which the played step decides, cost as much again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SEARCH, "default", replace(SEARCH["default"], hidden_shares=()))
+        yield
 
 
 class Captured:
