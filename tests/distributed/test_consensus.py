@@ -21,6 +21,19 @@ def test_an_error_on_one_rank_is_raised_on_all(pool: Pool) -> None:
         assert messages[rank].startswith("RankMismatchError: rank 1 failed")
 
 
+@pytest.mark.parametrize(("rank", "alone"), [(1, False), (0, True)])
+def test_a_fault_of_ours_on_one_rank_ends_all(pool: Pool, rank: int, alone: bool) -> None:
+    messages = pool.run("tests.distributed.training_jobs:fault_on", rank=rank, alone=alone)
+    assert messages.pop(rank) == "TypeError: planted"
+    assert all(m.startswith(f"RankMismatchError: rank {rank} failed") and "planted" in m for m in messages)
+
+
+def test_another_order_of_collectives_on_one_rank_is_an_error_on_all(pool: Pool) -> None:
+    messages = pool.run("tests.distributed.training_jobs:other_order")
+    assert len(set(messages)) == 1
+    assert "collective 0 of rank (0,) is" in messages[0]
+
+
 @pytest.mark.parametrize("dims", [None, {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_verify_passes_and_leaves_no_trace(pool: Pool, dims: dict[str, int] | None, dropout: float) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,7 +14,10 @@ from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar.ops.masked import masked_gather
+from autopar.passes.lowering.checks import CheckFailed, collective_order
+from autopar.runtime import emit_step
 from autopar.runtime.collectives import host_graphs
+from autopar.runtime.consensus import attempt_on_all, from_first_rank
 from tests.distributed.captured_once import compile_once
 from tests.distributed.models import NormalisedModel, TiedModel, tied_model, tokens
 
@@ -233,6 +237,35 @@ def failing_rank() -> str:
         autopar.compile(tied_model(), batch)
     except autopar.AutoparError as error:
         return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def fault_on(rank: int, alone: bool) -> str:
+    """The errors of all ranks when one meets a fault of ours: in what all of them do, or (alone) the first one only."""
+
+    def action() -> bool:
+        if dist.get_rank() == rank:
+            raise TypeError("planted")
+        return True
+
+    try:
+        (from_first_rank if alone else attempt_on_all)(action)
+    except (TypeError, autopar.AutoparError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def other_order() -> str:
+    """The errors of all ranks when one would start its collectives in another order."""
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(
+                emit_step, "collective_order", lambda graphs: {g: o[1:] for g, o in collective_order(graphs).items()}
+            )
+        try:
+            compile_once("tied model", tied_model(), tokens(0), dims={"dp_shard": 4})
+        except CheckFailed as error:
+            return str(error)
     return ""
 
 
