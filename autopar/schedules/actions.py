@@ -98,7 +98,7 @@ class Schedule:
         """The passes that a stage takes a micro-batch through."""
         return frozenset(action.kind for action in self if action.stage == stage)
 
-    @property
+    @cached_property
     def forward_only(self) -> Schedule:
         """The same without backward."""
         return Schedule(tuple(tuple(action for action in actions if action.kind == "F") for actions in self.ranks))

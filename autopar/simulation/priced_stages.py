@@ -136,8 +136,8 @@ class PricedStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepGraphs:
-    """All stages of a plan, each on the first rank of its group, or at `place` there. cut: the whole
-    program's; micro: how micro-batches make up the batch."""
+    """All stages of a plan, each on the first rank of its group, or at `place` there. cut: the whole program's;
+    micro: how micro-batches make up the batch."""
 
     plan: Plan
     cluster: Cluster

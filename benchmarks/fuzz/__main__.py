@@ -5,13 +5,15 @@
     python -m benchmarks.fuzz --seed 1716          one graph again, printed with its plan
 
 The ranks run together in this process (`tests/simulated_ranks.py`): what would hang or corrupt real processes is an
-error here. Every graph follows from its seed alone. Exits with 1 where a value differs.
+error here, and the checker of lowered graphs looks behind every pass (but under AUTOPAR_CHECK=0). Every graph follows
+from its seed alone. Exits with 1 where a value differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import time
 from collections import Counter
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from autopar.passes.lowering.observers import CHECK_VARIABLE
 from benchmarks.fuzz.check import Outcome, check_seed
 from benchmarks.results import write_results
 
@@ -63,6 +66,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="check this seed only and print its graph")
     parser.add_argument("--output", type=Path, help="write the results as JSON here")
     arguments = parser.parse_args()
+    os.environ.setdefault(CHECK_VARIABLE, "1")
     console = Console()
     if arguments.seed is not None:
         outcome = check_seed(arguments.seed)

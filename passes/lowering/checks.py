@@ -204,7 +204,7 @@ def _computed(node: fx.Node, made: Mapping[fx.Node, AbstractValue], said: Abstra
             return found[0], *(None for _ in found[1:])
         return found if _agree(said, found) else _run_on_cpu(node.target, args, kwargs)
     except NotImplementedError:
-        return None  # an operator that has no shapes without values
+        return None  # torch's word for an operator that has no shapes without values
     except Exception as error:
         raise CheckFailed(f"{where}: {node.name} = {node.target} does not run on its operands: {error}") from error
 

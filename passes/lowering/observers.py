@@ -3,7 +3,8 @@
 AUTOPAR_CHECK=1        the checker: what the graphs say is what they must hold (`checks.py`)
 AUTOPAR_DUMP=folder    the graphs as readable Python, one file a pass, and what the pass changed (`dump.py`)
 
-The variables are read at every lowering, so that a session may turn them on and off.
+The variables are read at every lowering, so that a session may turn them on and off. Whether ranks compare the order
+of their collectives is the first rank's answer (`runtime/emit_step.py`).
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ import torch
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.emitted_step import Step
 
-Ran: TypeAlias = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
+ResultsAndGradients: TypeAlias = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
 """Results of a step, and the complete gradients of the scaled loss by the names of their parameters."""
 
 
 def run_differentiably(
     step: Step,
-    run: Callable[[], Ran],
+    run: Callable[[], ResultsAndGradients],
     held: HeldGradients,
     parameters: Sequence[torch.Tensor],
     loss_scale: float | None,
@@ -42,7 +42,7 @@ class _PartsFunction(torch.autograd.Function):
     def forward(
         ctx: Any,
         step: Step,
-        run: Callable[[], Ran],
+        run: Callable[[], ResultsAndGradients],
         held: HeldGradients,
         loss_scale: float,
         anchor: torch.Tensor,

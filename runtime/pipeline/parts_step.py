@@ -26,7 +26,7 @@ from torch import fx
 
 from autopar.errors import ConfigurationError
 from autopar.program import Input
-from autopar.runtime.pipeline.differentiable_parts import Ran, run_differentiably
+from autopar.runtime.pipeline.differentiable_parts import ResultsAndGradients, run_differentiably
 from autopar.runtime.pipeline.pipeline_routes import SentPiece
 from autopar.runtime.pipeline.pipeline_run import BindPart, PipelineRun, ScheduledStep, named
 from autopar.runtime.pipeline.pipeline_wires import Form, Message, Wires, message_order
@@ -79,17 +79,12 @@ class PartsStep(ScheduledStep):
             return bind(part_of(leaves, part))
 
         if not self.program.training or not torch.is_grad_enabled():
-            return self._run(bound, axes, None, self.forward_only, 1.0)
+            return self._run(bound, axes, None, self.schedule.forward_only, 1.0)
         parameters = [
             tensor for tensor, value in zip(bound(0), self.bound_inputs, strict=True) if value.role == "parameter"
         ]
         run = partial(self._run_with_gradients, bound, axes, loss_scale)
         return run_differentiably(self, run, held, parameters, loss_scale)
-
-    @cached_property
-    def forward_only(self) -> Schedule:
-        """The forward passes of the schedule."""
-        return Schedule(tuple(tuple(a for a in actions if a.kind == "F") for actions in self.schedule.ranks))
 
     @cached_property
     def orders(self) -> dict[bool, list[Message]]:
@@ -99,9 +94,9 @@ class PartsStep(ScheduledStep):
             for stage in range(self.schedule.num_stages)
             for backward in (False, True)
         }
-        return {True: message_order(self.schedule, sends), False: message_order(self.forward_only, sends)}
+        return {True: message_order(self.schedule, sends), False: message_order(self.schedule.forward_only, sends)}
 
-    def _run_with_gradients(self, bind: BindPart, axes: Sequence[int], loss_scale: float | None) -> Ran:
+    def _run_with_gradients(self, bind: BindPart, axes: Sequence[int], loss_scale: float | None) -> ResultsAndGradients:
         """loss_scale: None, nothing scales the loss; else an overflow in one stage is one in all, so that all skip the
         same step. Raises ConfigurationError for one where gradients are those of the step before, at another scale."""
         if self.is_delayed and loss_scale is not None:

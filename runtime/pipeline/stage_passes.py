@@ -43,8 +43,9 @@ class PartCalls:
         """The call of a graph in one part. pieces: see `drawing_for`."""
         key = (graph, part, pieces) if self.micro.draws else (graph, 0, 1)
         if key not in self._made:
-            drawing = self.micro.draws and drawing_for(graph, self.micro.draws, part, self.micro.count, pieces)
-            self._made[key] = kernels(drawing or graph, backend=self.backend)
+            if self.micro.draws:
+                graph = drawing_for(graph, self.micro.draws, part, self.micro.count, pieces)
+            self._made[key] = kernels(graph, backend=self.backend)
         return self._made[key]
 
 
