@@ -17,6 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test fast golden zoo validation lint install clean
 
@@ -24,11 +25,10 @@ demo: $(STAMP)
 	$(BIN)/autopar demo
 
 test: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python -m pytest -m "not distributed" --numprocesses $(JOBS) --dist loadfile
-	$(ONE_THREAD) $(BIN)/python -m pytest -m distributed --numprocesses $(JOBS) --dist loadfile
+	$(PYTEST)
 
 fast: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not distributed and not gpu" --numprocesses $(JOBS) --dist loadfile
+	$(PYTEST) -m "not slow and not distributed and not gpu"
 
 golden: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m tests.golden --update

@@ -31,6 +31,7 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTOutput,
     TangentAOTInput,
 )
+from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
@@ -46,6 +47,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import (
     SUPPORTED_NODES,
@@ -92,9 +94,15 @@ def aot_export_joint_with_descriptors(*args: Any, **kwargs: Any) -> Any:
 
 def compile_fx(graph_module: fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
     """inductor's compilation of a graph for tensors of the forms of `examples`, without autograd or guards; loaded by
-    the first call, since its module loads torch._dynamo and Triton. The result takes the tensors one by one."""
+    the first call, since its module loads torch._dynamo and Triton. The result takes the tensors one by one.
+
+    Examples are fake tensors with a shape environment, whose sizes are numbers all the same: without one inductor does
+    not look into its cache on disk, and other ranks and later runs compile again."""
     module = importlib.import_module("torch._inductor.compile_fx")
-    found: Callable[..., Any] = module.compile_fx(graph_module, examples)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [mode.from_tensor(example, static_shapes=True) for example in examples]
+    with tracing(TracingContext(mode)):
+        found: Callable[..., Any] = module.compile_fx(graph_module, fakes)
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from collections import Counter
 
 import pytest
 
@@ -22,6 +23,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("AUTOPAR_CHECK", "1")
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(gc.unfreeze)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with many slow tests begin first, so that no processor waits for one of them in the end; those that run
+    four processes themselves come last."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    last = {item.path for item in items if item.get_closest_marker("distributed")}
+    items.sort(key=lambda item: (item.path in last, -slow[item.path]))
 
 
 def pytest_collection_finish() -> None:

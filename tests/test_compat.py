@@ -1,9 +1,11 @@
 """Every private symbol of torch that autopar relies on exists and does what its users assume."""
 
 import contextlib
+import importlib
 import shutil
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +57,25 @@ def test_compile_fx_takes_a_graph_and_tensors() -> None:
     (found,) = _compat.compile_fx(torch.fx.GraphModule({}, graph), [value])(value)
     torch.testing.assert_close(found, value.sin())
     assert found.stride() == value.stride()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_what_inductor_compiled_is_found_again_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another process, which the reset stands for; a graph of another operator is compiled."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    for operator, hits in ((torch.ops.aten.cos, 0), (torch.ops.aten.cos, 1), (torch.ops.aten.tan, 0)):
+        torch._dynamo.reset()
+        counters.clear()
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        graph.output((graph.call_function(operator.default, (x,)),))
+        value = torch.randn(4, 3)
+        (found,) = _compat.compile_fx(torch.fx.GraphModule({}, graph), [value])(value)
+        torch.testing.assert_close(found, operator(value))
+        assert counters["inductor"]["fxgraph_cache_hit"] == hits
+        assert counters["inductor"]["fxgraph_cache_bypass"] == 0
 
 
 def test_strided_shard_prints_its_split() -> None:

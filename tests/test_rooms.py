@@ -10,7 +10,7 @@ import networkx as nx
 import pytest
 
 import autopar
-from benchmarks.structure.import_graph import circles, imports_of, longest_chain, room_graph
+from benchmarks.structure.import_graph import Import, circles, imports_of, longest_chain, room_graph
 from benchmarks.structure.source_tree import SourceModule, read_modules
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,9 +70,14 @@ def sources(package: str = "autopar") -> dict[str, SourceModule]:
 
 
 @cache
-def entries_of(package: str) -> nx.DiGraph:
+def all_imports() -> list[Import]:
     modules = sources()
-    return room_graph(package, [each for module in modules.values() for each in imports_of(module, modules)], modules)
+    return [each for module in modules.values() for each in imports_of(module, modules)]
+
+
+@cache
+def entries_of(package: str) -> nx.DiGraph:
+    return room_graph(package, all_imports(), sources())
 
 
 def test_every_name_of_a_module_occurs_once() -> None:

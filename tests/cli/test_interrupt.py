@@ -16,10 +16,13 @@ COMMAND = ("plan", TINY, "--cluster", "2x8 H100-SXM", "--batch", "16", "--seq", 
 
 
 def interrupted(behind: str, *more: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `autopar plan`, which gets SIGINT when a line of stderr begins with `behind`."""
+    """Exit code, stdout and stderr of `autopar plan`, which gets SIGINT when a line of stderr begins with `behind`.
+
+    A process hands on which signals it ignores, and what a shell starts in the background ignores this one."""
     child = subprocess.Popen(
         [sys.executable, "-m", "autopar", *COMMAND, *more], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert child.stderr is not None
     lines = []

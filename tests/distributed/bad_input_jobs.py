@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 import autopar
-from tests.distributed.models import tied_model, tokens
+from tests.distributed.captured_once import compile_once, prepared_by
+from tests.distributed.models import captured_tied, tied_model, tokens
 from tests.distributed.training_jobs import largest_error
 from tests.distributed.uncovered import UncoveredModel
 
@@ -49,47 +50,52 @@ EDITS: dict[str, Callable[[Document], None]] = {
 }
 
 
+@prepared_by(captured_tied)
 def edited_plan(path: str, edit: str) -> str:
     """The error of a saved plan after one edit; every rank edits its own copy."""
-    plan = autopar.compile(tied_model(), tokens(0), dims={"tp": 4}).plan
+    plan = compile_once("tied model", tied_model(), tokens(0), dims={"tp": 4}).plan
     document = json.loads(plan.to_json())
     EDITS[edit](document)
     file = Path(f"{path}-{torch.distributed.get_rank()}.json")
     file.write_text(json.dumps(document))
-    return _error_of(lambda: autopar.compile(tied_model(), tokens(0), plan=file))
+    return _error_of(lambda: compile_once("tied model", tied_model(), tokens(0), plan=file))
 
 
 def world_size_error(path: str) -> str:
     """The error of a plan for four processes on fewer."""
-    return _error_of(lambda: autopar.compile(tied_model(), tokens(0), plan=path))
+    return _error_of(lambda: compile_once("tied model", tied_model(), tokens(0), plan=path))
 
 
+@prepared_by(captured_tied)
 def save_plan(path: str) -> None:
     """Write the plan of four processes."""
-    plan = autopar.compile(tied_model(), tokens(0), dims={"dp_shard": 4}).plan
+    plan = compile_once("tied model", tied_model(), tokens(0), dims={"dp_shard": 4}).plan
     if torch.distributed.get_rank() == 0:
         plan.save(path)
 
 
+@prepared_by(captured_tied)
 def impossible(options: dict[str, Any]) -> str:
     """The error of an impossible request; rank 0 plans, all ranks must raise."""
-    return _error_of(lambda: autopar.compile(tied_model(), tokens(0), **options))
+    return _error_of(lambda: compile_once("tied model", tied_model(), tokens(0), **options))
 
 
+@prepared_by(captured_tied)
 def damaged_file(path: str) -> str:
     """The error where the plan file of one rank is damaged."""
-    plan = autopar.compile(tied_model(), tokens(0), dims={"dp_shard": 4}).plan
+    plan = compile_once("tied model", tied_model(), tokens(0), dims={"dp_shard": 4}).plan
     rank = torch.distributed.get_rank()
     file = Path(f"{path}-{rank}.json")
     file.write_bytes(plan.to_json()[: -10 if rank == 1 else None])
-    return _error_of(lambda: autopar.compile(tied_model(), tokens(0), plan=file))
+    return _error_of(lambda: compile_once("tied model", tied_model(), tokens(0), plan=file))
 
 
+@prepared_by(captured_tied)
 def different_plans(path: str) -> str:
     """The error where one rank is given another plan than the others."""
     rank = torch.distributed.get_rank()
-    plans = [autopar.compile(tied_model(), tokens(0), dims=dims).plan for dims in ({"dp_shard": 4}, {"tp": 4})]
-    return _error_of(lambda: autopar.compile(tied_model(), tokens(0), plan=plans[rank == 3]))
+    plans = [compile_once("tied model", tied_model(), tokens(0), dims=dims).plan for dims in ({"dp_shard": 4}, {"tp": 4})]
+    return _error_of(lambda: compile_once("tied model", tied_model(), tokens(0), plan=plans[rank == 3]))
 
 
 def uncovered(dims: dict[str, int]) -> tuple[float, list[str], float]:

@@ -76,15 +76,21 @@ def compile_once(name: str, model: nn.Module, inputs: Any, **options: Any) -> Pa
         return autopar.compile(model, inputs, **options)
 
 
-def capture_once(name: str, model: nn.Module, inputs: Any, *, parts: int = 1, **options: Any) -> bool:
-    """Capture what `compile_once` will ask for, with its step in micro-batches; whether there was anything to do."""
+def capture_once(
+    name: str, model: nn.Module, inputs: Any, *, parts: int = 1, evaluates: bool = False, **options: Any
+) -> bool:
+    """Capture what `compile_once` will ask for, with its step in micro-batches; whether there was anything to do.
+
+    evaluates: in eval mode too."""
     captures = captures_of(name, model)
     before = captures.made
     args, kwargs = normalize_example_inputs(inputs)
     given = Request(cluster=Cluster.parse("1 cpu"), **options)
-    captured = capture_model(model, args, kwargs, given, captures)
-    if parts > 1:
-        captures.in_parts(captured.program, parts, captured)
+    for training in (True, False) if evaluates else (True,):
+        model.train(training)
+        captured = capture_model(model, args, kwargs, given, captures)
+        if parts > 1:
+            captures.in_parts(captured.program, parts, captured)
     return captures.made > before
 
 

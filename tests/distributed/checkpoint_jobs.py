@@ -10,8 +10,8 @@ from autopar.layouts.placement import Layout, Mesh, Replicate, Shard
 from autopar.runtime.checkpoint import in_plain_blocks
 from autopar.runtime.parameters import full_tensor, shard_tensor
 from autopar.runtime.process_groups import ProcessGroups
-from tests.distributed.captured_once import compile_once
-from tests.distributed.models import tied_model, tokens
+from tests.distributed.captured_once import compile_once, prepared_by
+from tests.distributed.models import captured_tied, tied_model, tokens
 
 
 def _step(module: autopar.ParallelModule, optimizer: torch.optim.Optimizer, seed: int) -> float:
@@ -22,6 +22,7 @@ def _step(module: autopar.ParallelModule, optimizer: torch.optim.Optimizer, seed
     return float(loss.detach())
 
 
+@prepared_by(captured_tied)
 def save(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[float]:
     """Train two steps, save, and return the losses of the next two."""
     torch.manual_seed(11)
@@ -33,6 +34,7 @@ def save(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[f
     return [_step(module, optimizer, step) for step in range(2, 4)]
 
 
+@prepared_by(captured_tied)
 def load(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[float]:
     """Load into a module with other weights and another plan, and return the losses of the next two steps."""
     module = compile_once("tied model", tied_model(seed=99, dropout=dropout), tokens(0), dims=dims)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,13 +13,19 @@ from autopar.ops.row_chunks import rows_joined
 from autopar.plans.parallel_plan import Plan
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, zoo_model
-from tests.distributed.captured_once import compile_once
+from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 
 
+def captured(name: str, **_: Any) -> bool:
+    """Capture a model."""
+    return capture_once(f"zoo {name}", *_model(name))
+
+
+@prepared_by(captured)
 def in_chunks(name: str, chunks: int) -> tuple[Agreement, int]:
     """Agreement of a tensor-parallel plan in so many chunks with the plain model, and the products that were cut."""
     torch.manual_seed(0)
-    model, inputs = _mlp() if name == "mlp" else zoo_model(name)
+    model, inputs = _model(name)
     expected = reference(model, inputs)
     plan = compile_once(f"zoo {name}", copy.deepcopy(model), inputs, dims={"tp": 4}, mode="fast").plan
     assert isinstance(plan, Plan)
@@ -42,5 +49,7 @@ class Mlp(nn.Module):
         return nn.functional.mse_loss(self.layers(x), y)
 
 
-def _mlp() -> tuple[nn.Module, Inputs]:
+def _model(name: str) -> tuple[nn.Module, Inputs]:
+    if name != "mlp":
+        return zoo_model(name)
     return Mlp(), {"x": torch.randn(32, 64), "y": torch.randn(32, 64)}

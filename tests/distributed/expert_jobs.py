@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import autopar
+from torch import nn
+
 from benchmarks.agreement import Agreement, compare, reference
-from benchmarks.zoo.registry import make
+from benchmarks.zoo.registry import Inputs, make
 from benchmarks.zoo.transformers_experts import ENTRIES
 from tests.capture.expert_models import LOOPS, mixture
+from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,18 @@ class ExpertParity:
     share: float
 
 
+def captured(name: str, **_: Any) -> bool:
+    """Capture a mixture."""
+    return capture_once(f"mixture {name}", *_mixture(name))
+
+
+@prepared_by(captured)
 def parity(name: str, mesh: Sequence[int]) -> ExpertParity:
     """One step of a loop of `LOOPS` or an entry of the zoo, compiled without replicated products."""
-    model, inputs = mixture(name) if name in LOOPS else make(next(e for e in ENTRIES if e.name == name))
+    model, inputs = _mixture(name)
     expected = reference(model, inputs)
-    module = autopar.compile(
+    module = compile_once(
+        f"mixture {name}",
         copy.deepcopy(model),
         inputs,
         mesh=tuple(mesh),
@@ -36,3 +46,7 @@ def parity(name: str, mesh: Sequence[int]) -> ExpertParity:
     splits = {n: list(map(str, layout)) for n, layout in module.plan.placements.items() if "expert" in n}
     share = float(module.plan.statistics["replicated_flops_share"])
     return ExpertParity(compare(module, inputs, expected), splits, share)
+
+
+def _mixture(name: str) -> tuple[nn.Module, Inputs]:
+    return mixture(name) if name in LOOPS else make(next(entry for entry in ENTRIES if entry.name == name))

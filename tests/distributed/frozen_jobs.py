@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-import autopar
+from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.training_jobs import largest_error
 
 
@@ -54,6 +55,12 @@ def adapted_batch() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 32, generator=generator), torch.randint(0, 16, (8,), generator=generator)
 
 
+def captured(**_: Any) -> bool:
+    """Capture the adapted model."""
+    return capture_once("adapted", AdaptedModel(), adapted_batch())
+
+
+@prepared_by(captured)
 def train_adapters(dims: dict[str, int]) -> Trained:
     """Two AdamW steps of the adapters under one plan and in the plain model."""
     torch.manual_seed(0)
@@ -61,7 +68,7 @@ def train_adapters(dims: dict[str, int]) -> Trained:
     reference = copy.deepcopy(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     x, y = adapted_batch()
-    module = autopar.compile(model, (x, y), dims=dims, optimizer=torch.optim.AdamW)
+    module = compile_once("adapted", model, (x, y), dims=dims, optimizer=torch.optim.AdamW)
     optimizers = [
         torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-2) for m in (module, reference)
     ]

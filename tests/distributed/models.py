@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from tests.distributed.captured_once import capture_once
 
 
 class TiedModel(nn.Module):
@@ -55,3 +59,8 @@ def tokens(seed: int, batch: int = 8, length: int = 6) -> dict[str, torch.Tensor
     generator = torch.Generator().manual_seed(seed)
     draw = torch.randint(0, 20, (2, batch, length), generator=generator)
     return {"tokens": draw[0], "labels": draw[1]}
+
+
+def captured_tied(dropout: float = 0.0, precision: str | None = None, **_: Any) -> bool:
+    """Capture the tied model, which `compile_once` calls "tied model"."""
+    return capture_once("tied model", tied_model(dropout=dropout), tokens(0), precision=precision)

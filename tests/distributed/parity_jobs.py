@@ -51,6 +51,12 @@ def uneven(name: str, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parit
     return _check(name, *UNEVEN[name](), cases)
 
 
+def captured_layer(**_: Any) -> bool:
+    """Capture the GPT of one layer."""
+    return capture_once("one layer", *_gpt2(batch=8))
+
+
+@prepared_by(captured_layer)
 def one_layer(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Parity]:
     """All cases of a GPT of one layer whose sizes every mesh of eight divides."""
     torch.manual_seed(0)

@@ -57,11 +57,14 @@ def largest_error(module: nn.Module, reference: nn.Module, gradients: bool = Tru
     )
 
 
-def captured(name: str, plan: bytes | None = None, plans: Sequence[bytes] = (), **_: Any) -> bool:
+def captured(name: str, plan: bytes | None = None, plans: Sequence[bytes] = (), steps: int = 1, **_: Any) -> bool:
     """Capture a case in the micro-batches of its plans."""
     case, given = CASES[name], [Plan.from_json(one) for one in (*plans, *([plan] if plan else []))]
     wanted = {(one.micro_batches, one.question.get("precision")) for one in given}
-    made = [capture_once(name, case.model(), case.batch(0), parts=parts, precision=how) for parts, how in wanted]
+    made = [
+        capture_once(name, case.model(), case.batch(0), parts=parts, evaluates=steps > 1, precision=how)
+        for parts, how in wanted
+    ]
     return any(made)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ import torch
 import autopar
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.runtime.collectives import host_graphs
-from tests.distributed.captured_once import compile_once
-from tests.distributed.models import tied_model, tokens
+from tests.distributed.captured_once import capture_once, compile_once, prepared_by
+from tests.distributed.models import captured_tied, tied_model, tokens
 from tests.distributed.training_jobs import full_gradients
 
 CONFIG = GPTConfig(vocabulary=32, positions=8, width=16, heads=4, layers=2)
@@ -24,6 +25,15 @@ def gpt_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return drawn[0], drawn[1]
 
 
+captured_in_bf16 = partial(captured_tied, precision="bf16")
+
+
+def captured(**_: Any) -> bool:
+    """Capture the GPT."""
+    return capture_once("gpt", GPT(CONFIG), gpt_batch(0), precision="bf16")
+
+
+@prepared_by(captured)
 def train_gpt(dims: dict[str, int] | None, steps: int = 3) -> dict[str, Any]:
     """Losses in bf16 and by the fp32 model, gradients of the first step, and the dtypes that training meets."""
     torch.manual_seed(0)
@@ -56,32 +66,36 @@ def train_gpt(dims: dict[str, int] | None, steps: int = 3) -> dict[str, Any]:
     }
 
 
+@prepared_by(captured_in_bf16)
 def verified(dims: dict[str, int]) -> float:
     """Worst gradient error that verify reports of a model with tied, frozen and 0-dim parameters and a buffer."""
-    module = compile_once("tied model in bf16", tied_model(), tokens(0), dims=dims, precision="bf16", verify=True)
+    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16", verify=True)
     result = autopar.verify(module, tokens(1))
     return result.gradients[result.worst]
 
 
+@prepared_by(captured_in_bf16)
 def accumulated(dims: dict[str, int]) -> dict[str, torch.Tensor]:
     """Gradients of two batches, the first inside no_sync()."""
-    module = compile_once("tied model in bf16", tied_model(), tokens(0), dims=dims, precision="bf16")
+    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16")
     with module.no_sync():
         module(**tokens(0))["loss"].backward()
     module(**tokens(1))["loss"].backward()
     return full_gradients(module)
 
 
+@prepared_by(captured_in_bf16)
 def precision_of_a_given_plan() -> list[str | None]:
     """A plan file carries its precision to the run."""
-    plan = autopar.compile(tied_model(), tokens(0), dims={"dp_shard": 4}, precision="bf16").plan
-    module = autopar.compile(tied_model(), tokens(0), plan=autopar.Plan.from_json(plan.to_json()))
+    plan = compile_once("tied model", tied_model(), tokens(0), dims={"dp_shard": 4}, precision="bf16").plan
+    module = compile_once("tied model", tied_model(), tokens(0), plan=autopar.Plan.from_json(plan.to_json()))
     return [module.precision, plan.question["precision"]]
 
 
+@prepared_by(captured_in_bf16)
 def spoiled_reduction(dims: dict[str, int]) -> str:
     """What verify says of a bf16 module whose gradients miss their reduction; "" where it notices nothing."""
-    module = compile_once("tied model in bf16", tied_model(), tokens(0), dims=dims, precision="bf16")
+    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16")
     step, _ = module.step_for((), tokens(0))
     assert isinstance(step.backward, torch.fx.GraphModule)
     for node in list(step.backward.graph.nodes):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.capture.random_models import DRAWS, Drawing
-from tests.distributed.captured_once import compile_once
+from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 
 
+def captured(names: tuple[str, ...], **_: Any) -> bool:
+    """Capture what draws."""
+    return any([capture_once(f"drawing {name}", Drawing(DRAWS[name]), torch.randn(4, 5, 6)) for name in names])
+
+
+@prepared_by(captured)
 def steps(names: tuple[str, ...], dims: dict[str, int] | None) -> dict[str, list[float]]:
     """Per operator: the losses of two steps, then the norm of the weight's gradient after them."""
     found = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ from autopar.passes.lowering.checks import CheckFailed, collective_order
 from autopar.runtime import emit_step
 from autopar.runtime.collectives import host_graphs
 from autopar.runtime.consensus import attempt_on_all, from_first_rank
-from tests.distributed.captured_once import compile_once
-from tests.distributed.models import NormalisedModel, TiedModel, tied_model, tokens
+from tests.distributed.captured_once import compile_once, prepared_by
+from tests.distributed.models import NormalisedModel, TiedModel, captured_tied, tied_model, tokens
 
 
 def full_gradients(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -42,13 +43,14 @@ def largest_error(module: nn.Module, reference: nn.Module) -> float:
     )
 
 
+@prepared_by(captured_tied)
 def train(dims: dict[str, int] | None, steps: int = 2) -> dict[str, Any]:
     """Losses, gradient error and structure of a few SGD steps beside the plain model."""
     model = tied_model()
     reference = copy.deepcopy(model)
     names = [name for name, _ in model.named_parameters()]
     keys = list(model.state_dict())
-    module = autopar.compile(model, tokens(0), dims=dims, optimizer=torch.optim.SGD)
+    module = compile_once("tied model", model, tokens(0), dims=dims, optimizer=torch.optim.SGD)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, reference)]
     loss_errors, gradient_errors = [], []
     for step in range(steps):
@@ -74,6 +76,7 @@ def train(dims: dict[str, int] | None, steps: int = 2) -> dict[str, Any]:
     }
 
 
+@prepared_by(captured_tied)
 def accumulate(dims: dict[str, int], quiet: bool) -> float:
     """Gradient error of three accumulated batches, the first two inside no_sync() when `quiet`."""
     model = tied_model()
@@ -89,6 +92,7 @@ def accumulate(dims: dict[str, int], quiet: bool) -> float:
     return largest_error(module, reference)
 
 
+@prepared_by(captured_tied)
 def clip(dims: dict[str, int]) -> list[float]:
     """Norms by the plain model, by stock clipping and by ours, and the largest gradient error after ours."""
     model = tied_model()
@@ -102,6 +106,7 @@ def clip(dims: dict[str, int]) -> list[float]:
     return [float(plain), float(stock), float(ours), largest_error(module, reference)]
 
 
+@prepared_by(captured_tied)
 def other_inputs(dims: dict[str, int]) -> dict[str, float]:
     """Differences from the plain model for a smaller and an uneven batch, eval mode and full tensors loaded."""
     model = tied_model()
@@ -138,6 +143,7 @@ def outside_criterion(dims: dict[str, int]) -> float:
     return largest_error(module, reference)
 
 
+@prepared_by(captured_tied)
 def local_batch(dims: dict[str, int]) -> float:
     """Gradient error when each rank passes its own part of the batch."""
     model = tied_model()
@@ -170,6 +176,7 @@ def batch_norm(dims: dict[str, int]) -> dict[str, float]:
     }
 
 
+@prepared_by(partial(captured_tied, dropout=0.5))
 def dropout_losses(dims: dict[str, int] | None) -> list[float]:
     """Losses of three steps with dropout and the seed 7."""
     model = tied_model(dropout=0.5)
@@ -178,6 +185,7 @@ def dropout_losses(dims: dict[str, int] | None) -> list[float]:
     return [float(module(**tokens(0))["loss"].detach()) for _ in range(3)]
 
 
+@prepared_by(captured_tied)
 def optimizer_instance(dims: dict[str, int]) -> float:
     """Parameter difference after steps of an optimizer that stepped before compiling, state kept."""
     model = tied_model()
@@ -207,6 +215,7 @@ def meta_model(dims: dict[str, int]) -> tuple[float, list[float]]:
     return float(loss.detach()), [float(p.full_tensor().detach().norm()) for p in module.parameters()]
 
 
+@prepared_by(captured_tied)
 def verified(dims: dict[str, int] | None, dropout: float = 0.0) -> float:
     """Worst gradient error that verify reports; it must leave the module as it was."""
     module = compile_once("tied model", tied_model(dropout=dropout), tokens(0), dims=dims, verify=True)
@@ -255,6 +264,7 @@ def fault_on(rank: int, alone: bool) -> str:
     return ""
 
 
+@prepared_by(captured_tied)
 def other_order() -> str:
     """The errors of all ranks when one would start its collectives in another order."""
     with pytest.MonkeyPatch.context() as patch:
@@ -274,6 +284,7 @@ def unmasked_gather(source: torch.Tensor, dim: int, index: torch.Tensor, start: 
     return source.gather(dim, (index - start).clamp(0, source.shape[dim] - 1))
 
 
+@prepared_by(captured_tied)
 def planted_fault(fault: str, dims: dict[str, int]) -> str:
     """What verify says of a module whose emitted graphs were spoiled; "" where it notices nothing."""
     module = compile_once("tied model", tied_model(), tokens(0), dims=dims)
