@@ -59,12 +59,33 @@ class CapturedOnce(Captures):
         return len(self._programs) + len(self._in_parts)
 
 
-_OF_MODEL: dict[tuple[str, str], CapturedOnce] = {}
+_OF_MODEL: dict[Any, CapturedOnce] = {}
 
 
 def captures_of(name: str, model: nn.Module) -> CapturedOnce:
     """What this process has of a model."""
-    return _OF_MODEL.setdefault((name, str(model)), CapturedOnce())
+    return _OF_MODEL.setdefault((name, *_described(model)), CapturedOnce())
+
+
+def _described(model: nn.Module) -> tuple[Any, ...]:
+    """What decides over its graph, as far as modules hold it: numbers and words, configurations, forms of tensors."""
+    plain = bool | int | float | str | type(None)
+    held = tuple(
+        (name, key, repr(value))
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, plain) and key != "training"
+    )
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    forms = tuple((name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors)
+    return str(model), held, forms, repr(getattr(model, "config", None))
+
+
+class SharedCaptures(Captures):
+    """In place of `Captures`: the captures of equal models are shared, whoever asks."""
+
+    def capture(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any) -> Program:
+        return captures_of("shared", model).capture(model, args, kwargs, **options)
 
 
 def compile_once(name: str, model: nn.Module, inputs: Any, **options: Any) -> ParallelModule:
