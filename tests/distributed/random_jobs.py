@@ -12,7 +12,8 @@ from tests.distributed.captured_once import capture_once, compile_once, prepared
 
 def captured(names: tuple[str, ...], **_: Any) -> bool:
     """Capture what draws."""
-    return any([capture_once(f"drawing {name}", Drawing(DRAWS[name]), torch.randn(4, 5, 6)) for name in names])
+    made = [capture_once(f"drawing {name}", Drawing(DRAWS[name]), torch.randn(4, 5, 6)) for name in names]
+    return any(made)
 
 
 @prepared_by(captured)
