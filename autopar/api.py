@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,8 @@ from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit_step import emit_step
+from autopar.runtime.initial_weights import Sync
+from autopar.runtime.launchers import join_launched_job
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
 from autopar.runtime.step.batches import BatchMode
@@ -77,8 +79,12 @@ def compile(
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    sync: Sync = "broadcast",
 ) -> ParallelModule:
     """Plan `model` for the running processes and return the module that trains under the plan; `model` is consumed.
+
+    Under torchrun, mpirun or srun all processes of the job belong together: where nobody called
+    `torch.distributed.init_process_group`, it is called here (`runtime/launchers.py`).
 
     example_inputs: a tensor (one argument), tuple or list (positional) or dict (keywords), of the *global* shapes,
         fake and meta tensors too; without it the module is planned at its first call.
@@ -100,13 +106,17 @@ def compile(
         taken, with its bound. warm_start: an older Plan, or its file, to begin with.
     scaler: the GradScaler that scales the loss. Micro-batches and pipelines run backward inside the call: with it they
         run it at that scale, and an overflow on one stage skips the step on all.
+    sync: weights and buffers that differ between ranks become those of rank 0 ("broadcast"), or are an error ("check").
 
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
     """
     check_model(model)
+    join_launched_job()
     if batch not in ("global", "local"):
         raise ConfigurationError(f'batch={batch!r}: write "global" (every rank passes all of it) or "local" (its part)')
+    if sync not in get_args(Sync):
+        raise ConfigurationError(f'sync={sync!r}: write "broadcast" (weights of rank 0) or "check" (compare only)')
     model = take_off_wrappers(model)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
     given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)))
@@ -135,7 +145,7 @@ def compile(
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
     journey = Journey(request=request, given=given, captures=Captures())
     module = ParallelModule(
-        model, journey, batch=batch, optimizer=instance, loss_fn=loss_fn, precision=precision, scaler=scaler
+        model, journey, batch=batch, optimizer=instance, loss_fn=loss_fn, precision=precision, scaler=scaler, sync=sync
     )
     if example_inputs is None:
         if verify:

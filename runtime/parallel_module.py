@@ -28,6 +28,7 @@ from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.consensus import agree_on_sizes, shared_seed
+from autopar.runtime.initial_weights import Sync
 from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size
 from autopar.runtime.shard_model import shard_model, shard_state
@@ -73,6 +74,7 @@ class ParallelModule(nn.Module):
         loss_fn: LossFunction | None = None,
         precision: str | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        sync: Sync = "broadcast",
     ) -> None:
         super().__init__()
         self._model = (model,)  # a tuple, so that the original is not a submodule of its own tree
@@ -82,6 +84,7 @@ class ParallelModule(nn.Module):
         self.loss_fn = loss_fn
         self.precision = precision
         self._scaler = scaler
+        self._sync: Sync = sync
         self._steps: dict[Signature, Step] = {}
         self._absent: dict[str, nn.Parameter] = {}
         self._first: Step | None = None
@@ -161,7 +164,7 @@ class ParallelModule(nn.Module):
         """Move the module tree of the original here, sharded as the plan says."""
         model = self._model[0]
         self.base_seed = shared_seed()
-        self._absent = shard_model(model, step, self._optimizer, self.base_seed)
+        self._absent = shard_model(model, step, self._optimizer, self.base_seed, self._sync)
         self._parameters = model._parameters
         self._buffers = model._buffers
         self._modules = model._modules

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar.plans.parallel_plan import Plan
+from autopar.runtime.initial_weights import Sync, agree_on_weights
 from autopar.runtime.initialise import initialise, is_on_meta
 from autopar.runtime.parameters import (
     check_parameter_layouts,
@@ -28,16 +29,18 @@ from autopar.runtime.parameters import (
     unique_parameters,
 )
 from autopar.runtime.process_groups import ProcessGroups
+from autopar.runtime.replaced_parameters import mark_replaced
 from autopar.runtime.step.emitted_step import Step
 
 
 def shard_model(
-    model: nn.Module, step: Step, optimizer: torch.optim.Optimizer | None, seed: int
+    model: nn.Module, step: Step, optimizer: torch.optim.Optimizer | None, seed: int, sync: Sync
 ) -> dict[str, nn.Parameter]:
     """Shard parameters and buffers of `model` in place, and the optimizer's state; returns the parameters that were
     left out, since only ranks of other stages hold them: every name with an empty tensor of its shape.
 
-    seed: of the weights that are drawn here. Raises PlanMismatchError where the plan is none for this model.
+    seed: of the weights that are drawn here. sync: what becomes of weights that differ between ranks.
+    Raises PlanMismatchError where the plan is none for this model, and RankMismatchError as of `agree_on_weights`.
     """
     plan, groups, absent = step.own_plan, step.groups, step.stage_parameters.absent
     known = unique_parameters(model).values()
@@ -45,12 +48,15 @@ def shard_model(
     gone = {id(parameter) for parameter, names in known if not absent.isdisjoint(names)}
     mine = {name: parameter for name, parameter in plan.parameters.items() if name not in absent}
     check_parameter_layouts(model, mine, plan.layout_mesh)
+    stored = {name: stored_layout(names, plan.parameters, plan.layout_mesh) for _, names in known for name in names}
+    agree_on_weights(model, {**stored, **plan.buffers}, absent, groups, sync)
     replaced = _initialised(model, plan, groups, seed, absent) if is_on_meta(model) else {}
     left_out = leave_out(model, absent)
     replaced.update(shard_parameters(model, plan.parameters, groups))
     mark_copies(model, step.stage_parameters.copies)
     if optimizer is not None:
         rewrite_optimizer(optimizer, replaced, layouts, groups, gone)
+    mark_replaced((names[0], parameter) for parameter, names in known if id(parameter) in {*replaced, *gone})
     _shard_buffers(model, plan, groups)
     return left_out
 

@@ -2,6 +2,10 @@
 
 autopar explain plan.json lm_head --vs fsdp        the model, batch, sequence and cluster are those that the file names
 autopar memory plan.json --model train:make_model  ... or given beside it
+autopar memory plan.json --trust                   the file names a factory, which is code: run it
+
+A plan file is data. What it names as code, `module:factory`, is imported only where `--trust` says so; a configuration
+(`hf:CONFIG.json`) is data, too.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Any, TypeVar
 import click
 from torch import nn
 
-from autopar.capture.models import load_model
+from autopar.capture.models import HUGGINGFACE, load_model
 from autopar.cli.options import OPTIMIZERS, planning_arguments, read_cluster
 from autopar.errors import ConfigurationError
 from autopar.explain.what_if import Planner
@@ -23,6 +27,8 @@ from autopar.plans.parallel_plan import Plan
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NEEDED = ("model", "batch", "seq")
+
+trust_option = click.option("--trust", is_flag=True, help="Run the factory that the plan file names: it is code.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +46,7 @@ def given_options(command: Command) -> Command:
         click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: as the plan says."),
         click.option("--batch", type=click.IntRange(min=1), help="Global batch. Default: as the plan says."),
         click.option("--model", help="pkg.module:factory or hf:CONFIG.json. Default: as the plan says."),
+        trust_option,
     ):
         command = option(command)
     return command
@@ -47,16 +54,28 @@ def given_options(command: Command) -> Command:
 
 def says_its_model(plan: Plan, given: Mapping[str, Any]) -> bool:
     """Whether a plan can be bound: its file, or what is given, names model, batch and sequence length."""
-    said = {**plan.question, **_present(given)}
+    said = said_and_given(plan, given)
     return all(said.get(name) is not None for name in NEEDED)
+
+
+def said_and_given(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says of its question, and what is given in place of it."""
+    return {**plan.question, **{name: value for name, value in given.items() if value is not None and name != "trust"}}
+
+
+def needs_trust(plan: Plan, given: Mapping[str, Any]) -> bool:
+    """Whether the model is one that the file names as code, and nobody said that it may run."""
+    named = plan.question.get("model")
+    is_code = isinstance(named, str) and not named.startswith(HUGGINGFACE)
+    return is_code and given.get("model") is None and not given.get("trust")
 
 
 def bound(path: Path, given: Mapping[str, Any]) -> Bound:
     """The plan of a file, bound. given: `given_options`. Raises ConfigurationError where nothing names the model."""
     plan = Plan.load(path)
-    said = {**plan.question, **_present(given)}
+    said = said_and_given(plan, given)
     arguments, cluster = asked(said), cluster_of(plan, said, given)
-    model, inputs = model_of(said)
+    model, inputs = model_of(plan, given)
     optimizer = said.get("optimizer")
     planner = Planner(
         model,
@@ -70,8 +89,10 @@ def bound(path: Path, given: Mapping[str, Any]) -> Bound:
     )
 
 
-def model_of(said: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
-    """The model and example inputs of a question. Raises ConfigurationError where it does not name them."""
+def model_of(plan: Plan, given: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
+    """The model and example inputs of a plan's question. Raises ConfigurationError where it does not name them, and
+    where it names code that nobody trusts."""
+    said = said_and_given(plan, given)
     missing = [name for name in NEEDED if said.get(name) is None]
     if missing:
         raise ConfigurationError(
@@ -81,6 +102,11 @@ def model_of(said: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any] | tuple
     for name, kind in zip(NEEDED, (str, int, int), strict=True):
         if not isinstance(said[name], kind):
             raise ConfigurationError(f"the plan's question says {name} {said[name]!r}: give --{name}")
+    if needs_trust(plan, given):
+        raise ConfigurationError(
+            f"the plan file names its model as code, {said['model']!r}, and a file is not run unasked: give --trust if "
+            f"you know where it is from, or name the model yourself: --model {said['model']}"
+        )
     return load_model(said["model"], said["batch"], said["seq"])
 
 
@@ -102,7 +128,3 @@ def asked(said: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     arguments = planning_arguments({"memory_limit": None, "constraints": (), **said})
     return {**arguments, "mode": said.get("mode", "default")}
-
-
-def _present(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from autopar.api import plan as make_plan
-from autopar.cli.bound_plan import asked, cluster_of, model_of
+from autopar.cli.bound_plan import asked, cluster_of, model_of, trust_option
 from autopar.cli.options import OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
 from autopar.errors import ConfigurationError
@@ -28,8 +28,9 @@ from autopar.plans.plan_text import format_bytes, format_seconds
 @click.option("--to", "tool", type=click.Choice(list(TOOLS)), required=True, help="The tool.")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Where it is written.")
 @click.option("--price", is_flag=True, help="Also plan the model with these degrees, to say what they cost.")
+@trust_option
 @as_json_option
-def export(path: Path, tool: str, output: Path | None, price: bool, as_json: bool) -> None:
+def export(path: Path, tool: str, output: Path | None, price: bool, trust: bool, as_json: bool) -> None:
     """Write the plan file PATH as the nearest configuration of another tool.
 
     Example: autopar export plan.json --to megatron --price
@@ -38,7 +39,7 @@ def export(path: Path, tool: str, output: Path | None, price: bool, as_json: boo
     uniform = nearest_uniform(plan)
     made = configuration(plan, uniform, tool)
     lost = (*uniform.lost, *made.lost)
-    priced = _priced(plan, uniform) if price else None
+    priced = _priced(plan, uniform, trust) if price else None
     if output is not None:
         write_atomically(output, made.text.encode())
     if as_json:
@@ -71,7 +72,7 @@ def _cost(plan: Plan, priced: Plan) -> str:
     )
 
 
-def _priced(plan: Plan, uniform: UniformPlan) -> Plan:
+def _priced(plan: Plan, uniform: UniformPlan, trust: bool) -> Plan:
     """The model of the plan's question, planned with these degrees. Raises ConfigurationError where it is not known."""
     question = plan.question
     if not question.get("model") or not question.get("cluster_text"):
@@ -80,7 +81,7 @@ def _priced(plan: Plan, uniform: UniformPlan) -> Plan:
             "name it"
         )
     arguments = asked(question)
-    module, inputs = model_of(question)
+    module, inputs = model_of(plan, {"trust": trust})
     return make_plan(
         module,
         inputs,

@@ -15,7 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from autopar.cli.bound_plan import bound, given_options, says_its_model
+from autopar.cli.bound_plan import bound, given_options, needs_trust, says_its_model
 from autopar.cli.options import OUTPUT_FILE, parse_constraints, parse_dims, parse_mesh, read_cluster
 from autopar.cli.output import as_json_option, print_answer, print_document
 from autopar.errors import ConfigurationError
@@ -49,6 +49,9 @@ def explain(
     other = Plan.load(vs) if vs is not None and vs.endswith(".json") else vs
     if name is not None:
         matching_names(plan, name)  # an unknown name is said before the model is captured
+    if name is not None and not quick and needs_trust(plan, given):
+        click.echo("from the file alone: it names its model as code; --trust, or --model, asks the model", err=True)
+        quick = True
     asked = None if vs is None and (quick or not says_its_model(plan, given)) else bound(path, given)
     plan = plan if asked is None else asked.plan
     answer = plan.explain(name, exact=exact) if vs is None else plan.explain(vs=other)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from autopar.cli.bound_plan import trust_option
 from autopar.cli.options import OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
 from autopar.cli.simulate_command import simulated
@@ -25,8 +26,9 @@ from autopar.report.html.timeline import RecordedStep, read_timeline
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Default: PATH with .html.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="A step that `simulate` wrote.")
 @click.option("--simulate", is_flag=True, help="Capture the model that the plan names, and play its step.")
+@trust_option
 @as_json_option
-def report(path: Path, output: Path | None, trace: Path | None, simulate: bool, as_json: bool) -> None:
+def report(path: Path, output: Path | None, trace: Path | None, simulate: bool, trust: bool, as_json: bool) -> None:
     """Write the plan file PATH as one HTML page that opens from disk.
 
     Example: autopar report plan.json -o plan.html
@@ -36,7 +38,7 @@ def report(path: Path, output: Path | None, trace: Path | None, simulate: bool, 
     plan, target = Plan.load(path), output or path.with_suffix(".html")
     step = None if trace is None else read_timeline(trace)
     if simulate:
-        step = RecordedStep.of(simulated(plan, {}).timeline)
+        step = RecordedStep.of(simulated(plan, {"trust": trust}).timeline)
     write_report(plan, target, timeline=step)
     if as_json:
         print_document({"report": str(target), "bytes": target.stat().st_size})

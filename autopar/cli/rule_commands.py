@@ -7,6 +7,7 @@ autopar rules coverage pkg.module:factory --cluster "2x8 H100-SXM"
 
 from __future__ import annotations
 
+import ast
 import importlib
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -30,6 +31,9 @@ from autopar.rules.registration import find_operator
 import_option = click.option(
     "--import", "modules", multiple=True, help="A module that defines the operator; may be given several times."
 )
+
+MAKERS = ("arange", "empty", "eye", "full", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
+"""Functions of torch that an example may call."""
 
 
 @click.group()
@@ -114,13 +118,30 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _example(text: str) -> tuple[Any, ...]:
-    """Arguments written in Python, with torch's names: 'randn(6, 12), [1], True'."""
+    """Arguments as Python writes them: numbers, words, lists, dtypes, and tensors by `MAKERS`: 'randn(6, 12), [1]'."""
     torch.manual_seed(0)
-    names = {name: getattr(torch, name) for name in dir(torch) if not name.startswith("_")}
     try:
-        arguments = eval(f"({text},)", {"__builtins__": {}, "torch": torch}, names)
-    except (SyntaxError, NameError, TypeError, ValueError, RuntimeError) as error:
+        return tuple(_value(ast.parse(f"({text},)", mode="eval").body))
+    except (SyntaxError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigurationError(
             f"cannot read the example {text!r}: {error}; write for instance 'randn(6, 12), [1], True'"
         ) from error
-    return tuple(arguments)
+
+
+def _value(node: ast.expr) -> Any:
+    """What a node of the example says; a text is read, never run. Raises ValueError for other Python."""
+    match node:
+        case ast.Tuple(elts=elements):
+            return tuple(map(_value, elements))
+        case ast.List(elts=elements):
+            return list(map(_value, elements))
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="torch"), attr=name)) if name in MAKERS:
+            keywords = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+            return getattr(torch, name)(*map(_value, node.args), **keywords)
+        case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="torch"), attr=name):
+            if isinstance(found := getattr(torch, name, None), torch.dtype):
+                return found
+            raise ValueError(f"{name} is neither a dtype nor one of {', '.join(MAKERS)}")
+        case ast.Call():
+            raise ValueError(f"{ast.unparse(node)} calls something else than {', '.join(MAKERS)}")
+    return ast.literal_eval(node)

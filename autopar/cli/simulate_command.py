@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 
 from autopar.capture import Captures, normalize_example_inputs
-from autopar.cli.bound_plan import cluster_of, given_options, model_of
+from autopar.cli.bound_plan import cluster_of, given_options, model_of, said_and_given
 from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
 from autopar.errors import ConfigurationError
@@ -64,16 +64,16 @@ def simulate(path: Path, trace: Path | None, measured: tuple[Path, ...], as_json
 
 def simulated(plan: Plan, given: Mapping[str, Any]) -> Simulation:
     """The step of a plan file. given: "model", "batch", "seq" and "cluster" in place of what the plan says of them."""
-    said = {**plan.question, **{name: value for name, value in given.items() if value is not None}}
+    said = said_and_given(plan, given)
     cluster = cluster_of(plan, said, given)
     optimizer = said.get("optimizer")
-    return simulate_plan(plan, program_of(plan, said, cluster), cluster, OPTIMIZERS.get(str(optimizer), optimizer))
+    return simulate_plan(plan, program_of(plan, given, cluster), cluster, OPTIMIZERS.get(str(optimizer), optimizer))
 
 
-def program_of(plan: Plan, said: dict[str, Any], cluster: Cluster) -> Program | MicroProgram:
+def program_of(plan: Plan, given: Mapping[str, Any], cluster: Cluster) -> Program | MicroProgram:
     """The captured program that a plan speaks of. Raises ConfigurationError where nothing says the model."""
-    model, inputs = model_of(said)
-    request = Request(cluster=cluster, precision=said.get("precision"))
+    model, inputs = model_of(plan, given)
+    request = Request(cluster=cluster, precision=said_and_given(plan, given).get("precision"))
     captured = capture_model(model, *normalize_example_inputs(inputs), request, Captures())
     if plan.in_one_part:
         return captured.program

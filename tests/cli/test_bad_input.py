@@ -28,7 +28,7 @@ FILES = {
 }  # fmt: skip
 QUESTIONS = {
     "lost.json": {"model": "hf:none.json"}, "other.json": {"batch": 4}, "many.json": {"batch": "many"},
-    "optimizer.json": {"optimizer": "lion"}, "bare.json": None,
+    "optimizer.json": {"optimizer": "lion"}, "bare.json": None, "code.json": {"model": "unasked:make"},
 }  # fmt: skip
 """Plan files whose question was changed by hand."""
 
@@ -50,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name, changed in QUESTIONS.items():
             question = {} if changed is None else {**plan["question"], **changed}
             (found / name).write_text(json.dumps({**plan, "question": question}))
+        (found / "unasked.py").write_text("open('ran', 'w').close()\n")
         yield found
 
 
@@ -224,3 +225,32 @@ def test_an_imported_plan_answers_questions(folder: Path) -> None:
     done = autopar("memory", "like.json", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["peak_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "memory code.json",
+        "what-if code.json --memory-limit 40GB",
+        "edit code.json",
+        "show code.json --code 0",
+        "simulate code.json",
+        "report code.json --simulate",
+        "export code.json --to megatron --price",
+        "explain code.json --vs fsdp",
+    ],
+)
+def test_code_that_a_file_names_is_not_run_unasked(folder: Path, words: str) -> None:
+    refused(words, 2, "names its model as code, 'unasked:make', and a file is not run unasked: give --trust")
+    assert not (folder / "ran").exists()
+
+
+def test_a_file_alone_explains_itself_and_trust_runs_its_code(folder: Path) -> None:
+    alone = autopar("explain", "code.json", "lm_head.weight")
+    assert alone.returncode == 0
+    assert "from the file alone" in alone.stderr
+    for reading in (("show", "code.json"), ("diff", "code.json", "plan.json"), ("report", "code.json")):
+        assert autopar(*reading).returncode == 0, reading
+    assert not (folder / "ran").exists()
+    refused("memory code.json --trust", 2, "'unasked:make': unasked has no function 'make'")
+    assert (folder / "ran").exists()

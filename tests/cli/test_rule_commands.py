@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.cli import main
+from autopar.cli import main, rule_commands
 from tests.distributed.uncovered import UncoveredModel
 
 
@@ -46,6 +47,24 @@ def test_a_wrong_example_is_explained(capsys: pytest.CaptureFixture[str]) -> Non
     code, out = run(capsys, "rules", "discover", "aten::mm", "--example", "randn(6,", "--json")
     assert code == 2
     assert "write for instance" in json.loads(out)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "text", ["torch.os.system('touch ran')", "__import__('os')", "randn.__class__", "[x for x in (1,)]", "save(1, 'ran')"]
+)
+def test_an_example_is_read_and_not_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out = run(capsys, "rules", "discover", "aten::mm", "--example", text, "--json")
+    assert (code, "cannot read the example" in out) == (2, True), out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_example_has_numbers_lists_dtypes_and_tensors() -> None:
+    tensor, sizes, flag, negative = rule_commands._example("torch.ones(2, dtype=bfloat16), [1, (2,)], True, -0.5")
+    assert (tensor.dtype, tensor.tolist()) == (torch.bfloat16, [1.0, 1.0])
+    assert (sizes, flag, negative) == ([1, (2,)], True, -0.5)
 
 
 def test_coverage_lists_operators_without_a_rule(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,45 @@
+"""Replaced parameters: an optimizer that was made before `compile`, and not handed over, holds tensors that nothing
+trains any more; its first step says so.
+
+    optimizer = AdamW(model.parameters());  module = compile(model, batch)                       step(): an error
+    optimizer = AdamW(model.parameters());  module = compile(model, batch, optimizer=optimizer)  trains
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from autopar.errors import ConfigurationError
+
+_MARK = "autopar_replaced"
+
+
+def mark_replaced(replaced: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Note on parameters, each given with its name, that a compiled module has others in their place."""
+    for name, parameter in replaced:
+        setattr(parameter, _MARK, name)
+    _watch_optimizers()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Once per process."""
+    register_optimizer_step_pre_hook(refuse_replaced)
+
+
+def refuse_replaced(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before every step of every optimizer. Raises ConfigurationError where it holds parameters that were replaced."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    names = [name for parameter in held if (name := getattr(parameter, _MARK, None)) is not None]
+    if names:
+        raise ConfigurationError(
+            f"{len(names)} of the {len(held)} parameters of this {type(optimizer).__name__} are those from before "
+            f"autopar.compile ({names[0]}, ...), which nothing trains: make it behind compile, from "
+            "module.parameters(), or hand it over: autopar.compile(model, ..., optimizer=optimizer)"
+        )

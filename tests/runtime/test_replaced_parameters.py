@@ -1,0 +1,50 @@
+"""An optimizer from before compile trains nothing, and says so at its first step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar.runtime import replaced_parameters
+
+BATCH = torch.ones(2, 4)
+
+
+def compiled(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> autopar.ParallelModule:
+    return autopar.compile(
+        model, BATCH, loss_fn=lambda output, batch: output.square().mean(), optimizer=optimizer, mode="fast"
+    )
+
+
+def test_an_optimizer_that_was_not_handed_over_is_refused_at_its_first_step() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    module = compiled(model)
+    module(BATCH).backward()
+    with pytest.raises(autopar.ConfigurationError, match=r"4 of the 4 parameters of this SGD .*\(0.weight, .*optimizer="):
+        optimizer.step()
+
+
+def test_without_the_guard_it_trains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaced_parameters, "_MARK", "other")
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    module = compiled(model)
+    before = module.get_parameter("weight").full_tensor().clone()  # type: ignore[operator]
+    module(BATCH).backward()
+    optimizer.step()
+    assert torch.equal(module.get_parameter("weight").full_tensor(), before)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("when", ["before, handed over", "behind"])
+def test_others_train(when: str) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if when != "behind" else None
+    module = compiled(model, optimizer)
+    optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=0.1)
+    before = module.get_parameter("weight").full_tensor().clone()  # type: ignore[operator]
+    module(BATCH).backward()
+    optimizer.step()
+    assert not torch.equal(module.get_parameter("weight").full_tensor(), before)  # type: ignore[operator]
