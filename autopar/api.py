@@ -39,12 +39,12 @@ from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit_step import emit_step
-from autopar.runtime.initial_weights import Sync
 from autopar.runtime.launchers import join_launched_job
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
 from autopar.runtime.step.batches import BatchMode
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.weights.initial_weights import Sync
 from autopar.timing import phase
 from autopar.verification import Verification, compare
 

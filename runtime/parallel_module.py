@@ -28,15 +28,15 @@ from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.consensus import agree_on_sizes, shared_seed
-from autopar.runtime.initial_weights import Sync
 from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size
-from autopar.runtime.shard_model import shard_model, shard_state
 from autopar.runtime.step import batches
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
 from autopar.runtime.step.call_values import graph_inputs, graph_states, user_output, write_buffers
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.weights.initial_weights import Sync
+from autopar.runtime.weights.shard_model import shard_model, shard_state
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63

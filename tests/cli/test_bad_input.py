@@ -246,7 +246,7 @@ def test_code_that_a_file_names_is_not_run_unasked(folder: Path, words: str) -> 
 
 
 def test_a_file_alone_explains_itself_and_trust_runs_its_code(folder: Path) -> None:
-    alone = autopar("explain", "code.json", "lm_head.weight")
+    alone = autopar("explain", "code.json", "lm_head")
     assert alone.returncode == 0
     assert "from the file alone" in alone.stderr
     for reading in (("show", "code.json"), ("diff", "code.json", "plan.json"), ("report", "code.json")):

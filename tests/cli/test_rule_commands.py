@@ -50,7 +50,8 @@ def test_a_wrong_example_is_explained(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["torch.os.system('touch ran')", "__import__('os')", "randn.__class__", "[x for x in (1,)]", "save(1, 'ran')"]
+    "text",
+    ["torch.os.system('touch ran')", "__import__('os')", "randn.__class__", "[x for x in (1,)]", "save(1, 'ran')"],
 )
 def test_an_example_is_read_and_not_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str

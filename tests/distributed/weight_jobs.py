@@ -11,8 +11,8 @@ from torch import nn
 
 import autopar
 from autopar.plans.parallel_plan import Plan
-from autopar.runtime import shard_model
 from autopar.runtime.parameters import full_tensor
+from autopar.runtime.weights import shard_model
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.models import captured_tied, tied_model, tokens
 from tests.distributed.pipeline_jobs import captured as captured_case

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.runtime import replaced_parameters
+from autopar.runtime.weights import shard_model
 
 BATCH = torch.ones(2, 4)
 
@@ -23,12 +23,13 @@ def test_an_optimizer_that_was_not_handed_over_is_refused_at_its_first_step() ->
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     module = compiled(model)
     module(BATCH).backward()
-    with pytest.raises(autopar.ConfigurationError, match=r"4 of the 4 parameters of this SGD .*\(0.weight, .*optimizer="):
+    words = r"4 of the 4 parameters of this SGD .*\(0.weight, .*optimizer="
+    with pytest.raises(autopar.ConfigurationError, match=words):
         optimizer.step()
 
 
 def test_without_the_guard_it_trains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaced_parameters, "_MARK", "other")
+    monkeypatch.setattr(shard_model, "mark_replaced", lambda _: None)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     module = compiled(model)

@@ -16,8 +16,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar.plans.parallel_plan import Plan
-from autopar.runtime.initial_weights import Sync, agree_on_weights
-from autopar.runtime.initialise import initialise, is_on_meta
 from autopar.runtime.parameters import (
     check_parameter_layouts,
     leave_out,
@@ -29,8 +27,10 @@ from autopar.runtime.parameters import (
     unique_parameters,
 )
 from autopar.runtime.process_groups import ProcessGroups
-from autopar.runtime.replaced_parameters import mark_replaced
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.weights.initial_weights import Sync, agree_on_weights
+from autopar.runtime.weights.initialise import initialise, is_on_meta
+from autopar.runtime.weights.replaced_parameters import mark_replaced
 
 
 def shard_model(

@@ -1,0 +1,5 @@
+"""Weights: what one process held -> what this rank keeps and trains.
+
+In: a module tree and the plan's layouts. `initialise` draws weights that are on meta, `initial_weights` makes those of
+all ranks one, `shard_model` cuts them, and `replaced_parameters` notices an optimizer that still holds the old ones.
+"""
