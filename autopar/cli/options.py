@@ -18,6 +18,7 @@ from typing import Any
 import click
 import torch
 
+from autopar.files import refuse_other_nodes
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.operator_profile import load_profile
 from autopar.request.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
@@ -40,11 +41,13 @@ class OutputPath(click.Path):
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        """The path. Fails where it is a folder, or its folder is none or cannot be written."""
+        """The path. Fails where it is something else than a file, or its folder is none or cannot be written."""
         found = Path(os.fsdecode(super().convert(value, parameter, context)))
-        folder = next(above for above in found.absolute().parents if above.exists())
+        folder = Path(os.path.realpath(found)).parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
-            self.fail(f"{found} cannot be written: {folder} is {'no folder' if folder.is_file() else 'closed to you'}")
+            why = "does not exist" if not folder.exists() else "is closed to you" if folder.is_dir() else "is no folder"
+            self.fail(f"{found} cannot be written: {folder} {why}")
+        refuse_other_nodes(found)
         return found
 
 

@@ -92,6 +92,8 @@ def test_what_is_no_plan_file(folder: Path, command: str, file: str, message: st
         ("plan hf:config.json --dims tp=2,tp=4", "names an axis twice"),
         ("plan hf:config.json -o config.json/plan.json", "is no folder"),
         ("plan hf:config.json -o folder.json", "is a directory"),
+        ("plan hf:config.json -o nowhere/plan.json", "nowhere does not exist"),
+        ("plan hf:config.json -o /dev/null", "/dev/null is a device: name a regular file"),
         ("plan hf:config.json --mode quick --json", "is not one of 'fast', 'default', 'max'"),
         ("plan --json", "Missing argument 'MODEL'"),
         ("memory lost.json", "none.json does not exist"),
