@@ -20,7 +20,7 @@ from torch import nn
 from autopar.capture import Captures, fingerprint
 from autopar.errors import CaptureError, ConfigurationError, UnsupportedOperatorError
 from autopar.files import write_atomically
-from autopar.hardware.cluster import Cluster
+from autopar.hardware.cluster import Cluster, check_cluster
 from autopar.planner.batch.micro_batch_program import Recapture, batch_size
 from autopar.planner.planning import make_plan
 from autopar.planner.problem.program_cache import ProgramCache
@@ -192,9 +192,14 @@ def _report_uncovered(chosen: Plan, strict: bool) -> None:
 def as_cluster(cluster: Cluster | str | None) -> Cluster:
     """The cluster that a user means: itself, a file of one, a description, or (None) this machine."""
     if isinstance(cluster, Cluster):
+        check_cluster(cluster)
         return cluster
     if cluster is None:
         return Cluster.detect(world_size() if dist.is_initialized() else None)
+    if not isinstance(cluster, str):
+        raise ConfigurationError(
+            f'cluster={cluster!r}: write a description ("2x8 H100-SXM", "4 cpu"), a file or an autopar.Cluster'
+        )
     return Cluster.from_file(cluster) if cluster.endswith(".json") else Cluster.parse(cluster)
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from autopar.cost_models.machine_profile import Profile, device_from_profile, source_of
 from autopar.errors import ConfigurationError
-from autopar.files import cache_directory, write_atomically
+from autopar.files import as_record, cache_directory, write_atomically
 from autopar.hardware.cluster import Cluster, measured_cluster_path, process_memory_bytes
 from autopar.hardware.devices import CollectiveFit, Link, preset_link
 
@@ -66,8 +66,8 @@ def load_job_profile(path: Path) -> JobProfile | None:
     if not path.exists():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=JobProfile)
-    except msgspec.DecodeError as error:
+        return as_record(path.read_bytes(), JobProfile, "the file")
+    except (ConfigurationError, OSError) as error:
         raise ConfigurationError(
             f"{path} is not a profile of a job ({error}): delete it and calibrate again"
         ) from error

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from autopar.errors import ConfigurationError
-from autopar.files import cache_directory, write_atomically
+from autopar.files import as_record, cache_directory, write_atomically
 from autopar.hardware.cluster import (
     Cluster,
     machine_name,
@@ -127,8 +127,8 @@ def load_profile(path: Path | None = None) -> Profile | None:
     if not path.exists():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Profile)
-    except msgspec.DecodeError as error:
+        return as_record(path.read_bytes(), Profile, "the file")
+    except (ConfigurationError, OSError) as error:
         raise ConfigurationError(f"{path} is not a profile ({error}): delete it and calibrate again") from error
 
 

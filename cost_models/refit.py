@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from autopar.errors import ConfigurationError
+from autopar.files import as_record
 from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.hardware.devices import Device, Link
 
@@ -60,8 +61,8 @@ class Tiers:
 def read_steps(path: Path) -> list[LoggedStep]:
     """The steps of a log behind the first. Raises ConfigurationError where the file is no log, or too short."""
     try:
-        steps = [msgspec.json.decode(line, type=LoggedStep) for line in path.read_bytes().splitlines() if line]
-    except (OSError, msgspec.DecodeError) as error:
+        steps = [as_record(line, LoggedStep, "a line") for line in path.read_bytes().splitlines() if line]
+    except (OSError, ConfigurationError) as error:
         raise ConfigurationError(f"{path} is not a log of steps: {error}; write one with autopar.StepLog") from error
     if len(steps) <= FEWEST_STEPS:
         raise ConfigurationError(

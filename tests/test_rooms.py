@@ -44,6 +44,7 @@ TOPICS = (
     "planner/test_four_axes.py",
     "planner/test_one_price.py",
     "planner/test_rediscovery.py",
+    "plans/test_mutated_files.py",
     "rules/test_custom_operators.py",
     "rules/test_halo_mutations.py",
     "rules/test_norm_mutations.py",

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from autopar.errors import ConfigurationError
-from autopar.files import cache_directory, write_atomically
+from autopar.files import cache_directory, decoded_json, write_atomically
 from autopar.hardware.devices import (
     Device,
     Link,
@@ -48,6 +48,7 @@ __all__ = [
     "GroupTopology",
     "Link",
     "MixedCluster",
+    "check_cluster",
     "cut_at_nodes",
     "machine_name",
     "measured_cluster_path",
@@ -111,19 +112,22 @@ class Cluster:
         if not num_nodes or not devices_per_node:
             raise ConfigurationError(f"cluster {text!r} has no device")
         rate = _bytes_per_second(match["rate"], match["unit"]) if match["rate"] else None
-        return _cluster_of_node(node, num_nodes, devices_per_node, rate)
+        cluster = _cluster_of_node(node, num_nodes, devices_per_node, rate)
+        check_cluster(cluster)
+        return cluster
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Cluster:
         """Read a cluster that `save` wrote, with "parts" where it has several kinds of devices. Raises
         ConfigurationError where the content is not a cluster."""
         try:
-            text = Path(path).read_bytes()
-            found = msgspec.json.decode(text)
+            found = decoded_json(Path(path).read_bytes(), "the file")
             is_mixed = isinstance(found, dict) and "parts" in found
-            return msgspec.json.decode(text, type=MixedCluster if is_mixed else Cluster)
-        except (msgspec.DecodeError, OSError) as error:
+            cluster: Cluster = msgspec.convert(found, type=MixedCluster if is_mixed else Cluster, str_keys=True)
+            check_cluster(cluster)
+        except (msgspec.ValidationError, OSError, ConfigurationError) as error:
             raise ConfigurationError(f"cannot read a cluster from {os.fspath(path)!r}: {error}") from error
+        return cluster
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cluster as JSON, atomically."""
@@ -158,6 +162,40 @@ class Cluster:
         nodes = nodes_of_job(processes)
         measured = measured_cluster_path(processes, nodes)
         return cls.from_file(measured) if measured.exists() else _preset_cpu_cluster(processes, nodes)
+
+
+MOST_DEVICES = 1 << 20
+"""Of a cluster: sixty times the largest that anybody has trained on."""
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Raises ConfigurationError naming the entry, for numbers that no cluster has."""
+    if isinstance(cluster, MixedCluster):
+        for part in cluster.parts:
+            check_cluster(part)
+        return
+    device, links = cluster.device, {"intra_link": cluster.intra_link, "inter_link": cluster.inter_link}
+    positive: dict[str, float] = {
+        "num_nodes": cluster.num_nodes,
+        "devices_per_node": cluster.devices_per_node,
+        "overlap_slowdown": cluster.overlap_slowdown,
+        "device.memory_bytes": device.memory_bytes,
+        "device.memory_bytes_per_second": device.memory_bytes_per_second,
+        "device.launch_seconds": device.launch_seconds,
+        **{f"device.flops_per_second.{name}": rate for name, rate in device.flops_per_second.items()},
+        **{f"{name}.bytes_per_second": link.bytes_per_second for name, link in links.items()},
+    }
+    for entry, value in positive.items():
+        if not 0 < value < math.inf:
+            raise ConfigurationError(f"{entry} is {value}: write a positive number")
+    for name, link in links.items():
+        if not 0 <= link.latency_seconds < math.inf:
+            raise ConfigurationError(f"{name}.latency_seconds is {link.latency_seconds}: write seconds, 0 or more")
+    if cluster.num_devices > MOST_DEVICES:
+        raise ConfigurationError(
+            f"cluster {cluster.name!r} has {cluster.num_devices:,} devices, more than the {MOST_DEVICES:,} that are "
+            "planned for"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

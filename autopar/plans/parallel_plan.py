@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from autopar.errors import ConfigurationError
-from autopar.files import write_atomically
+from autopar.files import decoded_json, write_atomically
 from autopar.plans.plan_entries import check_plan
 from autopar.plans.plan_json import UNWRITTEN, plain, read
 from autopar.plans.plan_text import difference, summary
@@ -122,10 +122,9 @@ class Plan(PlanValue):
     @staticmethod
     def from_json(content: bytes, origin: str = "plan") -> Plan:
         """Inverse of `to_json`. Raises ConfigurationError naming what is damaged."""
-        try:
-            document = msgspec.json.decode(content, type=dict[str, object])
-        except msgspec.DecodeError as error:
-            raise ConfigurationError(f"{origin} is damaged: {error}; plan again or restore the file") from error
+        document = decoded_json(content, origin)
+        if not isinstance(document, dict):
+            raise ConfigurationError(f"{origin} is damaged: a plan is a JSON object; plan again or restore the file")
         fields = current(document, origin)
         try:
             plan = read(fields, Plan)

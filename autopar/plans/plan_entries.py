@@ -23,13 +23,20 @@ PARTIAL_SUMS = "partial"
 """What an axis of an operator says that adds nothing up and hands partial sums on."""
 
 
+MOST_MICRO_BATCHES = 1 << 14
+"""Each is an action per stage in the schedule, which is made when a plan is read; 256 is what people train with."""
+
+
 def check_plan(plan: PlanValue) -> None:
     """Raises ConfigurationError with the entry, the axis and the reason, for the first entry that cannot be meant."""
     _check_mesh(plan.mesh)
+    if not 1 <= plan.micro_batches <= MOST_MICRO_BATCHES:
+        raise ConfigurationError(
+            f"micro_batches is {plan.micro_batches}; a step runs the batch in at least 1 part, and in at most "
+            f"{MOST_MICRO_BATCHES:,}"
+        )
     if plan.pipeline is not None:
         check_pipeline(plan, plan.pipeline)
-    if plan.micro_batches < 1:
-        raise ConfigurationError(f"micro_batches is {plan.micro_batches}; a step runs the batch in at least 1 part")
     problem = next(_all_problems(plan), None)
     if problem is not None:
         raise ConfigurationError(problem)

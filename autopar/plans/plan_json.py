@@ -52,7 +52,7 @@ def _read(value: Any, kind: Any, where: str) -> object:
     """The value of a field of type `kind`, which stands at the path `where`."""
     if kind == Layout:
         _expect(value, list, where)
-        return parse_layout(value)
+        return parse_layout([_text(item, where) for item in value])
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is object:
         return value
@@ -72,9 +72,16 @@ def _read(value: Any, kind: Any, where: str) -> object:
     return _scalar(value, (kind,), where)
 
 
+def _text(value: object, where: str) -> str:
+    _expect(value, str, where)
+    return str(value)
+
+
 def _read_item(value: list[Any], kinds: tuple[Any, ...], index: int, where: str) -> object:
-    kind = kinds[0] if len(kinds) == 2 and kinds[1] is Ellipsis else kinds[index]
-    return _read(value[index], kind, f"{where}[{index}]")
+    is_open = len(kinds) == 2 and kinds[1] is Ellipsis
+    if not is_open and len(value) != len(kinds):
+        raise ValueError(f"{where} has {len(value)} entries, not {len(kinds)}")
+    return _read(value[index], kinds[0] if is_open else kinds[index], f"{where}[{index}]")
 
 
 def _read_dataclass(value: Any, kind: Any, where: str) -> object:

@@ -18,7 +18,7 @@ import msgspec
 
 from autopar.cost_models.simulator import Timeline
 from autopar.errors import ConfigurationError
-from autopar.files import write_atomically
+from autopar.files import decoded_json, write_atomically
 
 Event = dict[str, Any]
 
@@ -56,7 +56,7 @@ def write_side_by_side(path: str | os.PathLike[str], timeline: Timeline, measure
 def read_measured(path: str | Path, place: int) -> MeasuredRank:
     """The last step that the profiler's schedule marked, or everything. place: the rank where the file says none."""
     try:
-        document = msgspec.json.decode(Path(path).read_bytes())
+        document = decoded_json(Path(path).read_bytes(), "the file")
         clock = float(document.get("baseTimeNanoseconds", 0)) * 1e-3
         events: list[Event] = [event for event in document["traceEvents"] if _counts(event)]
         rank = int((document.get("distributedInfo") or {}).get("rank", place))
@@ -71,7 +71,7 @@ def read_measured(path: str | Path, place: int) -> MeasuredRank:
         inside = tuple(event for event in events if first <= float(event["ts"]) <= last)
     except OSError as error:
         raise ConfigurationError(f"cannot read the trace {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ConfigurationError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{path} is no trace of torch.profiler ({error}): write one per rank with profile.export_chrome_trace"
         ) from error

@@ -70,8 +70,8 @@ READERS = ("show", "memory", "edit", "report", "simulate", "explain {} x", "what
 @pytest.mark.parametrize("command", READERS)
 @pytest.mark.parametrize(
     ("file", "message"),
-    [("none.json", "cannot read the plan none.json"), ("text.json", NO_JSON), ("bytes.json", NO_JSON),
-     ("list.json", "Expected `object`"), ("object.json", NO_PLAN), ("config.json", NO_PLAN)],
+    [("none.json", "cannot read the plan none.json"), ("text.json", NO_JSON), ("bytes.json", "byte 128 is no UTF-8"),
+     ("list.json", "a plan is a JSON object"), ("object.json", NO_PLAN), ("config.json", NO_PLAN)],
 )  # fmt: skip
 def test_what_is_no_plan_file(folder: Path, command: str, file: str, message: str) -> None:
     words = command.format(file) if "{}" in command else f"{command} {file}"
