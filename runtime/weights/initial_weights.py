@@ -17,7 +17,6 @@ from typing import Literal, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from autopar.errors import RankMismatchError
 from autopar.layouts.placement import Layout, Mesh, Replicate, replicated
@@ -102,9 +101,14 @@ def agree_on_weights(
 
 
 def _plain_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers with values by their first name."""
+    """Parameters and buffers with values, by their first name. Subclasses of tensors, whose bits are their own affair,
+    stay as each rank has them."""
     both = (*model.named_parameters(), *model.named_buffers())
-    return {name: tensor for name, tensor in both if not tensor.is_meta and not isinstance(tensor, DTensor)}
+    return {name: tensor for name, tensor in both if _is_plain(tensor) and not tensor.is_meta}
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor.data) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def _differences(digests: Sequence[Mapping[str, int]], names: Sequence[str], count: int) -> str:

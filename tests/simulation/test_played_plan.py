@@ -32,7 +32,7 @@ def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def simulated(path: Path, *options: str) -> dict[str, float]:
-    done = autopar("simulate", str(path), "--json", *options)
+    done = autopar("simulate", str(path), "--trust", "--json", *options)
     assert done.returncode == 0, done.stderr
     found: dict[str, float] = json.loads(done.stdout)
     return found
@@ -78,7 +78,7 @@ def test_micro_batches_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_played_for_its_own_model_and_cluster_only(plain: Path) -> None:
-    wrong = autopar("simulate", str(plain), "--seq", "8")
+    wrong = autopar("simulate", str(plain), "--trust", "--seq", "8")
     assert wrong.returncode == 2
     assert "another graph" in wrong.stderr
     small = autopar("simulate", str(plain), "--cluster", "2 H100-SXM")
