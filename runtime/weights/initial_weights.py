@@ -37,7 +37,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class KeptBlock:
     """The part of a tensor that a rank keeps."""
 
     layout: Layout
@@ -46,6 +46,7 @@ class Block:
 
     @property
     def is_whole(self) -> bool:
+        """Whether the rank keeps all of it."""
         return all(isinstance(placement, Replicate) for placement in self.layout)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -90,7 +91,9 @@ def agree_on_weights(
             'sync="broadcast" to train from those of rank 0'
         )
     mine = {
-        name: Block(layout=layouts.get(name, replicated(len(groups.mesh.shape))), mesh=groups.mesh, place=groups.place)
+        name: KeptBlock(
+            layout=layouts.get(name, replicated(len(groups.mesh.shape))), mesh=groups.mesh, place=groups.place
+        )
         for name in names
         if digests[rank()].get(name) != digests[0][name] and name not in absent
     }
@@ -120,7 +123,7 @@ def _differences(digests: Sequence[Mapping[str, int]], names: Sequence[str], cou
     return f"initial weights differ: {len(names)} of {count} tensors of {ranks} are not those of rank 0 ({shown})"
 
 
-def _pass_on(tensor: torch.Tensor, name: str, wanted: Sequence[Mapping[str, Block]], device: torch.device) -> int:
+def _pass_on(tensor: torch.Tensor, name: str, wanted: Sequence[Mapping[str, KeptBlock]], device: torch.device) -> int:
     """Send one tensor of rank 0 to all that want it, each its block; returns the bytes that rank 0 sent."""
     takers = {member: blocks[name] for member, blocks in enumerate(wanted) if name in blocks}
     size = tensor.numel() * tensor.element_size()
@@ -142,7 +145,7 @@ def _pass_on(tensor: torch.Tensor, name: str, wanted: Sequence[Mapping[str, Bloc
     return sent
 
 
-def _receive(tensor: torch.Tensor, block: Block, device: torch.device) -> None:
+def _receive(tensor: torch.Tensor, block: KeptBlock, device: torch.device) -> None:
     """Rank 0's values for this rank's block of the full tensor; the rest of it stays."""
     part = block.of(tensor)
     values = torch.empty(part.shape, dtype=tensor.dtype, device=device)
