@@ -16,7 +16,7 @@ from autopar.errors import ConfigurationError
 
 Record = TypeVar("Record")
 MOST_BYTES = 100_000_000
-"""Of a JSON file. A plan of 405 B parameters over 16,384 devices has a tenth; one of 198 MB took over a minute."""
+"""Of a JSON file; a plan of 198 MB did not load within a minute."""
 
 
 def cache_directory() -> Path:

@@ -161,11 +161,11 @@ def join_launched_job() -> None:
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-            init_method=f"tcp://{launched.address}" if launched.launcher != "torchrun" else "env://",
+            init_method=f"tcp://{launched.address}" if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ else "env://",
             rank=launched.rank,
             world_size=launched.world_size,
         )
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, ValueError) as error:
         raise ConfigurationError(
             f"rank {launched.rank} of {launched.world_size} (from {launched.launcher}) did not reach the others at "
             f"{launched.address}: {error}"

@@ -136,7 +136,7 @@ def _value(node: ast.expr) -> Any:
         case ast.List(elts=elements):
             return list(map(_value, elements))
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="torch"), attr=name)) if name in MAKERS:
-            keywords = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+            keywords = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
             return getattr(torch, name)(*map(_value, node.args), **keywords)
         case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="torch"), attr=name):
             if isinstance(found := getattr(torch, name, None), torch.dtype):

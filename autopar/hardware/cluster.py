@@ -165,7 +165,7 @@ class Cluster:
 
 
 MOST_DEVICES = 1 << 20
-"""Of a cluster: sixty times the largest that anybody has trained on."""
+"""Of a cluster: 64 times the largest one of the benchmarks, 16,384."""
 
 
 def check_cluster(cluster: Cluster) -> None:

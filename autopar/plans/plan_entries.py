@@ -24,7 +24,7 @@ PARTIAL_SUMS = "partial"
 
 
 MOST_MICRO_BATCHES = 1 << 14
-"""Each is an action per stage in the schedule, which is made when a plan is read; 256 is what people train with."""
+"""Each is several actions per stage in the schedule, which is made when a plan is read."""
 
 
 def check_plan(plan: PlanValue) -> None:

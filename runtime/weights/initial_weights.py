@@ -32,7 +32,8 @@ Sync: TypeAlias = Literal["broadcast", "check"]
 
 _COLUMNS = 1024
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
-"""Multiplies column numbers, so that values which change places change the sum (the golden ratio's fraction)."""
+"""Multiplies the numbers of columns and rows, so that values which change places change the sum (the golden ratio's
+fraction, in 64 bits)."""
 _SHOWN = 3
 
 
@@ -55,14 +56,17 @@ class KeptBlock:
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """A number that two tensors share where all their bits agree, and practically only there."""
+    """64 bits that two tensors share where all their bits agree, and else by chance: of any strided dtype and shape.
+
+    Sums of rows and of columns of 64-bit words, weighted by their numbers: rows or columns that change places show."""
     flat = tensor.detach().reshape(-1)
     flat = flat.clone() if flat.storage_offset() else flat.contiguous()
     data = flat.view(torch.uint8)
     words = data[: data.numel() // 8 * 8].view(torch.int64)
     rows = words.numel() // _COLUMNS
     weights = torch.arange(1, 2 * _COLUMNS, 2, device=data.device) * _ODD
-    total = (words[: rows * _COLUMNS].view(rows, _COLUMNS).sum(0) * weights).sum()
+    table = words[: rows * _COLUMNS].view(rows, _COLUMNS)
+    total = (table.sum(0) * weights).sum() + (table.sum(1) * torch.arange(rows, device=data.device) * _ODD).sum()
     total += (words[rows * _COLUMNS :] * weights[: words.numel() - rows * _COLUMNS]).sum()
     rest = data[words.numel() * 8 :].to(torch.int64)
     return int(total + (rest * weights[-8:][: rest.numel()]).sum())

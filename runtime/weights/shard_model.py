@@ -56,7 +56,8 @@ def shard_model(
     mark_copies(model, step.stage_parameters.copies)
     if optimizer is not None:
         rewrite_optimizer(optimizer, replaced, layouts, groups, gone)
-    mark_replaced((names[0], parameter) for parameter, names in known if id(parameter) in {*replaced, *gone})
+    old = {*replaced, *gone}
+    mark_replaced((names[0], parameter) for parameter, names in known if id(parameter) in old)
     _shard_buffers(model, plan, groups)
     return left_out
 

@@ -56,7 +56,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(scope="module")
 def documents() -> dict[str, Any]:
-    """A sound document, or what resembles one, for every reader."""
+    """A sound plan, cluster and trace; profiles and logs are only tried with a cluster that was damaged."""
     plan = pipeline_plan("gpt2", CASES["gpt2"].halves, "1f1b", 2, {"tp": 2})
     events = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "compute"}},
@@ -71,6 +71,12 @@ def documents() -> dict[str, Any]:
     }
     found["measured trace"] = found["trace"]
     return {name: found.get(name, found["cluster"]) for name in READERS}
+
+
+@pytest.mark.parametrize("name", ["plan", "cluster", "trace", "measured trace"])
+def test_what_is_sound_is_read(name: str, documents: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text(json.dumps(documents[name]))
+    READERS[name](tmp_path / "file.json")
 
 
 @pytest.mark.parametrize("name", READERS)
