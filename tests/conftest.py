@@ -12,6 +12,11 @@ from collections import Counter
 
 import pytest
 
+from autopar import api
+from autopar.cli import simulate_command
+from autopar.explain import what_if
+from tests.distributed.captured_once import SharedCaptures
+
 _FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
@@ -23,6 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("AUTOPAR_CHECK", "1")
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(gc.unfreeze)
+
+
+@pytest.fixture
+def shared_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For files whose tests ask of the same models again and again: each is captured once. Models are told apart by
+    their types, plain attributes, configurations and tensors."""
+    for module in (api, simulate_command, what_if):
+        monkeypatch.setattr(module, "Captures", SharedCaptures)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

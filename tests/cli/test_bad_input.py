@@ -17,6 +17,8 @@ from autopar.errors import AutoparError, ConfigurationError, InfeasibleError
 from tests.cli.test_commands import autopar
 from tests.cli.test_examples import CONFIG
 
+pytestmark = pytest.mark.usefixtures("shared_captures")
+
 Edit = Callable[[dict[str, Any]], object]
 ON = ("--cluster", "2x4 H100-SXM", "--batch", "8", "--seq", "32", "--mode", "fast")
 NO_PLAN, NO_JSON = 'a plan file begins with "schema_version"', "is damaged: JSON is malformed"

@@ -13,6 +13,8 @@ import pytest
 from autopar.cli.commands import commands
 from tests.cli.test_commands import autopar
 
+pytestmark = pytest.mark.usefixtures("shared_captures")
+
 ELSEWHERE = {"calibrate", "demo", "import", "profile", "run", "verify"}
 """They train, measure for minutes, start processes, or read what those wrote: tests of their own run them."""
 CONFIG = {

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
+import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 import autopar
 from autopar import api
@@ -37,10 +38,12 @@ class CapturedOnce(Captures):
         self._in_parts: dict[tuple[int, int], MicroProgram] = {}
 
     def capture(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any) -> Program:
-        assert options["loss_fn"] is None, "functions are told apart by their text only"
-        names = (len(args), *kwargs)
-        sizes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tree_leaves((args, dict(kwargs))))
-        key = (names, sizes, model.training, autocast_state(), tuple(sorted((n, repr(o)) for n, o in options.items())))
+        leaves, structure = tree_flatten((args, dict(kwargs), options["batch"]))
+        forms = tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        modes = tuple(module.training for module in model.modules())
+        loss_fn = options["loss_fn"]  # itself in the key: the same function, which stays alive with it
+        told = (str(options["batch_dims"]), options["training"], options["precision"])
+        key = (str(structure), forms, modes, autocast_state(), loss_fn, told)
         if key not in self._programs:
             self._programs[key] = super().capture(model, args, kwargs, **options)
         return self._programs[key]
@@ -78,11 +81,12 @@ def _described(model: nn.Module) -> tuple[Any, ...]:
     )
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     forms = tuple((name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors)
-    return str(model), held, forms, repr(getattr(model, "config", None))
+    types = tuple(type(module) for module in model.modules())
+    return str(model), types, held, forms, repr(getattr(model, "config", None))
 
 
 class SharedCaptures(Captures):
-    """In place of `Captures`: the captures of equal models are shared, whoever asks."""
+    """In place of `Captures`: the captures of equal models are shared, whichever test asks."""
 
     def capture(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any) -> Program:
         return captures_of("shared", model).capture(model, args, kwargs, **options)

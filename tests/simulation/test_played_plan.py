@@ -10,6 +10,8 @@ import pytest
 from autopar.plans.parallel_plan import Plan
 from tests.cli.test_commands import TINY, autopar
 
+pytestmark = pytest.mark.usefixtures("shared_captures")
+
 TINY_OPTIONS = ("--batch", "8", "--seq", "16", "--cluster", "4 H100-SXM")
 
 

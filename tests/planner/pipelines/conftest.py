@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar import api
-from tests.distributed.captured_once import SharedCaptures
-
 
 @pytest.fixture(autouse=True)
-def _shared_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "Captures", SharedCaptures)
+def _of_pipelines(shared_captures: None) -> None:
+    """See `shared_captures`."""
