@@ -46,6 +46,7 @@ TOPICS = (
     "planner/test_rediscovery.py",
     "plans/test_mutated_files.py",
     "rules/test_custom_operators.py",
+    "rules/test_flops.py",
     "rules/test_halo_mutations.py",
     "rules/test_norm_mutations.py",
     "rules/test_prefix_sum_mutations.py",

@@ -191,3 +191,17 @@ def test_choosing_by_belief_costs_v100_time_up_to_13_megabytes() -> None:
     assert twelve == pytest.approx(300e-6, rel=0.12)  # VIA-Research/vTrain trace/v100: 300.5 and 273.8 us
     assert sixteen == pytest.approx(274e-6, rel=0.05)
     assert sixteen < twelve
+
+
+@pytest.mark.parametrize(("ranks", "part"), [(2, 1 / 3), (3, 2 / 3), (4, 1.0), (8, 1.0)])
+def test_a_ring_of_few_ranks_has_little_to_fill(ranks: int, part: float) -> None:
+    cluster = Cluster.parse("1x8 H100-SXM")
+    group = GroupTopology(ranks=ranks, nodes=1, ranks_per_node=ranks, groups_per_node=1)
+    sizes = np.array([1e6, 64e6])
+
+    def seconds(ramp_seconds: float) -> np.ndarray:
+        traits = dataclasses.replace(cluster.intra_link.traits, ramp_seconds=ramp_seconds)
+        link = dataclasses.replace(cluster.intra_link, traits=traits)
+        return collective_seconds("all_gather", sizes, group, dataclasses.replace(cluster, intra_link=link))
+
+    np.testing.assert_allclose(seconds(8e-6) - seconds(0.0), part * 8e-6 * np.log2(1 + sizes / 2**20), rtol=1e-6)

@@ -75,3 +75,11 @@ def test_gelu_is_bound_by_arithmetic_on_a_cpu_and_by_memory_on_a_gpu() -> None:
     assert seconds(CPU, "gelu") == pytest.approx(0.49e-9 * n, rel=0.1)  # measured: 0.489 ns per element
     assert seconds(CPU, "gelu") > 2 * seconds(CPU, "add")
     assert seconds(H100, "gelu") == seconds(H100, "add")
+
+
+@pytest.mark.parametrize(("device", "slowdown"), [(H100, 1.5), (CPU, 5.0)])
+def test_a_copy_that_changes_the_innermost_dim_moves_its_bytes_more_slowly(device, slowdown) -> None:
+    straight, transposing = (copy_seconds(device, 1e9, transposing=flag) for flag in (False, True))
+    assert straight - device.launch_seconds == pytest.approx(2e9 / device.memory_bytes_per_second)
+    assert transposing - device.launch_seconds == pytest.approx(slowdown * 2e9 / device.memory_bytes_per_second)
+    assert copy_seconds(device, 0.0, transposing=True) == 0.0

@@ -144,3 +144,13 @@ def test_the_trace_has_a_process_per_rank_and_counts_memory(tmp_path) -> None:
     assert [(e["pid"], e["tid"]) for e in events if e["ph"] == "X"] == [(0, 0), (1, 1)]
     counters = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C"]
     assert counters == [(0, 0, 5), (1, pytest.approx(2), -3)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_exposed_is_what_the_rank_with_most_of_it_waits(first: int) -> None:
+    timeline = simulate([
+        Action("gather", "dp", 3, communication=True, rank=first),
+        Action("gather", "dp", 3, communication=True, rank=1 - first),
+        Action("mm", COMPUTE_STREAM, 2, rank=1 - first),
+    ])  # fmt: skip
+    assert timeline.exposed_communication_seconds == 3

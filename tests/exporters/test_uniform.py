@@ -118,3 +118,23 @@ def test_deepspeed_and_accelerate_say_what_they_cannot() -> None:
 def test_an_unknown_tool_is_named_with_those_there_are() -> None:
     with pytest.raises(ConfigurationError, match=", ".join(TOOLS)):
         configuration(PLAN, UNIFORM, "horovod")
+
+
+EXPERTS = replace(UNIFORM, pp=1, schedule=None, tp=1, ep=3, zero_stage=2, recompute="none")
+
+
+def test_expert_parallelism_runs_on_ranks_that_shard() -> None:
+    """4 x 3 ranks shard what is no expert; ZeRO-2 keeps what it gathered."""
+    titan = configuration(PLAN, EXPERTS, "torchtitan").text
+    assert "data_parallel_shard_degree = 12\n" in titan
+    assert 'fsdp_reshard_after_forward = "never"\n' in titan
+    yaml = configuration(PLAN, EXPERTS, "accelerate").text
+    assert "  parallelism_config_dp_shard_size: 12\n" in yaml
+    assert "  fsdp_reshard_after_forward: false\n" in yaml
+    assert "  fsdp_activation_checkpointing: false\n" in yaml
+
+
+def test_zero_3_gathers_again_and_blocks_are_recomputed_where_the_plan_does() -> None:
+    yaml = configuration(PLAN, replace(UNIFORM, pp=1, schedule=None), "accelerate").text
+    assert "  fsdp_reshard_after_forward: true\n" in yaml
+    assert "  fsdp_activation_checkpointing: true\n" in yaml

@@ -229,6 +229,21 @@ def within(schedule: Schedule, slope: int | None) -> bool:
     return all(most <= cap for most, cap in zip(most_in_flight(schedule), caps, strict=True))
 
 
+SENDS = {
+    (0.0, 0.0): "2F0,2I0,2F1,2I1,2F2,2I2,2W0,2F3,2I3,2W1,2W2,2W3",
+    (1.0, 0.0): "2F0,2I0,2F1,2I1,2F2,2I2,2W0,2W1,2W2,2F3,2I3,2W3",
+    (0.0, 1.0): "2F0,2I0,2F1,2I1,2W0,2W1,2F2,2I2,2W2,2F3,2I3,2W3",
+}
+
+
+@pytest.mark.parametrize("sends", SENDS)
+def test_a_rank_fills_the_time_that_its_inputs_are_under_way(sends: tuple[float, float]) -> None:
+    """The last rank waits for its fourth forward, longer where it comes from afar, and computes weights meanwhile."""
+    times = replace(StageTimes.equal(3), send=sends)
+    schedule = list_schedule(FAMILIES["zb-h1"], 3, 4, 1, times)
+    assert str(schedule).splitlines()[2] == SENDS[sends]
+
+
 def test_a_memory_limit_is_kept_and_one_too_small_is_refused() -> None:
     times = StageTimes.equal(4)
     policy = replace(FAMILIES["zb-2p"], fill="greedy")

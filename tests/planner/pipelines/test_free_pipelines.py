@@ -45,6 +45,18 @@ def test_the_faster_by_prediction_is_kept(pipeline: Plan, factor: float, keeps_s
     assert found.notes[-1].startswith(words)
 
 
+@pytest.mark.parametrize("bounds", [(0.3, 0.5), (0.5, 0.3)])
+def test_the_bound_of_a_pipeline_is_that_of_all_that_was_compared(pipeline: Plan, bounds: tuple[float, float]) -> None:
+    objective = pipeline.objective_seconds
+    step = replace(pipeline.predicted, step_seconds=2.0 * pipeline.predicted.step_seconds)
+    plain = replace(pipeline, pipeline=None, predicted=step, bound_seconds=bounds[0] * objective)
+    found = better_by_prediction(plain, replace(pipeline, bound_seconds=bounds[1] * objective), "")
+    assert found.bound_seconds == pytest.approx(0.3 * objective)
+    assert found.gap == pytest.approx(0.7)
+    assert found.alternatives[0].name == "without stages"
+    assert found.alternatives[0].bound_seconds == bounds[0] * objective
+
+
 def test_a_reason_against_pipelines_is_kept(pipeline: Plan) -> None:
     assert better_by_prediction(pipeline, None, "no loss").notes[-1] == "no pipeline: no loss"
 

@@ -77,3 +77,17 @@ def test_equal_blocks() -> None:
     assert least_step_seconds(table, 2, 8, one_stage_each=True) == pytest.approx(50.0)
     assert least_step_seconds(table, 2, 8) == pytest.approx(48.0)
     assert least_step_seconds(table, 5, 8, one_stage_each=True) == np.inf
+
+
+def test_work_of_once_per_step_is_done_once() -> None:
+    """Blocks of 3 s and 1, 2, 3, 4 s once, 8 micro-batches: 4 * 24 + 10 s on two ranks, or 28 s of the largest block;
+    a block that stands on two ranks is half of each one's work."""
+    table = random_table(np.random.default_rng(0), 4)
+    ones = np.ones((3, 4))
+    table = replace(
+        table, forward_seconds=ones, backward_seconds=ones, weight_seconds=ones, once_seconds=np.arange(1.0, 5.0)
+    )
+    assert least_step_seconds(table, 2, 8) == pytest.approx((4 * 24 + 10) / 2)
+    assert least_step_seconds(table, 8, 8) == pytest.approx(24 + 4)
+    assert least_step_seconds(table, 8, 8, both_ways=True) == pytest.approx((24 + 4) / 2)
+    assert least_step_seconds(table, 64, 1, both_ways=True) == pytest.approx(4 * 2)  # one micro-batch, there and back

@@ -17,7 +17,7 @@ from autopar.planner.solver import (
     solve,
 )
 from autopar.planner.solver.certificate import replay
-from autopar.planner.solver.solution import Dominate, Fix
+from autopar.planner.solver.solution import Dominate, Fix, Status
 
 Case = tuple[Problem, Solution]
 
@@ -157,3 +157,41 @@ def test_a_certificate_survives_json(rows: int, random_problem: Callable[..., Pr
         back = Certificate.from_dict(json.loads(json.dumps(solution.certificate.to_dict())))
         check_certificate(problem, replace(solution, certificate=back))
         assert replay(problem, back) == replay(problem, solution.certificate)
+
+
+def one_node(*costs: float) -> Problem:
+    return Problem(node_costs=(np.array(costs),), edges=())
+
+
+def test_a_wrong_objective_is_rejected_down_to_rounding(by_messages: Case) -> None:
+    problem, solution = by_messages
+    check_certificate(problem, replace(solution, objective=solution.objective * (1 + 1e-11)))
+    with pytest.raises(CertificateError, match="assignment costs"):
+        check_certificate(problem, replace(solution, objective=solution.objective * (1 + 5e-9)))
+
+
+def test_only_branch_and_bound_may_claim_more_than_the_log_proves() -> None:
+    """A log without steps proves 1 s; 2 s are claimed, which a gap of 0 fits."""
+    problem = one_node(2.0, 3.0)
+    certificate = Certificate(kind="messages", proven_bound=1.0, ceiling=10.0, messages=np.empty(0))
+    claim = Solution(
+        assignment=np.array([0]), objective=2.0, lower_bound=2.0, gap=0.0, status=Status.OPTIMAL,
+        certificate=certificate, statistics={},
+    )  # fmt: skip
+    with pytest.raises(CertificateError, match=r"at most 1\.0 s is proven"):
+        check_certificate(problem, claim)
+    check_certificate(problem, with_certificate(claim, kind="solver"))
+    with pytest.raises(CertificateError, match=r"at most 2\.0 s is proven"):
+        check_certificate(problem, with_certificate(replace(claim, lower_bound=2.1), kind="solver"))
+
+
+@pytest.mark.parametrize(("cutoffs", "bound"), [((1.0,), 1.0), ((3.0,), 1.0), ((0.5, 0.25), 0.25), ((0.25, 0.5), 0.25)])
+def test_what_a_step_removed_may_cost_no_more_than_its_cutoff(cutoffs: tuple[float, ...], bound: float) -> None:
+    """Labels of 1, 5 and 6 s, of which the cheapest are removed: the least cutoff is the bound, and what a cutoff is
+    above the removed label is taken off again."""
+    steps = tuple(
+        Fix(messages=np.empty(0), cutoff=cutoff, kept={0: np.arange(number + 1, 3)})
+        for number, cutoff in enumerate(cutoffs)
+    )
+    certificate = Certificate(kind="messages", proven_bound=1.0, ceiling=10.0, steps=steps, messages=np.empty(0))
+    assert replay(one_node(1.0, 5.0, 6.0), certificate) == bound
