@@ -5,7 +5,8 @@
 Loss and every gradient are compared with the plain model on one device, with the same weights and the same global
 batch. A parameter passes when |dg| / |g| <= max(1e-5, 10 x the plain model's own error of fp32 against fp64); a
 gradient below 1e-6 of the largest is compared with the largest. With precision="bf16" the plain model computes under
-the same casts, and the machine epsilon of bf16 takes the place of 1e-5. A model that draws random numbers (dropout) is
+the same casts, and the machine epsilon of bf16 takes the place of 1e-5. Where the plain model's own error allows more
+than a hundred times that, agreement proves nothing, and the error says so. A model that draws random numbers (dropout) is
 compared with its own program on one device and the same seed, since only that draws the same numbers.
 """
 
@@ -36,6 +37,8 @@ from autopar.runtime.step.emitted_step import Step
 
 RELATIVE_ERROR = 1e-5
 OWN_ERROR_FACTOR = 10.0
+EVIDENCE_FACTOR = 100.0
+"""A limit of so many times the tolerance (1e-3 in fp32) is the largest that proves something."""
 TINY_FRACTION = 1e-6
 
 
@@ -68,7 +71,7 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
     """Compare `module` with the plain model; all ranks call it with the same global batch of real tensors.
 
     Gradients of the module are left as they were. Raises VerificationError naming the worst parameter, with numbers,
-    and ConfigurationError for inputs without data or a module that returns no loss.
+    or the one whose limit is so wide that agreement is no evidence, and ConfigurationError for inputs without data or a module that returns no loss.
     """
     args, kwargs = normalize_example_inputs(example_inputs)
     _check_real((args, kwargs))
@@ -90,6 +93,7 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
         limits=_limits(_errors(own, exact, own), floor),
     )
     _check(result)
+    _check_evidence(result, EVIDENCE_FACTOR * floor)
     return result
 
 
@@ -105,6 +109,17 @@ def _check(result: Verification) -> None:
             f"the gradient of {_worst(result)}; the loss agrees to {result.loss_error:.2e}, "
             f"{sum(not result.gradients[n] <= result.limits[n] for n in result.gradients)} of {len(result.gradients)} "
             "gradients are beyond their limit"
+        )
+
+
+def _check_evidence(result: Verification, most: float) -> None:
+    limits = {"the loss": result.loss_limit} | {f"the gradient of {n}": limit for n, limit in result.limits.items()}
+    name = max(limits, key=lambda each: limits[each])
+    if not limits[name] <= most:
+        raise VerificationError(
+            f"no evidence: all errors are within their limits, but rounding of the plain model allows {name} to be off "
+            f"by {limits[name]:.2e}, and more than {most:.0e} proves nothing; verify a copy of the model in fp64, "
+            'model.double() with inputs of float64 and precision="fp32"'
         )
 
 

@@ -42,7 +42,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One architecture. phase: where it is; stopped: why it was ended from outside; error: why it was not captured."""
+    """One architecture. phase: where it is; stopped: why it was ended from outside; error: why it was not captured.
+    precision: fp64 where rounding in fp32 would allow so much that agreement proved nothing."""
 
     name: str
     family: str
@@ -50,6 +51,7 @@ class Row:
     stopped: str = ""
     error: str = ""
     captured: bool = False
+    precision: str = "fp32"
     parameters: int = 0
     operators: int = 0
     uncovered: tuple[str, ...] = ()
@@ -72,8 +74,8 @@ class Row:
             return "not captured"
         if self.agrees:
             return "agrees"
-        wrong = any(answer.agreement is not None and not answer.agreement.agrees for answer in self.answers.values())
-        return "disagrees" if wrong else "failed"
+        verdicts = {answer.agreement.verdict for answer in self.answers.values() if answer.agreement is not None}
+        return next((verdict for verdict in ("disagrees", "no evidence") if verdict in verdicts), "failed")
 
     @property
     def reasons(self) -> str:
@@ -103,6 +105,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "rows": len(rows),
         "captured_share": _share(len(captured), len(rows)),
+        "compared_in_fp64": [row.name for row in captured if row.precision == "fp64"],
         "agree_of_captured_share": _share(sum(row.agrees for row in captured), len(captured)),
         "solved_without_replication": len(shares),
         "below_5_percent_replicated_share": _share(

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -39,7 +40,7 @@ from autopar.rules.engine import uncovered
 from autopar.runtime.consensus import gather_from_all
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.step.batches import route
-from benchmarks.agreement import Agreement, Reference, compare, reference
+from benchmarks.agreement import Agreement, Reference, compare, evident_reference
 from benchmarks.under_plan import UnderPlan
 from benchmarks.zoo.registry import Inputs, ZooEntry, find_entry, make
 from benchmarks.zoo.row import APART, NO_REPLICATION, STEP_TIME, Answer, Row
@@ -65,6 +66,8 @@ def check(name: str, modules: Sequence[str], report: Callable[[Any], None]) -> R
     journal = Journal(Row(name=entry.name, family=entry.family), report)
     with journal.phase("build"):
         model, inputs = make(entry)
+    with journal.phase("reference"):
+        model, inputs, expected = evident_reference(model, inputs, entry.loss_fn)
     with journal.phase("capture"):
         program, error = _attempt(lambda: _capture(entry, model, inputs))
     if program is None:
@@ -72,12 +75,11 @@ def check(name: str, modules: Sequence[str], report: Callable[[Any], None]) -> R
         return journal.row
     journal.update(
         captured=True,
+        precision="fp64" if any(parameter.dtype == torch.float64 for parameter in model.parameters()) else "fp32",
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         operators=sum(node.op == "call_function" for node in program.graph.nodes),
         uncovered=tuple(f"{operator}/{node.target}" for operator, node in uncovered(program).items()),
     )
-    with journal.phase("reference"):
-        expected = reference(model, inputs, entry.loss_fn)
     questions: dict[str, Callable[[], tuple[Plan, str]]] = {
         STEP_TIME: lambda: (_plan(program), ""),
         APART: lambda: _plan_apart(program),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.agreement import compare, reference
+from benchmarks.agreement import compare, evident_reference, reference
 from benchmarks.zoo.registry import zoo_model
 
 
@@ -44,6 +45,43 @@ def test_one_gradient_off_by_a_ten_thousandth_disagrees_and_is_named() -> None:
     found = compare(Faulty(copy.deepcopy(model), gradient=1.0001), inputs, reference(model, inputs))
     assert not found.agrees
     assert found.worst_parameter == next(name for name, _ in model.named_parameters())
+
+
+class Cancels(nn.Module):
+    """A product of which fp32 keeps about three digits: it is added to a large number, which is taken off again."""
+
+    def __init__(self, large: float) -> None:
+        super().__init__()
+        self.large = large
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x @ self.weight + self.large) - self.large).square().mean()
+
+
+def test_what_rounding_hides_is_no_evidence_and_is_compared_in_fp64() -> None:
+    model, inputs = Cancels(1e5), {"x": torch.randn(4, 8)}
+    expected = reference(model, inputs)
+    assert not expected.is_evidence
+    assert compare(copy.deepcopy(model), inputs, expected).verdict == "no evidence"
+    assert compare(Faulty(copy.deepcopy(model), gradient=1.0001), inputs, expected).verdict == "no evidence"
+    assert compare(Faulty(copy.deepcopy(model), gradient=2.0), inputs, expected).verdict == "disagrees"
+    exact, doubled, expected = evident_reference(model, inputs)
+    assert expected.is_evidence
+    assert compare(copy.deepcopy(exact), doubled, expected).verdict == "agrees"
+    assert compare(Faulty(copy.deepcopy(exact), gradient=1.0001), doubled, expected).verdict == "disagrees"
+
+
+def test_evidence_stays_in_its_own_precision() -> None:
+    model, inputs = Cancels(0.0), {"x": torch.randn(4, 8)}
+    same, same_inputs, expected = evident_reference(model, inputs)
+    assert same is model
+    assert same_inputs["x"] is inputs["x"]
+    assert expected.is_evidence
+    assert not replace(expected, allowed={**expected.allowed, "weight": 1.01e-3}).is_evidence
+    assert not replace(expected, allowed={**expected.allowed, "": 1.01e-3}).is_evidence
+    assert replace(expected, allowed={**expected.allowed, "": 1e-3}).is_evidence
 
 
 def test_a_gradient_whose_true_value_is_zero_is_measured_against_the_largest() -> None:

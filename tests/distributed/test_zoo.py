@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.agreement import Agreement
 from benchmarks.zoo.registry import CI_ROWS, MODULES, entries
 from benchmarks.zoo.row import APART, NO_REPLICATION, STEP_TIME, Answer, Row, summarise
 from benchmarks.zoo.runner import append_row, read_rows, run_rows
@@ -63,6 +64,31 @@ def test_the_summary_counts_captured_and_agreeing_rows() -> None:
     assert found["agree_of_captured_share"] == 0.0
     assert found["below_5_percent_replicated_share"] == 1.0
     assert found["status"] == {"failed": ["b"], "not captured": ["c"], "timed out": ["a"]}
+
+
+def test_a_row_that_proves_nothing_does_not_agree() -> None:
+    within, beyond = (Agreement(0.0, "weight", 0.9, 4.3, verdict) for verdict in ("no evidence", "disagrees"))
+    agrees = Agreement(0.0, "weight", 1e-6, 1e-5, "agrees")
+    found = {
+        verdict: Row(
+            name=verdict,
+            family="plain",
+            captured=True,
+            precision=precision,
+            answers={STEP_TIME: Answer(mesh="tp=4", agreement=one), APART: Answer(mesh="tp=4", agreement=other)},
+        )
+        for verdict, precision, one, other in [
+            ("agrees", "fp64", agrees, agrees),
+            ("no evidence", "fp32", agrees, within),
+            ("disagrees", "fp32", within, beyond),
+        ]
+    }
+    assert {verdict: row.status for verdict, row in found.items()} == {verdict: verdict for verdict in found}
+    assert "9.0e-01 of 4e+00" in found["no evidence"].reasons
+    summary = summarise(list(found.values()))
+    assert summary["agree_of_captured_share"] == 1 / 3
+    assert summary["compared_in_fp64"] == ["agrees"]
+    assert summary["status"]["no evidence"] == ["no evidence"]
 
 
 def test_rows_are_read_back_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
