@@ -61,6 +61,7 @@ TOPICS = (
     "test_intake_trains.py",
     "test_quickstart.py",
     "test_rooms.py",
+    "test_silent_tests.py",
     "test_simulated_ranks.py",
 )
 """Tests that are about no single module: what several of them do together, or what a user meets."""

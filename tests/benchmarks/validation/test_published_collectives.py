@@ -198,10 +198,8 @@ def test_a_fit_finds_the_numbers_that_made_the_sweep() -> None:
     assert STARTS["startup_seconds"] != truth["startup_seconds"]
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", sorted({*preset_names()} - {"CPU", "CPU-node"}))
 def test_every_preset_has_a_nominal_rate_at_least_as_high_as_its_rings(name) -> None:
-    if name in ("CPU", "CPU-node"):
-        return
     cluster = Cluster.parse(f"1x8 {name}")
     machine = dataclasses.replace(read_machine("8x A100"), intra=cluster.intra_link)
     assert nominal(machine, 8, 1).intra_link.bytes_per_second >= ring_rate(cluster.intra_link, 8)

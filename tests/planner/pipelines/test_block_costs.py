@@ -139,7 +139,7 @@ def test_every_border_hands_on_the_hidden_state(made: Made) -> None:
 def test_states_are_those_of_the_parameters(made: Made) -> None:
     """Weight, gradient and two moments of AdamW on one device; the gradient lives behind backward, so it counts."""
     if made.query.cluster.num_devices > 1:
-        return
+        pytest.skip("layouts choose what two devices hold")
     of_block = sum(
         int(np.prod(entry.shape)) * 16
         for entry in made.program.inputs

@@ -22,13 +22,17 @@ def test_zb_h2_keeps_more_than_zb_h1() -> None:
     assert max(in_flight("zb-h2", 4, 16)) == 7
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - TIMED_FAMILIES))
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("family", "num_ranks"),
+    [
+        (family, num_ranks)
+        for family in sorted(set(FAMILIES) - TIMED_FAMILIES)
+        for num_ranks in (1, 2, 4)
+        if num_ranks % 2 == 0 or not FAMILIES[family].both_ways
+    ],
+)
 def test_many_micro_batches_keep_what_a_few_rounds_keep(family: str, num_ranks: int) -> None:
-    policy = FAMILIES[family]
-    if policy.both_ways and num_ranks % 2:
-        return
-    chunks = policy.chunks[-1]
+    chunks = FAMILIES[family].chunks[-1]
     for micro_batches in (64, 65, 67):
         schedule = build_schedule(family, num_ranks, micro_batches, chunks)
         assert in_flight(family, num_ranks, micro_batches, chunks) == most_kept(schedule)

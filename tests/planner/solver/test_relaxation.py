@@ -30,8 +30,7 @@ def test_every_look_bounds_the_optimum(
 ) -> None:
     problem = random_problem(seed, rows=2, tightness=0.8)
     graph = weighted_graph(problem)
-    if not graph.nodes():
-        pytest.skip("reduced to nothing")
+    assert graph.nodes(), "presolving leaves something to look at"
     budgets = np.array([row.budget_bytes - row.constant_bytes for row in problem.memory_rows])
     dual, best = Relaxation(graph, budgets), optimum(problem)
     rng = np.random.default_rng(seed)

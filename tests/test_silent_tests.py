@@ -1,0 +1,88 @@
+"""No test ends early without a word: it does not return, and what may skip it stands here with the reason.
+
+    if not is_legal(case): return      -->      only legal cases are made, `assume(is_legal(case))`, or a skip with a reason
+
+pytest counts and names the skipped tests of a run at its end (`-rsfE` in pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+
+MAY_SKIP = {
+    "benchmarks/netlab/test_lab.py": "shaped links need root and Linux",
+    "benchmarks/netlab/test_stalled_link.py": "shaped links need root and Linux",
+    "benchmarks/validation/test_pipelines.py": "published measurements are not part of the repository",
+    "benchmarks/validation/test_rows.py": "published measurements are not part of the repository",
+    "benchmarks/validation/test_schemas.py": "published measurements are not part of the repository",
+    "cost_models/test_job_profile.py": "a profile of a machine without a GPU",
+    "distributed/test_inductor.py": "needs a C++ compiler",
+    "exporters/test_uniform.py": "Python 3.10 reads no TOML",
+    "golden/test_golden.py": "the files are of one minor version of torch",
+    "gpu/test_dropout_kernel.py": "needs a GPU",
+    "gpu/test_kernels_on_cuda.py": "needs a GPU",
+    "hardware/test_cluster.py": "what is detected without a GPU",
+    "planner/pipelines/test_block_costs.py": "bytes by hand are those of one device",
+    "planner/solver/test_local_search.py": "some random problems are repaired by nothing",
+    "report/chromium.py": "pages are opened where Chromium is installed",
+    "rules/test_triton_operators.py": "Triton is an extra",
+    "runtime/calibration/test_profile_kernels.py": "one test with a GPU, one without",
+    "runtime/kernels/test_inductor.py": "needs a C++ compiler",
+    "runtime/kernels/test_registry.py": "Triton is an extra",
+    "runtime/test_host_allocator.py": "settings of glibc",
+    "schedules/test_families.py": "torch may move its schedules",
+    "schedules/test_list_scheduler.py": "torch may move its schedules",
+    "test_compat.py": "needs g++",
+}
+"""File -> why tests in it may be skipped on some machine or for some of their cases."""
+
+SKIPS = {"skip", "skipif", "importorskip", "xfail"}
+
+
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Nodes of a function's body, without those of functions inside."""
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from own_nodes(child)
+
+
+def early_ends(tree: ast.AST) -> list[str]:
+    """Tests that return."""
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"))
+    return [f.name for f in functions if any(isinstance(node, ast.Return) for node in own_nodes(f))]
+
+
+def skips(tree: ast.AST) -> bool:
+    """Whether pytest is asked to skip something."""
+    return any(isinstance(node, ast.Attribute) and node.attr in SKIPS for node in ast.walk(tree))
+
+
+@cache
+def trees() -> dict[str, ast.AST]:
+    return {
+        path.relative_to(TESTS).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(TESTS.rglob("*.py"))
+    }
+
+
+def test_no_test_returns() -> None:
+    assert {path: names for path, tree in trees().items() if (names := early_ends(tree))} == {}
+
+
+def test_what_may_be_skipped_is_listed_with_its_reason() -> None:
+    assert {path for path, tree in trees().items() if skips(tree)} == set(MAY_SKIP)
+
+
+def test_an_early_end_is_seen() -> None:
+    quiet = "def test_a(x):\n    if x:\n        return\n    assert x\n"
+    inner = "def test_a(x):\n    def f():\n        return 1\n    assert f()\n"
+    assert early_ends(ast.parse(quiet)) == ["test_a"]
+    assert early_ends(ast.parse(inner)) == []
+    assert skips(ast.parse("import pytest\n\npytest.skip('no')"))
+    assert not skips(ast.parse("import pytest\n\npytest.raises(ValueError)"))

@@ -1,0 +1,33 @@
+"""Where rounding allows so much that agreement proves nothing, verify says so instead of agreeing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.errors import VerificationError
+
+
+class Cancels(nn.Module):
+    """A product of which fp32 keeps two digits: it is added to a large number, which is taken off again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x @ self.weight + 1e5) - 1e5).square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_model_that_rounds_too_much_is_verified_in_fp64_only(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 8, dtype=dtype)
+    module = autopar.compile(Cancels().to(dtype), (x,), mode="fast")
+    if dtype == torch.float64:
+        assert max(autopar.verify(module, (x,)).limits.values()) <= 1e-3
+    else:
+        with pytest.raises(VerificationError, match="no evidence: .* proves nothing; verify a copy of the model in fp64"):
+            autopar.verify(module, (x,))
