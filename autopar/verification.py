@@ -6,8 +6,8 @@ Loss and every gradient are compared with the plain model on one device, with th
 batch. A parameter passes when |dg| / |g| <= max(1e-5, 10 x the plain model's own error of fp32 against fp64); a
 gradient below 1e-6 of the largest is compared with the largest. With precision="bf16" the plain model computes under
 the same casts, and the machine epsilon of bf16 takes the place of 1e-5. Where the plain model's own error allows more
-than a hundred times that, agreement proves nothing, and the error says so. A model that draws random numbers (dropout) is
-compared with its own program on one device and the same seed, since only that draws the same numbers.
+than a hundred times that, agreement proves nothing, and the error says so. A model that draws random numbers (dropout)
+is compared with its own program on one device and the same seed, since only that draws the same numbers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
     """Compare `module` with the plain model; all ranks call it with the same global batch of real tensors.
 
     Gradients of the module are left as they were. Raises VerificationError naming the worst parameter, with numbers,
-    or the one whose limit is so wide that agreement is no evidence, and ConfigurationError for inputs without data or a module that returns no loss.
+    or the one whose limit is so wide that agreement is no evidence, and ConfigurationError for inputs without data or a
+    module that returns no loss.
     """
     args, kwargs = normalize_example_inputs(example_inputs)
     _check_real((args, kwargs))

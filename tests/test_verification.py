@@ -29,5 +29,5 @@ def test_a_model_that_rounds_too_much_is_verified_in_fp64_only(dtype: torch.dtyp
     if dtype == torch.float64:
         assert max(autopar.verify(module, (x,)).limits.values()) <= 1e-3
     else:
-        with pytest.raises(VerificationError, match="no evidence: .* proves nothing; verify a copy of the model in fp64"):
+        with pytest.raises(VerificationError, match=r"no evidence: .* proves nothing; verify a copy"):
             autopar.verify(module, (x,))
