@@ -154,7 +154,7 @@ def try_all(place: Place, reach: Reach, mutants: Sequence[tuple[str, Mutation]])
 
 def row_of(worker: Worker, reach: Reach, room: str, mutation: Mutation) -> dict[str, Any]:
     """What became of one mutant; "unreached" where no test comes by."""
-    chosen = choose(reach, mutation.path, mutation.line)
+    chosen = choose(mutation.path, reach.tests(mutation.path, mutation.line), reach.seconds)
     found: dict[str, Any] = {"outcome": "unreached", "test": "", "seconds": 0.0}
     if chosen.tests:
         found = worker.tried(mutation, chosen.tests, STARTING + SLOWEST * chosen.seconds)

@@ -7,11 +7,9 @@ Tests of one file run one behind the other, so that what they share is made once
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-
-from benchmarks.mutants.reach import Reach
 
 SECONDS = 40.0
 """Of tests, as they took alone, that a mutant may survive."""
@@ -36,11 +34,10 @@ def mirrored(path: str) -> str:
     return (PurePosixPath("tests") / folder / f"test_{inside.stem.lstrip('_')}.py").as_posix()
 
 
-def choose(reach: Reach, path: str, line: int, seconds: float = SECONDS) -> Chosen:
-    """The tests for a mutant of this line."""
-    reaching = reach.tests(path, line)
-    own = [test for test in reach.seconds if test.partition("::")[0] == mirrored(path)]
-    return within(dict.fromkeys([*own, *reaching]), mirrored(path), reach.seconds, seconds)
+def choose(path: str, reaching: Iterable[str], taken: Mapping[str, float], seconds: float = SECONDS) -> Chosen:
+    """The tests for a mutant of a module. reaching: those that reach its line; taken: seconds of every test."""
+    own = [test for test in taken if test.partition("::")[0] == mirrored(path)]
+    return within(dict.fromkeys([*own, *reaching]), mirrored(path), taken, seconds)
 
 
 def within(tests: Mapping[str, None], first: str, taken: Mapping[str, float], seconds: float) -> Chosen:

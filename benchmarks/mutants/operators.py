@@ -89,12 +89,16 @@ class _Source:
         """The change of a node, or of a part of it."""
         start, end = span or self.span(node)
         line = self.content.count(b"\n", 0, start) + 1
-        first, last = self.starts[line - 1], self.content.find(b"\n", end)
-        before = self.text(first, self.content.find(b"\n", start))
+        first, last = self.starts[line - 1], self._line_end(end)
+        before = self.text(first, self._line_end(start))
         now = (self.text(first, start) + after + self.text(end, last)).splitlines()[0]
         return Mutation(
             path=self.path, line=line, start=start, end=end, after=after, before=before.strip(), now=now.strip()
         )  # fmt: skip
+
+    def _line_end(self, position: int) -> int:
+        found = self.content.find(b"\n", position)
+        return found if found >= 0 else len(self.content)
 
     def between(self, left: ast.expr, right: ast.expr, operator: str) -> tuple[int, int]:
         """Where the operator stands between two operands."""

@@ -96,8 +96,8 @@ class Recording:
                 target, arguments = arguments["job"], arguments["arguments"]
             prepare(known, target, arguments)
 
-        workers.Pool.run = run_traced  # type: ignore[method-assign]
-        templates.Templates.prepare = prepare_job  # type: ignore[method-assign]
+        workers.Pool.run = run_traced  # type: ignore[assignment, method-assign]
+        templates.Templates.prepare = prepare_job  # type: ignore[assignment, method-assign]
 
     def _switch(self, context: str) -> None:
         self.context = context

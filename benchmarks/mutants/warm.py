@@ -26,6 +26,10 @@ import pytest
 OURS = ("autopar", "benchmarks", "tests", "conftest", "__main__")
 
 
+OUTCOMES = {0: "passed", 1: "failed", 5: "no tests", -1: "died"}
+"""By the exit code of pytest; any other says that a test could not be imported."""
+
+
 class Order:
     """Runs the tests as they were asked for, and remembers the first that failed."""
 
@@ -74,8 +78,8 @@ def run(tests: Sequence[str], seconds: float) -> dict[str, Any]:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    code, test = json.loads(content) if content else (None, "")
-    outcome = {0: "passed", 1: "failed", 5: "no tests"}.get(code, "not imported") if content else "died"
+    code, test = json.loads(content) if content else (-1, "")
+    outcome = OUTCOMES.get(code, "not imported")
     return {
         "outcome": outcome if ready else "timeout",
         "test": test,
