@@ -229,13 +229,20 @@ def main() -> None:
     names = {mutation.name for _, mutation in mutants}
     done = {row["mutant"] for row in read_rows(place.rows)}
     missing = [mutant for mutant in mutants if mutant[1].name not in done]
-    try_all(place, Reach.read(place.reach, place.tree(0)), missing)
+    reach = Reach.read(place.reach, place.tree(0))
+    print(
+        f"{len(reach.seconds)} tests passed, and {len(reach.not_passed)} did not (skipped or failed) and are not used"
+    )
+    try_all(place, reach, missing)
     rows = [row for row in read_rows(place.rows) if row["mutant"] in names]
     found = summarised(rows, json.loads(EQUIVALENT.read_text()))
     print(json.dumps(found, indent=1))
     if not arguments.sample and not arguments.only:
         command = f"python -m benchmarks.mutants --count {arguments.count} --seed {arguments.seed}"
-        write_results(arguments.output, {"command": command, "commit": commit, **found, "rows": rows})
+        not_used = list(reach.not_passed)
+        write_results(
+            arguments.output, {"command": command, "commit": commit, **found, "tests_not_used": not_used, "rows": rows}
+        )
     sys.exit(1 if found["survivors"] else 0)
 
 

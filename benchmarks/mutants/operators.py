@@ -5,10 +5,10 @@
         return a + b if a < b else 2  -->  return a + b if a <= b else 2
         return a + b if a < b else 2  -->  return a + b if a < b else 3
 
-Swapped are comparisons, arithmetic, `and` and `or`, min and max, any and all; constants are changed, conditions
-negated, and statements that only have an effect are dropped. A number behind `flops:` or `bytes` in a rule's string is
-a constant, too. Left alone is what changes no result: messages of errors, docstrings, annotations, decorators,
-assertions, f-strings; and names that are assigned, since dropping them ends every test at once.
+Swapped are comparisons, arithmetic, `and` and `or`, min and max, any and all; constants are changed (small ones by 1,
+others twofold), conditions negated, and statements that only have an effect are dropped. A number behind `flops:` or
+`bytes` in a rule's string is a constant, too. Left alone is what changes no result: messages of errors, docstrings,
+annotations, decorators, assertions, f-strings; and assignments of names, without which every test ends at once.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _constants(source: _Source, node: ast.Constant) -> Iterator[Mutation]:
     if isinstance(value, bool):
         yield source.change(node, str(not value))
     elif isinstance(value, int):
-        yield source.change(node, str(value + 1))
+        yield source.change(node, str(value + 1 if value < 10 else 2 * value))
     elif isinstance(value, float):
         yield source.change(node, repr(2.0 * value if value else 1.0))
     elif isinstance(value, str):

@@ -74,7 +74,7 @@ class Recording:
         self.coverage.start()
         self.context = ""
         self.seconds: dict[str, float] = {}
-        self.failed: set[str] = set()
+        self.not_passed: set[str] = set()
         self._trace_jobs()
 
     def _trace_jobs(self) -> None:
@@ -128,25 +128,27 @@ class Recording:
         """Seconds of every test, its part of the setup included."""
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         if not report.passed:
-            self.failed.add(report.nodeid)
+            self.not_passed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         """Write what was recorded."""
         self.coverage.stop()
         self.coverage.save()
-        passed = {test: seconds for test, seconds in self.seconds.items() if test not in self.failed}
+        passed = {test: seconds for test, seconds in self.seconds.items() if test not in self.not_passed}
         imported = sorted(name for name in sys.modules if "." not in name.partition(".")[0])
-        document = {"tests": passed, "failed": sorted(self.failed), "imported": imported}
+        document = {"tests": passed, "not_passed": sorted(self.not_passed), "imported": imported}
         (self.folder / f"{os.getpid()}.json").write_text(json.dumps(document))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What the files of one folder say. seconds: of every test that passed; imported: names of modules."""
+    """What the files of one folder say. seconds: of every test that passed; not_passed: the others, which were skipped
+    or failed; imported: names of modules."""
 
     data: coverage.CoverageData
     root: Path
     seconds: dict[str, float]
+    not_passed: tuple[str, ...]
     imported: tuple[str, ...]
 
     @classmethod
@@ -161,8 +163,9 @@ class Reach:
         data.read()
         documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
         seconds = {test: taken for document in documents for test, taken in document["tests"].items()}
+        not_passed = tuple(sorted(test for document in documents for test in document["not_passed"]))
         imported = tuple(sorted({name for document in documents for name in document["imported"]}))
-        return cls(data=data, root=root, seconds=seconds, imported=imported)
+        return cls(data=data, root=root, seconds=seconds, not_passed=not_passed, imported=imported)
 
     def tests(self, path: str, line: int) -> list[str]:
         """The tests that reach a line; for one that runs at import only, those that reach its file."""

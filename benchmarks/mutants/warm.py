@@ -99,6 +99,7 @@ def main() -> None:
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(run(**json.loads(line))), flush=True)
+    os._exit(0)  # libraries that are taken down one by one print what they leak
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ def changed(text: str) -> list[str]:
         ("x = not a", ["x = (a)"]),
         ("x = min(a, b)", ["x = max(a, b)"]),
         ("x = 3", ["x = 4"]),
+        ("x = 1_000", ["x = 2000"]),
         ("x = 0.0", ["x = 1.0"]),
         ("x = 1e-9", ["x = 2e-09"]),
         ("x = True", ["x = False"]),
