@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 OUTPUT = ROOT / "benchmarks" / "results" / "mutants.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 COUNT, SEED, WORKERS = 300, 0, 2
-SLOWEST, STARTING = 4.0, 30.0
+SLOWEST, STARTING = 3.0, 20.0
 """A mutant is late after so many times what its tests took, and so many seconds more."""
 KILLED = ("failed", "not imported", "timeout", "died")
 
