@@ -169,6 +169,11 @@ def default_store() -> Store:
     return store
 
 
+def all_groups() -> list[ProcessGroup]:
+    """The process groups of this process that other ranks belong to as well."""
+    return [group for group in list(distributed_c10d._world.pg_map) if group.size() > 1]
+
+
 warn_about_untested_torch()
 
 __all__ = [
@@ -195,6 +200,7 @@ __all__ = [
     "StridedShard",
     "TangentAOTInput",
     "TreeSpec",
+    "all_groups",
     "aot_export_joint_with_descriptors",
     "compile_fx",
     "default_store",

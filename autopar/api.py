@@ -39,6 +39,7 @@ from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit_step import emit_step
+from autopar.runtime.guards.heartbeat import start_heartbeat
 from autopar.runtime.launchers import join_launched_job
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
@@ -113,13 +114,14 @@ def compile(
     """
     check_model(model)
     join_launched_job()
+    start_heartbeat()
     if batch not in ("global", "local"):
         raise ConfigurationError(f'batch={batch!r}: write "global" (every rank passes all of it) or "local" (its part)')
     if sync not in get_args(Sync):
         raise ConfigurationError(f'sync={sync!r}: write "broadcast" (weights of rank 0) or "check" (compare only)')
     model = take_off_wrappers(model)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
-    given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)))
+    given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)), "the cluster")
     if precision is None and given is not None:
         precision = given.precision
     request = Request(
@@ -262,11 +264,11 @@ class Journey:
     ) -> Step:
         """As of a `StepMaker`; all ranks call it alike."""
         captured = attempt_on_all(  # capture, tidy
-            lambda: capture_model(model, args, kwargs, self.request, self.captures, training=training)
+            lambda: capture_model(model, args, kwargs, self.request, self.captures, training=training), "the capture"
         )
         agree_on_fingerprint(fingerprint(captured.program))
         chosen = self._plan(captured, pinned)  # enumerate, price, solve
-        parts = attempt_on_all(lambda: _in_parts(captured.program, chosen, captured))
+        parts = attempt_on_all(lambda: _in_parts(captured.program, chosen, captured), "micro-batches")
         if chosen is self.given:
             _check_plan(chosen, captured.program if parts is None else parts.program)
         processes = groups or _processes_of(chosen, _device_type(model))
@@ -277,12 +279,16 @@ class Journey:
         if pinned is not None:
             again = pinned
             return Plan.from_json(
-                from_first_rank(lambda: plan_again(captured.program, self.request, again, captured).to_json())
+                from_first_rank(
+                    lambda: plan_again(captured.program, self.request, again, captured).to_json(), "the plan"
+                )
             )
         agree_on_plan(self.given)
         if self.given is not None:
             return self.given
-        return Plan.from_json(from_first_rank(lambda: plan_program(captured.program, self.request, captured).to_json()))
+        return Plan.from_json(
+            from_first_rank(lambda: plan_program(captured.program, self.request, captured).to_json(), "the plan")
+        )
 
 
 def _processes_of(chosen: Plan, device_type: str) -> ProcessGroups:
@@ -301,7 +307,7 @@ def _in_parts(program: Program, chosen: Plan, recapture: Recapture) -> MicroProg
 def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:
     """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
     with phase("lower", logging.INFO):
-        lowered = attempt_on_all(lambda: lowered_step(program, chosen, rank()))
+        lowered = attempt_on_all(lambda: lowered_step(program, chosen, rank()), "the lowered program")
     return emit_step(lowered, groups)
 
 

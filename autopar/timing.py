@@ -5,7 +5,8 @@
 
     with PhaseTimes() as times: plan(...)       # times.phases == {"capture": PhaseTime(...), "solve": ...}
 
-CPU seconds are those of this process and of its children that have ended. Phases do not nest.
+CPU seconds are those of this process and of its children that have ended. Phases do not nest. `running_phase()` is the
+one that runs now.
 """
 
 from __future__ import annotations
@@ -29,6 +30,15 @@ class PhaseTime:
     cpu_seconds: float
 
 
+_running: list[str] = []
+"""Of this process: what another thread tells of it."""
+
+
+def running_phase() -> str:
+    """The station that this process is at, "" where it is at none."""
+    return _running[-1] if _running else ""
+
+
 def cpu_seconds() -> float:
     """CPU time of this process and its ended children, user and system."""
     used = os.times()
@@ -39,9 +49,11 @@ def cpu_seconds() -> float:
 def phase(name: str, level: int = logging.DEBUG) -> Iterator[None]:
     """Time a station; logs it at `level` when it ends, also by an error."""
     started, started_cpu = time.perf_counter(), cpu_seconds()
+    _running.append(name)
     try:
         yield
     finally:
+        _running.remove(name)
         spent = PhaseTime(time.perf_counter() - started, cpu_seconds() - started_cpu)
         message = "%s %.2f s (%.2f CPU s)"
         logger.log(level, message, name, spent.seconds, spent.cpu_seconds, extra={"phase": name, "spent": spent})

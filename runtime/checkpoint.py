@@ -21,6 +21,7 @@ from torch.distributed.tensor import Shard as TorchShard
 
 from autopar._compat import StridedShard, tree_map_only
 from autopar.errors import ConfigurationError
+from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.parameters import full_tensor, unique_parameters
 
@@ -32,7 +33,8 @@ above what an integer tensor holds."""
 
 def save(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Write parameters, buffers, optimizer state and the state of the random draws to the folder `path`."""
-    state_dict_saver.save(in_plain_blocks(_state(module, optimizer)), checkpoint_id=str(path))
+    with HERE.inside("save"):
+        state_dict_saver.save(in_plain_blocks(_state(module, optimizer)), checkpoint_id=str(path))
 
 
 def load(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -40,6 +42,11 @@ def load(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimi
 
     Raises ConfigurationError where the folder holds no checkpoint of this model.
     """
+    with HERE.inside("load"):
+        _load(path, module, optimizer)
+
+
+def _load(path: str | Path, module: ParallelModule, optimizer: torch.optim.Optimizer | None) -> None:
     if optimizer is not None and not optimizer.state:
         _materialise_state(optimizer)
     state = _state(module, optimizer)

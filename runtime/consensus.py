@@ -1,7 +1,8 @@
 """Consensus: what all ranks must agree on before the first collective of a plan.
 
 Rank 0 plans and broadcasts; every rank captured its own graph and compares the fingerprint. An error on one rank is
-raised on all of them, so nobody waits for a rank that gave up. A world of one agrees with itself.
+raised on all of them, so nobody waits for a rank that gave up; one that ends without a word is a RankLostError. A
+world of one agrees with itself.
 """
 
 from __future__ import annotations
@@ -18,19 +19,38 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from autopar.errors import AutoparError, RankMismatchError
+from autopar.errors import AutoparError, RankLostError, RankMismatchError
 from autopar.plans.parallel_plan import Plan
+from autopar.runtime.collectives.progress import HERE, is_of_transport
 from autopar.runtime.process_groups import rank, world_size
 
 Result = TypeVar("Result")
 
 
-def gather_from_all(value: Result) -> list[Result]:
-    """The value of every rank, in rank order, on every rank."""
+@contextmanager
+def exchanging(what: str) -> Iterator[None]:
+    """An exchange of `what` between all ranks: raises RankLostError for what a transport raises that has lost one."""
+    HERE.collective = f"the exchange of {what}"
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_of_transport(error):
+            raise
+        HERE.ask()
+        HERE.raise_verdict(error)
+        raise RankLostError(
+            f"another rank ended or does not answer: the exchange of {what} does not end on rank {rank()}; what stopped "
+            f"it stands in its own output ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def gather_from_all(value: Result, what: str = "what every rank holds") -> list[Result]:
+    """The value of every rank, in rank order, on every rank. what: is exchanged, for messages."""
     if world_size() == 1:
         return [value]
     gathered: list[Result | None] = [None] * world_size()
-    dist.all_gather_object(gathered, value)
+    with exchanging(what):
+        dist.all_gather_object(gathered, value)
     return [item for item in gathered if item is not None]
 
 
@@ -46,12 +66,13 @@ def from_every_rank(mine: Mapping[str, torch.Tensor], device: torch.device) -> d
     for name, (shape, dtype) in forms.items():
         whole[name] = mine[name].contiguous() if name in mine else torch.empty(shape, dtype=dtype, device=device)
         if len(holders[name]) < world_size():
-            dist.broadcast(whole[name], holders[name][0])
+            with exchanging(name):
+                dist.broadcast(whole[name], holders[name][0])
     return whole
 
 
-def attempt_on_all(action: Callable[[], Result]) -> Result:
-    """Run `action`, which starts no collectives, on every rank. Where it raises on some, whatever it is, every rank
+def attempt_on_all(action: Callable[[], Result], what: str = "how a step went") -> Result:
+    """Run `action`, called `what` in messages, which starts no collectives, on every rank. Where it raises on some, whatever it is, every rank
     raises: these their own error, the others a RankMismatchError that names the first of them."""
     error: Exception | None = None
     result: list[Result] = []
@@ -59,7 +80,8 @@ def attempt_on_all(action: Callable[[], Result]) -> Result:
         result.append(action())
     except Exception as raised:
         error = raised
-    for failed, message in enumerate(gather_from_all("" if error is None else f"{type(error).__name__}: {error}")):
+    mine = "" if error is None else f"{type(error).__name__}: {error}"
+    for failed, message in enumerate(gather_from_all(mine, what)):
         if message and error is None:
             raise RankMismatchError(f"rank {failed} failed where rank {rank()} did not: {message}")
     if error is not None:
@@ -67,8 +89,8 @@ def attempt_on_all(action: Callable[[], Result]) -> Result:
     return result[0]
 
 
-def from_first_rank(action: Callable[[], Result]) -> Result:
-    """Run `action` on rank 0 only; every rank gets its result, or raises its AutoparError.
+def from_first_rank(action: Callable[[], Result], what: str = "what rank 0 finds") -> Result:
+    """Run `action`, which makes `what`, on rank 0 only; every rank gets its result, or raises its AutoparError.
 
     An error of another kind, a fault of ours, is raised on rank 0 and named by the others.
     """
@@ -83,11 +105,12 @@ def from_first_rank(action: Callable[[], Result]) -> Result:
             outcome[0] = error
         except Exception as error:
             fault, outcome[0] = error, RankMismatchError(f"rank 0 failed: {type(error).__name__}: {error}")
-        dist.broadcast_object_list(outcome, src=0)
+        with exchanging(what):
+            dist.broadcast_object_list(outcome, src=0)
         if fault is not None:
             raise fault
     else:
-        with deaf_to_one_interrupt():
+        with deaf_to_one_interrupt(), exchanging(what):
             dist.broadcast_object_list(outcome, src=0)
     result = outcome[0]
     if isinstance(result, AutoparError):
@@ -117,7 +140,7 @@ def deaf_to_one_interrupt() -> Iterator[None]:
 
 def agree_on_fingerprint(fingerprint: str) -> None:
     """Raises RankMismatchError naming the ranks whose graph differs from that of most ranks."""
-    fingerprints = gather_from_all(fingerprint)
+    fingerprints = gather_from_all(fingerprint, "fingerprints of graphs")
     if strange := _strange_ranks(fingerprints):
         raise RankMismatchError(
             f"ranks {strange} captured another graph than the others ({len(fingerprints)} ranks, "
@@ -128,7 +151,7 @@ def agree_on_fingerprint(fingerprint: str) -> None:
 
 def agree_on_plan(given: Plan | None) -> None:
     """Raises RankMismatchError naming the ranks that were given another plan (or none) than most ranks."""
-    digests = gather_from_all("" if given is None else hashlib.sha256(given.to_json()).hexdigest())
+    digests = gather_from_all("" if given is None else hashlib.sha256(given.to_json()).hexdigest(), "given plans")
     if strange := _strange_ranks(digests):
         raise RankMismatchError(
             f"ranks {strange} were given another plan than the others, or none: pass the same plan file on every rank"
@@ -147,10 +170,11 @@ def agree_on_sizes(sizes: Sequence[int], group: dist.ProcessGroup | None) -> lis
         return [list(sizes)]
     mine = torch.tensor(list(sizes), dtype=torch.int64)
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
+    with exchanging("sizes of batches"):
+        dist.all_gather(gathered, mine, group=group)
     return [item.tolist() for item in gathered]
 
 
 def shared_seed() -> int:
     """The seed of rank 0's default generator, on every rank."""
-    return from_first_rank(torch.initial_seed)
+    return from_first_rank(torch.initial_seed, "the seed")

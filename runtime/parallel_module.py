@@ -27,6 +27,7 @@ from autopar._compat import TreeSpec, tree_map_only
 from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
+from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import agree_on_sizes, shared_seed
 from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size
@@ -138,6 +139,10 @@ class ParallelModule(nn.Module):
 
     def build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan and emit for arguments of global shapes, and take over the parameters of the model."""
+        with HERE.inside("compile"):
+            self._build_for(args, kwargs)
+
+    def _build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._first = step = self._maker.step(
             self._model[0], args, kwargs, training=self.training, pinned=None, groups=None
         )
@@ -202,6 +207,10 @@ class ParallelModule(nn.Module):
         return (self.base_seed + self.calls * _STEP_STRIDE) % (1 << _SEED_BITS)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: BatchMode) -> Any:
+        with HERE.inside("call", self.calls + 1):
+            return self._run_inside(args, kwargs, mode)
+
+    def _run_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: BatchMode) -> Any:
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, self._planned().program)
         step = self._step_for(leaves, spec, mode)

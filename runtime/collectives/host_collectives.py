@@ -40,6 +40,7 @@ from autopar.runtime.collectives.exchanged import (
     two_levels,
 )
 from autopar.runtime.collectives.lost_ranks import Waiting, lost_ranks
+from autopar.runtime.collectives.progress import HERE
 
 REDUCTIONS: Mapping[str, Reduce] = {
     "sum": lambda rows: torch.sum(rows, 0, dtype=rows.dtype),
@@ -88,6 +89,7 @@ class Started:
     def wait(self) -> torch.Tensor:
         """The result. Raises RankLostError that names this collective's operator and the ranks that are missing."""
         begin = time.perf_counter()
+        HERE.collective = self._waiting
         try:
             return self._finish() if self._rest is None else self._rest.result()
         except LostPeersError as error:

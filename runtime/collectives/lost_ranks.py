@@ -19,8 +19,9 @@ import msgspec
 import torch.distributed as dist
 
 from autopar._compat import Store, default_store
-from autopar.errors import RankLostError
+from autopar.errors import AutoparError, RankLostError
 from autopar.runtime.collectives.exchange import LostPeersError
+from autopar.runtime.collectives.progress import HERE
 
 HEARING_SECONDS = 4.0
 """So long the others have to tell what they wait for: ranks see a lost one at different times."""
@@ -44,6 +45,9 @@ class Waiting:
         """The rank that is waited for."""
         return self.ranks[self.place]
 
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.operator}"
+
 
 class Told(msgspec.Struct, frozen=True):
     """What a rank that gives up tells: who it waits for, in which operator, whether their connections are closed."""
@@ -53,11 +57,13 @@ class Told(msgspec.Struct, frozen=True):
     ended: bool
 
 
-def lost_ranks(waiting: Waiting, error: LostPeersError) -> RankLostError:
-    """The error of a rank whose collective failed; takes up to `HEARING_SECONDS` to hear the others."""
-    mine = Told(
-        tuple(waiting.ranks[place] for place in error.peers), f"{waiting.kind} of {waiting.operator}", error.ended
-    )
+def lost_ranks(waiting: Waiting, error: LostPeersError) -> AutoparError:
+    """The error of a rank whose collective failed: the heartbeat's verdict where there is one, else a RankLostError;
+    takes up to `HEARING_SECONDS` to hear the others."""
+    verdict = HERE.ask()
+    if verdict is not None:
+        return verdict
+    mine = Told(tuple(waiting.ranks[place] for place in error.peers), str(waiting), error.ended)
     told = _hear(waiting.rank, mine, error.ended)
     return RankLostError(message(waiting, mine, told, str(error)))
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import RankLostError
+from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.pipeline.pipeline_routes import SentPiece
 from autopar.schedules.actions import PipeAction, Schedule
 from autopar.schedules.check import runnable_order
@@ -35,6 +36,9 @@ class Message(NamedTuple):
     reader: int
     source: int
     target: int
+
+    def __str__(self) -> str:
+        return f"{self.name} of micro-batch {self.micro_batch}, from rank group {self.source} to {self.target}"
 
 
 Sends = Mapping[tuple[int, bool], Sequence[tuple[str, int]]]
@@ -172,9 +176,12 @@ class Wires:
 @contextmanager
 def _naming(peer: int, message: Message) -> Iterator[None]:
     """Raise RankLostError for what a transport raises that has lost the rank `peer`."""
+    HERE.collective = message
     try:
         yield
     except RuntimeError as error:
+        HERE.ask()
+        HERE.raise_verdict(error)
         raise RankLostError(
             f"rank {peer} ended or does not answer: {message.name} of micro-batch {message.micro_batch}, read by stage "
             f"{message.reader}, did not go from rank group {message.source} to {message.target}; what stopped rank "

@@ -17,6 +17,7 @@ import torch
 from autopar._compat import release_saved_tensors
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.program import Input, Program
+from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.parameters import StageParameters, local_tensor
 from autopar.runtime.process_groups import ProcessGroups
@@ -82,10 +83,17 @@ class _StepFunction(torch.autograd.Function):
         }
         arguments = _saved(ctx)
         arguments += [_tangent(by_name[value.name], value, step.groups.device) for value in tangents_of(step.lowered)]
-        held: HeldGradients = ctx.held
-        if step.cut is not None and (held.holding or held.cut is not None):
-            return (None, None, *_by_input(step, held.backward(step.cut, arguments)))
-        return (None, None, *_by_input(step, step.backward(arguments)))
+        with HERE.inside("backward"):
+            gradients = _backward(step, ctx.held, arguments)
+        return (None, None, *_by_input(step, gradients))
+
+
+def _backward(step: WholeStep, held: HeldGradients, arguments: list[Any]) -> Sequence[torch.Tensor | None]:
+    """By no_sync(), or the call behind it, without the reductions of this call or with those of several."""
+    assert step.backward is not None
+    if step.cut is not None and (held.holding or held.cut is not None):
+        return held.backward(step.cut, arguments)
+    return step.backward(arguments)
 
 
 def _saved(ctx: Any) -> list[Any]:
