@@ -6,7 +6,7 @@
 
 It takes over the module tree of the original, so names, types of submodules, tied weights and buffers stay; only the
 parameters became DTensors. The graph of a new input shape or of eval mode is built when it is first met, with the
-parameters' layouts kept.
+parameters' layouts kept; those that were not used for long are dropped (`step/kept_steps.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.collectives.progress import HERE
-from autopar.runtime.consensus import agree_on_sizes, shared_seed
+from autopar.runtime.consensus import agree_on_sizes, from_first_rank, shared_seed
 from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size
 from autopar.runtime.step import batches
@@ -36,6 +36,7 @@ from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
 from autopar.runtime.step.call_values import graph_inputs, graph_states, user_output, write_buffers
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.step.kept_steps import DEFAULT_BOUND, KeptSteps, most_graphs
 from autopar.runtime.weights.initial_weights import Sync
 from autopar.runtime.weights.shard_model import shard_model, shard_state
 
@@ -86,7 +87,7 @@ class ParallelModule(nn.Module):
         self.precision = precision
         self._scaler = scaler
         self._sync: Sync = sync
-        self._steps: dict[Signature, Step] = {}
+        self._steps = KeptSteps(DEFAULT_BOUND)
         self._absent: dict[str, nn.Parameter] = {}
         self._first: Step | None = None
         self._data_axes: tuple[int, ...] = ()
@@ -150,7 +151,8 @@ class ParallelModule(nn.Module):
         self._adopt(step)
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, step.program)
-        self._steps[self._key(leaves, spec)] = step
+        self._steps = KeptSteps(from_first_rank(most_graphs, "how many graphs are kept"))
+        self._steps.keep(self._key(leaves, spec), step)
         if self._batch == "local" and world_size() > 1:
             self._control_group = dist.new_group(backend="gloo")
 
@@ -248,14 +250,16 @@ class ParallelModule(nn.Module):
         if mode == "local" and self._data_axes:
             leaves = self._global_leaves(leaves)
         key = self._key(leaves, spec)
-        if key not in self._steps:
+        step = self._steps.find(key)
+        if step is None:
             first = self._planned()
             args, kwargs = spec.unflatten(leaves)
             skeleton = without_weights(self._model[0], self.training, self._absent)
-            self._steps[key] = self._maker.step(
+            step = self._maker.step(
                 skeleton, args, kwargs, training=self.training, pinned=first.plan, groups=first.groups
             )
-        return self._steps[key]
+            self._steps.keep(key, step)
+        return step
 
     def _global_leaves(self, leaves: list[Any]) -> list[Any]:
         """The arguments with every batch dim at its global size (meta tensors where that is another size)."""

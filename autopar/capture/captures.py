@@ -18,6 +18,10 @@ from autopar.errors import CaptureError
 from autopar.program import Program
 
 
+MOST_TRACED = 8
+"""Programs of a kind that are kept to be compared with the next one, where no family computes it."""
+
+
 class Captures:
     """Captures of one model. traces, computed: how many programs were traced, and how many computed."""
 
@@ -73,6 +77,7 @@ class Captures:
             other = next((each for each in traced if varies(each, program)), None)
             self._pairs.setdefault(kind, []).extend([] if other is None else [(other, program)])
         traced.append(program)
+        del traced[:-MOST_TRACED]
         return program
 
     def _family(self, kind: Any, calls: CallsAt) -> Family | None:

@@ -205,10 +205,18 @@ def wake_from_gloo() -> None:
     """Let every wait of this process inside of a gloo group raise: where one message of a group is late, gloo closes
     all of its connections, and a message that nobody sends is late after a millisecond."""
     for group in all_groups():
-        try:
-            group.recv([torch.zeros(1)], (group.rank() + 1) % group.size(), UNUSED_TAG).wait(timedelta(milliseconds=1))
-        except (RuntimeError, ValueError):
-            continue
+        others = ((group.rank() + step) % group.size() for step in range(1, group.size()))
+        if not any(_is_late(group, other) for other in others):
+            log.debug(f"no connection of group {group.group_name} is left to close")
+
+
+def _is_late(group: dist.ProcessGroup, other: int) -> bool:
+    """Whether the message was late; else the connection to this one was closed already, or the group is not gloo's."""
+    try:
+        group.recv([torch.zeros(1)], other, UNUSED_TAG).wait(timedelta(milliseconds=1))
+    except (RuntimeError, ValueError) as error:
+        return "timed out" in str(error).lower()
+    return False
 
 
 _beating: list[Heartbeat] = []
