@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._C._distributed_c10d import Store, _resolve_process_group
+from torch._C._distributed_c10d import PrefixStore, Store, _resolve_process_group
 from torch._decomp import get_decompositions
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
@@ -169,6 +169,12 @@ def default_store() -> Store:
     return store
 
 
+def store_connection(name: str) -> Store:
+    """A connection to that store, which no wait on another one holds up; its keys are apart, under `name`."""
+    store: Any = default_store()
+    return PrefixStore(name, store.clone())
+
+
 def all_groups() -> list[ProcessGroup]:
     """The process groups of this process that other ranks belong to as well."""
     return [group for group in list(distributed_c10d._world.pg_map) if group.size() > 1]
@@ -218,6 +224,7 @@ __all__ = [
     "register_dataclass",
     "release_saved_tensors",
     "resolve_group",
+    "store_connection",
     "torch_version",
     "tree_flatten",
     "tree_flatten_with_path",

@@ -39,8 +39,8 @@ def exchanging(what: str) -> Iterator[None]:
         HERE.ask()
         HERE.raise_verdict(error)
         raise RankLostError(
-            f"another rank ended or does not answer: the exchange of {what} does not end on rank {rank()}; what stopped "
-            f"it stands in its own output ({str(error).splitlines()[0]})"
+            f"another rank ended or does not answer: the exchange of {what} does not end on rank {rank()}; what "
+            f"stopped it stands in its own output ({str(error).splitlines()[0]})"
         ) from error
 
 
@@ -72,8 +72,9 @@ def from_every_rank(mine: Mapping[str, torch.Tensor], device: torch.device) -> d
 
 
 def attempt_on_all(action: Callable[[], Result], what: str = "how a step went") -> Result:
-    """Run `action`, called `what` in messages, which starts no collectives, on every rank. Where it raises on some, whatever it is, every rank
-    raises: these their own error, the others a RankMismatchError that names the first of them."""
+    """Run `action`, called `what` in messages, which starts no collectives, on every rank. Where it raises on some,
+    whatever it is, every rank raises: these their own error, the others a RankMismatchError that names the first of
+    them."""
     error: Exception | None = None
     result: list[Result] = []
     try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from autopar import _compat
@@ -18,6 +19,18 @@ from autopar import _compat
 @pytest.mark.parametrize("name", _compat.__all__)
 def test_symbol_exists(name: str) -> None:
     assert getattr(_compat, name) is not None
+
+
+def test_a_connection_to_the_store_has_keys_of_its_own() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mine, same = _compat.store_connection("a"), _compat.store_connection("a")
+        mine.set("key", "value")
+        assert same.get("key") == b"value"
+        assert not _compat.store_connection("b").check(["key"])
+        assert _compat.all_groups() == []
+    finally:
+        dist.destroy_process_group()
 
 
 def test_versions_are_parsed() -> None:

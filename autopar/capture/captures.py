@@ -17,7 +17,6 @@ from autopar.capture.training_step import BATCH, LossFunction
 from autopar.errors import CaptureError
 from autopar.program import Program
 
-
 MOST_TRACED = 8
 """Programs of a kind that are kept to be compared with the next one, where no family computes it."""
 

@@ -31,7 +31,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from autopar._compat import Store, all_groups, default_store
+from autopar._compat import Store, all_groups, store_connection
 from autopar.errors import AutoparError, ConfigurationError, RankLostError, RankMismatchError
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank
@@ -144,9 +144,7 @@ class Heartbeat:
 
     def _say(self, ended: bool = False) -> None:
         self._count += 1
-        beat = Beat(
-            count=self._count, place=HERE.place(), host=self._host, process=self._process, ended=ended
-        )
+        beat = Beat(count=self._count, place=HERE.place(), host=self._host, process=self._process, ended=ended)
         self._store.set(f"{KEY}{self._rank}", msgspec.json.encode(beat).decode())
 
     def _ask(self, other: int) -> Beat | None:
@@ -234,8 +232,7 @@ def start_heartbeat() -> None:
     if limit == 0.0:
         return
     HERE.begin_watch(True)
-    store = dist.PrefixStore(name, default_store().clone())  # apart from what an earlier group left in the store
-    _beating.append(Heartbeat(store, rank(), world_size(), limit))
+    _beating.append(Heartbeat(store_connection(name), rank(), world_size(), limit))
     _beating[0].start()
     atexit.register(stop_heartbeat)
 

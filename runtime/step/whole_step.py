@@ -93,7 +93,8 @@ def _backward(step: WholeStep, held: HeldGradients, arguments: list[Any]) -> Seq
     assert step.backward is not None
     if step.cut is not None and (held.holding or held.cut is not None):
         return held.backward(step.cut, arguments)
-    return step.backward(arguments)
+    gradients: Sequence[torch.Tensor | None] = step.backward(arguments)
+    return gradients
 
 
 def _saved(ctx: Any) -> list[Any]:

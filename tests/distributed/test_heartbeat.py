@@ -49,7 +49,10 @@ def test_a_slow_plan_is_waited_for(pool: Pool) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [("failed", "rank 1 failed where rank 0 did not: KeyError: "), ("different", "ranks 0 and 1 do different things, and wait for each other: ")],
+    [
+        ("failed", "rank 1 failed where rank 0 did not: KeyError: "),
+        ("different", "ranks 0 and 1 do different things, and wait for each other: "),
+    ],
 )
 def test_late_is_told_from_different(pool: Pool, kind: str, message: str) -> None:
     with pytest.raises(WorkerError) as caught:

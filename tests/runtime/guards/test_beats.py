@@ -1,4 +1,4 @@
-"""What a rank concludes from the beats of others: silence, ends, failures and differences, and nothing from lateness."""
+"""What a rank concludes from the beats of others: silence, ends, failures and differences, nothing from lateness."""
 
 from __future__ import annotations
 
@@ -128,5 +128,3 @@ def test_before_its_first_beat_a_rank_is_not_judged() -> None:
 def test_patience_is_that_of_the_phase() -> None:
     assert late(place(phase="compile"), LIMIT) > late(place(phase="call"), LIMIT) > LIMIT
     assert late(place(inside=False), LIMIT) == float("inf")
-
-
