@@ -46,7 +46,9 @@ BEATS_PER_LIMIT = 12
 GRACE_SECONDS = 5.0
 """So long the computing thread has to raise the verdict before the process ends."""
 EXIT_CODE = 5
-KEY, VERDICT_KEY = "autopar/beat/", "autopar/verdict"
+LINGER_SECONDS = 1.0
+"""So long rank 0, whose process may hold the store, lets the others leave at its end: they talk to the store."""
+KEY, VERDICT_KEY, LEFT_KEY = "autopar/beat/", "autopar/verdict", "autopar/left"
 UNUSED_TAG = 7
 """Of messages that nobody sends."""
 
@@ -75,7 +77,7 @@ class Heartbeat:
         self._heard: dict[int, Heard] = {}
         self._group = weakref.ref(dist.group.WORLD) if dist.is_initialized() else None
         self._stopped, self._given_up = threading.Event(), threading.Lock()
-        self._asking = False
+        self._asking, self._process_ends = False, False
         self._rounds = 0
         self._next_warning = 1.0
         self._warned_entry = 0
@@ -89,8 +91,9 @@ class Heartbeat:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Say that this rank leaves in order, and end; returns at once where the store does not answer."""
+    def stop(self, process_ends: bool = False) -> None:
+        """Say that this rank leaves in order, and end, after two seconds also where the store does not answer."""
+        self._process_ends = process_ends
         self._stopped.set()
         HERE.news.set()
         for thread in self._threads:
@@ -115,7 +118,7 @@ class Heartbeat:
                     HERE.answered.set()
                 HERE.news.wait(self._period)
             if HERE.verdict is None:
-                self._say(ended=True)
+                self._leave()
         except (RuntimeError, OSError) as error:
             log.info(f"the heartbeat ends with the job's store: {str(error).splitlines()[0]}")
         finally:
@@ -146,6 +149,14 @@ class Heartbeat:
         self._count += 1
         beat = Beat(count=self._count, place=HERE.place(), host=self._host, process=self._process, ended=ended)
         self._store.set(f"{KEY}{self._rank}", msgspec.json.encode(beat).decode())
+
+    def _leave(self) -> None:
+        self._say(ended=True)
+        left = self._store.add(LEFT_KEY, 1)
+        until = time.monotonic() + (LINGER_SECONDS if self._rank == 0 and self._process_ends else 0.0)
+        while left < self._world and time.monotonic() < until:
+            time.sleep(0.02)
+            left = self._store.add(LEFT_KEY, 0)
 
     def _ask(self, other: int) -> Beat | None:
         key = f"{KEY}{other}"
@@ -234,15 +245,20 @@ def start_heartbeat() -> None:
     HERE.begin_watch(True)
     _beating.append(Heartbeat(store_connection(name), rank(), world_size(), limit))
     _beating[0].start()
-    atexit.register(stop_heartbeat)
+    atexit.register(_at_exit)
 
 
 def stop_heartbeat() -> None:
     """Leave the others in order."""
-    atexit.unregister(stop_heartbeat)
+    atexit.unregister(_at_exit)
     while _beating:
         _beating.pop().stop()
     HERE.begin_watch(False)
+
+
+def _at_exit() -> None:
+    while _beating:
+        _beating.pop().stop(process_ends=True)
 
 
 def _forget() -> None:
