@@ -25,7 +25,7 @@ from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Partial, Replicate, Shard
 from autopar.plans.parallel_plan import Plan
 from autopar.rules.registration import register_rule
-from autopar.runtime.checkpoint import load, save
+from autopar.runtime.checkpoints.checkpoint import load, save
 from autopar.runtime.clip_grad import clip_grad_norm_
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.step_log import StepLog

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -83,6 +84,19 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         _write_beside(target, content)
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the entries of a folder to the disk, so that what was renamed there is found after a loss of power.
+    Raises OSError. File systems that have no such thing are left as they are."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)
 
 
 def refuse_other_nodes(path: Path) -> None:

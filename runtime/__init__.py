@@ -2,6 +2,6 @@
 
 In: a plan and lowered graphs; never the planner. `parallel_module` is the compiled model (`shard_model` makes it of the
 user's); `step` and `pipeline` run its graphs, `collectives` and `kernels` what stands in them; `parameters`,
-`checkpoint` and `clip_grad` hold the weights. Out: a module that trains, and measured profiles
+`checkpoints` and `clip_grad` hold the weights. Out: a module that trains, and measured profiles
 (`calibration`).
 """

@@ -7,7 +7,7 @@ import torch.distributed.checkpoint as dcp
 
 import autopar
 from autopar.layouts.placement import Layout, Mesh, Replicate, Shard
-from autopar.runtime.checkpoint import in_plain_blocks
+from autopar.runtime.checkpoints.tensor_files import in_plain_blocks
 from autopar.runtime.parameters import full_tensor, shard_tensor
 from autopar.runtime.process_groups import ProcessGroups
 from tests.distributed.captured_once import compile_once, prepared_by
