@@ -100,6 +100,6 @@ def check_plain(name: str, value: Any) -> None:
     if not is_plain(value):
         strange = next((leaf for leaf in tree_leaves(value) if not is_plain(leaf)), value)
         raise ConfigurationError(
-            f"{name} holds a {type(strange).__module__}.{type(strange).__qualname__}, which cannot be read back as data: "
+            f"{name} holds a {type(strange).__module__}.{type(strange).__qualname__}, which is not read back as data: "
             "save numbers, words, tensors, and lists and dicts of them"
         )
