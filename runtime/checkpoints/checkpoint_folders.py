@@ -30,6 +30,7 @@ from autopar.runtime.checkpoints.tensor_files import INDEX
 LATEST = "latest.json"
 _DATA = re.compile(r"checkpoint-data-[0-9a-f]{8}")
 _STEP = re.compile(r"step-\d{8,}")
+_HALF_WRITTEN = re.compile(r"\.(manifest|latest)\.json\.[0-9a-f]{8}")
 _OF_TORCH = re.compile(r"__\d+_\d+\.distcp")
 
 
@@ -144,7 +145,9 @@ def _clear(folder: Path) -> None:
 
 def _remove_data(folder: Path, kept: str | None) -> None:
     for entry in folder.iterdir():
-        if _DATA.fullmatch(entry.name) and entry.name != kept:
+        if _HALF_WRITTEN.fullmatch(entry.name):
+            entry.unlink(missing_ok=True)
+        elif _DATA.fullmatch(entry.name) and entry.name != kept:
             shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -186,20 +189,27 @@ def commit_to_series(folder: Path, keep_last: int) -> None:
         series = [*others, *listed, folder.name]
         write_atomically(root / LATEST, sealed(Series(checkpoints=tuple(series[-keep_last:]))))
         sync_folder(root)
-    for name in series[:-keep_last]:
+    with suppress(OSError):
+        _remove_data(root, None)
+    for name in (*series[:-keep_last], *_parts(root)):
         with suppress(OSError):
             _remove_checkpoint(root / name)
 
 
 def _steps(root: Path) -> list[str]:
-    """Names of the checkpoints in a series, those of killed removals too, by step."""
-    return sorted(entry.name for entry in root.iterdir() if _STEP.fullmatch(entry.name) and _is_ours(entry))
+    """Names of the checkpoints in a series, by step."""
+    named = [entry for entry in root.iterdir() if _STEP.fullmatch(entry.name)]
+    return sorted(entry.name for entry in named if (entry / MANIFEST).is_file())
 
 
-def _is_ours(folder: Path) -> bool:
-    return folder.is_dir() and (
-        (folder / MANIFEST).is_file() or any(_DATA.fullmatch(entry.name) for entry in folder.iterdir())
-    )
+def _parts(root: Path) -> list[str]:
+    """Names of what killed saves and removals left of checkpoints, and nobody else put anything into."""
+    named = [entry for entry in root.iterdir() if _STEP.fullmatch(entry.name) and entry.is_dir()]
+    return [entry.name for entry in named if all(_is_part(inside.name) for inside in entry.iterdir())]
+
+
+def _is_part(name: str) -> bool:
+    return bool(_DATA.fullmatch(name) or _HALF_WRITTEN.fullmatch(name))
 
 
 def _remove_checkpoint(folder: Path) -> None:

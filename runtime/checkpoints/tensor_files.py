@@ -34,6 +34,8 @@ from autopar.runtime.parameters import full_tensor
 State = dict[str, Any]
 """Name -> tensor, DTensor or plain data."""
 INDEX = ".metadata"
+_AS_THEY_ARE = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
+"""Names and values: torch would go through what users keep, and make words of keys that are numbers."""
 _INDEX_CLASSES = {
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
     "torch.distributed.checkpoint.metadata": (
@@ -59,7 +61,7 @@ def write_tensors(state: State, folder: Path) -> Metadata:
         index: Metadata = state_dict_saver.save(
             in_plain_blocks(state),
             storage_writer=FileSystemWriter(folder),
-            planner=DefaultSavePlanner(flatten_state_dict=False),
+            planner=DefaultSavePlanner(**_AS_THEY_ARE),
         )
     except (OSError, RuntimeError, CheckpointException) as error:
         raise ConfigurationError(f"cannot write {folder}: {_first_cause(error)}") from error
@@ -163,7 +165,7 @@ class _DataPlanner(DefaultLoadPlanner):
     """Reads values that are no tensors as data."""
 
     def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        super().__init__(**_AS_THEY_ARE)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         self.state_dict[read_item.dest_index.fqn] = _read_plain(value)

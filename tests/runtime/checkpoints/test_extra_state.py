@@ -1,0 +1,69 @@
+"""What users keep beside the model comes back as it was, or is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autopar
+from tests.runtime.checkpoints.small_runs import bits, compiled, filled
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+class Sampler:
+    """Keeps a position; refuses one above its end."""
+
+    def __init__(self, position: int, end: int = 100) -> None:
+        self.position, self.end = position, end
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+        if self.position > self.end:
+            raise IndexError(f"{self.position} is behind the end")
+
+
+def test_plain_data_comes_back_as_it_was(tmp_path: Path) -> None:
+    plain = {"none": None, "inf": float("inf"), "pair": (1, [2.5, "x"]), "counts": Counter({3: 1}), "words": {1: {"a": b"b"}}}
+    autopar.save(tmp_path / "run", compiled(), extra={**plain, "tensor": torch.arange(3)})
+    found = dict(autopar.load(tmp_path / "run", compiled()).extra)
+    assert found.pop("tensor").tolist() == [0, 1, 2]
+    assert found == plain
+
+
+@pytest.mark.parametrize("value", [Sampler, lambda: 1, object()], ids=["class", "function", "object"])
+def test_what_is_no_data_is_refused(tmp_path: Path, value: object) -> None:
+    with pytest.raises(autopar.ConfigurationError, match="extra.mine holds a .*, which is not read back as data"):
+        autopar.save(tmp_path / "run", compiled(), extra={"mine": {"deep": [value]}})
+
+
+def test_tensors_that_are_spread_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(autopar.ConfigurationError, match="extra.average holds a DTensor"):
+        autopar.save(tmp_path / "run", compiled(), extra={"average": compiled().state_dict()})
+
+
+def test_where_one_refuses_its_state_nothing_is_changed(tmp_path: Path) -> None:
+    module, first, second = compiled(), Sampler(7), Sampler(50)
+    autopar.save(tmp_path / "run", module, extra={"first": first, "second": second})
+    filled(module, 5.0)
+    before = bits(module)
+    first, second = Sampler(1), Sampler(2, end=9)
+    with pytest.raises(IndexError, match="50 is behind the end"):
+        autopar.load(tmp_path / "run", module, extra={"first": first, "second": second})
+    assert (first.position, second.position) == (1, 2)
+    assert bits(module) == before
+
+
+def test_names_that_were_not_saved_and_values_that_take_nothing_are_refused(tmp_path: Path) -> None:
+    autopar.save(tmp_path / "run", compiled(), extra={"epoch": 1})
+    with pytest.raises(autopar.ConfigurationError, match="extra.sampler: nothing in the checkpoint"):
+        autopar.load(tmp_path / "run", compiled(), extra={"sampler": Sampler(1)})
+    with pytest.raises(autopar.ConfigurationError, match="is a int without load_state_dict"):
+        autopar.load(tmp_path / "run", compiled(), extra={"epoch": 1})
