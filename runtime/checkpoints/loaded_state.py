@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -96,8 +97,8 @@ def _in_layout_of(like: torch.Tensor | None, value: Any) -> Any:
 def check_ties(values: State, module: ParallelModule) -> None:
     """Raises ConfigurationError where names of one parameter have values that differ."""
     for _, aliases in unique_parameters(module).values():
-        first, *others = [MODEL + name for name in aliases if MODEL + name in values]
-        for name in others:
+        read = [MODEL + name for name in aliases if MODEL + name in values]
+        for first, name in pairwise(read):
             if not _same_bits(values[first], values[name]):
                 raise ConfigurationError(
                     f"{first} and {name} are one parameter here and two in the checkpoint, with other values: "

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import autopar
 from autopar.layouts.placement import Layout, Mesh, Replicate, Shard
 from autopar.runtime.checkpoints.tensor_files import in_plain_blocks
-from autopar.runtime.parameters import full_tensor, shard_tensor
+from autopar.runtime.checkpoints.training_state import flat_state
+from autopar.runtime.parameters import full_tensor, local_tensor, shard_tensor
 from autopar.runtime.process_groups import ProcessGroups
 from tests.distributed.captured_once import compile_once, prepared_by
 from tests.distributed.models import captured_tied, tied_model, tokens
@@ -41,6 +48,94 @@ def load(path: str, dims: dict[str, int] | None, dropout: float = 0.0) -> list[f
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.5)
     autopar.load(path, module, optimizer)
     return [_step(module, optimizer, step) for step in range(2, 4)]
+
+
+@prepared_by(captured_tied)
+def resumed(path: str, dims: dict[str, int], dropout: float) -> bool:
+    """Whether six steps give the losses and the weights of three, a save, a load elsewhere and three, bit by bit."""
+    module, optimizer, scheduler = _run(11, dims, dropout)
+    for step in range(3):
+        _step(module, optimizer, step)
+        scheduler.step()
+    autopar.save(path, module, optimizer, extra={"scheduler": scheduler, "position": 3}, keep_last=1)
+    other, again, schedule = _run(5, dims, dropout)
+    loaded = autopar.load(path, other, again, extra={"scheduler": schedule})
+    losses = []
+    for run in ((module, optimizer, scheduler), (other, again, schedule)):
+        losses.append([])
+        for step in range(loaded.extra["position"], 6):
+            losses[-1].append(_step(run[0], run[1], step))
+            run[2].step()
+    return losses[0] == losses[1] and _bits(module, optimizer) == _bits(other, again)
+
+
+def _run(seed: int, dims: dict[str, int], dropout: float) -> tuple[autopar.ParallelModule, Any, Any]:
+    torch.manual_seed(seed)
+    module = compile_once("tied model", tied_model(seed=seed, dropout=dropout), tokens(0), dims=dims)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
+    return module, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], gamma=0.5)
+
+
+def _bits(module: autopar.ParallelModule, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    state = flat_state(module, optimizer)
+    return {n: local_tensor(v).numpy().tobytes() if isinstance(v, torch.Tensor) else v for n, v in state.items()}
+
+
+@prepared_by(captured_tied)
+def refused(path: str, dims: dict[str, int]) -> list[str]:
+    """What this rank hears of a value that differs by rank, a disk that is full on rank 1, a file that was changed, a
+    state that rank 1 refuses, and an optimizer of another class; whether all of it changed nothing, and what is there
+    is whole."""
+    module, optimizer, _ = _run(11, dims, 0.0)
+    autopar.save(path, module, optimizer, extra={"guard": _Guard(-1)})
+    before = _bits(module, optimizer)
+    other = torch.optim.SGD(module.parameters(), lr=0.1)
+    heard = [
+        _heard(lambda: autopar.save(path, module, extra={"rank": dist.get_rank()})),
+        _heard(lambda: _saved_on_a_full_disk(path, module, optimizer)),
+        _heard(lambda: autopar.load(path, module, optimizer, extra={"guard": _Guard(1)})),
+        _heard(lambda: autopar.load(path, module, other)),
+        "" if autopar.load(path, module, optimizer).left_out else "whole",
+    ]
+    dist.barrier()
+    if dist.get_rank() == 0:
+        tensors = max(Path(path).rglob("*.distcp"), key=lambda file: file.stat().st_size)
+        tensors.write_bytes(tensors.read_bytes()[:-1] + b"x")
+    dist.barrier()
+    heard.append(_heard(lambda: autopar.load(path, module, optimizer)))
+    return [*heard, "unchanged" if _bits(module, optimizer) == before else "changed"]
+
+
+class _Guard:
+    """Takes its state on all ranks but one."""
+
+    def __init__(self, refuses: int) -> None:
+        self.refuses = refuses
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if dist.get_rank() == self.refuses:
+            raise ValueError("not this one")
+
+
+def _heard(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except (autopar.AutoparError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _saved_on_a_full_disk(path: str, module: autopar.ParallelModule, optimizer: torch.optim.Optimizer) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    try:
+        autopar.save(path, module, optimizer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def strided_round_trip(path: str) -> float:

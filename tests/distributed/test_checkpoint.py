@@ -37,3 +37,25 @@ def test_training_goes_on_under_another_plan(
 
 def test_strided_layouts_survive_full_tensor_and_files(pool: Pool, tmp_path: Path) -> None:
     assert max(pool.run("tests.distributed.checkpoint_jobs:strided_round_trip", path=str(tmp_path / "w"))) == 0.0
+
+
+def test_a_run_that_is_loaded_goes_on_bit_by_bit(pool: Pool, tmp_path: Path) -> None:
+    job, path = "tests.distributed.checkpoint_jobs:resumed", str(tmp_path / "run")
+    assert all(pool.run(job, world_size=2, path=path, dims={"dp_shard": 2}, dropout=0.2))
+
+
+def test_what_one_rank_cannot_do_is_heard_on_all_and_changes_nothing(pool: Pool, tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    for rank, heard in enumerate(
+        pool.run("tests.distributed.checkpoint_jobs:refused", world_size=2, path=path, dims={"tp": 2})
+    ):
+        differs, full, guard, another, whole, damaged, after = heard
+        assert "extra.rank of ranks 1 is not that of rank 0" in differs
+        assert "cannot write" in full
+        assert "rank 1" in full
+        assert "not this one" in guard
+        assert guard.startswith(("RankMismatchError", "ValueError")[rank])
+        assert "optimizer: AdamW in the checkpoint, SGD here" in another
+        assert whole == "whole"
+        assert "is damaged, nothing was changed" in damaged
+        assert after == "unchanged"

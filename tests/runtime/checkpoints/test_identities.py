@@ -42,7 +42,7 @@ CASES: dict[str, tuple[dict[str, int], dict[str, int], Callable[..., torch.optim
     "two layers into three": ({}, {"count": 3}, adam, r"model.layers.2.weight: nothing in the checkpoint, float32"),
     "another width": ({"width": 5}, {}, adam, r"model.head.weight: float32 \[5, 4\] in .*, float32 \[3, 4\] here"),
     "another class": ({}, {}, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), "optimizer: AdamW in .*, SGD here"),
-    "other groups": ({}, {}, in_two_groups, "1 groups in .*, 2 here.*optimizer.groups.head.bias: in group 0 in .* group 1"),
+    "other groups": ({}, {}, in_two_groups, "1 groups in .*, 2 here.*groups.head.bias: in group 0 in .* group 1"),
     "a smaller optimizer": ({}, {}, without_head, "exp_avg: .*, head.weight is not in the optimizer here"),
 }
 
