@@ -27,7 +27,8 @@ class Layers(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = torch.tanh(layer(self.dropout(x))) * self.frozen
-        return (self.head(x) * self.scale).pow(2).mean()
+        loss: torch.Tensor = (self.head(x) * self.scale).pow(2).mean()
+        return loss
 
 
 @cache

@@ -31,7 +31,7 @@ class Sampler:
 
 
 def test_plain_data_comes_back_as_it_was(tmp_path: Path) -> None:
-    plain = {"none": None, "inf": float("inf"), "pair": (1, [2.5, "x"]), "counts": Counter({3: 1}), "by rank": {1: b"b"}}
+    plain = {"none": None, "inf": float("inf"), "pair": (1, [2.5, "x"]), "counts": Counter({3: 1}), "by": {1: b"b"}}
     autopar.save(tmp_path / "run", compiled(), extra={**plain, "tensor": torch.arange(3)})
     found = dict(autopar.load(tmp_path / "run", compiled()).extra)
     assert found.pop("tensor").tolist() == [0, 1, 2]

@@ -72,7 +72,7 @@ def test_uncompared_three_layers_load_into_two(tmp_path: Path, monkeypatch: pyte
 
 def test_what_agrees_is_taken_when_asked_for_and_the_rest_is_named(tmp_path: Path) -> None:
     folder = saved(tmp_path / "run", count=3, width=5)
-    there = bits(compiled(3, 5))
+    there = bits(compiled(count=3, width=5))
     module = compiled()
     optimizer = adam(module)
     filled(module, 5.0)
