@@ -177,8 +177,8 @@ def _remove_unlisted_tensors(folder: Path) -> None:
             entry.unlink()
 
 
-def commit_to_series(folder: Path, keep_last: int) -> None:
-    """Make the checkpoint the latest of the series around it, and remove all but the last `keep_last`.
+def commit_to_series(folder: Path, keep_last: int) -> list[str]:
+    """Make the checkpoint the latest of the series around it, and remove all but the last `keep_last`, which it names.
 
     In the order of their saves, so that a run which went back to an earlier step keeps what it wrote since.
     """
@@ -194,6 +194,7 @@ def commit_to_series(folder: Path, keep_last: int) -> None:
     for name in (*series[:-keep_last], *_parts(root)):
         with suppress(OSError):
             _remove_checkpoint(root / name)
+    return series[-keep_last:]
 
 
 def _steps(root: Path) -> list[str]:
