@@ -43,6 +43,7 @@ from autopar.runtime.checkpoints.loaded_state import check_ties, empty_slots, se
 from autopar.runtime.checkpoints.manifest import FORMAT, Manifest, SavedFile, saved_file
 from autopar.runtime.checkpoints.tensor_files import INDEX, State, read_metadata, read_tensors, write_tensors
 from autopar.runtime.checkpoints.training_state import EXTRA, OPTIMIZER, flat_state, group_names
+from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import attempt_on_all, from_first_rank, gather_from_all
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import rank, world_size
@@ -92,8 +93,9 @@ def save(
     Raises ConfigurationError for what cannot be saved, and for what the system refuses (a full disk, a closed
     folder); what was there before is whole then.
     """
-    attempt_on_all(lambda: _check_numbers(step, keep_last))
-    return write_snapshot(path, take_snapshot(module, optimizer, extra=extra, step=step), keep_last=keep_last)
+    with HERE.inside("save"):
+        attempt_on_all(lambda: _check_numbers(step, keep_last))
+        return write_snapshot(path, take_snapshot(module, optimizer, extra=extra, step=step), keep_last=keep_last)
 
 
 def _check_numbers(step: int | None, keep_last: int | None) -> None:
@@ -194,8 +196,19 @@ def load(
 
     Raises ConfigurationError where there is no whole checkpoint, or one of another model; nothing is changed then.
     """
+    with HERE.inside("load"):
+        return _load(Path(path), module, optimizer, extra, strict)
+
+
+def _load(
+    path: Path,
+    module: ParallelModule,
+    optimizer: torch.optim.Optimizer | None,
+    extra: Mapping[str, Any],
+    strict: bool,
+) -> LoadedCheckpoint:
     attempt_on_all(lambda: check_takers(extra))
-    found = from_first_rank(lambda: find_checkpoint(Path(path)))
+    found = from_first_rank(lambda: find_checkpoint(path))
     _check_files(found)
     index = attempt_on_all(lambda: read_metadata(found.data))
     saved = identities.saved_forms(index)
