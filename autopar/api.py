@@ -39,6 +39,7 @@ from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit_step import emit_step
+from autopar.runtime.guards.call_guard import CHECK_CALLS
 from autopar.runtime.guards.heartbeat import start_heartbeat
 from autopar.runtime.launchers import join_launched_job
 from autopar.runtime.parallel_module import ParallelModule
@@ -81,6 +82,7 @@ def compile(
     warm_start: Plan | str | Path | None = None,
     scaler: torch.amp.GradScaler | None = None,
     sync: Sync = "broadcast",
+    check_calls: int = CHECK_CALLS,
 ) -> ParallelModule:
     """Plan `model` for the running processes and return the module that trains under the plan; `model` is consumed.
 
@@ -108,6 +110,8 @@ def compile(
     scaler: the GradScaler that scales the loss. Micro-batches and pipelines run backward inside the call: with it they
         run it at that scale, and an overflow on one stage skips the step on all.
     sync: weights and buffers that differ between ranks become those of rank 0 ("broadcast"), or are an error ("check").
+    check_calls: ranks compare before every call and backward pass what they do, and the values of the inputs at the
+        first calls and at every so-many-th (1: at every call); 0: nothing is compared.
 
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
@@ -119,6 +123,8 @@ def compile(
         raise ConfigurationError(f'batch={batch!r}: write "global" (every rank passes all of it) or "local" (its part)')
     if sync not in get_args(Sync):
         raise ConfigurationError(f'sync={sync!r}: write "broadcast" (weights of rank 0) or "check" (compare only)')
+    if not isinstance(check_calls, int) or check_calls < 0:
+        raise ConfigurationError(f"check_calls={check_calls!r}: compare inputs at every so-many-th call; 0: at none")
     model = take_off_wrappers(model)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
     given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)), "the cluster")
@@ -147,7 +153,15 @@ def compile(
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
     journey = Journey(request=request, given=given, captures=Captures())
     module = ParallelModule(
-        model, journey, batch=batch, optimizer=instance, loss_fn=loss_fn, precision=precision, scaler=scaler, sync=sync
+        model,
+        journey,
+        batch=batch,
+        optimizer=instance,
+        loss_fn=loss_fn,
+        precision=precision,
+        scaler=scaler,
+        sync=sync,
+        check_calls=check_calls,
     )
     if example_inputs is None:
         if verify:

@@ -165,17 +165,6 @@ def _strange_ranks(values: Sequence[str]) -> str:
     return ", ".join(str(index) for index, value in enumerate(values) if value != usual)
 
 
-def agree_on_sizes(sizes: Sequence[int], group: dist.ProcessGroup | None) -> list[list[int]]:
-    """The `sizes` of every rank, by one gather of CPU integers over `group` (a gloo group)."""
-    if group is None:
-        return [list(sizes)]
-    mine = torch.tensor(list(sizes), dtype=torch.int64)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    with exchanging("sizes of batches"):
-        dist.all_gather(gathered, mine, group=group)
-    return [item.tolist() for item in gathered]
-
-
 def shared_seed() -> int:
     """The seed of rank 0's default generator, on every rank."""
     return from_first_rank(torch.initial_seed, "the seed")

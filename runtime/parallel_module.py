@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -28,7 +27,9 @@ from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.collectives.progress import HERE
-from autopar.runtime.consensus import agree_on_sizes, from_first_rank, shared_seed
+from autopar.runtime.consensus import from_first_rank, shared_seed
+from autopar.runtime.guards.call_guard import CHECK_CALLS, Call, CallGuard
+from autopar.runtime.guards.meetings import meet
 from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size
 from autopar.runtime.step import batches
@@ -77,6 +78,7 @@ class ParallelModule(nn.Module):
         precision: str | None = None,
         scaler: torch.amp.GradScaler | None = None,
         sync: Sync = "broadcast",
+        check_calls: int = CHECK_CALLS,
     ) -> None:
         super().__init__()
         self._model = (model,)  # a tuple, so that the original is not a submodule of its own tree
@@ -92,7 +94,9 @@ class ParallelModule(nn.Module):
         self._first: Step | None = None
         self._data_axes: tuple[int, ...] = ()
         self._held = HeldGradients()
-        self._control_group: dist.ProcessGroup | None = None
+        self._check_calls = check_calls
+        self._guard = CallGuard(0, ())
+        self._totals: dict[tuple[int, ...], list[int]] = {}
         self.base_seed = 0
         self.calls = 0
         self.training = model.training
@@ -153,8 +157,7 @@ class ParallelModule(nn.Module):
         leaves, spec = batches.ordered(args, kwargs, step.program)
         self._steps = KeptSteps(from_first_rank(most_graphs, "how many graphs are kept"))
         self._steps.keep(self._key(leaves, spec), step)
-        if self._batch == "local" and world_size() > 1:
-            self._control_group = dist.new_group(backend="gloo")
+        self._guard = CallGuard(self._check_calls, nn.Module.parameters(self))
 
     def _axes_of_the_batch(self, step: Step) -> tuple[int, ...]:
         """The mesh axes over which the ranks share the samples; none where stages share them differently."""
@@ -202,7 +205,7 @@ class ParallelModule(nn.Module):
         """The emitted graph for arguments of global shapes, and the arguments as its leaves."""
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, self._planned().program)
-        return self._step_for(leaves, spec, "global"), leaves
+        return self._step_for(leaves, spec, self._key(leaves, spec)), leaves
 
     def seed(self) -> int:
         """Seed of the random draws of the next call."""
@@ -215,10 +218,18 @@ class ParallelModule(nn.Module):
     def _run_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: BatchMode) -> Any:
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, self._planned().program)
-        step = self._step_for(leaves, spec, mode)
+        key = self._key(leaves, spec)
+        call = self._call(leaves, spec, key, mode)
+        sizes = self._guard.before_call(call)
+        if call.split:
+            whole = self._global_leaves(call, sizes)
+            step = self._step_for(whole, spec, self._key(whole, spec))
+        else:
+            step = self._step_for(leaves, spec, key)
         with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
             results = self._results(step, leaves, mode)
         self.calls += 1
+        self._meet_before_backward(results, call.act)
         write_buffers(self, step, results)
         return user_output(step, results)
 
@@ -245,11 +256,9 @@ class ParallelModule(nn.Module):
         frozen = tuple(parameter.requires_grad for parameter in nn.Module.parameters(self))
         return (batches.signature(leaves, spec), modes, frozen, autocast_state())
 
-    def _step_for(self, leaves: list[Any], spec: TreeSpec, mode: BatchMode) -> Step:
-        """The emitted graph for arguments like these; built now where they are new."""
-        if mode == "local" and self._data_axes:
-            leaves = self._global_leaves(leaves)
-        key = self._key(leaves, spec)
+    def _step_for(self, leaves: list[Any], spec: TreeSpec, key: Signature) -> Step:
+        """The emitted graph for arguments of global shapes like these, of which `key` is the key; built now where they
+        are new."""
         step = self._steps.find(key)
         if step is None:
             first = self._planned()
@@ -261,21 +270,63 @@ class ParallelModule(nn.Module):
             self._steps.keep(key, step)
         return step
 
-    def _global_leaves(self, leaves: list[Any]) -> list[Any]:
-        """The arguments with every batch dim at its global size (meta tensors where that is another size)."""
-        step = self._planned()
-        inputs = batches.input_leaves(step.program)
-        split = [(leaf, value.batch_dim) for value, leaf in inputs if value.batch_dim is not None]
-        sizes = [leaves[leaf].shape[dim] for leaf, dim in split]
-        totals = batches.global_sizes(
-            agree_on_sizes(sizes, self._control_group), self._data_axes, step.own_plan.layout_mesh
-        )
-        grown = list(leaves)
-        for (leaf, dim), total in zip(split, totals, strict=True):
-            shape = list(leaves[leaf].shape)
+    def _global_leaves(self, call: Call, sizes: tuple[int, ...]) -> list[Any]:
+        """The arguments with every split dim at its global size, as meta tensors. sizes: what stands for those of every
+        rank; ranks tell each other the sizes themselves where it is new."""
+        totals = self._totals.get(sizes)
+        if totals is None:
+            told = meet(call.sizes, f"batch sizes of {call.act}")
+            totals = batches.global_sizes(told, self._data_axes, self._planned().own_plan.layout_mesh)
+            if sizes:
+                self._totals[sizes] = totals
+        grown = list(call.leaves)
+        for (leaf, dim), total in zip(call.split.items(), totals, strict=True):
+            shape = list(grown[leaf].shape)
             shape[dim] = total
-            grown[leaf] = torch.empty(shape, dtype=leaves[leaf].dtype, device="meta")
+            grown[leaf] = torch.empty(shape, dtype=grown[leaf].dtype, device="meta")
         return grown
+
+    # what other ranks do at the same time
+
+    def _call(self, leaves: list[Any], spec: TreeSpec, key: Signature, mode: BatchMode) -> Call:
+        """This call, as the guard compares it."""
+        split = self._batch_dims(leaves) if mode == "local" and self._data_axes else {}
+        kind = "train" if self.training else "eval"
+        without = "" if torch.is_grad_enabled() else " without gradients"
+        return Call(
+            act=f"{kind} call {self.calls + 1} of {type(self.original).__name__}{without}",
+            leaves=leaves,
+            spec=spec,
+            split=split,
+            shard=self.data_shard(),
+            state=self._state,
+            key=(mode, key),
+        )
+
+    def _batch_dims(self, leaves: list[Any]) -> dict[int, int]:
+        """Leaf -> batch dim, as in the example, of the leaves that are there: labels may be missing in eval mode."""
+        dims = {leaf: value.batch_dim for value, leaf in batches.input_leaves(self._planned().program)}
+        given = {leaf: dim for leaf, dim in dims.items() if dim is not None and leaf < len(leaves)}
+        return {leaf: dim for leaf, dim in given.items() if getattr(leaves[leaf], "ndim", 0) > dim}
+
+    def _state(self) -> dict[tuple[str, str], str]:
+        """What decides over the graph beside the arguments, in words. Ranks of stages have other parameters each."""
+        other_mode = [name for name, module in self.named_modules() if module.training != self.training]
+        frozen = [name for name, parameter in nn.Module.named_parameters(self) if not parameter.requires_grad]
+        return {
+            ("has", "modules in the other mode"): ", ".join(other_mode) or "none",
+            ("has", "frozen parameters"): "those of stages" if self.plan.in_stages else ", ".join(frozen) or "none",
+            ("has", "autocast"): str(autocast_state()),
+        }
+
+    def _meet_before_backward(self, results: Sequence[torch.Tensor], act: str) -> None:
+        """Let the guard compare what ranks do before the backward pass of these results runs."""
+        node = next((result.grad_fn for result in results if result.grad_fn is not None), None)
+        if node is not None and self._guard.is_on:
+            node.register_prehook(lambda _: self._guard.before_backward(self._backward_of(act)))
+
+    def _backward_of(self, act: str) -> str:
+        return f"the backward pass of {act}{' inside no_sync()' if self._held.holding else ''}"
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -70,16 +70,17 @@ def flatten_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatInputs
     leaves = tuple(leaf for _, leaf in paths)
     for path, leaf in paths:
         if isinstance(leaf, Tensor):
-            check_tensor(f"input {_leaf_name(path)}", leaf)
+            check_tensor(f"input {leaf_name(path)}", leaf)
     return FlatInputs(
         leaves=leaves,
-        names=tuple(_leaf_name(path) for path, _ in paths),
+        names=tuple(leaf_name(path) for path, _ in paths),
         spec=spec,
         tensor_leaves=tuple(index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)),
     )
 
 
-def _leaf_name(path: Any) -> str:
+def leaf_name(path: Any) -> str:
+    """The name of an argument leaf, from its path in (args, kwargs)."""
     is_positional = path[0].idx == 0
     parts = ["args"] if is_positional else []
     return ".".join([*parts, *(path_part(key) for key in path[1:])])

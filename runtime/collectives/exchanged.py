@@ -86,6 +86,21 @@ def gathered(
     return own
 
 
+def gathered_by_doubling(communicator: Communicator, tag: int, own: torch.Tensor) -> Collective:
+    """Every place's flat `own`, a row each, in rounds of one message each way that move twice as many rows as the one
+    before (Bruck's algorithm): 6 messages on 64 ranks. For few bytes."""
+    size, place = communicator.size, communicator.place
+    rows = own.new_empty((size, own.numel()))  # of this place, the next one, ...
+    rows[0] = own
+    count = 1
+    while count < size:
+        more = min(count, size - count)
+        behind, ahead = (place - count) % size, (place + count) % size
+        yield communicator.exchange(tag, {behind: rows[:more]}, {ahead: rows[count : count + more]})
+        count += more
+    return rows.roll(place, 0)
+
+
 def scattered_on_nodes(communicator: Communicator, tag: int, flat: torch.Tensor, reduce: Reduce) -> Collective:
     """As `scattered` over everyone: first inside of each node, all nodes' blocks at once, then across."""
     nodes, inside = communicator.num_nodes, communicator.inside

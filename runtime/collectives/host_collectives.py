@@ -31,6 +31,7 @@ from autopar.runtime.collectives.exchanged import (
     all_reduced,
     exchanged,
     gathered,
+    gathered_by_doubling,
     gathered_on_nodes,
     reduced_copies,
     scattered,
@@ -162,6 +163,13 @@ def start_all_gather(x: torch.Tensor, ranks: int, group: str, operator: str) -> 
         return Started("all_gather", communicator, operator, then(one, result))
     two = gathered_on_nodes(communicator, tag, x.view(-1), result.view(-1))
     return Started("all_gather", communicator, operator, then(two, result)).go_on()
+
+
+def start_small_all_gather(row: torch.Tensor, group: str, operator: str) -> Started:
+    """All ranks' flat `row`, a row each: few messages per rank on any number of ranks."""
+    communicator = communicator_of(group)
+    made = gathered_by_doubling(communicator, communicator.first_tag(), row)
+    return Started("all_gather", communicator, operator, made)
 
 
 def start_all_to_all(x: torch.Tensor, received: Sequence[int], sent: Sequence[int], group: str, op: str) -> Started:

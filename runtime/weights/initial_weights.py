@@ -3,8 +3,8 @@
     rank 0 seeded 0, rank 1 seeded 1     ->  rank 1 receives the blocks that it keeps, and a warning says so
     both seeded alike                    ->  digests agree, nothing is sent
 
-Ranks compare one number per parameter and buffer (`digest`); only tensors that differ from rank 0's are sent, each rank
-the block that it stores, so a tensor that is stored split crosses the network once in all.
+Ranks compare one number per parameter and buffer (`guards/digests.py`); only tensors that differ from rank 0's are
+sent, each rank the block that it stores, so a tensor that is stored split crosses the network once in all.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from autopar.errors import RankMismatchError
 from autopar.layouts.placement import Layout, Mesh, Replicate, replicated
 from autopar.plans.plan_text import format_bytes
 from autopar.runtime.consensus import gather_from_all
+from autopar.runtime.guards.digests import digests_of, has_digest
 from autopar.runtime.parameters import local_block
 from autopar.runtime.process_groups import ProcessGroups, rank, world_size
 
@@ -30,10 +31,6 @@ log = logging.getLogger(__name__)
 Sync: TypeAlias = Literal["broadcast", "check"]
 """What happens to weights that differ between ranks: those of rank 0 are taken, or an error says so."""
 
-_COLUMNS = 1024
-_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
-"""Multiplies the numbers of columns and rows, so that values which change places change the sum (the golden ratio's
-fraction, in 64 bits)."""
 _SHOWN = 3
 
 
@@ -55,23 +52,6 @@ class KeptBlock:
         return local_block(tensor, self.layout, self.mesh, self.place)
 
 
-def digest(tensor: torch.Tensor) -> int:
-    """64 bits that two tensors share where all their bits agree, and else by chance: of any strided dtype and shape.
-
-    Sums of rows and of columns of 64-bit words, weighted by their numbers: rows or columns that change places show."""
-    flat = tensor.detach().reshape(-1)
-    flat = flat.clone() if flat.storage_offset() else flat.contiguous()
-    data = flat.view(torch.uint8)
-    words = data[: data.numel() // 8 * 8].view(torch.int64)
-    rows = words.numel() // _COLUMNS
-    weights = torch.arange(1, 2 * _COLUMNS, 2, device=data.device) * _ODD
-    table = words[: rows * _COLUMNS].view(rows, _COLUMNS)
-    total = (table.sum(0) * weights).sum() + (table.sum(1) * torch.arange(rows, device=data.device) * _ODD).sum()
-    total += (words[rows * _COLUMNS :] * weights[: words.numel() - rows * _COLUMNS]).sum()
-    rest = data[words.numel() * 8 :].to(torch.int64)
-    return int(total + (rest * weights[-8:][: rest.numel()]).sum())
-
-
 def agree_on_weights(
     model: nn.Module, layouts: Mapping[str, Layout], absent: Collection[str], groups: ProcessGroups, sync: Sync
 ) -> None:
@@ -84,7 +64,7 @@ def agree_on_weights(
     if world_size() == 1:
         return
     tensors = _plain_tensors(model)
-    digests = gather_from_all({name: digest(tensor) for name, tensor in tensors.items()})
+    digests = gather_from_all(dict(zip(tensors, digests_of(list(tensors.values())), strict=True)))
     names = [name for name in tensors if any(other.get(name) != digests[0].get(name) for other in digests)]
     if not names:
         return
@@ -111,11 +91,7 @@ def _plain_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers with values, by their first name. Subclasses of tensors, whose bits are their own affair,
     stay as each rank has them."""
     both = (*model.named_parameters(), *model.named_buffers())
-    return {name: tensor for name, tensor in both if _is_plain(tensor) and not tensor.is_meta}
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor.data) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+    return {name: tensor for name, tensor in both if has_digest(tensor)}
 
 
 def _differences(digests: Sequence[Mapping[str, int]], names: Sequence[str], count: int) -> str:

@@ -16,6 +16,9 @@ from autopar.errors import RankLostError
 from autopar.runtime.collectives import communicator as communicators
 from autopar.runtime.collectives import host_collectives as ours
 from autopar.runtime.collectives.communicator import Communicator
+from autopar.runtime.guards import meetings
+from autopar.runtime.guards.call_guard import CHECK_CALLS
+from autopar.runtime.guards.meetings import meet
 
 c10d = torch.ops._c10d_functional
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64, "int8": torch.int8}
@@ -71,9 +74,9 @@ def compare(dtype: str, rows: int, width: int, ranks_per_node: int) -> dict[str,
     return found
 
 
-def end_in_a_step(rank: int) -> None:
+def end_in_a_step(rank: int, check_calls: int) -> None:
     """One rank ends between two collectives of a data-parallel step; the others wait."""
-    module, batch = _compiled()
+    module, batch = _compiled(check_calls)
     module(**batch).backward()
     if dist.get_rank() == rank:
         module(**batch)  # without its backward
@@ -110,11 +113,11 @@ def logged_steps(path: str) -> list[str]:
         return file.read().splitlines()
 
 
-def _compiled() -> tuple[autopar.ParallelModule, dict[str, torch.Tensor]]:
+def _compiled(check_calls: int = CHECK_CALLS) -> tuple[autopar.ParallelModule, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     model = LossOf(nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)))
     batch = {"x": torch.randn(8, 64)}
-    return autopar.compile(model, batch, dims={"dp_shard": dist.get_world_size()}), batch
+    return autopar.compile(model, batch, dims={"dp_shard": dist.get_world_size()}, check_calls=check_calls), batch
 
 
 class LossOf(nn.Module):
@@ -129,7 +132,6 @@ class LossOf(nn.Module):
 
 
 def _set_timeout(seconds: float) -> None:
-    world = dist.group.WORLD
-    assert world is not None
-    communicators._communicators[world] = found = Communicator(world, dist.get_world_size())
-    found.timeout = timedelta(seconds=seconds)
+    meet((0,), "before the timeout")
+    for name in (_world(), meetings._group_name()):
+        communicators.communicator_of(name).timeout = timedelta(seconds=seconds)
