@@ -23,8 +23,8 @@ from autopar.errors import ConfigurationError
 from autopar.runtime.checkpoints.tensor_files import State
 from autopar.runtime.checkpoints.training_state import EXTRA, EXTRA_STATE, MODEL, check_plain
 from autopar.runtime.consensus import attempt_on_all, gather_from_all
+from autopar.runtime.guards.digests import digests_of
 from autopar.runtime.parallel_module import ParallelModule
-from autopar.runtime.weights.initial_weights import digest
 
 
 @runtime_checkable
@@ -62,7 +62,7 @@ def agree_on_extra(state: State) -> None:
 
 def _digest(value: Any) -> str:
     """The same on two ranks where the plain data is the same: sets and dicts are sorted, tensors are one number."""
-    plain = tree_map_only(torch.Tensor, lambda tensor: (tensor.shape, str(tensor.dtype), digest(tensor)), value)
+    plain = tree_map_only(torch.Tensor, lambda tensor: (tensor.shape, str(tensor.dtype), digests_of([tensor])[0]), value)
     return hashlib.sha256(pprint.pformat(plain, width=1_000).encode()).hexdigest()
 
 
