@@ -1,4 +1,9 @@
-"""Files: where autopar keeps what it measured, JSON that is read as data and nothing else, and files written whole."""
+"""Files: where autopar keeps what it measured, files that are read as data and nothing else, and files written whole.
+
+    decoded_json(file_content("plan.json", "the plan"), "plan.json")      a document, or a ConfigurationError
+
+Nothing else opens a file that a user names: so all of them have one bound, one encoding and one kind of error.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from autopar.errors import ConfigurationError
 
 Record = TypeVar("Record")
 MOST_BYTES = 100_000_000
-"""Of a JSON file; a plan of 198 MB did not load within a minute."""
+"""Of a file that is read; a plan of 198 MB did not load within a minute."""
 
 
 def cache_directory() -> Path:
@@ -26,18 +31,43 @@ def cache_directory() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache" / "autopar"
 
 
+def file_content(path: str | os.PathLike[str], origin: str) -> bytes:
+    """The bytes of a file. origin: what to call it in an error.
+
+    Raises ConfigurationError where it cannot be read or has more than `MOST_BYTES`; no more of it is read then.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        raise ConfigurationError(f"cannot read {origin}: {getattr(error, 'strerror', None) or error}") from error
+    _check_size(content, origin)
+    return content
+
+
+def _check_size(content: bytes, origin: str) -> None:
+    if len(content) > MOST_BYTES:
+        raise ConfigurationError(f"{origin} has more than the {MOST_BYTES:,} bytes that are read")
+
+
+def decoded_text(content: bytes, origin: str) -> str:
+    """The text of UTF-8. Raises ConfigurationError for bytes that are none, and for more than `MOST_BYTES`."""
+    _check_size(content, origin)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{origin} is damaged: byte {error.start} is no UTF-8") from error
+
+
 def decoded_json(content: bytes, origin: str) -> Any:
     """The document of a JSON text. origin: what to call it in an error.
 
     Raises ConfigurationError for what is no JSON in UTF-8, and for what a reader could take in two ways: a key that
     stands twice, and numbers that no float holds.
     """
-    if len(content) > MOST_BYTES:
-        raise ConfigurationError(f"{origin} has {len(content):,} bytes, more than the {MOST_BYTES:,} that are read")
+    text = decoded_text(content, origin)
     try:
-        return json.loads(content.decode(), object_pairs_hook=_entries, parse_float=_finite, parse_constant=_finite)
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{origin} is damaged: byte {error.start} is no UTF-8") from error
+        return json.loads(text, object_pairs_hook=_entries, parse_float=_finite, parse_constant=_finite)
     except RecursionError as error:
         raise ConfigurationError(f"{origin} is damaged: its entries are nested too deeply") from error
     except json.JSONDecodeError as error:

@@ -28,7 +28,8 @@ from ortools.linear_solver.python import model_builder
 
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.cost_models.operator_costs import copy_seconds, optimizer_seconds
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, replicated
 from autopar.layouts.redistribution import redistribution_steps
 from autopar.passes.view_layouts import layout_before_view

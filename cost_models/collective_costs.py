@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.gloo import gloo_seconds
 from autopar.cost_models.nccl import nccl_seconds
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 
 CollectiveKind: TypeAlias = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "neighbours"

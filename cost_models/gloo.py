@@ -22,8 +22,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import CollectiveFit, Link
+from autopar.hardware.group_topology import GroupTopology
 
 Seconds: TypeAlias = NDArray[np.float64]
 Line: TypeAlias = tuple[float, float]

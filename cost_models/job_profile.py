@@ -19,9 +19,10 @@ import msgspec
 
 from autopar.cost_models.machine_profile import Profile, device_from_profile, source_of
 from autopar.errors import ConfigurationError
-from autopar.files import as_record, cache_directory, write_atomically
+from autopar.files import as_record, cache_directory, file_content, write_atomically
 from autopar.hardware.cluster import Cluster, measured_cluster_path, process_memory_bytes
 from autopar.hardware.devices import CollectiveFit, Link, preset_link
+from autopar.hardware.sound_numbers import check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +64,17 @@ def job_profile_path(name: str, nodes: int, ranks_per_node: int) -> Path:
 
 def load_job_profile(path: Path) -> JobProfile | None:
     """The stored profile; None where there is none. Raises ConfigurationError where the file is none."""
-    if not path.exists():
-        return None
+    return read_job_profile(path) if path.exists() else None
+
+
+def read_job_profile(path: Path) -> JobProfile:
+    """The profile of a file. Raises ConfigurationError where it is none, or says what nobody measures."""
     try:
-        return as_record(path.read_bytes(), JobProfile, "the file")
-    except (ConfigurationError, OSError) as error:
+        profile = as_record(file_content(path, "the file"), JobProfile, "the file")
+        check_numbers(profile)
+        cluster_of_job(profile)
+        return profile
+    except ConfigurationError as error:
         raise ConfigurationError(
             f"{path} is not a profile of a job ({error}): delete it and calibrate again"
         ) from error
@@ -103,7 +110,10 @@ def _link(name: str, fits: Sequence[LinkFit], profile: JobProfile) -> Link:
     if not fits:  # a node with a single process: nothing ever moves inside
         return preset_link("loopback")
     source = source_of(profile.machine)
-    hop = max((fit for fit in fits if fit.kind == "neighbours"), key=lambda fit: fit.ranks)
+    pairs = [fit for fit in fits if fit.kind == "neighbours"]
+    if not pairs:
+        raise ConfigurationError(f"links has no line of neighbours for the {name}: it was not measured")
+    hop = max(pairs, key=lambda fit: fit.ranks)
     return Link(
         name=name,
         latency_seconds=hop.latency_seconds,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from autopar.errors import ConfigurationError
-from autopar.files import as_record, cache_directory, write_atomically
+from autopar.files import as_record, cache_directory, file_content, write_atomically
 from autopar.hardware.cluster import (
     Cluster,
     machine_name,
@@ -26,6 +26,7 @@ from autopar.hardware.cluster import (
     process_memory_bytes,
 )
 from autopar.hardware.devices import CollectiveFit, Device, Link, OperatorCurve
+from autopar.hardware.sound_numbers import check_numbers
 
 SAVED_WORLD_SIZES = range(1, 17)
 """Numbers of local processes for which `save_profile` leaves a cluster to `Cluster.detect`."""
@@ -121,14 +122,17 @@ def profile_path(directory: Path | None = None) -> Path:
 def load_profile(path: Path | None = None) -> Profile | None:
     """The stored profile, by default of this machine; None where nothing was measured.
 
-    Raises ConfigurationError where the file is not a profile.
+    Raises ConfigurationError where the file is not a profile, or says what nobody measures.
     """
     path = path or profile_path()
     if not path.exists():
         return None
     try:
-        return as_record(path.read_bytes(), Profile, "the file")
-    except (ConfigurationError, OSError) as error:
+        profile = as_record(file_content(path, "the file"), Profile, "the file")
+        check_numbers(profile)
+        cluster_from_profile(profile, 1)
+        return profile
+    except ConfigurationError as error:
         raise ConfigurationError(f"{path} is not a profile ({error}): delete it and calibrate again") from error
 
 
@@ -187,6 +191,8 @@ def source_of(profile: Profile) -> str:
 
 
 def _ceilings_of(measured: Sequence[Ceilings], world_size: int) -> Ceilings:
+    if not measured:
+        raise ConfigurationError("ceilings is empty: nothing was measured")
     by_size = sorted(measured, key=lambda ceilings: ceilings.world_size)
     return next((c for c in by_size if c.world_size >= world_size), by_size[-1])
 
@@ -197,7 +203,10 @@ def _slower(curve: OperatorCurve, factor: float) -> OperatorCurve:
 
 def _loopback(profile: Profile, world_size: int, crowding: float, source: str) -> Link:
     """The loopback link: the fits of this world size, and a ring rate and hop derived from the all-gather."""
-    sizes = {measured.world_size for measured in profile.collectives}
+    gathers = [g for g in profile.collectives if g.fit.kind == "all_gather" and g.fit.ranks > 1]
+    if not gathers:
+        raise ConfigurationError("collectives has no all_gather of two or more ranks: links were not measured")
+    sizes = {measured.world_size for measured in gathers}
     chosen = min((size for size in sizes if size >= world_size), default=max(sizes))
     fits = [_crowded(g.fit, crowding, source) for g in profile.collectives if g.world_size == chosen]
     ring = max((fit for fit in fits if fit.kind == "all_gather"), key=lambda fit: fit.ranks)

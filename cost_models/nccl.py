@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 from autopar.cost_models.gloo import ALGORITHMS as DIRECT
 from autopar.cost_models.gloo import Algorithm, measured_line
 from autopar.cost_models.nccl_tuner import TREE_FRACTION, Choice, Fabric, Group, TunedKind, tuner_lines
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import Link
+from autopar.hardware.group_topology import GroupTopology
 
 Seconds: TypeAlias = NDArray[np.float64]
 Line: TypeAlias = tuple[float, float]

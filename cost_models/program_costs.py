@@ -26,7 +26,8 @@ from autopar.cost_models.operator_sizes import EXPERT_LINEAR
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.graphs.node_values import describe_values
 from autopar.graphs.operator_names import base_name, operator_kind
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Mesh
 
 COMPUTE = "compute"

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from autopar.errors import ConfigurationError
-from autopar.files import as_record
+from autopar.files import as_record, file_content
 from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.hardware.devices import Device, Link
 
@@ -61,14 +61,21 @@ class Tiers:
 def read_steps(path: Path) -> list[LoggedStep]:
     """The steps of a log behind the first. Raises ConfigurationError where the file is no log, or too short."""
     try:
-        steps = [as_record(line, LoggedStep, "a line") for line in path.read_bytes().splitlines() if line]
-    except (OSError, ConfigurationError) as error:
+        steps = [_checked_step(as_record(line, LoggedStep, "a line")) for line in file_content(path, "it").splitlines() if line]
+    except ConfigurationError as error:
         raise ConfigurationError(f"{path} is not a log of steps: {error}; write one with autopar.StepLog") from error
     if len(steps) <= FEWEST_STEPS:
         raise ConfigurationError(
             f"{path} has {len(steps)} steps: log {FEWEST_STEPS + 1} or more, the first is left out"
         )
     return steps[1:]
+
+
+def _checked_step(step: LoggedStep) -> LoggedStep:
+    waited = step.exposed_communication_seconds or 0.0
+    if min(step.seconds, step.predicted.seconds) <= 0 or min(waited, step.predicted.exposed_communication_seconds) < 0:
+        raise ConfigurationError(f"a step has seconds that nothing takes: {step}")
+    return step
 
 
 def tiers_of(steps: Sequence[LoggedStep]) -> Tiers:

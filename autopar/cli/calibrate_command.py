@@ -14,10 +14,9 @@ from rich.console import Console
 
 from autopar.cli.options import OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
-from autopar.cost_models.job_profile import JobProfile, cluster_of_job
+from autopar.cost_models.job_profile import cluster_of_job, read_job_profile
 from autopar.cost_models.refit import read_steps, refitted, tiers_of
-from autopar.errors import ConfigurationError
-from autopar.files import as_record
+from autopar.files import decoded_json, file_content
 from autopar.hardware.cluster import Cluster
 from autopar.report.terminal_tables import table
 
@@ -45,7 +44,6 @@ def calibrate(profile: Path, run: Path, output: Path, as_json: bool) -> None:
 
 def read_profile(path: Path) -> Cluster:
     """The cluster of a file that `Cluster.save` or `autopar profile -o` in a job wrote. Raises ConfigurationError."""
-    try:
-        return cluster_of_job(as_record(path.read_bytes(), JobProfile, str(path)))
-    except (OSError, ConfigurationError):
-        return Cluster.from_file(path)
+    document = decoded_json(file_content(path, str(path)), str(path))
+    is_profile = isinstance(document, dict) and "machine" in document
+    return cluster_of_job(read_job_profile(path)) if is_profile else Cluster.from_file(path)

@@ -16,6 +16,7 @@ from autopar.capture.models import load_model
 from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE, read_cluster
 from autopar.cli.output import as_json_option
 from autopar.errors import ConfigurationError
+from autopar.files import decoded_text, file_content
 from autopar.importers.read_configurations import CODE, READERS, plan_options, read_configuration
 from autopar.report.terminal_tables import page
 
@@ -48,7 +49,9 @@ def import_(
     Example: autopar import flags.sh --from megatron --model hf:config.json --cluster "2x8 H100-SXM" -o like.json
     """
     where = read_cluster(cluster)
-    uniform = read_configuration(_text(path), tool, num_devices=where.num_devices, origin=str(path))
+    origin = f"the configuration {path}"
+    text = decoded_text(file_content(path, origin), origin)
+    uniform = read_configuration(text, tool, num_devices=where.num_devices, origin=str(path))
     for sentence in uniform.lost:
         click.echo(f"lost: {sentence}", err=True)
     sizes = {"batch": batch or uniform.batch, "seq": seq or uniform.sequence}
@@ -67,10 +70,3 @@ def import_(
         click.echo(found.to_json().decode())
     else:
         Console().print(page(found))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error

@@ -122,7 +122,7 @@ def _example(text: str) -> tuple[Any, ...]:
     torch.manual_seed(0)
     try:
         return tuple(_value(ast.parse(f"({text},)", mode="eval").body))
-    except (SyntaxError, TypeError, ValueError, RuntimeError) as error:
+    except (SyntaxError, TypeError, ValueError, RuntimeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise ConfigurationError(
             f"cannot read the example {text!r}: {error}; write for instance 'randn(6, 12), [1], True'"
         ) from error

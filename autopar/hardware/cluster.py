@@ -12,23 +12,20 @@ presets of devices and links come from `autopar.hardware.devices`.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import math
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 import torch
 
 from autopar.errors import ConfigurationError
-from autopar.files import cache_directory, decoded_json, write_atomically
+from autopar.files import cache_directory, decoded_json, file_content, write_atomically
 from autopar.hardware.devices import (
     Device,
     Link,
@@ -41,15 +38,14 @@ from autopar.hardware.devices import (
     pricing_tier,
 )
 from autopar.hardware.operator_profile import OperatorProfile, load_profile, operator_profile_path
+from autopar.hardware.sound_numbers import check_numbers
 
 __all__ = [
     "Cluster",
     "Device",
-    "GroupTopology",
     "Link",
     "MixedCluster",
     "check_cluster",
-    "cut_at_nodes",
     "machine_name",
     "measured_cluster_path",
     "nodes_of_job",
@@ -121,11 +117,11 @@ class Cluster:
         """Read a cluster that `save` wrote, with "parts" where it has several kinds of devices. Raises
         ConfigurationError where the content is not a cluster."""
         try:
-            found = decoded_json(Path(path).read_bytes(), "the file")
+            found = decoded_json(file_content(path, "the file"), "the file")
             is_mixed = isinstance(found, dict) and "parts" in found
             cluster: Cluster = msgspec.convert(found, type=MixedCluster if is_mixed else Cluster, str_keys=True)
             check_cluster(cluster)
-        except (msgspec.ValidationError, OSError, ConfigurationError) as error:
+        except (msgspec.ValidationError, ConfigurationError) as error:
             raise ConfigurationError(f"cannot read a cluster from {os.fspath(path)!r}: {error}") from error
         return cluster
 
@@ -170,27 +166,7 @@ MOST_DEVICES = 1 << 20
 
 def check_cluster(cluster: Cluster) -> None:
     """Raises ConfigurationError naming the entry, for numbers that no cluster has."""
-    if isinstance(cluster, MixedCluster):
-        for part in cluster.parts:
-            check_cluster(part)
-        return
-    device, links = cluster.device, {"intra_link": cluster.intra_link, "inter_link": cluster.inter_link}
-    positive: dict[str, float] = {
-        "num_nodes": cluster.num_nodes,
-        "devices_per_node": cluster.devices_per_node,
-        "overlap_slowdown": cluster.overlap_slowdown,
-        "device.memory_bytes": device.memory_bytes,
-        "device.memory_bytes_per_second": device.memory_bytes_per_second,
-        "device.launch_seconds": device.launch_seconds,
-        **{f"device.flops_per_second.{name}": rate for name, rate in device.flops_per_second.items()},
-        **{f"{name}.bytes_per_second": link.bytes_per_second for name, link in links.items()},
-    }
-    for entry, value in positive.items():
-        if not 0 < value < math.inf:
-            raise ConfigurationError(f"{entry} is {value}: write a positive number")
-    for name, link in links.items():
-        if not 0 <= link.latency_seconds < math.inf:
-            raise ConfigurationError(f"{name}.latency_seconds is {link.latency_seconds}: write seconds, 0 or more")
+    check_numbers(cluster)
     if cluster.num_devices > MOST_DEVICES:
         raise ConfigurationError(
             f"cluster {cluster.name!r} has {cluster.num_devices:,} devices, more than the {MOST_DEVICES:,} that are "
@@ -267,103 +243,6 @@ def refuse_mixed(cluster: Cluster, what: str) -> None:
     if isinstance(cluster, MixedCluster):
         kinds = ", ".join(part.device.name for part in cluster.parts)
         raise ConfigurationError(f"{what} needs devices of one kind; {cluster.name!r} has {kinds}: ask for one part")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupTopology:
-    """How the groups of one set of mesh axes lie on the nodes (of unequal groups, the worst)."""
-
-    ranks: int
-    """Devices of one group."""
-    nodes: int
-    """Nodes that one group spans."""
-    ranks_per_node: int
-    """Most devices of one group in one node."""
-    groups_per_node: int
-    """Sibling groups that share a node's NICs; all siblings run their collective at the same time."""
-
-    @classmethod
-    def of(cls, cluster: Cluster, mesh_shape: Sequence[int], axes: Iterable[int]) -> GroupTopology:
-        """Topology of the collective over `axes` (indices) of a mesh laid row-major over the ranks.
-
-        The last axis is innermost: mesh (2, 8) on 2 nodes of 8 keeps axis 1 inside the nodes.
-        Raises ConfigurationError where the mesh has more devices than the cluster or lacks an axis.
-        """
-        refuse_mixed(cluster, "a mesh")
-        shape, chosen = tuple(mesh_shape), frozenset(axes)
-        if math.prod(shape) > cluster.num_devices:
-            raise ConfigurationError(
-                f"mesh {shape} needs {math.prod(shape)} devices, cluster {cluster.name!r} has {cluster.num_devices}"
-            )
-        if not chosen <= set(range(len(shape))):
-            raise ConfigurationError(f"mesh {shape} has no axes {sorted(chosen - set(range(len(shape))))}")
-        return _group_topology(cluster.devices_per_node, shape, chosen)
-
-    @property
-    def border(self) -> GroupTopology:
-        """Two neighbours of such a group, on two nodes where it spans several: the two ends of a pipeline's border."""
-        ranks, nodes = min(self.ranks, 2), min(self.nodes, 2)
-        return GroupTopology(
-            ranks=ranks, nodes=nodes, ranks_per_node=ranks // nodes, groups_per_node=self.groups_per_node
-        )
-
-
-def between_groups(cluster: Cluster, mesh_shape: Sequence[int], groups: tuple[int, int]) -> GroupTopology:
-    """Every device of one rank group, an index of a mesh's first axis, with its peer of another, all at once."""
-    size = math.prod(mesh_shape[1:])
-    nodes = {group * size // cluster.devices_per_node for group in groups}
-    if cluster.num_nodes == 1 or size >= cluster.devices_per_node or len(nodes) > 1:
-        return GroupTopology.of(cluster, mesh_shape, (0,)).border
-    return GroupTopology(ranks=2, nodes=1, ranks_per_node=2, groups_per_node=cluster.devices_per_node // 2)
-
-
-def cut_at_nodes(mesh_shape: Sequence[int], devices_per_node: int) -> tuple[tuple[int, int], ...] | None:
-    """(part across nodes, part inside a node) of every axis of a mesh laid row-major over the ranks.
-
-    cut_at_nodes((4, 16), 8) is ((4, 1), (2, 8)). None where the axes do not line up with the nodes, as (4, 3) on 8.
-    """
-    room, parts = devices_per_node, []
-    for size in reversed(mesh_shape):
-        if size % room and room % size:
-            return None
-        inside = min(size, room)
-        room //= inside
-        parts.append((size // inside, inside))
-    return tuple(reversed(parts))
-
-
-@functools.lru_cache(maxsize=4096)
-def _group_topology(devices_per_node: int, mesh_shape: tuple[int, ...], axes: frozenset[int]) -> GroupTopology:
-    parts = cut_at_nodes(mesh_shape, devices_per_node)
-    if parts is None:
-        return _counted_topology(devices_per_node, mesh_shape, axes)
-    nodes = math.prod(across for axis, (across, _) in enumerate(parts) if axis in axes)
-    ranks_per_node = math.prod(inside for axis, (_, inside) in enumerate(parts) if axis in axes)
-    return GroupTopology(
-        ranks=nodes * ranks_per_node,
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        groups_per_node=math.prod(inside for axis, (_, inside) in enumerate(parts) if axis not in axes),
-    )
-
-
-def _counted_topology(devices_per_node: int, mesh_shape: tuple[int, ...], axes: frozenset[int]) -> GroupTopology:
-    """The same for any mesh, by counting the members of every group on every node."""
-    others = [axis for axis in range(len(mesh_shape)) if axis not in axes]
-    ranks = math.prod(mesh_shape[axis] for axis in axes)
-    node_of_rank = np.arange(math.prod(mesh_shape)).reshape(mesh_shape) // devices_per_node
-    groups = node_of_rank.transpose([*others, *sorted(axes)]).reshape(-1, ranks)
-    num_nodes = int(groups.max()) + 1
-    members = np.bincount(
-        (np.arange(len(groups))[:, None] * num_nodes + groups).ravel(), minlength=len(groups) * num_nodes
-    ).reshape(len(groups), num_nodes)
-    present = members > 0
-    return GroupTopology(
-        ranks=ranks,
-        nodes=int(present.sum(axis=1).max()),
-        ranks_per_node=int(members.max()),
-        groups_per_node=int(present.sum(axis=0).max()),
-    )
 
 
 _CLUSTER_TEXT = re.compile(

@@ -38,6 +38,13 @@ class OperatorCurve:
     work: tuple[float, ...]
     seconds: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not len(self.work) == len(self.seconds) > 0 or list(self.work) != sorted(self.work):
+            raise ConfigurationError(
+                f"the curve of {self.operator!r} needs as many seconds as work, and work that ascends: it has "
+                f"{len(self.seconds)} and {len(self.work)}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:

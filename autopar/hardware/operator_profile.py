@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from autopar.errors import ConfigurationError
-from autopar.files import as_record, cache_directory, write_atomically
+from autopar.files import as_record, cache_directory, file_content, write_atomically
 
 KernelKind = Literal["gemm", "grouped gemm", "attention forward", "attention backward",
                      "elementwise", "norm", "softmax", "gated", "rotary", "lookup"]  # fmt: skip
@@ -69,8 +69,8 @@ def operator_profile_path(device: str) -> Path:
 def load_profile(path: str | os.PathLike[str]) -> OperatorProfile:
     """Read a profile. Raises ConfigurationError where the file is none, or a kernel has sizes of another kind."""
     try:
-        profile = as_record(Path(path).read_bytes(), OperatorProfile, "the file")
-    except (ConfigurationError, OSError) as error:
+        profile = as_record(file_content(path, "the file"), OperatorProfile, "the file")
+    except ConfigurationError as error:
         raise ConfigurationError(f"cannot read an operator profile from {os.fspath(path)!r}: {error}") from error
     for kernel in profile.kernels:
         names = SIZES.get(kernel.kind, SIZES["memory"])

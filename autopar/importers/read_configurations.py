@@ -10,6 +10,7 @@ options are those named there. Settings that say nothing about parallelism (mode
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -19,12 +20,16 @@ import msgspec
 from autopar.errors import ConfigurationError
 from autopar.exporters.uniform import Recomputation, UniformPlan
 from autopar.exporters.written_configurations import SHARDING, TITAN_SCHEDULES
+from autopar.files import decoded_json
 from autopar.importers.settings import Settings
 
 PRECISIONS = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "no": "fp32"}
 RECOMPUTATIONS: Mapping[str, Recomputation] = {"none": "none", "selective": "selective", "full": "full"}
 CODE = ("fsdp2", "parallelize_plan")
 """Exports that are Python."""
+
+DEEPEST = 64
+"""Levels of a YAML file."""
 
 Reader: TypeAlias = Callable[[str, int, str], UniformPlan]
 
@@ -79,12 +84,11 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
     replicate, shard = _data_degrees(
         max(1, num_devices // (tp * pp)),
         replicate=parallel.count("data_parallel_replicate_degree"),
-        shard=parallel.count("data_parallel_shard_degree", -1, least=-1),
+        shard=parallel.open_count("data_parallel_shard_degree"),
     )
-    local, batch = training.optional_count("local_batch_size"), training.get("global_batch_size")
+    local, batch = training.optional_count("local_batch_size"), training.open_count("global_batch_size")
     size = parallel.optional_count("pipeline_parallel_microbatch_size")
-    if batch in (None, -1):
-        batch = None if local is None else local * replicate * shard
+    whole = batch if batch > 0 else None if local is None else local * replicate * shard
     families = {name: family for family, name in TITAN_SCHEDULES.items()}
     parallel.get("fsdp_reshard_after_forward")
     return UniformPlan(
@@ -94,8 +98,8 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
         pp=pp,
         zero_stage=3 if shard > 1 else 0,
         schedule=parallel.one_of("pipeline_parallel_schedule", families, "1F1B") if pp > 1 else None,
-        micro_batches=_parts(batch, replicate * shard, (size or 1) if pp > 1 else local),
-        batch=batch,
+        micro_batches=_parts(whole, replicate * shard, (size or 1) if pp > 1 else local),
+        batch=whole,
         sequence=training.optional_count("seq_len"),
         recompute=checkpoints.one_of("mode", RECOMPUTATIONS, "none"),
         precision=training.one_of("mixed_precision_param", PRECISIONS, "float32"),
@@ -148,7 +152,7 @@ _STRATEGIES = {"no_shard": False, "optim": True, **dict.fromkeys(SHARDING.values
 
 def deepspeed(text: str, num_devices: int, origin: str) -> UniformPlan:
     """The JSON of `deepspeed.initialize(config=...)`."""
-    document = Settings(_decoded(msgspec.json.decode, text, origin, "JSON"), origin)
+    document = Settings(decoded_json(text.encode(), origin), origin)
     zero = Settings(document.get("zero_optimization", {}), f"{origin} zero_optimization")
     zero.refuse_where_on(
         ("offload_optimizer", "offload_param", "cpu_offload", "zero_quantized_weights", "zero_quantized_gradients"),
@@ -161,8 +165,8 @@ def deepspeed(text: str, num_devices: int, origin: str) -> UniformPlan:
     tensor = Settings(document.get("tensor_parallel", {}), f"{origin} tensor_parallel")
     tp, stage = tensor.count("autotp_size"), zero.count("stage", 0, least=0)
     data = max(1, num_devices // tp)
-    groups = zero.get("mics_shard_size", zero.get("zero_hpz_partition_size"))
-    shard = 1 if stage == 0 else int(groups) if groups not in (None, -1, 1) else data
+    groups = zero.open_count("mics_shard_size", zero.open_count("zero_hpz_partition_size"))
+    shard = 1 if stage == 0 else groups if groups > 1 else data
     replicate, shard = _data_degrees(data, replicate=-1, shard=shard)
     batch = document.optional_count("train_batch_size")
     size, parts = (
@@ -184,7 +188,7 @@ def deepspeed(text: str, num_devices: int, origin: str) -> UniformPlan:
 
 def accelerate(text: str, num_devices: int, origin: str) -> UniformPlan:
     """The YAML of `accelerate launch --config_file`."""
-    document = Settings(_decoded(msgspec.yaml.decode, text, origin, "YAML"), origin)
+    document = Settings(_decoded(_yaml, text, origin, "YAML"), origin)
     kinds = {"FSDP": True, "MULTI_GPU": False, "MULTI_CPU": False, "NO": False}
     sharded = document.one_of("distributed_type", kinds, "MULTI_GPU")
     options = Settings(document.get("fsdp_config") or {}, f"{origin} fsdp_config")
@@ -195,7 +199,7 @@ def accelerate(text: str, num_devices: int, origin: str) -> UniformPlan:
     degrees.refuse_above_one({f"{prefix}cp_size": "context parallelism", f"{prefix}sp_size": "sequence parallelism"})
     tp = degrees.count(f"{prefix}tp_size")
     data = max(1, num_devices // tp)
-    wanted = [degrees.count(f"{prefix}{name}_size", least=-1) for name in ("dp_replicate", "dp_shard")]
+    wanted = [degrees.open_count(f"{prefix}{name}_size", 1) for name in ("dp_replicate", "dp_shard")]
     if not section:
         wanted = [1, data] if sharded else [data, 1]
     replicate, shard = _data_degrees(data, replicate=wanted[0], shard=wanted[1])
@@ -222,10 +226,38 @@ READERS: Mapping[str, Reader] = {
 def _decoded(decode: Callable[[str], Any], text: str, origin: str, language: str) -> Any:
     try:
         return decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{origin} is no {language}: {error}") from error
     except ImportError as error:  # msgspec leaves TOML on Python 3.10, and YAML, to other libraries
         raise ConfigurationError(f"{origin}: {error}") from error
+
+
+def _yaml(text: str) -> Any:
+    """A YAML document. Raises ValueError for keys that stand twice, which YAML's reader takes the last of, for aliases,
+    by which a line can name a document of any size, and for deep nesting."""
+    yaml = importlib.import_module("yaml")
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"an alias, or more than {DEEPEST} levels ({event.start_mark.line + 1}. line)")
+        _refuse_twice(yaml.compose(text, Loader=yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    return msgspec.yaml.decode(text)
+
+
+def _refuse_twice(node: Any) -> None:
+    """node: of PyYAML; a mapping holds pairs, a sequence nodes, a scalar text."""
+    if node is None or isinstance(node.value, str):
+        return
+    pairs = [each for each in node.value if isinstance(each, tuple)]
+    names = [str(key.value) for key, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the key {twice[0]!r} stands twice")
+    for each in [value for _, value in pairs] if pairs else node.value:
+        _refuse_twice(each)
 
 
 def _flags(text: str, origin: str) -> dict[str, Any]:

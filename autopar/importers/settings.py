@@ -11,12 +11,15 @@ leaves it out would be another one.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from autopar.errors import ConfigurationError
 
 Value = TypeVar("Value")
+MOST = 1 << 40
+"""Of any count: degrees, samples, tokens."""
 OFF = (None, False, 0, "", "none", "None", "null", "False", "false")
 
 
@@ -25,7 +28,7 @@ class Settings:
 
     def __init__(self, values: Any, where: str) -> None:
         if not isinstance(values, Mapping):
-            raise ConfigurationError(f"{where} must be a table of settings, not {values!r}")
+            raise ConfigurationError(f"{where} must be a table of settings, not {reprlib.repr(values)}")
         self._values: Mapping[str, Any] = values
         self._read: set[str] = set()
         self.where = where
@@ -42,9 +45,10 @@ class Settings:
             number = int(value)
         except (TypeError, ValueError):
             number = least - 1
-        if isinstance(value, bool | float) or number < least:
+        if isinstance(value, bool | float) or not least <= number <= MOST:
             raise ConfigurationError(
-                f"{self.where}: {name} is {value!r}; it must be a whole number of at least {least}"
+                f"{self.where}: {name} is {reprlib.repr(value)}; it must be a whole number of at least {least}, and at "
+                f"most {MOST:,}"
             )
         return number
 
@@ -52,12 +56,16 @@ class Settings:
         """A whole number of at least one, None where the tool is left to find it ("auto")."""
         return None if self.get(name) in (None, "auto") else self.count(name)
 
+    def open_count(self, name: str, default: int = -1) -> int:
+        """A whole number of at least one, -1 where it takes what is left."""
+        return -1 if self.get(name, default) in (None, -1) else self.count(name, default)
+
     def one_of(self, name: str, choices: Mapping[str, Value], default: str) -> Value:
         """What a word means. Raises ConfigurationError for a word that has no meaning in a plan."""
         word = str(self.get(name, default))
         if word not in choices:
             raise ConfigurationError(
-                f"{self.where}: {name} is {word!r}, which a plan cannot say; it can {sorted(choices)}"
+                f"{self.where}: {name} is {reprlib.repr(word)}, which a plan cannot say; it can {sorted(choices)}"
             )
         return choices[word]
 
@@ -75,7 +83,7 @@ class Settings:
         for name in switches:
             value = self.get(name)
             if value not in OFF and not (isinstance(value, Mapping) and value.get("device") in OFF):
-                raise ConfigurationError(f"{self.where}: {name} is {value!r}; {why}: switch it off")
+                raise ConfigurationError(f"{self.where}: {name} is {reprlib.repr(value)}; {why}: switch it off")
 
     @property
     def unread(self) -> list[str]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster, GroupTopology, MixedCluster
+from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.hardware.devices import Link
+from autopar.hardware.group_topology import GroupTopology
 from autopar.plans.plan_value import PlanValue
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from autopar.errors import ConfigurationError
-from autopar.files import decoded_json, write_atomically
+from autopar.files import decoded_json, file_content, write_atomically
 from autopar.plans.plan_entries import check_plan
 from autopar.plans.plan_json import UNWRITTEN, plain, read
 from autopar.plans.plan_text import difference, summary
@@ -113,11 +113,7 @@ class Plan(PlanValue):
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan. Raises ConfigurationError for a file that is missing, damaged or of another schema."""
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigurationError(f"cannot read the plan {path}: {error.strerror}") from error
-        return Plan.from_json(content, str(path))
+        return Plan.from_json(file_content(path, f"the plan {path}"), str(path))
 
     @staticmethod
     def from_json(content: bytes, origin: str = "plan") -> Plan:

@@ -18,7 +18,7 @@ import msgspec
 
 from autopar.cost_models.simulator import Timeline
 from autopar.errors import ConfigurationError
-from autopar.files import decoded_json, write_atomically
+from autopar.files import decoded_json, file_content, write_atomically
 
 Event = dict[str, Any]
 
@@ -43,7 +43,7 @@ class MeasuredRank:
 def write_side_by_side(path: str | os.PathLike[str], timeline: Timeline, measured: Sequence[str | Path]) -> None:
     """Write both steps, atomically. Raises ConfigurationError for a file that is no trace of torch.profiler."""
     timeline.write_chrome_trace(path)
-    predicted: list[Event] = msgspec.json.decode(Path(path).read_bytes())["traceEvents"]
+    predicted: list[Event] = decoded_json(file_content(path, "the step"), "the step")["traceEvents"]
     for event in predicted:
         if event["name"] == "process_name":
             event["args"]["name"] = f"predicted rank {event['pid']}"
@@ -55,8 +55,9 @@ def write_side_by_side(path: str | os.PathLike[str], timeline: Timeline, measure
 
 def read_measured(path: str | Path, place: int) -> MeasuredRank:
     """The last step that the profiler's schedule marked, or everything. place: the rank where the file says none."""
+    content = file_content(path, f"the trace {path}")
     try:
-        document = decoded_json(Path(path).read_bytes(), "the file")
+        document = decoded_json(content, "the file")
         clock = float(document.get("baseTimeNanoseconds", 0)) * 1e-3
         events: list[Event] = [event for event in document["traceEvents"] if _counts(event)]
         rank = int((document.get("distributedInfo") or {}).get("rank", place))
@@ -69,8 +70,6 @@ def read_measured(path: str | Path, place: int) -> MeasuredRank:
             step = max(steps, key=lambda event: float(event["ts"]))
             first, last = float(step["ts"]), float(step["ts"]) + float(step["dur"])
         inside = tuple(event for event in events if first <= float(event["ts"]) <= last)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the trace {path}: {error.strerror}") from error
     except (ConfigurationError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{path} is no trace of torch.profiler ({error}): write one per rank with profile.export_chrome_trace"

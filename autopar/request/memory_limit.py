@@ -16,21 +16,23 @@ def budget(memory_limit: float | str | None, cluster: Cluster) -> float:
     if memory_limit is None:
         return float(usable)
     try:
-        value = parse_bytes(memory_limit)
-    except ValueError as error:
+        value, is_bytes = _read_amount(memory_limit)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(f"memory_limit={memory_limit!r}: write bytes, '72GiB' or a fraction") from error
-    if not value > 0:  # also what is not a number
-        raise ConfigurationError(f"memory_limit={memory_limit!r} must be positive")
-    return value * usable if value <= 1 else value
+    if not 0 < value < math.inf:  # also what is not a number
+        raise ConfigurationError(f"memory_limit={memory_limit!r} must be positive and finite")
+    return value if is_bytes or value > 1 else value * usable
 
 
-def parse_bytes(text: float | str) -> float:
-    """ "72GiB", "500MB", "1e9" or a number -> number. Raises ValueError."""
-    if not isinstance(text, str):
-        return float(text)
-    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9, "b": 1.0}
-    lowered = text.strip().lower()
+def _read_amount(limit: float | str) -> tuple[float, bool]:
+    """(number, whether it said that it counts bytes): "72GiB", "500MB", "1B" say it; "1e9", 0.5 do not."""
+    if isinstance(limit, bool):
+        raise TypeError("a truth value is no amount")
+    if not isinstance(limit, str):
+        return float(limit), False
+    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "b": 1.0}
+    lowered = limit.strip().lower()
     for unit, factor in units.items():
         if lowered.endswith(unit):
-            return float(lowered.removesuffix(unit)) * factor
-    return float(lowered)
+            return float(lowered.removesuffix(unit)) * factor, True
+    return float(lowered), False

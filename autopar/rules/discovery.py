@@ -29,9 +29,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import ConfigurationError
-from autopar.files import cache_directory, write_atomically
+from autopar.files import as_record, cache_directory, file_content, write_atomically
 from autopar.rules.binding import bind_rule
 from autopar.rules.child_process import run_in_child
+from autopar.rules.language import parse_pattern
 from autopar.rules.made_up import made_up_example
 from autopar.rules.proof import (
     BLOCK_ERRORS,
@@ -79,7 +80,7 @@ def discover(name: str, example: Sequence[Any] | None = None, *, use_cache: bool
     path = _cache_path(target, arguments)
     if use_cache and path.exists():
         log.info("rule of %s: taken from %s", name, path)
-        return Discovery(**json.loads(path.read_bytes()))
+        return _read_discovery(path, target)
     cuts = list(_cuts(arguments))
     log.info("rule of %s: %d ways to cut its operands are tried in a child process", name, len(cuts))
     outcomes, crashes = run_in_child(lambda index: _trial(target, arguments, cuts[index]), len(cuts))
@@ -88,6 +89,18 @@ def discover(name: str, example: Sequence[Any] | None = None, *, use_cache: bool
     discovery = Discovery(operator=str(target), rule=rule, trials=len(cuts), crashes=crashes)
     write_atomically(path, json.dumps(asdict(discovery)).encode())
     return discovery
+
+
+def _read_discovery(path: Path, target: Any) -> Discovery:
+    try:
+        found = as_record(file_content(path, "the file"), Discovery, "the file")
+        if found.operator != str(target):
+            raise ConfigurationError(f"operator is {found.operator!r}, not {str(target)!r}")
+        if found.rule is not None:
+            parse_pattern(found.rule)
+        return found
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path} is not a rule that was discovered ({error}): delete it and ask again") from error
 
 
 def _check_tags(target: Any) -> None:

@@ -23,7 +23,8 @@ from autopar.cost_models.program_timeline import PassBytes
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events
 from autopar.graphs.node_values import node_bytes
-from autopar.hardware.cluster import Cluster, GroupTopology, MixedCluster, between_groups, refuse_mixed
+from autopar.hardware.cluster import Cluster, MixedCluster, refuse_mixed
+from autopar.hardware.group_topology import GroupTopology, between_groups
 from autopar.hardware.rank_groups import cluster_of
 from autopar.layouts.placement import Layout, Mesh, local_shape
 from autopar.passes.lowering.chain import lowered_on, start_early

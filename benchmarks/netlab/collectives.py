@@ -24,7 +24,8 @@ import torch.distributed as dist
 
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.cost_models.gloo import sent_bytes
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from autopar.runtime.calibration.measure_job import collective, shift
 from benchmarks.netlab.counters import read_counters
 

@@ -19,7 +19,8 @@ import numpy as np
 
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from benchmarks.validation.collective_machines import Machine, read_machine
 from benchmarks.validation.collective_profiles import fitted, nominal
 from benchmarks.validation.fields import Unpredictable, integer, number, text, whole

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from autopar.cost_models.collective_costs import collective_seconds
-from autopar.hardware.cluster import GroupTopology
+from autopar.hardware.group_topology import GroupTopology
 from benchmarks.validation.runs import TrainingRun
 
 ELEMENT_BYTES = 2

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from benchmarks.validation.collectives import Question, bus_factor, cluster_of, question_of
 from benchmarks.validation.data import folder, read_table
 from benchmarks.validation.schemas import Tier

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.cost_models.simulator import GALVATRON_OVERLAP
-from autopar.hardware.cluster import GroupTopology
+from autopar.hardware.group_topology import GroupTopology
 from benchmarks.validation.lowered import mesh
 from benchmarks.validation.runs import TrainingRun
 from benchmarks.validation.schemas import Tier

@@ -10,8 +10,9 @@ from autopar.cost_models.collective_costs import (
 )
 from autopar.cost_models.gloo import sent_bytes
 from autopar.cost_models.nccl import ring_rate
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import CollectiveFit, preset_names
+from autopar.hardware.group_topology import GroupTopology
 
 KINDS = get_args(CollectiveKind)
 SIZES = np.array([0, 1, 1e3, 64e3, 1e6, 16e6, 1e9])

@@ -14,8 +14,9 @@ from autopar.cost_models.job_profile import (
 )
 from autopar.cost_models.machine_profile import Ceilings, Profile
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import OperatorCurve
+from autopar.hardware.group_topology import GroupTopology
 
 CURVE = OperatorCurve(operator="mm", dtype="float32", work=(1e6, 1e9), seconds=(1e-4, 1e-1))
 MACHINE = Profile(

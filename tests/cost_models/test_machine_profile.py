@@ -15,8 +15,9 @@ from autopar.cost_models.machine_profile import (
     save_profile,
 )
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import CollectiveFit
+from autopar.hardware.group_topology import GroupTopology
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 

@@ -13,8 +13,9 @@ from autopar.cli.calibrate_command import calibrate
 from autopar.cost_models.collective_costs import collective_seconds
 from autopar.cost_models.refit import Tiers, read_steps, refitted, tiers_of
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import CollectiveFit
+from autopar.hardware.group_topology import GroupTopology
 
 PREDICTED = {"seconds": 1.0, "exposed_communication_seconds": 0.4, "peak_bytes": 100}
 

@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import (
-    Cluster,
-    GroupTopology,
-    MixedCluster,
-    between_groups,
-    machine_name,
-    measured_cluster_path,
-)
+from autopar.hardware.cluster import Cluster, MixedCluster, machine_name, measured_cluster_path
 from autopar.hardware.devices import preset_names
+from autopar.hardware.group_topology import GroupTopology, between_groups
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def _paths(value: Any, above: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a": "\xff"}', "byte 7 is no UTF-8"),
         (b"{", "is damaged"),
-        (b" " * (MOST_BYTES + 1), "more than the 100,000,000 that are read"),
+        (b" " * (MOST_BYTES + 1), "more than the 100,000,000 bytes that are read"),
     ],
 )
 def test_json_that_two_readers_could_take_differently_is_refused(content: bytes, words: str) -> None:

@@ -15,7 +15,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from autopar.hardware.cluster import Cluster, GroupTopology, cut_at_nodes
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology, cut_at_nodes
 from autopar.layouts.placement import Mesh
 from autopar.request.mesh_axes import AXIS_NAMES, FREE_AXIS_NAMES, MOST_AXES, pinned_axes, sized_mesh
 

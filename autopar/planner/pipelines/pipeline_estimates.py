@@ -25,7 +25,8 @@ from statistics import median
 
 from autopar.cost_models.collective_costs import collective_seconds
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from autopar.hardware.rank_groups import cluster_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.micro_batch_program import batch_size

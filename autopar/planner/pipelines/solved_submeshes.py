@@ -16,7 +16,8 @@ import numpy as np
 
 from autopar.cost_models.collective_costs import collective_seconds
 from autopar.errors import InfeasibleError
-from autopar.hardware.cluster import Cluster, GroupTopology, Link
+from autopar.hardware.cluster import Cluster, Link
+from autopar.hardware.group_topology import GroupTopology
 from autopar.hardware.rank_groups import cluster_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable

@@ -16,7 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.cost_models.collective_costs import collective_seconds
-from autopar.hardware.cluster import Cluster, between_groups
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import between_groups
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.one_mesh.mesh_plan import Candidate, price

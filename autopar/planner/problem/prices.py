@@ -17,7 +17,8 @@ from autopar.cost_models.operator_costs import copy_seconds, element_flops, oper
 from autopar.cost_models.operator_sizes import Parts, Sizes, has_sizes, sizes_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import base_name, is_causal, operator_kind
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Layout, Mesh
 from autopar.layouts.redistribution import RedistributionStep, Shape
 from autopar.planner.problem.factorisation import shape_of, value_of

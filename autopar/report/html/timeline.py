@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from autopar.cost_models.chrome_trace import MemoryEvent, Span
 from autopar.cost_models.simulator import COMPUTE_STREAM, Timeline
 from autopar.errors import ConfigurationError
-from autopar.files import decoded_json
+from autopar.files import decoded_json, file_content
 
 MOST_SPANS = 12_000
 """Spans that a page draws; more make it slow to open."""
@@ -71,8 +70,9 @@ class StreamTraffic:
 
 def read_timeline(path: str | os.PathLike[str]) -> RecordedStep:
     """Read a Chrome trace. Raises ConfigurationError where the file is missing or is none."""
+    content = file_content(path, f"the trace {os.fspath(path)}")
     try:
-        document = decoded_json(Path(path).read_bytes(), "the file")
+        document = decoded_json(content, "the file")
         events: list[dict[str, Any]] = document["traceEvents"] if isinstance(document, dict) else document
         streams = {(e["pid"], e["tid"]): str(e["args"]["name"]) for e in events if e.get("name") == "thread_name"}
         spans = [_span(event, streams) for event in events if event["ph"] == "X"]
@@ -80,8 +80,6 @@ def read_timeline(path: str | os.PathLike[str]) -> RecordedStep:
         for event in events:
             if event["ph"] == "C" and event.get("name") == "memory":
                 memory[event["pid"]].append((event["ts"] * 1e-6, float(event["args"]["bytes"])))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the trace {os.fspath(path)}: {error.strerror}") from error
     except (ConfigurationError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{os.fspath(path)} is no Chrome trace ({error}); `autopar simulate PLAN --trace FILE` writes one"

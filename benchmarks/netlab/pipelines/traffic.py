@@ -15,7 +15,8 @@ from autopar.cost_models.gloo import ALGORITHMS
 from autopar.cost_models.gloo import sent_bytes as bytes_of
 from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Mesh
 from autopar.passes.lowering.chain import lowered_step, sort_rows
 from autopar.passes.stages.cut_stages import StagePrograms, cut_stages

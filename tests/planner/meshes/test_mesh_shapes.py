@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Mesh
 from autopar.planner.meshes.mesh_shapes import (
     coarser,

@@ -3,7 +3,8 @@ import pytest
 from autopar.cost_models.collective_costs import collective_seconds
 from autopar.cost_models.machine_profile import CENSUS, Measurement, load_profile
 from autopar.cost_models.operator_costs import OPTIMIZER, STREAMING
-from autopar.hardware.cluster import Cluster, GroupTopology
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from autopar.runtime.calibration import measure_machine as calibration
 from autopar.runtime.calibration.measure_machine import calibrate, profile_from_points, tables
 from autopar.runtime.calibration.measuring_worker import COLLECTIVES, WORLD_SIZES, Effort
