@@ -116,7 +116,7 @@ def _build(path: Path, model_class: Any, config: dict[str, Any]) -> tuple[nn.Mod
         configuration = model_class.config_class.from_dict(config)
         model: nn.Module = model_class(configuration)
     except Exception as error:  # whatever the code of two hundred models makes of values that cannot be
-        raise ConfigurationError(f"{path}: {model_class.__name__} cannot be built from it: {error}") from error
+        raise ConfigurationError(f"{path}: {model_class.__name__} cannot be built from it: {type(error).__name__}: {error}") from error
     return model, configuration
 
 

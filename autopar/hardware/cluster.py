@@ -109,7 +109,10 @@ class Cluster:
             raise ConfigurationError(f"cluster {text!r} has no device")
         rate = _bytes_per_second(match["rate"], match["unit"]) if match["rate"] else None
         cluster = _cluster_of_node(node, num_nodes, devices_per_node, rate)
-        check_cluster(cluster)
+        try:
+            check_cluster(cluster)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"cluster {text!r}: {error}") from error
         return cluster
 
     @classmethod
@@ -246,8 +249,9 @@ def refuse_mixed(cluster: Cluster, what: str) -> None:
 
 
 _CLUSTER_TEXT = re.compile(
-    r"(?:(?P<nodes>\d+)\s*x\s*)?(?P<devices>\d+)\s+(?P<name>[^@]*[^@\s])"
-    r"(?:\s*@\s*(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>[GMgm](?:[bB]|bit|bps)(?:/s)?))?"
+    r"(?:(?P<nodes>\d{1,18})\s*x\s*)?(?P<devices>\d{1,18})\s+(?P<name>[^@]*[^@\s])"
+    r"(?:\s*@\s*(?P<rate>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[GMgm](?:[bB]|bit|bps)(?:/s)?))?",
+    re.ASCII,
 )
 
 

@@ -5,6 +5,8 @@ budget("72GiB", cluster), budget(0.9, cluster), budget(None, cluster)      bytes
 
 from __future__ import annotations
 
+import math
+
 from autopar.cost_models.device_memory import usable_bytes
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster

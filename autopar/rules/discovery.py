@@ -80,7 +80,7 @@ def discover(name: str, example: Sequence[Any] | None = None, *, use_cache: bool
     path = _cache_path(target, arguments)
     if use_cache and path.exists():
         log.info("rule of %s: taken from %s", name, path)
-        return _read_discovery(path, target)
+        return read_discovery(path, str(target))
     cuts = list(_cuts(arguments))
     log.info("rule of %s: %d ways to cut its operands are tried in a child process", name, len(cuts))
     outcomes, crashes = run_in_child(lambda index: _trial(target, arguments, cuts[index]), len(cuts))
@@ -91,11 +91,12 @@ def discover(name: str, example: Sequence[Any] | None = None, *, use_cache: bool
     return discovery
 
 
-def _read_discovery(path: Path, target: Any) -> Discovery:
+def read_discovery(path: Path, operator: str) -> Discovery:
+    """What `discover` left of an operator. Raises ConfigurationError where the file says something else."""
     try:
         found = as_record(file_content(path, "the file"), Discovery, "the file")
-        if found.operator != str(target):
-            raise ConfigurationError(f"operator is {found.operator!r}, not {str(target)!r}")
+        if found.operator != operator:
+            raise ConfigurationError(f"operator is {found.operator!r}, not {operator!r}")
         if found.rule is not None:
             parse_pattern(found.rule)
         return found
