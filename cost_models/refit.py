@@ -61,7 +61,8 @@ class Tiers:
 def read_steps(path: Path) -> list[LoggedStep]:
     """The steps of a log behind the first. Raises ConfigurationError where the file is no log, or too short."""
     try:
-        steps = [_checked_step(as_record(line, LoggedStep, "a line")) for line in file_content(path, "it").splitlines() if line]
+        lines = [line for line in file_content(path, "it").splitlines() if line]
+        steps = [_checked_step(as_record(line, LoggedStep, "a line")) for line in lines]
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} is not a log of steps: {error}; write one with autopar.StepLog") from error
     if len(steps) <= FEWEST_STEPS:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from autopar.errors import ConfigurationError
 from autopar.files import decoded_json, file_content
 
-OWN_CODE = "it names code of its own, and a configuration is data: delete the entry, and transformers' own class is built"
+OWN_CODE = "it names code of its own, and a configuration is data: delete the entry, transformers' own class is built"
 WHOLE_WEIGHTS = "a plan is for weights that train, as the model makes them: delete the entry"
 LOADED = "it loads weights from elsewhere, and nothing is downloaded: delete the entry"
 REFUSED: Mapping[str, str] = {
@@ -116,7 +116,8 @@ def _build(path: Path, model_class: Any, config: dict[str, Any]) -> tuple[nn.Mod
         configuration = model_class.config_class.from_dict(config)
         model: nn.Module = model_class(configuration)
     except Exception as error:  # whatever the code of two hundred models makes of values that cannot be
-        raise ConfigurationError(f"{path}: {model_class.__name__} cannot be built from it: {type(error).__name__}: {error}") from error
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"{path}: {model_class.__name__} cannot be built from it: {said}") from error
     return model, configuration
 
 
@@ -134,7 +135,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
     """What a model's code asks the hub for while it is built is an error of the hub's client."""
-    constants = importlib.import_module("huggingface_hub.constants")
+    constants: Any = importlib.import_module("huggingface_hub.constants")
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
     try:

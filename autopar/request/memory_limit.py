@@ -12,6 +12,9 @@ from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 
 
+UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "b": 1.0}
+
+
 def budget(memory_limit: float | str | None, cluster: Cluster) -> float:
     """Bytes per device: a number of bytes, "72GiB", "0.8" or 0.8 of the device; default: what is usable of it."""
     usable = usable_bytes(cluster.device.memory_bytes, cluster.device.kind)
@@ -32,9 +35,8 @@ def _read_amount(limit: float | str) -> tuple[float, bool]:
         raise TypeError("a truth value is no amount")
     if not isinstance(limit, str):
         return float(limit), False
-    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "b": 1.0}
     lowered = limit.strip().lower()
-    for unit, factor in units.items():
+    for unit, factor in UNITS.items():
         if lowered.endswith(unit):
             return float(lowered.removesuffix(unit)) * factor, True
     return float(lowered), False

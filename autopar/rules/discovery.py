@@ -101,7 +101,7 @@ def read_discovery(path: Path, operator: str) -> Discovery:
             parse_pattern(found.rule)
         return found
     except ConfigurationError as error:
-        raise ConfigurationError(f"{path} is not a rule that was discovered ({error}): delete it and ask again") from error
+        raise ConfigurationError(f"{path} is no discovered rule ({error}): delete it and ask again") from error
 
 
 def _check_tags(target: Any) -> None:

@@ -1,4 +1,4 @@
-"""A configuration of a model is data: nothing that it names is imported, downloaded or run, but a class of transformers."""
+"""A configuration is data: nothing that it names is imported, downloaded or run, but a class of transformers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def build(tmp_path: Path, **changed: Any) -> None:
     load_model(f"hf:{tmp_path}", 2, 8)
 
 
-@pytest.mark.parametrize("name", ["pipeline", "LlamaConfig", "AutoModelForCausalLM", "PreTrainedModel", "utils", "__name__"])
+@pytest.mark.parametrize("name", ["set_seed", "LlamaConfig", "AutoModel", "PreTrainedModel", "utils", "__name__"])
 def test_only_a_model_of_transformers_is_made(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"config.json|{name} is no model of transformers"):
+    with pytest.raises(ConfigurationError, match=f"{name} is no model of transformers"):
         build(tmp_path, architectures=[name])
 
 
@@ -74,7 +74,7 @@ def test_what_says_no_may_stand(tmp_path: Path) -> None:
     build(tmp_path, auto_map=None, trust_remote_code=False, quantization_config=None, attn_implementation="eager")
 
 
-def test_a_model_that_asks_the_hub_while_it_is_built_is_told_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_asks_the_hub_is_told_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def downloading(*_: Any) -> None:
         transformers.AutoConfig.from_pretrained("somebody/something")
 
