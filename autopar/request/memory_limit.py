@@ -11,7 +11,6 @@ from autopar.cost_models.device_memory import usable_bytes
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 
-
 UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "b": 1.0}
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autopar.errors import ConfigurationError
+from autopar.runtime.guards.unfit_optimizers import refuse_unfit
 
 _MARK = "autopar_replaced"
 
@@ -30,12 +31,18 @@ def mark_replaced(replaced: Iterable[tuple[str, nn.Parameter]]) -> None:
 @functools.cache
 def _watch_optimizers() -> None:
     """Once per process."""
-    register_optimizer_step_pre_hook(refuse_replaced)
+    register_optimizer_step_pre_hook(check_optimizer)
 
 
-def refuse_replaced(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before every step of every optimizer. Raises ConfigurationError where it holds parameters that were replaced."""
+def check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before every step of every optimizer. Raises ConfigurationError where its parameters are not those of the module,
+    or not such that it can step."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    _refuse_replaced(optimizer, held)
+    refuse_unfit(optimizer, held)
+
+
+def _refuse_replaced(optimizer: torch.optim.Optimizer, held: list[torch.Tensor]) -> None:
     names = [name for parameter in held if (name := getattr(parameter, _MARK, None)) is not None]
     if names:
         raise ConfigurationError(

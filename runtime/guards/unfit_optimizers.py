@@ -1,0 +1,51 @@
+"""Unfit optimizers: those of torch whose update is wrong, or fails inside of torch, on the parameters of a plan.
+
+    Adafactor(module.parameters())      step(): an error where a weight is split: its means of rows and columns fail
+    Rprop(module.parameters())          step(): an error: it mixes its tensors with the parameters' DTensors
+    LBFGS(module.parameters())          step(): an error where a rank holds some stages only: its products need all
+
+Others act on every element alone (Adam, SGD, ...), or by products that DTensor knows (Muon; LBFGS without stages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import ConfigurationError
+
+ELSE = "take AdamW, Adam, SGD or another that acts on every element alone"
+
+
+def refuse_unfit(optimizer: torch.optim.Optimizer, held: Sequence[Tensor]) -> None:
+    """held: its parameters. Raises ConfigurationError naming the optimizer, a parameter's layout and the mend."""
+    ours = [parameter for parameter in held if isinstance(parameter, DTensor)]
+    why = _why_unfit(optimizer, ours)
+    if why is not None:
+        raise ConfigurationError(f"torch.optim.{type(optimizer).__name__} cannot step here: {why}")
+
+
+def _why_unfit(optimizer: torch.optim.Optimizer, ours: Sequence[DTensor]) -> str | None:
+    """Why, and what to do; None where it fits."""
+    if not ours:
+        return None
+    if isinstance(optimizer, torch.optim.Rprop):
+        return f"it mixes tensors of its own with DTensors, whatever their layout; {ELSE}"
+    if isinstance(optimizer, torch.optim.LBFGS) and ours[0].device_mesh.size() < _world_size():
+        return f"its products need all parameters, and a rank holds those of its stages; plan without pp, or {ELSE}"
+    if isinstance(optimizer, torch.optim.Adafactor):
+        split = [each for each in ours if not all(placement.is_replicate() for placement in each.placements)]
+        if split:
+            return (
+                f"it needs means of whole rows and columns, and a weight of shape {tuple(split[0].shape)} is stored as "
+                f'{split[0].placements}; keep weights whole, dims={{"dp_replicate": -1}}, or {ELSE}'
+            )
+    return None
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
