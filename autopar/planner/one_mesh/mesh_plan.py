@@ -30,6 +30,7 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
+from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
 from autopar.planner.one_mesh.micro_costs import in_micro_batches
 from autopar.planner.one_mesh.notes import expert_notes, uneven_notes
@@ -221,14 +222,13 @@ def solve_free(
     )
     forbidden = 0 if solution.lower_bound > stop_above else solution.statistics.get("forbidden", 0)
     if forbidden and solution.status is Status.INFEASIBLE:
-        raise why_nothing_obeys(_whole(query, mesh), mesh, query.bound_constraints) or InfeasibleError(
-            f"no plan obeys the constraints on mesh {mesh.shape}: the best one still makes {forbidden} forbidden "
-            "choices; loosen constraints=, dims= or the pinned layouts"
-        )
+        conflict = why_nothing_obeys(_whole(query, mesh), mesh, query.bound_constraints)
+        raise conflict or why_forbidden(query, built, mesh, solution)
     if forbidden:
         raise InfeasibleError(
             f"found no plan that obeys the constraints on mesh {mesh.shape} in {seconds:.3g} s: the "
-            f'best one makes {forbidden} forbidden choices; search longer with mode="max", or loosen the constraints'
+            f"best one cannot connect {forbidden_places(query, built, mesh, solution)}; search longer with "
+            'mode="max", or loosen the constraints'
         )
     return certified(built.problem, solution)
 

@@ -1,0 +1,56 @@
+"""Heads that do not divide: the plan splits something else, or the error names operator, dims, sizes and ways out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import autopar
+
+SPREAD = {"no_replicated_compute": True}
+
+
+class Attention(nn.Module):
+    """Five heads. forward(x (B, T, 5 * d)) -> scalar; q, k and v by one product or by three."""
+
+    def __init__(self, head: int, fused: bool) -> None:
+        super().__init__()
+        self.head, width = head, 5 * head
+        self.fused = nn.Linear(width, 3 * width) if fused else None
+        self.alone = nn.ModuleList([] if fused else [nn.Linear(width, width) for _ in range(3)])
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [part(x) for part in self.alone] if self.fused is None else self.fused(x).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (5, self.head)).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2)).pow(2).mean()
+
+
+def plan(head: int, fused: bool, length: int, tp: int) -> autopar.Plan:
+    x = torch.zeros(7, length, 5 * head)
+    return autopar.plan(
+        Attention(head, fused), x, cluster=f"{tp} cpu", dims={"tp": tp}, mode="fast", constraints=SPREAD
+    )
+
+
+def test_an_error_names_operators_dims_sizes_and_ways_out() -> None:
+    words = (
+        r"on the mesh tp=2: nothing connects .*attention.* \(7, 5, 15, 7\) .*no split of h over tp=2: 5 does not divide"
+        r".*Ways out: .*dims: tp=.*5.*leave out no_replicated_compute"
+    )
+    with pytest.raises(autopar.InfeasibleError, match=words):
+        plan(7, fused=True, length=15, tp=2)
+
+
+def test_a_way_out_is_one() -> None:
+    found = plan(7, fused=True, length=15, tp=5)
+    assert not any("heads" in note for note in found.notes), found.notes
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_heads_that_do_not_divide_leave_the_sequence_to_split(fused: bool) -> None:
+    notes = [note for note in plan(8, fused, length=16, tp=2).notes if "heads" in note]
+    assert notes == ["5 attention heads do not divide by tp=2: attention splits the query sequence over it instead"]
