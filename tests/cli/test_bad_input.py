@@ -26,6 +26,8 @@ FILES = {
     "text.json": "hello", "list.json": "[1, 2]", "object.json": '{"a": 1}', "bad.toml": "a = [", "empty.toml": "",
     "words.sh": "--tensor-model-parallel-size three", "three.sh": "--tensor-model-parallel-size 3",
     "class.json": '{"architectures": "LlamaForCausalLM"}', "no_steps.json": '{"traceEvents": []}',
+    "evil.json": '{"architectures": ["utils"]}',
+    "hub.json": '{"architectures": ["LlamaForCausalLM"], "attn_implementation": "kernels-community/flash-attn"}',
     "wide.json": '{"architectures": ["LlamaForCausalLM"], "hidden_size": "wide"}',
 }  # fmt: skip
 QUESTIONS = {
@@ -84,7 +86,11 @@ def test_what_is_no_plan_file(folder: Path, command: str, file: str, message: st
     ("words", "message"),
     [
         ("plan hf:none.json", "none.json does not exist"),
-        ("plan hf:bytes.json", "is no JSON"),
+        ("plan hf:bytes.json", "bytes.json is damaged: byte 128 is no UTF-8"),
+        ("plan hf:evil.json", "utils is no model of transformers"),
+        ("plan hf:hub.json", "attn_implementation is 'kernels-community/flash-attn'; kernels of a hub"),
+        ("plan hf:config.json --cluster 1000000000x8-H100", "cannot read cluster"),
+        ("plan hf:config.json --memory-limit 0B", "memory_limit='0B' must be positive"),
         ("plan hf:list.json", 'no list of "architectures"'),
         ("plan hf:class.json", 'no list of "architectures"'),
         ("plan hf:wide.json", "expected int, got str (value: 'wide')"),
@@ -127,7 +133,7 @@ def test_what_is_no_plan_file(folder: Path, command: str, file: str, message: st
         ("export bare.json --to megatron --price", "--price needs the model"),
         ("export optimizer.json --to megatron --price", "optimizer 'lion'"),
         ("import none.sh --from megatron --model hf:config.json", "cannot read the configuration none.sh"),
-        ("import bytes.json --from megatron --model hf:config.json", "cannot read the configuration bytes.json"),
+        ("import bytes.json --from megatron --model hf:config.json", "configuration bytes.json is damaged: byte"),
         ("import words.sh --from megatron --model hf:config.json", "is 'three'; it must be a whole number"),
         ("import three.sh --from megatron --model hf:config.json", "the degrees"),
         ("import bad.toml --from torchtitan --model hf:config.json", "bad.toml is no TOML"),
