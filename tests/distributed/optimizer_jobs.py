@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -39,9 +38,14 @@ def after_steps(dims: dict[str, int], names: list[str], planted: bool = False) -
     with pytest.MonkeyPatch.context() as patch:
         if planted:
             patch.setattr(replaced_parameters, "refuse_unfit", lambda *_: None)
+        module = compile_once("tied model", tied_model(), tokens(0), dims=dims, mode="fast")
+        initial = {name: value.detach().clone() for name, value in module.named_parameters()}
         for name in names:
+            for parameter, value in zip(module.parameters(), initial.values(), strict=True):
+                parameter.detach().copy_(value)
+            module.zero_grad()
             try:
-                found[name] = _difference(dims, getattr(torch.optim, name), OPTIONS.get(name, {}))
+                found[name] = _difference(module, getattr(torch.optim, name), OPTIONS.get(name, {}))
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
     return found
@@ -62,10 +66,9 @@ def in_stages(name: str, plan: bytes) -> dict[str, str]:
     return found
 
 
-def _difference(dims: dict[str, int], kind: Any, options: dict[str, Any]) -> float:
+def _difference(module: nn.Module, kind: Any, options: dict[str, Any]) -> float:
     plain = tied_model()
     before = {name: value.detach().clone() for name, value in plain.named_parameters()}
-    module = compile_once("tied model", copy.deepcopy(plain), tokens(0), dims=dims)
     for model in (module, plain):
         optimizer = kind(list(_trained(model, kind)), **options)
         for step in range(STEPS):
