@@ -6,6 +6,7 @@ import fails and the only file to change (`tests/test_compat.py` names each symb
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
@@ -124,6 +125,12 @@ def is_compiled(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+@functools.cache
+def keep_dynamo_out(kind: type[nn.Module]) -> None:
+    """Once per process: `torch.compile` of a module of this class runs its forward as it is. Loads torch._dynamo."""
+    kind.forward = torch.compiler.disable(kind.forward)  # type: ignore[no-untyped-call]
+
+
 def release_saved_tensors(ctx: Any) -> None:
     """In the backward of an autograd.Function: drop what `ctx.save_for_backward` kept, unless the caller asked for
     retain_graph. torch's own compiled functions do it so."""
@@ -134,6 +141,17 @@ def forget_device_meshes() -> None:
     """Drop what DTensor remembers of meshes. It takes meshes of equal ranks and names for one, so that a process which
     makes a new process group finds the groups of the old one behind them."""
     importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+
+
+def share_gradient_hooks(old: torch.Tensor, new: torch.Tensor) -> int:
+    """Make the gradient hooks of a leaf those of `new` too, so that their handles remove them there; how many."""
+    count = 0
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        hooks = getattr(old, name)
+        if hooks:
+            setattr(new, name, hooks)
+            count += len(hooks)
+    return count
 
 
 def lone_device_mesh(device_type: str, axis_names: tuple[str, ...]) -> DeviceMesh:
@@ -218,12 +236,14 @@ __all__ = [
     "is_compiled",
     "is_kernel_launch",
     "is_registered",
+    "keep_dynamo_out",
     "keystr",
     "lone_device_mesh",
     "no_dispatch",
     "register_dataclass",
     "release_saved_tensors",
     "resolve_group",
+    "share_gradient_hooks",
     "store_connection",
     "torch_version",
     "tree_flatten",

@@ -62,7 +62,8 @@ class Program:
 
     Outputs come in the order: mutations, loss and outputs, statistics, gradients. `in_spec` flattens (args, kwargs);
     `tensor_leaves` says which leaf each "input" placeholder takes; `out_spec` rebuilds the user's output from the
-    leaves `output_leaves` (indices into `outputs`, or a `Constant`).
+    leaves `output_leaves` (indices into `outputs`, or a `Constant`). `reads` names every attribute that the captured
+    forward read: (path of the submodule, attribute).
     """
 
     graph_module: torch.fx.GraphModule
@@ -73,6 +74,7 @@ class Program:
     out_spec: TreeSpec
     output_leaves: tuple[int | Constant, ...]
     training: bool
+    reads: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def graph(self) -> torch.fx.Graph:

@@ -223,7 +223,7 @@ def plain_model(module: ParallelModule) -> nn.Module:
             elsewhere[id(empty)] = nn.Parameter(whole[name].clone(), requires_grad=empty.requires_grad)
     for name, empty in absent.items():
         set_parameter(model, name, elsewhere[id(empty)])
-    model.train(module.training)
+    model.training = module.training  # submodules have their own
     return model
 
 

@@ -5,8 +5,9 @@
     loss.backward()                      # every parameter's .grad is a reduced DTensor in the parameter's layout
 
 It takes over the module tree of the original, so names, types of submodules, tied weights and buffers stay; only the
-parameters became DTensors. The graph of a new input shape or of eval mode is built when it is first met, with the
-parameters' layouts kept; those that were not used for long are dropped (`step/kept_steps.py`).
+parameters became DTensors. The graph of a new input shape, of eval mode or of another Python state (`module.alpha = 2`)
+is built when it is first met, with the parameters' layouts kept. An attribute that this class does not have is the
+original's, for reading and for writing. Graphs that were not used for long are dropped (`step/kept_steps.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from autopar._compat import TreeSpec, tree_map_only
+from autopar._compat import TreeSpec, keep_dynamo_out, tree_map_only
 from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank, shared_seed
 from autopar.runtime.guards.call_guard import CHECK_CALLS, Call, CallGuard
+from autopar.runtime.guards.held_model import HeldModel
 from autopar.runtime.guards.meetings import meet
+from autopar.runtime.guards.module_tree import ModuleTree
+from autopar.runtime.guards.state_of_calls import StateOfCalls
 from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size
 from autopar.runtime.step import batches
@@ -64,7 +68,7 @@ class StepMaker(Protocol):
         layouts must be kept (None: choose), groups: its processes."""
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(HeldModel):
     """See the module docstring. Made by `autopar.compile`; `model` is consumed."""
 
     def __init__(
@@ -81,12 +85,11 @@ class ParallelModule(nn.Module):
         check_calls: int = CHECK_CALLS,
     ) -> None:
         super().__init__()
-        self._model = (model,)  # a tuple, so that the original is not a submodule of its own tree
         self._maker = maker
         self._batch = batch
         self._optimizer = optimizer
-        self.loss_fn = loss_fn
-        self.precision = precision
+        self._loss_fn = loss_fn
+        self._precision = precision
         self._scaler = scaler
         self._sync: Sync = sync
         self._steps = KeptSteps(DEFAULT_BOUND)
@@ -99,20 +102,28 @@ class ParallelModule(nn.Module):
         self._totals: dict[tuple[int, ...], list[int]] = {}
         self.base_seed = 0
         self.calls = 0
-        self.training = model.training
+        self._python = StateOfCalls(model, loss_fn)
+        self._tree: ModuleTree | None = None
+        keep_dynamo_out(ParallelModule)
+        self._hold(model)
 
     # what was planned
-
-    @property
-    def original(self) -> nn.Module:
-        """The module that was compiled; it shares its tree, so its parameters are this module's."""
-        return self._model[0]
 
     def split_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """(args, kwargs, batch): what forward of the original takes and what the loss function gets."""
         args, kwargs = batches.route(self.original, args, dict(kwargs), self.loss_fn is not None)
         batch = kwargs.pop("batch", None) if self.loss_fn is not None else None
         return args, kwargs, (kwargs or args) if batch is None else batch
+
+    @property
+    def loss_fn(self) -> LossFunction | None:
+        """What `autopar.compile` was given."""
+        return self._loss_fn
+
+    @property
+    def precision(self) -> str | None:
+        """What `autopar.compile` was given, or the plan says."""
+        return self._precision
 
     @property
     def plan(self) -> Plan:
@@ -149,14 +160,14 @@ class ParallelModule(nn.Module):
 
     def _build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._first = step = self._maker.step(
-            self._model[0], args, kwargs, training=self.training, pinned=None, groups=None
+            self.original, args, kwargs, training=self.training, pinned=None, groups=None
         )
         self._data_axes = self._axes_of_the_batch(step)
         self._adopt(step)
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, step.program)
         self._steps = KeptSteps(from_first_rank(most_graphs, "how many graphs are kept"))
-        self._steps.keep(self._key(leaves, spec), step)
+        self._keep(step, self._kind(leaves, spec))
         self._guard = CallGuard(self._check_calls, nn.Module.parameters(self))
 
     def _axes_of_the_batch(self, step: Step) -> tuple[int, ...]:
@@ -172,13 +183,11 @@ class ParallelModule(nn.Module):
 
     def _adopt(self, step: Step) -> None:
         """Move the module tree of the original here, sharded as the plan says."""
-        model = self._model[0]
+        model = self.original
         self.base_seed = shared_seed()
         self._absent = shard_model(model, step, self._optimizer, self.base_seed, self._sync)
-        self._parameters = model._parameters
-        self._buffers = model._buffers
-        self._modules = model._modules
-        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        self._hold(model)
+        self._tree = ModuleTree(model)
         self.register_load_state_dict_pre_hook(_shard_loaded)  # type: ignore[no-untyped-call]
 
     def _planned(self) -> Step:
@@ -205,7 +214,7 @@ class ParallelModule(nn.Module):
         """The emitted graph for arguments of global shapes, and the arguments as its leaves."""
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, self._planned().program)
-        return self._step_for(leaves, spec, self._key(leaves, spec)), leaves
+        return self._step_for(leaves, spec, self._kind(leaves, spec)), leaves
 
     def seed(self) -> int:
         """Seed of the random draws of the next call."""
@@ -218,23 +227,23 @@ class ParallelModule(nn.Module):
     def _run_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: BatchMode) -> Any:
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, self._planned().program)
-        key = self._key(leaves, spec)
-        call = self._call(leaves, spec, key, mode)
+        kind = self._kind(leaves, spec)
+        call = self._call(leaves, spec, kind, mode)
         sizes = self._guard.before_call(call)
         if call.split:
             whole = self._global_leaves(call, sizes)
-            step = self._step_for(whole, spec, self._key(whole, spec))
+            step = self._step_for(whole, spec, self._kind(whole, spec))
         else:
-            step = self._step_for(leaves, spec, key)
+            step = self._step_for(leaves, spec, kind)
         with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
             results = self._results(step, leaves, mode)
         self.calls += 1
         self._meet_before_backward(results, call.act)
-        write_buffers(self, step, results)
+        write_buffers(self.original, step, results)
         return user_output(step, results)
 
     def _results(self, step: Step, leaves: list[Any], mode: BatchMode) -> tuple[torch.Tensor, ...]:
-        states = graph_states(self, step, self.seed())
+        states = graph_states(self.original, step, self.seed())
         split_axes = self._data_axes if mode == "local" else ()
 
         def bind(part: Sequence[Any]) -> list[torch.Tensor]:
@@ -251,23 +260,30 @@ class ParallelModule(nn.Module):
             )
         self.build_for(args, kwargs)
 
-    def _key(self, leaves: list[Any], spec: TreeSpec) -> Signature:
-        modes = tuple(module.training for module in self.modules())
-        frozen = tuple(parameter.requires_grad for parameter in nn.Module.parameters(self))
-        return (batches.signature(leaves, spec), modes, frozen, autocast_state())
+    def _kind(self, leaves: list[Any], spec: TreeSpec) -> Signature:
+        """All of a graph's key but the Python state. Raises ConfigurationError where the module has other tensors."""
+        assert self._tree is not None
+        if self._tree.changed():
+            self._python.read_again()
+        return (batches.signature(leaves, spec), *self._tree.modes(), autocast_state())
 
-    def _step_for(self, leaves: list[Any], spec: TreeSpec, key: Signature) -> Step:
-        """The emitted graph for arguments of global shapes like these, of which `key` is the key; built now where they
-        are new."""
-        step = self._steps.find(key)
+    def _keep(self, step: Step, kind: Signature) -> None:
+        """Take a new graph for calls of a kind, in the Python state of now."""
+        self._python.captured(kind, step.whole.reads)
+        self._steps.keep((*kind, self._python.digest(kind)), step)
+
+    def _step_for(self, leaves: list[Any], spec: TreeSpec, kind: Signature) -> Step:
+        """The emitted graph for arguments of global shapes like these, a call of this kind; built now where they, or
+        the Python state, are new."""
+        step = self._steps.find((*kind, self._python.digest(kind)))
         if step is None:
             first = self._planned()
             args, kwargs = spec.unflatten(leaves)
-            skeleton = without_weights(self._model[0], self.training, self._absent)
+            skeleton = without_weights(self.original, self.training, self._absent)
             step = self._maker.step(
                 skeleton, args, kwargs, training=self.training, pinned=first.plan, groups=first.groups
             )
-            self._steps.keep(key, step)
+            self._keep(step, kind)
         return step
 
     def _global_leaves(self, call: Call, sizes: tuple[int, ...]) -> list[Any]:
@@ -288,19 +304,19 @@ class ParallelModule(nn.Module):
 
     # what other ranks do at the same time
 
-    def _call(self, leaves: list[Any], spec: TreeSpec, key: Signature, mode: BatchMode) -> Call:
+    def _call(self, leaves: list[Any], spec: TreeSpec, kind: Signature, mode: BatchMode) -> Call:
         """This call, as the guard compares it."""
         split = self._batch_dims(leaves) if mode == "local" and self._data_axes else {}
-        kind = "train" if self.training else "eval"
+        trains = "train" if self.training else "eval"
         without = "" if torch.is_grad_enabled() else " without gradients"
         return Call(
-            act=f"{kind} call {self.calls + 1} of {type(self.original).__name__}{without}",
+            act=f"{trains} call {self.calls + 1} of {type(self.original).__name__}{without}",
             leaves=leaves,
             spec=spec,
             split=split,
             shard=self.data_shard(),
             state=self._state,
-            key=(mode, key),
+            key=(mode, kind, self._python.version()),
         )
 
     def _batch_dims(self, leaves: list[Any]) -> dict[int, int]:
@@ -317,6 +333,7 @@ class ParallelModule(nn.Module):
             ("has", "modules in the other mode"): ", ".join(other_mode) or "none",
             ("has", "frozen parameters"): "those of stages" if self.plan.in_stages else ", ".join(frozen) or "none",
             ("has", "autocast"): str(autocast_state()),
+            ("has", "Python state"): self._python.version(),
         }
 
     def _meet_before_backward(self, results: Sequence[torch.Tensor], act: str) -> None:

@@ -118,3 +118,32 @@ def test_saved_tensors_are_released() -> None:
     result.backward(retain_graph=True)
     result.backward()
     assert states == [False, True]
+
+
+def test_shared_gradient_hooks_run_and_are_removed_by_their_handles() -> None:
+    def add_one(leaf: torch.Tensor) -> None:
+        assert leaf.grad is not None
+        leaf.grad.add_(1.0)
+
+    old, new = (torch.ones(2, requires_grad=True) for _ in range(2))
+    handles = [old.register_hook(lambda gradient: gradient * 3)]
+    handles.append(old.register_post_accumulate_grad_hook(add_one))
+    assert _compat.share_gradient_hooks(old, new) == 2
+    del old
+    new.sum().backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == [4.0, 4.0]
+    for handle in handles:
+        handle.remove()
+    new.grad = None
+    new.sum().backward()
+    assert new.grad.tolist() == [1.0, 1.0]
+
+
+def test_dynamo_stays_out_of_a_forward() -> None:
+    class Opaque(nn.Module):
+        def forward(self, x: torch.Tensor) -> bool:
+            return torch.compiler.is_compiling()
+
+    _compat.keep_dynamo_out(Opaque)
+    assert torch.compile(Opaque())(torch.ones(1)) is False

@@ -10,13 +10,16 @@ from autopar.capture.captures import Captures, autocast_state
 from autopar.capture.identity import fingerprint
 from autopar.capture.inputs import normalize_example_inputs
 from autopar.capture.models import load_model
+from autopar.capture.python_state import PythonState, differences
 from autopar.capture.trace import capture
 from autopar.capture.wrappers import take_off_wrappers, without_wrappers
 
 __all__ = [
     "Captures",
+    "PythonState",
     "autocast_state",
     "capture",
+    "differences",
     "fingerprint",
     "load_model",
     "normalize_example_inputs",

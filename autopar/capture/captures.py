@@ -12,6 +12,7 @@ from torch import nn
 from autopar._compat import tree_leaves
 from autopar.capture.family import CallsAt, Family, family, input_shapes, varies
 from autopar.capture.inputs import FlatInputs, find_batch_dims, flatten_inputs
+from autopar.capture.python_state import PythonState, Read
 from autopar.capture.trace import capture, forward_calls
 from autopar.capture.training_step import BATCH, LossFunction
 from autopar.errors import CaptureError
@@ -28,6 +29,7 @@ class Captures:
         self._families: dict[Any, Family] = {}
         self._traced: dict[Any, list[Program]] = {}
         self._pairs: dict[Any, list[tuple[Program, Program]]] = {}
+        self._reads: dict[Any, frozenset[Read]] = {}
         self.traces = 0
         self.computed = 0
 
@@ -46,7 +48,8 @@ class Captures:
         """As `autopar.capture.capture`, from earlier captures of the model where they predict this one."""
         beside = {BATCH: batch} if loss_fn is not None and batch is not None else {}
         inputs = flatten_inputs(args, {**kwargs, **beside})
-        kind = _kind(model, inputs, training)
+        base = _kind(model, inputs, training)
+        kind = self._in_state(base, model, loss_fn)
         calls = functools.partial(
             forward_calls, model, args, kwargs, loss_fn=loss_fn, batch=batch, training=training, precision=precision
         )
@@ -71,6 +74,8 @@ class Captures:
             precision=precision,
         )
         self.traces += 1
+        self._reads[base] = self._reads.get(base, frozenset()) | program.reads
+        kind = self._in_state(base, model, loss_fn)
         traced = self._traced.setdefault(kind, [])
         if kind not in self._families:
             other = next((each for each in traced if varies(each, program)), None)
@@ -78,6 +83,10 @@ class Captures:
         traced.append(program)
         del traced[:-MOST_TRACED]
         return program
+
+    def _in_state(self, base: Any, model: nn.Module, loss_fn: LossFunction | None) -> Any:
+        """A kind with the values of what its captures read."""
+        return base, PythonState(model, self._reads.get(base, frozenset()), loss_fn).digest()
 
     def _family(self, kind: Any, calls: CallsAt) -> Family | None:
         """What predicts further programs of a kind; two traced ones are compared when a third is asked for."""
@@ -91,7 +100,8 @@ class Captures:
 
 
 def _kind(model: nn.Module, inputs: FlatInputs, training: bool) -> Any:
-    """All but the sizes that decides over a graph: structure, dtypes, constants, modes, what is trained, autocast."""
+    """All but the sizes and the Python state that decides over a graph: structure, dtypes, constants, modes, what is
+    trained, autocast."""
     leaves = tuple(
         (leaf.dtype, leaf.dim(), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else repr(leaf)
         for leaf in tree_leaves(inputs.leaves)

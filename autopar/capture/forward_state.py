@@ -5,9 +5,10 @@
     self.cache = hidden + self.cache    a tensor that the next call reads -> CaptureError: make it a buffer
     self.calls += 1                     a Python value                   -> frozen, a warning
     if random.random() < p: skip        a Python random choice           -> frozen, a warning
+    COUNT += 1; seen.append(hidden)     a global or a closure            -> as before, a warning
 
 Tracing runs the forward more than once; every run starts from the same attributes and the same Python random state,
-and afterwards the modules are as they were.
+and afterwards the modules, and what forward and hooks name outside of them, are as they were.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar._compat import tree_leaves
+from autopar.capture.python_state import PythonState, differences, forwards
 from autopar.errors import CaptureError
 
 log = logging.getLogger(__name__)
@@ -35,10 +37,12 @@ _MISSING = object()
 class ForwardState:
     """The attributes of the submodules of `model` around each run of its forward."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> None:
+        self._model, self._loss_fn = model, loss_fn
         self._modules = dict(model.named_modules())
         self._random = _random_state()
         self.drew_random_numbers = False
+        self.changed_outside: list[str] = []
         self.changed: dict[tuple[str, str], Any] = {}
         """(module path, attribute) -> the value that the last run left there, where it differs."""
 
@@ -47,6 +51,7 @@ class ForwardState:
         """One run of the forward: assigned buffers are written back, other attributes put back afterwards."""
         before = {name: _attributes(module) for name, module in self._modules.items()}
         buffers = {name: dict(module._buffers) for name, module in self._modules.items()}
+        outside = self._outside()
         _set_random_state(self._random)
         try:
             yield
@@ -57,6 +62,12 @@ class ForwardState:
             for name, module in self._modules.items():
                 module._buffers.update(buffers[name])
                 self._put_back(name, module, before[name])
+            if not outside.unchanged():
+                self.changed_outside = differences(outside.texts, self._outside().texts)
+                outside.put_back()
+
+    def _outside(self) -> PythonState:
+        return PythonState(self._model, forwards(self._model), self._loss_fn)
 
     def _write_back(self, buffers: dict[str, dict[str, Tensor | None]]) -> None:
         for name, module in self._modules.items():
@@ -93,6 +104,8 @@ class ForwardState:
                 "forward draws random numbers in Python (random or numpy.random): the choices of this trace are frozen "
                 "in the graph; draw with torch.rand and choose with torch.where, or train without such choices"
             )
+        for what in self.changed_outside:
+            log.warning("capture put back what forward or a hook changed: %s; compiled calls do not change it", what)
         for (name, key), value in self.changed.items():
             path = f"{name}.{key}".lstrip(".")
             if _holds_tensor(value):

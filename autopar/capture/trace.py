@@ -30,10 +30,12 @@ from autopar.capture.failures import NUMPY_HINT, explained
 from autopar.capture.fake import fake_parameters, fake_twin
 from autopar.capture.fallback import dynamo_forward, replaced_forward
 from autopar.capture.huggingface import adapted_huggingface
+from autopar.capture.idle_hooks import reported_hooks
 from autopar.capture.inputs import FlatInputs, check_signature, find_batch_dims, flatten_inputs
 from autopar.capture.known_values import KnownValues, fold_known_shapes
 from autopar.capture.module_paths import module_paths
 from autopar.capture.precision import canonical_names, precision_dtype
+from autopar.capture.python_state import all_attributes, recorded_reads
 from autopar.capture.random_draws import random_decompositions, refuse_other_draws
 from autopar.capture.roles import Names, assign_roles
 from autopar.capture.training_step import BATCH, LossFunction, TrainingStep
@@ -92,6 +94,7 @@ def capture(
         out_spec=step.outputs.spec,
         output_leaves=_output_leaves(step, program_outputs),
         training=training,
+        reads=frozenset(step.reads),
     )
 
 
@@ -117,9 +120,11 @@ def _trace_with_fallback(
             raise
         with replaced_forward(step.model, forward):
             try:
-                return _trace(step, inputs, kwargs, training)
+                graph_module = _trace(step, inputs, kwargs, training)
             except CaptureError:
                 raise error from None
+        step.reads = all_attributes(step.model)  # Dynamo read them before
+        return graph_module
 
 
 def _trace(step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
@@ -128,6 +133,8 @@ def _trace(step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], tr
     with contextlib.ExitStack() as stack:
         tensors = _enter_fake_forward(stack, step, inputs.tensors, kwargs, training)
         stack.enter_context(module_paths(step))
+        stack.enter_context(reported_hooks(step.model))
+        step.reads = stack.enter_context(recorded_reads(step.model))
         stack.enter_context(whole_triton_operators())
         stack.enter_context(recomputed_within(salts.mark))
         table = {**decomposition_table(), **random_decompositions(salts)}

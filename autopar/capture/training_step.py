@@ -22,6 +22,7 @@ from autopar.capture.forward_state import ForwardState
 from autopar.capture.inputs import FlatInputs, path_part, unflatten_inputs
 from autopar.capture.interception import Interception
 from autopar.capture.precision import computing_in, narrowed, widened
+from autopar.capture.python_state import Read
 from autopar.capture.structures import register_structures
 from autopar.capture.value_checks import PassedChecks
 from autopar.errors import CaptureError
@@ -42,7 +43,8 @@ class StepOutputs:
 
 
 class TrainingStep(nn.Module):
-    """Model and loss as one module. After a forward, `outputs` says what the returned tensors are."""
+    """Model and loss as one module. After a forward, `outputs` says what the returned tensors are;
+    after a trace, `reads` which attributes it read."""
 
     outputs: StepOutputs
 
@@ -62,7 +64,8 @@ class TrainingStep(nn.Module):
         self._with_batch = with_batch
         self._dtype = dtype
         self._canonical = canonical or {}
-        self.state = ForwardState(model)
+        self.state = ForwardState(model, loss_fn)
+        self.reads: set[Read] = set()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The loss, outputs and changed buffers of one step, as the trace wants them."""

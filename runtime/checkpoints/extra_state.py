@@ -62,7 +62,7 @@ def agree_on_extra(state: State) -> None:
 
 def _digest(value: Any) -> str:
     """The same on two ranks where the plain data is the same: sets and dicts are sorted, tensors are one number."""
-    plain = tree_map_only(torch.Tensor, lambda tensor: (tensor.shape, str(tensor.dtype), digests_of([tensor])[0]), value)
+    plain = tree_map_only(torch.Tensor, lambda tensor: (tensor.shape, str(tensor.dtype), *digests_of([tensor])), value)
     return hashlib.sha256(pprint.pformat(plain, width=1_000).encode()).hexdigest()
 
 

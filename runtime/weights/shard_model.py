@@ -3,11 +3,12 @@
     absent = shard_model(model, step, optimizer, seed)
 
 `model.head.weight` is a DTensor now, a weight on meta was drawn, the state of the optimizer lies as its parameters do,
-and what only other stages read is left out of the tree.
+hooks on gradients went over, and what only other stages read is left out of the tree.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autopar._compat import share_gradient_hooks
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.parameters import (
     check_parameter_layouts,
@@ -31,6 +33,8 @@ from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.weights.initial_weights import Sync, agree_on_weights
 from autopar.runtime.weights.initialise import initialise, is_on_meta
 from autopar.runtime.weights.replaced_parameters import mark_replaced
+
+log = logging.getLogger(__name__)
 
 
 def shard_model(
@@ -53,6 +57,9 @@ def shard_model(
     replaced = _initialised(model, plan, groups, seed, absent) if is_on_meta(model) else {}
     left_out = leave_out(model, absent)
     replaced.update(shard_parameters(model, plan.parameters, groups))
+    for parameter, names in known:
+        if id(parameter) in replaced and share_gradient_hooks(parameter, replaced[id(parameter)]):
+            log.info("gradient hooks of %s get the reduced gradient as a DTensor from now on", names[0])
     mark_copies(model, step.stage_parameters.copies)
     if optimizer is not None:
         rewrite_optimizer(optimizer, replaced, layouts, groups, gone)

@@ -1,0 +1,96 @@
+"""Held model: a module whose tree, mode and attributes are those of another one, the original.
+
+    module.alpha = 2        the original's alpha, which its forward reads
+    module.eval()           the original's mode, and that of its submodules
+    module.plan             an attribute of the class that holds; a submodule of this name is module.original.plan
+    module.half()           ConfigurationError, as pickling and copying
+
+So nothing is set where no forward looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.errors import ConfigurationError
+from autopar.runtime.guards.module_tree import ModuleTree, refuse_conversion
+
+
+class HeldModel(nn.Module):
+    """See the module docstring. Attributes of a subclass are made before `_hold`."""
+
+    _model: tuple[nn.Module]
+    _tree: ModuleTree | None
+    """None while the parameters are still the original's."""
+
+    def _hold(self, model: nn.Module) -> None:
+        """From now on `model` is the original; once more behind a change of its dicts."""
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            object.__setattr__(self, name, vars(model)[name])
+        object.__setattr__(self, "_model", (model,))  # a tuple, so that it is not a submodule of its own tree
+
+    @property
+    def original(self) -> nn.Module:
+        """The module that was compiled; it shares its tree, so its parameters are this module's."""
+        return self._model[0]
+
+    @property
+    def training(self) -> bool:
+        """That of the original, which its forward reads."""
+        return self._model[0].training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_model" in vars(self):
+            self._model[0].training = mode
+
+    def __getattr__(self, name: str) -> Any:
+        if "_model" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r} yet")
+        found = getattr(self._model[0], name)
+        if getattr(found, "__self__", None) is self._model[0]:
+            raise AttributeError(
+                f"{name}() is a method of the original model, which runs on one process and not under the plan: call "
+                f"module.original.{name}() where that is meant"
+            )
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_model" not in vars(self):
+            object.__setattr__(self, name, value)
+        elif name not in vars(self) and not hasattr(type(self), name):
+            setattr(self._model[0], name, value)
+        elif isinstance(value, (nn.Module, torch.Tensor)):
+            raise ConfigurationError(f"the compiled module has a {name} of its own: write module.original.{name} = ...")
+        else:
+            object.__setattr__(self, name, value)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """As of nn.Module, also where it has the name of an attribute of this class."""
+        return self.original.get_submodule(target) if target else self
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """As of nn.Module, also where it has the name of an attribute of this class."""
+        return self.original.get_parameter(target)
+
+    def get_buffer(self, target: str) -> torch.Tensor:
+        """As of nn.Module, also where it has the name of an attribute of this class."""
+        return self.original.get_buffer(target)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """`.to()`, `.half()`, `.cuda()` and their like. Raises ConfigurationError where they would change a tensor."""
+        if self._tree is None:
+            self.original._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        else:
+            refuse_conversion(self.original, fn)
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ConfigurationError(
+            "a compiled module can be neither pickled nor copied: its parameters lie across processes. Save it with "
+            "autopar.save(path, module) or its module.state_dict(); copy the model before autopar.compile"
+        )
