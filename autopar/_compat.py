@@ -166,6 +166,12 @@ def dtensor(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
     return made
 
 
+def without_torch_function() -> AbstractContextManager[None]:
+    """Within the context, `__torch_function__` of tensor subclasses is not asked."""
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
+    return context
+
+
 def resolve_group(name: str) -> ProcessGroup:
     """The process group that collectives in graphs name so."""
     named: Any = name  # torch 2.13 gives these names a type of their own
@@ -255,4 +261,5 @@ __all__ = [
     "warn_about_untested_torch",
     "whole_triton_operators",
     "with_effects",
+    "without_torch_function",
 ]

@@ -71,6 +71,7 @@ def compile(
     precision: str | None = None,
     batch: BatchMode = "global",
     batch_dims: Mapping[str, int | None] | None = None,
+    differentiable: Sequence[str] = (),
     verify: bool = False,
     strict: bool = False,
     mode: Mode = "default",
@@ -100,6 +101,8 @@ def compile(
     precision: "bf16" computes in bf16 from fp32 parameters; gradients, their reductions and the loss stay fp32.
     plan: a Plan or its file, instead of planning; its precision holds where none is given. Default: $AUTOPAR_PLAN.
     batch: "global" (each rank passes all of it) or "local" (its part, see `ParallelModule.data_shard`).
+    differentiable: outputs beside the losses whose gradient is wanted, by name ("logits", "1", "hidden_states"); losses
+        are the loss and every further 0-dim output. Such a step is not cut into micro-batches or stages.
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
     mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
@@ -140,6 +143,7 @@ def compile(
         constraints=constraints,
         precision=precision,
         batch_dims=batch_dims,
+        differentiable=differentiable,
         strict=strict,
         mode=mode,
         cache_dir=None if cache_dir is None else Path(cache_dir),
@@ -187,6 +191,7 @@ def plan(
     constraints: Any = None,
     precision: str | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
+    differentiable: Sequence[str] = (),
     strict: bool = False,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
@@ -212,6 +217,7 @@ def plan(
         constraints=constraints,
         precision=precision,
         batch_dims=batch_dims,
+        differentiable=differentiable,
         strict=strict,
         mode=mode,
         cache_dir=None if cache_dir is None else Path(cache_dir),

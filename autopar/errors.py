@@ -33,6 +33,10 @@ class VerificationError(AutoparError):
     """The compiled model does not compute what the plain model computes."""
 
 
+class GradientError(AutoparError, RuntimeError):
+    """A backward pass that would give another gradient than that of what ran, or none."""
+
+
 class RankMismatchError(AutoparError):
     """Ranks captured different graphs, or passed batches that cannot belong together."""
 

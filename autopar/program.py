@@ -41,12 +41,14 @@ class Input:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """One value of the returned tuple. name: path of the output, or the parameter, input or buffer it belongs to.
+    requires_grad: the model returns it with a gradient; backward takes one where there is a tangent of its name.
 
     A "statistic" is what one micro-batch adds to a value of the whole batch; that comes back as the input of its name.
     """
 
     role: OutputRole
     name: str
+    requires_grad: bool = False
 
 
 @dataclass(frozen=True, slots=True)

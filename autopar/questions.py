@@ -101,6 +101,7 @@ def capture_program(
             batch_dims=request.batch_dims,
             training=training,
             precision=request.precision,
+            differentiable=request.differentiable,
         )
 
 

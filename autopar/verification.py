@@ -33,6 +33,7 @@ from autopar.runtime.consensus import from_every_rank
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.parameters import full_tensor, set_parameter
 from autopar.runtime.step.batches import input_leaves
+from autopar.runtime.step.differentiation import unreached
 from autopar.runtime.step.emitted_step import Step
 
 RELATIVE_ERROR = 1e-5
@@ -172,10 +173,11 @@ def _alone(
     lowered = lowered_step(step.whole, one_device_plan(step.plan), 0, until=use_our_kernels).only.program
     arguments = {value.name: leaves[leaf] for value, leaf in input_leaves(step.whole)}
     tensors = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
+    losses = {output.name for output in lowered.outputs if output.role == "loss"}
     values = []
     for value in lowered.inputs:
         if value.role == "tangent":
-            values.append(torch.ones(value.shape, dtype=value.dtype))
+            values.append(torch.full(value.shape, float(value.name in losses), dtype=value.dtype))
         elif value.role == "seed":
             values.append(torch.full(value.shape, module.seed(), dtype=value.dtype))
         else:
@@ -183,7 +185,9 @@ def _alone(
     with torch.no_grad():
         results = list(zip(lowered.outputs, lowered.graph_module(*values), strict=True))
     loss = next(float(result) for output, result in results if output.role == "loss")
-    return loss, {o.name: result for o, result in results if o.role == "gradient" and result is not None}
+    left_out = unreached(step, dict.fromkeys(losses, torch.ones(())))
+    gradients = {o.name: result for o, result in results if o.role == "gradient" and o.name not in left_out}
+    return loss, {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
 def one_device_plan(plan: Plan) -> Plan:

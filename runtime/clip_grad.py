@@ -3,7 +3,8 @@
     autopar.clip_grad_norm_(module.parameters(), 1.0)      # one all-reduce for all parameters together
 
 Each rank adds up the squares of its blocks, weighted so that a block that several ranks hold counts once. The stock
-`torch.nn.utils.clip_grad_norm_` gives the same number with one collective per parameter.
+`torch.nn.utils.clip_grad_norm_` gives the same number, with one collective per parameter, where every rank holds all
+parameters; in a pipeline it raises GradientError (`weights/stage_gradients.py`).
 """
 
 from __future__ import annotations

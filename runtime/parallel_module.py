@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from autopar._compat import TreeSpec, keep_dynamo_out, tree_map_only
+from autopar._compat import TreeSpec, keep_dynamo_out, tree_leaves, tree_map_only
 from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
@@ -159,8 +159,9 @@ class ParallelModule(HeldModel):
             self._build_for(args, kwargs)
 
     def _build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        training = self._wants_backward([*args, *kwargs.values()])
         self._first = step = self._maker.step(
-            self.original, args, kwargs, training=self.training, pinned=None, groups=None
+            self.original, args, kwargs, training=training, pinned=None, groups=None
         )
         self._data_axes = self._axes_of_the_batch(step)
         self._adopt(step)
@@ -281,10 +282,19 @@ class ParallelModule(HeldModel):
             args, kwargs = spec.unflatten(leaves)
             skeleton = without_weights(self.original, self.training, self._absent)
             step = self._maker.step(
-                skeleton, args, kwargs, training=self.training, pinned=first.plan, groups=first.groups
+                skeleton,
+                args,
+                kwargs,
+                training=self._wants_backward(leaves),
+                pinned=first.plan,
+                groups=first.groups,
             )
             self._keep(step, kind)
         return step
+
+    def _wants_backward(self, leaves: Any) -> bool:
+        """In eval mode too, where an argument wants its gradient."""
+        return self.training or any(batches.wants_gradient(leaf) for leaf in tree_leaves(leaves))
 
     def _global_leaves(self, call: Call, sizes: tuple[int, ...]) -> list[Any]:
         """The arguments with every split dim at its global size, as meta tensors. sizes: what stands for those of every
@@ -297,9 +307,10 @@ class ParallelModule(HeldModel):
                 self._totals[sizes] = totals
         grown = list(call.leaves)
         for (leaf, dim), total in zip(call.split.items(), totals, strict=True):
-            shape = list(grown[leaf].shape)
+            given = grown[leaf]
+            shape = list(given.shape)
             shape[dim] = total
-            grown[leaf] = torch.empty(shape, dtype=grown[leaf].dtype, device="meta")
+            grown[leaf] = torch.empty(shape, dtype=given.dtype, device="meta", requires_grad=given.requires_grad)
         return grown
 
     # what other ranks do at the same time
@@ -340,10 +351,12 @@ class ParallelModule(HeldModel):
         """Let the guard compare what ranks do before the backward pass of these results runs."""
         node = next((result.grad_fn for result in results if result.grad_fn is not None), None)
         if node is not None and self._guard.is_on:
-            node.register_prehook(lambda _: self._guard.before_backward(self._backward_of(act)))
+            node.register_prehook(lambda _: self._before_backward(act))
 
-    def _backward_of(self, act: str) -> str:
-        return f"the backward pass of {act}{' inside no_sync()' if self._held.holding else ''}"
+    def _before_backward(self, act: str) -> None:
+        with HERE.inside("backward"):
+            without = " inside no_sync()" if self._held.holding else ""
+            self._guard.before_backward(f"the backward pass of {act}{without}")
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

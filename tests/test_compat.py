@@ -147,3 +147,18 @@ def test_dynamo_stays_out_of_a_forward() -> None:
 
     _compat.keep_dynamo_out(Opaque)
     assert torch.compile(Opaque())(torch.ones(1)) is False
+
+
+def test_a_subclass_is_not_asked_without_torch_function() -> None:
+    asked = []
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+            asked.append(func)
+            return NotImplemented
+
+    tensor = torch.ones(2).as_subclass(Asked)
+    with _compat.without_torch_function():
+        assert float(torch.add(tensor, 1).sum()) == 4.0
+    assert not asked

@@ -44,6 +44,7 @@ class Captures:
         batch_dims: Mapping[str, int | None] | None,
         training: bool,
         precision: str | None,
+        differentiable: Sequence[str] = (),
     ) -> Program:
         """As `autopar.capture.capture`, from earlier captures of the model where they predict this one."""
         beside = {BATCH: batch} if loss_fn is not None and batch is not None else {}
@@ -72,6 +73,7 @@ class Captures:
             batch_dims=batch_dims,
             training=training,
             precision=precision,
+            differentiable=differentiable,
         )
         self.traces += 1
         self._reads[base] = self._reads.get(base, frozenset()) | program.reads

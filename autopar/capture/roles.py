@@ -34,15 +34,15 @@ PREFIX = "model."  # the model's attribute in the wrapper that is traced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What the caller knows: names of input and output tensors, batch dims, which output is the loss, and the first
-    name of each tied tensor by any of its names (`canonical`)."""
+    """What the caller knows: names of input and output tensors, batch dims, which output is the loss, which parameters,
+    inputs and outputs require a gradient, and the first name of each tied tensor by any of its names (`canonical`)."""
 
     inputs: Sequence[str]
     batch_dims: Sequence[int | None]
     outputs: Sequence[str]
     loss: int | None
     canonical: dict[str, str]
-    requires_grad: frozenset[str]
+    requires_grad: frozenset[tuple[InputRole | OutputRole, str]]
 
 
 @dataclass(slots=True)
@@ -50,6 +50,7 @@ class _Returned:
     role: OutputRole
     name: str
     node: Node
+    requires_grad: bool = False
 
 
 def assign_roles(graph_module: GraphModule, names: Names) -> tuple[tuple[Input, ...], tuple[Output, ...]]:
@@ -58,13 +59,14 @@ def assign_roles(graph_module: GraphModule, names: Names) -> tuple[tuple[Input, 
     output = graph.output_node()
     returned = _read_outputs(output, names)
     inputs = _read_inputs(graph, names)
+    _check_names(inputs)
     _merge_tied_gradients(graph, output, returned)
     order: dict[OutputRole, int] = {"mutation": 0, "loss": 1, "output": 1, "gradient": 2}
     returned.sort(key=lambda value: order[value.role])
     output.args = (tuple(value.node for value in returned),)
     output.meta.pop("desc", None)
     graph.set_codegen(CodeGen())  # AOT autograd's expects nested arguments
-    return inputs, tuple(Output(role=value.role, name=value.name) for value in returned)
+    return inputs, tuple(Output(role=v.role, name=v.name, requires_grad=v.requires_grad) for v in returned)
 
 
 def _read_outputs(output: Node, names: Names) -> list[_Returned]:
@@ -74,7 +76,8 @@ def _read_outputs(output: Node, names: Names) -> list[_Returned]:
             continue
         if isinstance(desc, PlainAOTOutput):
             role: OutputRole = "loss" if desc.idx == names.loss else "output"
-            returned.append(_Returned(role, names.outputs[desc.idx], node))
+            name = names.outputs[desc.idx]
+            returned.append(_Returned(role, name, node, ("output", name) in names.requires_grad))
         elif isinstance(desc, InputMutationAOTOutput):
             if _is_buffer(desc.mutated_input, names):
                 returned.append(_Returned("mutation", _input_name(desc.mutated_input, names), node))
@@ -120,7 +123,7 @@ def _read_inputs(graph: Graph, names: Names) -> tuple[Input, ...]:
             name=name,
             shape=tuple(value.shape),
             dtype=value.dtype,
-            requires_grad=name in names.requires_grad and role in ("parameter", "input"),
+            requires_grad=(role, name) in names.requires_grad,
             aliases=aliases if role in ("parameter", "buffer") else (),
             batch_dim=names.batch_dims[desc.idx] if isinstance(desc, PlainAOTInput) else None,
         )
@@ -148,6 +151,14 @@ def _input_name(desc: Any, names: Names) -> str:
         return names.outputs[desc.output.idx]
     assert isinstance(desc, PlainAOTInput), f"input of unknown kind: {desc!r}"
     return names.inputs[desc.idx]
+
+
+def _check_names(inputs: Sequence[Input]) -> None:
+    """Raises CaptureError where an input that wants a gradient has the name of a parameter: gradients go by name."""
+    parameters = {name for value in inputs if value.role == "parameter" for name in (value.name, *value.aliases)}
+    for value in inputs:
+        if value.role == "input" and value.requires_grad and value.name in parameters:
+            raise CaptureError(f"the input {value.name} wants a gradient and a parameter has its name: rename one")
 
 
 def _merge_tied_gradients(graph: Graph, output: Node, returned: list[_Returned]) -> None:

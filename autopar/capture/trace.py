@@ -43,7 +43,7 @@ from autopar.capture.user_kernels import refuse_bare_kernels
 from autopar.errors import CaptureError
 from autopar.passes.runner import run_passes
 from autopar.passes.tidy.tidy_passes import TIDY_PASSES, TidyContext
-from autopar.program import Input, Output, Program
+from autopar.program import Input, InputRole, Output, OutputRole, Program
 from autopar.timing import phase
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ def capture(
     batch_dims: Mapping[str, int | None] | None = None,
     training: bool | None = None,
     precision: str | None = None,
+    differentiable: Sequence[str] = (),
 ) -> Program:
     """The joint forward and backward graph of `model(*args, **kwargs)` at the global shapes of the arguments.
 
@@ -67,9 +68,10 @@ def capture(
     batch_dims: input name -> batch dim or None, where it is not dim 0.
     training: False leaves the backward pass out; default: the model is in training mode and gradients are enabled.
     precision: "bf16" computes with bf16 casts of the parameters (see `precision.py`); default: the model's dtypes.
+    differentiable: outputs beside the losses through which gradients flow (see `training_step.py`).
 
     The model is left as it was. Raises CaptureError (not a module, inputs that do not fit, data-dependent control
-    flow, a loss that is no scalar) and ConfigurationError (batch_dims, precision).
+    flow, a loss that is no scalar) and ConfigurationError (batch_dims, precision, differentiable).
     """
     _check_module(model)
     kwargs = dict(kwargs or {})
@@ -80,7 +82,7 @@ def capture(
     inputs = flatten_inputs(args, {**kwargs, BATCH: batch} if with_batch else kwargs)
     dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
     canonical = canonical_names(model)
-    step = TrainingStep(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical)
+    step = TrainingStep(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical, differentiable)
     graph_module = _trace_with_fallback(step, inputs, args, kwargs, training)
     names = _names(model, step, inputs, dims, training, canonical)
     program_inputs, program_outputs = assign_roles(graph_module, names)
@@ -256,8 +258,11 @@ def _names(
     training: bool,
     canonical: dict[str, str],
 ) -> Names:
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    trained |= {n for n, t in zip(inputs.tensor_names, inputs.tensors, strict=True) if t.requires_grad}
+    trained: set[tuple[InputRole | OutputRole, str]] = {
+        ("parameter", name) for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+    trained |= {("input", n) for n, t in zip(inputs.tensor_names, inputs.tensors, strict=True) if t.requires_grad}
+    trained |= {("output", name) for name in step.outputs.requires_grad}
     return Names(
         inputs=inputs.tensor_names,
         batch_dims=dims,

@@ -3,13 +3,14 @@
 `TrainingStep` wraps the model and the loss function for the trace. Its forward takes the tensors among the user's
 arguments (the others are constants) and returns the tensors among the outputs. The loss is what `loss_fn(output,
 batch)` returns, else `output.loss` or `output["loss"]`, a 0-dim output, or a 0-dim first element of a tuple. With a
-loss, the other outputs are detached: gradients flow from the loss alone. With a `dtype`, floating inputs and casts of
-the parameters are what the model computes with, and the loss is returned in fp32.
+loss, gradients flow from it, from the other 0-dim outputs (further losses) and from what `differentiable` names; the
+rest is detached. With a `dtype`, floating inputs and casts of the parameters are what the model computes with, and
+losses are returned in fp32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,7 +26,7 @@ from autopar.capture.precision import computing_in, narrowed, widened
 from autopar.capture.python_state import Read
 from autopar.capture.structures import register_structures
 from autopar.capture.value_checks import PassedChecks
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, ConfigurationError
 from autopar.program import Constant
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
@@ -34,10 +35,12 @@ BATCH = "batch"  # keyword under which a batch for the loss function travels bes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutputs:
-    """names: of the returned tensors; loss: which of them is the loss; leaves, spec: how to rebuild the output."""
+    """names: of the returned tensors; loss: which of them is the loss; requires_grad: names of those that the model
+    returns with a gradient; leaves, spec: how to rebuild the output."""
 
     names: tuple[str, ...]
     loss: int | None
+    requires_grad: tuple[str, ...]
     leaves: tuple[int | Constant, ...]
     spec: TreeSpec
 
@@ -56,6 +59,7 @@ class TrainingStep(nn.Module):
         with_batch: bool,
         dtype: torch.dtype | None = None,
         canonical: Mapping[str, str] | None = None,
+        differentiable: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.model = model
@@ -64,6 +68,7 @@ class TrainingStep(nn.Module):
         self._with_batch = with_batch
         self._dtype = dtype
         self._canonical = canonical or {}
+        self._differentiable = differentiable
         self.state = ForwardState(model, loss_fn)
         self.reads: set[Read] = set()
 
@@ -94,26 +99,34 @@ class TrainingStep(nn.Module):
         returned: list[Tensor] = []
         names: list[str] = []
         leaves: list[int | Constant] = []
+        trained: list[str] = []
         loss_index = None
         for path, leaf in paths:
             if isinstance(leaf, Tensor):
+                name = ".".join(map(path_part, path)) or ("loss" if leaf is loss else "output")
                 if leaf is loss:
                     loss_index = len(returned)
+                if leaf.requires_grad:
+                    trained.append(name)
                 leaves.append(len(returned))
-                returned.append(self._returned(leaf, loss))
-                names.append(".".join(map(path_part, path)) or ("loss" if leaf is loss else "output"))
+                returned.append(self._returned(leaf, name, loss))
+                names.append(name)
             else:
                 leaves.append(_constant(path, leaf))
         if not returned:
             raise CaptureError("the model returns no tensor, so there is nothing to compute")
-        self.outputs = StepOutputs(names=tuple(names), loss=loss_index, leaves=tuple(leaves), spec=spec)
+        _check_named(self._differentiable, names)
+        self.outputs = StepOutputs(
+            names=tuple(names), loss=loss_index, requires_grad=tuple(trained), leaves=tuple(leaves), spec=spec
+        )
         return self._separate(returned, tensors)
 
-    def _returned(self, leaf: Tensor, loss: Tensor | None) -> Tensor:
-        if leaf is not loss:
-            return leaf if loss is None else leaf.detach()
-        wide: Tensor = leaf if self._dtype is None else widened(leaf)
-        return wide
+    def _returned(self, leaf: Tensor, name: str, loss: Tensor | None) -> Tensor:
+        if leaf is loss or _is_scalar(leaf):
+            wide: Tensor = leaf if self._dtype is None else widened(leaf)
+            return wide
+        kept = loss is None or any(_is_part(name, given) for given in self._differentiable)
+        return leaf if kept else leaf.detach()
 
     def _separate(self, returned: list[Tensor], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Clone outputs that share memory with an input, a parameter or an earlier output."""
@@ -132,9 +145,22 @@ def find_loss(output: Any) -> Tensor | None:
         _check_loss(candidate, "the model's output `loss`")
         return candidate
     first = output[0] if isinstance(output, (tuple, list)) and output else output
-    if isinstance(first, Tensor) and first.dim() == 0 and first.is_floating_point():
-        return first
-    return None
+    return first if isinstance(first, Tensor) and _is_scalar(first) else None
+
+
+def _is_scalar(leaf: Tensor) -> bool:
+    return leaf.dim() == 0 and leaf.is_floating_point()
+
+
+def _is_part(name: str, given: str) -> bool:
+    """Whether an output is what the user named, or lies in it: "hidden_states.2" in "hidden_states"."""
+    return name == given or name.startswith(f"{given}.")
+
+
+def _check_named(differentiable: Sequence[str], names: Sequence[str]) -> None:
+    unknown = [given for given in differentiable if not any(_is_part(name, given) for name in names)]
+    if unknown:
+        raise ConfigurationError(f"differentiable names {unknown}, but the outputs are {list(names)}")
 
 
 def _check_loss(loss: Any, where: str) -> None:

@@ -51,6 +51,7 @@ class Request:
     parameter_layouts: Mapping[str, ParameterPlan] | None = None
     precision: str | None = None
     batch_dims: Mapping[str, int | None] | None = None
+    differentiable: Sequence[str] = ()
     strict: bool = False
     mode: Mode = "default"
     cache_dir: Path | None = None

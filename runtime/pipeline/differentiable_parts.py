@@ -12,7 +12,15 @@ from typing import Any, TypeAlias
 
 import torch
 
+from autopar.errors import GradientError
 from autopar.runtime.step.accumulation import HeldGradients
+from autopar.runtime.step.differentiation import (
+    Gradients,
+    differentiated_once,
+    given_tangents,
+    unreached,
+    without_gradient,
+)
 from autopar.runtime.step.emitted_step import Step
 
 ResultsAndGradients: TypeAlias = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
@@ -51,18 +59,22 @@ class _PartsFunction(torch.autograd.Function):
         with torch.no_grad():
             results, ctx.gradients = run()
         ctx.step, ctx.held, ctx.loss_scale = step, held, loss_scale
-        ctx.mark_non_differentiable(
-            *(v for v, output in zip(results, step.forward_outputs, strict=True) if output.role != "loss")
-        )
+        ctx.mark_non_differentiable(*without_gradient(step, results))
+        ctx.set_materialize_grads(False)  # a tangent that is there came from the caller
         return results
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    @differentiated_once
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Gradients:
         step: Step = ctx.step
         if ctx.gradients is None:
-            raise RuntimeError("the gradients of micro-batches were handed out already; call the module again")
-        gradients, ctx.gradients = ctx.gradients, None
-        tangent = next(t for t, output in zip(tangents, step.forward_outputs, strict=True) if output.role == "loss")
+            raise GradientError("the gradients of micro-batches were handed out already; call the module again")
+        losses = [output.name for output in step.forward_outputs if output.role == "loss"]
+        by_name = given_tangents(step, tangents, losses)
+        tangent = next(given for given in by_name.values() if given is not None)
+        left_out = unreached(step, by_name)
+        gradients = {name: gradient for name, gradient in ctx.gradients.items() if name not in left_out}
+        ctx.gradients = None
         factor = tangent / ctx.loss_scale
         for gradient in gradients.values():
             gradient.mul_(factor.to(gradient.dtype))

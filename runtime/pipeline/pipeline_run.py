@@ -35,6 +35,11 @@ class ScheduledStep(Step):
     schedule: Schedule
 
     @cached_property
+    def loss(self) -> str:
+        """The name of the output at which backward begins."""
+        return next(output.name for output in self.program.outputs if output.role == "loss")
+
+    @cached_property
     def is_delayed(self) -> bool:
         """Whether backward passes are left to the next step."""
         return any(action.micro_batch < 0 for action in self.schedule)
@@ -165,7 +170,8 @@ class PipelineRun:
             self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient
 
     def _tangent(self, value: Input) -> torch.Tensor:
-        scale = self.step.micro.loss_scale * self.loss_scale
+        """Of the loss; zeros for further losses, since how much each counts is known behind the call only."""
+        scale = self.step.micro.loss_scale * self.loss_scale if value.name == self.step.loss else 0.0
         return torch.full(value.shape, scale, dtype=value.dtype, device=self.step.groups.device)
 
     # between stages

@@ -22,8 +22,9 @@ from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh, Replicate, Shard, local_shape, replicated
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, Program
-from autopar.runtime.parameters import from_local, local_block, to_torch
+from autopar.runtime.parameters import from_local, full_tensor, local_block
 from autopar.runtime.process_groups import ProcessGroups
+from autopar.runtime.step.differentiation import differentiated_once
 
 BatchMode: TypeAlias = Literal["global", "local"]
 Signature: TypeAlias = tuple[Any, ...]
@@ -68,10 +69,17 @@ def data_layout(batch_dim: int | None, axes: Sequence[int], num_axes: int) -> La
 
 
 def signature(leaves: Sequence[Any], spec: TreeSpec) -> Signature:
-    """What must be equal for two calls to run the same graph: structure, shapes, dtypes and constants."""
+    """What must be equal for two calls to run the same graph: structure, shapes, dtypes, whose gradient is wanted, and
+    constants."""
     return spec, tuple(
-        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
+        (tuple(leaf.shape), leaf.dtype, wants_gradient(leaf)) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        for leaf in leaves
     )
+
+
+def wants_gradient(leaf: Any) -> bool:
+    """Whether an argument is a tensor whose gradient may be asked for behind the call."""
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and torch.is_grad_enabled()
 
 
 def input_leaves(program: Program) -> list[tuple[Input, int]]:
@@ -92,20 +100,40 @@ def ordered(args: tuple[Any, ...], kwargs: dict[str, Any], program: Program | No
 
 def keep_block(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> torch.Tensor:
     """This rank's block of a tensor that every rank has; its gradient is gathered."""
-    if tensor.requires_grad and torch.is_grad_enabled() and groups.mesh.size > 1:
-        whole = from_local(tensor, tensor.shape, replicated(len(layout)), groups)
-        return whole.redistribute(placements=to_torch(layout, groups.mesh)).to_local()
+    if wants_gradient(tensor):
+        return exchange_block(tensor, tensor.shape, replicated(len(layout)), layout, groups)
     return local_block(tensor, layout, groups.mesh, groups.place).contiguous()
 
 
 def exchange_block(
     tensor: torch.Tensor, shape: Sequence[int], passed: Layout, wanted: Layout, groups: ProcessGroups
 ) -> torch.Tensor:
-    """Block in layout `wanted` of a tensor of global `shape` whose parts the ranks hold in layout `passed`."""
+    """Block in layout `wanted` of a tensor of global `shape` whose parts the ranks hold in layout `passed`.
+
+    Its gradient goes the way back."""
     if passed == wanted:
         return tensor.contiguous()
+    if wants_gradient(tensor):
+        block: torch.Tensor = _Exchanged.apply(tensor, tuple(shape), passed, wanted, groups)  # type: ignore[no-untyped-call]
+        return block
     parts = from_local(tensor.contiguous(), shape, passed, groups)
-    return local_block(parts.full_tensor(), wanted, groups.mesh, groups.place).contiguous()
+    return local_block(full_tensor(parts), wanted, groups.mesh, groups.place).contiguous()
+
+
+class _Exchanged(torch.autograd.Function):
+    """`exchange_block`, differentiably."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, shape: tuple[int, ...], passed: Layout, wanted: Layout, groups: ProcessGroups
+    ) -> torch.Tensor:
+        ctx.back = (shape, wanted, passed, groups)
+        return exchange_block(tensor, shape, passed, wanted, groups)
+
+    @staticmethod
+    @differentiated_once
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return exchange_block(gradients[0], *ctx.back), None, None, None, None
 
 
 def global_sizes(sizes: list[list[int]], axes: Sequence[int], mesh: Mesh) -> list[int]:

@@ -3,7 +3,7 @@
 states = graph_states(module, step, seed)             # parameters, buffers, the seed: once per call
 values = graph_inputs(step, leaves, states, ())       # beside this rank's blocks of the arguments: once per part
 write_buffers(module, step, results)
-output = user_output(step, results)                   # the loss plain, other tensors as DTensors
+output = user_output(step, results)                   # scalars plain, other tensors as DTensors
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def write_buffers(module: nn.Module, step: Step, results: Sequence[torch.Tensor]
 
 
 def user_output(step: Step, results: Sequence[torch.Tensor]) -> Any:
-    """What the model returned, in its structure: the loss plain, other tensors as DTensors."""
+    """What the model returned, in its structure: losses and other scalars plain, other tensors as DTensors."""
     leaves = [
         leaf.value if isinstance(leaf, Constant) else _returned_tensor(step, results, leaf)
         for leaf in step.program.output_leaves
@@ -90,7 +90,7 @@ def user_output(step: Step, results: Sequence[torch.Tensor]) -> Any:
 
 def _returned_tensor(step: Step, results: Sequence[torch.Tensor], index: int) -> torch.Tensor:
     output = step.program.outputs[index]
-    if output.role == "loss":
-        return results[index]
     shape = step.whole.returned[index].meta["val"].shape
+    if not shape:
+        return results[index]
     return from_local(results[index], shape, batches.output_layout(step.own_plan, output.name), step.groups)

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
+from torch import fx
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import ConfigurationError
@@ -82,6 +83,18 @@ class Step(ABC):
     @cached_property
     def _parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         return {value.name: value.shape for value in self.program.inputs if value.role == "parameter"}
+
+    @cached_property
+    def tangents_behind(self) -> dict[str, frozenset[str]]:
+        """What a gradient is computed from: its name -> outputs."""
+        found: dict[fx.Node, frozenset[str]] = {
+            node: frozenset({value.name} if value.role == "tangent" else ())
+            for node, value in zip(self.program.placeholders, self.program.inputs, strict=True)
+        }
+        for node in self.program.graph.nodes:
+            found.setdefault(node, frozenset().union(*(found[operand] for operand in node.all_input_nodes)))
+        pairs = zip(self.program.returned, self.program.outputs, strict=True)
+        return {o.name: found[node] for node, o in pairs if o.role == "gradient" and isinstance(node, fx.Node)}
 
     @abstractmethod
     def __call__(

@@ -8,7 +8,7 @@ Both graphs meet in one `torch.autograd.Function` whose saved tensors are exactl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,15 @@ from autopar.runtime.parameters import StageParameters, local_tensor
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.accumulation import CutBackward, HeldGradients
 from autopar.runtime.step.bound_graphs import bind_groups, group_symbols
+from autopar.runtime.step.differentiation import (
+    Gradients,
+    differentiated_once,
+    given_tangents,
+    read_weights,
+    refuse_changed,
+    unreached,
+    without_gradient,
+)
 from autopar.runtime.step.emitted_step import Bind, Step
 
 
@@ -34,6 +43,8 @@ class WholeStep(Step):
     backward: GraphCall | None
     cut: CutBackward | None
     """The backward graph without its last reductions, for `no_sync()`."""
+    read_by_backward: frozenset[str]
+    """The inputs that backward reads as they are when it runs."""
 
     def __call__(
         self,
@@ -68,33 +79,26 @@ class _StepFunction(torch.autograd.Function):
         ctx.constants = [None if isinstance(value, torch.Tensor) else value for value in saved]
         inputs = {id(local_tensor(tensor)) for tensor in tensors}
         results = tuple(value.clone() if id(value) in inputs else value for value in results)
-        ctx.mark_non_differentiable(*_without_tangent(step, results))
+        ctx.weights = read_weights(step, tensors, step.read_by_backward)
+        ctx.mark_non_differentiable(*without_gradient(step, results))
         ctx.set_materialize_grads(False)  # no zeros for outputs whose tangent nothing reads
         return results
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    @differentiated_once
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Gradients:
         step: WholeStep = ctx.step
         assert step.backward is not None
-        by_name = {
-            output.name: tangent
-            for tangent, output in zip(tangents, step.forward_outputs, strict=True)
-            if output.role != "mutation"
-        }
+        taken = tangents_of(step.lowered)
+        by_name = given_tangents(step, tangents, [value.name for value in taken])
+        refuse_changed(ctx.weights)
         arguments = _saved(ctx)
-        arguments += [_tangent(by_name[value.name], value, step.groups.device) for value in tangents_of(step.lowered)]
+        arguments += [_tangent(by_name[value.name], value, step.groups.device) for value in taken]
+        held: HeldGradients = ctx.held
         with HERE.inside("backward"):
-            gradients = _backward(step, ctx.held, arguments)
-        return (None, None, *_by_input(step, gradients))
-
-
-def _backward(step: WholeStep, held: HeldGradients, arguments: list[Any]) -> Sequence[torch.Tensor | None]:
-    """By no_sync(), or the call behind it, without the reductions of this call or with those of several."""
-    assert step.backward is not None
-    if step.cut is not None and (held.holding or held.cut is not None):
-        return held.backward(step.cut, arguments)
-    gradients: Sequence[torch.Tensor | None] = step.backward(arguments)
-    return gradients
+            if step.cut is not None and (held.holding or held.cut is not None):
+                return (None, None, *_by_input(step, held.backward(step.cut, arguments), set()))
+            return (None, None, *_by_input(step, step.backward(arguments), unreached(step, by_name)))
 
 
 def _saved(ctx: Any) -> list[Any]:
@@ -117,19 +121,12 @@ def tangents_of(program: Program) -> list[Input]:
     return [value for value in program.inputs if value.role == "tangent"]
 
 
-def _without_tangent(step: WholeStep, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    names = {value.name for value in tangents_of(step.lowered)}
-    return [
-        value
-        for value, output in zip(results, step.forward_outputs, strict=True)
-        if output.role == "mutation" or output.name not in names
-    ]
-
-
-def _by_input(step: WholeStep, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def _by_input(
+    step: WholeStep, gradients: Sequence[torch.Tensor | None], left_out: Collection[str]
+) -> list[torch.Tensor | None]:
     """One gradient per non-tangent input, None where there is none; parameters get DTensors in their layout."""
-    outputs = [output for output in step.lowered.outputs if output.role == "gradient"]
-    by_name = {output.name: value for output, value in zip(outputs, gradients, strict=True)}
+    names = [output.name for output in step.lowered.outputs if output.role == "gradient"]
+    by_name = {name: value for name, value in zip(names, gradients, strict=True) if name not in left_out}
     return [
         step.parameter_gradient(value.name, by_name.get(value.name))
         if value.role == "parameter"
@@ -165,4 +162,9 @@ def emit_whole(lowered: LoweredStep, groups: ProcessGroups) -> WholeStep:
         forward=calls[0],
         backward=calls[1] if len(calls) > 1 else None,
         cut=cut,
+        read_by_backward=frozenset(
+            value.name
+            for node, value in zip(stage.program.placeholders, stage.program.inputs, strict=True)
+            if node.name in {saved.name for saved in stage.partition.saved if saved.is_input}
+        ),
     )

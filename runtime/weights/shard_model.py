@@ -33,6 +33,7 @@ from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.weights.initial_weights import Sync, agree_on_weights
 from autopar.runtime.weights.initialise import initialise, is_on_meta
 from autopar.runtime.weights.replaced_parameters import mark_replaced
+from autopar.runtime.weights.stage_gradients import mark_gradients
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ def shard_model(
         if id(parameter) in replaced and share_gradient_hooks(parameter, replaced[id(parameter)]):
             log.info("gradient hooks of %s get the reduced gradient as a DTensor from now on", names[0])
     mark_copies(model, step.stage_parameters.copies)
+    if len(groups.meshes) > 1:
+        mark_gradients(model)
     if optimizer is not None:
         rewrite_optimizer(optimizer, replaced, layouts, groups, gone)
     old = {*replaced, *gone}

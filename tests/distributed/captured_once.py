@@ -39,10 +39,10 @@ class CapturedOnce(Captures):
 
     def capture(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any) -> Program:
         leaves, structure = tree_flatten((args, dict(kwargs), options["batch"]))
-        forms = tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        forms = tuple(_form(leaf) for leaf in leaves)
         modes = tuple(module.training for module in model.modules())
         loss_fn = options["loss_fn"]  # itself in the key: the same function, which stays alive with it
-        told = (str(options["batch_dims"]), options["training"], options["precision"])
+        told = tuple(str(options.get(name)) for name in ("batch_dims", "training", "precision", "differentiable"))
         key = (str(structure), forms, modes, autocast_state(), loss_fn, told)
         if key not in self._programs:
             self._programs[key] = super().capture(model, args, kwargs, **options)
@@ -60,6 +60,10 @@ class CapturedOnce(Captures):
     def made(self) -> int:
         """How many programs were made."""
         return len(self._programs) + len(self._in_parts)
+
+
+def _form(leaf: Any) -> Any:
+    return (tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
 
 
 _OF_MODEL: dict[Any, CapturedOnce] = {}

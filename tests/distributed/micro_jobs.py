@@ -115,10 +115,10 @@ def train(name: str, dims: dict[str, int] | None, parts: int, own_counts: bool =
 
 def _errors(module: autopar.ParallelModule, reference: nn.Module) -> dict[str, float]:
     output, plain = module(**unevenly_labelled(0)), reference(**unevenly_labelled(0))
-    assert not output["logits"].requires_grad
+    assert output["logits"].requires_grad, "a gradient that reaches them must be refused, not lost"
     errors = {
         "loss": abs(float(_loss(output).detach()) - float(_loss(plain).detach())),
-        "logits": float((module.gather(output["logits"]) - plain["logits"]).abs().max()),
+        "logits": float((module.gather(output["logits"]) - plain["logits"]).detach().abs().max()),
     }
     _loss(output).backward()
     _loss(plain).backward()

@@ -110,9 +110,10 @@ class BatchFlow:
         for node in forward:
             self._visit(node)
         degree = self._loss_degree()
+        degrees = self._scalar_degrees()
         for node in nodes:
             if node.op == "placeholder" and self._inputs[node].role == "tangent":
-                self.flows[node, 0] = Flow(Kind.FIXED, 1 - degree, data_only=False)
+                self.flows[node, 0] = Flow(Kind.FIXED, 1 - degrees[self._inputs[node].name], data_only=False)
             elif node.op != "output" and node.meta.get("phase") == "backward":
                 self._visit(node)
         _check_gradients(self._whole, self.flows)
@@ -305,10 +306,12 @@ class BatchFlow:
 
     def _loss_degree(self) -> int:
         pairs = list(zip(self._whole.returned, self._whole.outputs, strict=True))
-        tangents = [entry.name for entry in self._whole.inputs if entry.role == "tangent"]
+        outside = [entry.name for entry in self._whole.inputs if entry.role == "tangent" and entry.shape]
         losses = [node for node, output in pairs if output.role == "loss"]
-        if not losses or len(tangents) > 1:
+        if not losses:
             raise NotSeparable("the model returns no loss, so gradients of its outputs come from outside")
+        if outside:
+            raise NotSeparable(f"gradients of the output {outside[0]} come from outside (differentiable=)")
         for node, output in pairs:
             if output.role == "mutation":
                 raise NotSeparable(f"forward changes {output.name}, once for the whole batch")
@@ -318,6 +321,15 @@ class BatchFlow:
         if flow.kind is Kind.SAMPLES:
             raise NotSeparable("the loss is no sum over samples")
         return flow.degree
+
+    def _scalar_degrees(self) -> dict[str, int]:
+        """The degrees of the loss and of further ones, which parts give no tangent but zero."""
+        flows = {
+            output.name: self.flows[value_of(node)]
+            for node, output in zip(self._whole.returned, self._whole.outputs, strict=True)
+            if output.role in ("loss", "output") and isinstance(node, fx.Node)
+        }
+        return {name: flow.degree for name, flow in flows.items()}
 
     def _check_output(self, node: fx.Node, name: str) -> None:
         flow = self.flows[value_of(node)]

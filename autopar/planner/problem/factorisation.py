@@ -152,13 +152,15 @@ class Factorisation:
             self._groups[tuple(left), tuple(right)] = None
 
     def _tie_outputs(self, program: Program) -> None:
-        """A gradient has the dims of its parameter, a mutation those of its buffer, a tangent those of its output."""
+        """A gradient has the dims of its parameter or input, a mutation those of its buffer, a tangent those of its
+        output."""
         by_name = {
             (entry.role, entry.name): node for node, entry in zip(program.placeholders, program.inputs, strict=True)
         }
-        partner = {"gradient": "parameter", "mutation": "buffer", "output": "tangent"}
+        partners = {"gradient": ("parameter", "input"), "mutation": ("buffer",), "output": ("tangent",)}
         for node, output in zip(program.returned, program.outputs, strict=True):
-            other = by_name.get((partner.get(output.role, ""), output.name))  # type: ignore[arg-type]
+            found = [by_name.get((role, output.name)) for role in partners.get(output.role, ())]  # type: ignore[arg-type]
+            other = next((each for each in found if each is not None), None)
             if other is not None and isinstance(node, fx.Node) and shape_of(*value_of(node)) == shape_of(other):
                 for dim in range(len(shape_of(other))):
                     self._dims.join((value_of(node), dim), ((other, 0), dim))

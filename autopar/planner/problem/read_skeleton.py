@@ -153,15 +153,16 @@ class _Reader:
             self.copies_of[link.source][1].append(link)
 
     def _tie_outputs(self) -> None:
-        """Gradients meet the stored layout of their parameter; mutations and the loss are replicated."""
-        parameters = self._placeholders_named("parameter")
+        """Gradients meet the layout in which their parameter is stored, or their input lies; mutations and the loss are
+        replicated."""
+        differentiated = self._placeholders_named("input") | self._placeholders_named("parameter")
         for position, (node, output) in enumerate(zip(self.program.returned, self.program.outputs, strict=True)):
             if not isinstance(node, fx.Node):
                 continue
             value, tensor, _ = self._base(node)
             source = self.found[value, "backward" if output.role == "gradient" else "forward"]
             if output.role == "gradient":
-                self._connect(node, source, self.placeholders[parameters[output.name]], 0)
+                self._connect(node, source, self.placeholders[differentiated[output.name]], 0)
             elif position in self.outputs:
                 self._connect(node, source, self.outputs[position], 0)
             elif output.role == "output":

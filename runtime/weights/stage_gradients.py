@@ -1,0 +1,89 @@
+"""Gradients on a rank of a pipeline: a norm of theirs must not be taken for that of the model.
+
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)     GradientError: this rank has its own stages only
+    autopar.clip_grad_norm_(module.parameters(), 1.0)            counts all stages
+
+torch joins the norms of single gradients by `torch.stack`. So a `.grad` is a DTensor that knows where it belongs, its
+norm is one too, and stacking such norms is refused. All else, optimizers first of all, meets a plain DTensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from autopar._compat import dtensor, without_torch_function
+from autopar.errors import GradientError
+
+_NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm, torch._foreach_norm, torch.Tensor.to)
+"""What a norm of a gradient comes from, on the way into a stack."""
+
+
+class StageGradient(DTensor):
+    """The gradient of a parameter of some stages, or a norm of one.
+
+    plain: the same blocks as a DTensor, which torch's operators take on their short way: AdamW over 150 parameters
+    takes 34 ms with DTensors, 40 so, and 46 without it (one core of an EPYC).
+    """
+
+    plain: DTensor
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.stack and all(norm.dim() == 0 for norm in args[0]):
+            raise GradientError(
+                "this joins the norms of the gradients that one rank of a pipeline holds, those of its own stages: "
+                "call autopar.clip_grad_norm_(module.parameters(), max_norm), which counts all stages"
+            )
+        with without_torch_function():
+            if func is torch.Tensor.grad.__set__:  # type: ignore[union-attr]
+                return func(*args)
+            found = func(*map(_plain, args), **{name: _plain(value) for name, value in (kwargs or {}).items()})
+        if func not in _NORMS:
+            return found
+        return [of_stage(norm) for norm in found] if isinstance(found, (list, tuple)) else of_stage(found)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        memo[id(self)] = copied = of_stage(self.plain.clone())
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Files hold a DTensor."""
+        return self.plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value.plain if isinstance(value, StageGradient) else value
+
+
+def of_stage(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor as a `StageGradient`; other tensors, and what is differentiated again, as they are."""
+    if type(tensor) is not DTensor or tensor.requires_grad:
+        return tensor
+    made = StageGradient(tensor._local_tensor, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    made.plain = dtensor(tensor._local_tensor, tensor._spec)
+    return made
+
+
+def mark_gradients(model: nn.Module) -> None:
+    """From now on a gradient that backward leaves at a parameter of `model` is a `StageGradient`."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_mark)  # type: ignore[no-untyped-call]
+
+
+def _mark(parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:
+        parameter.grad = of_stage(parameter.grad)
