@@ -1,8 +1,8 @@
 """Template processes: they import once what workers need, and fork workers of themselves in a moment.
 
-    templates = templates_with(["torch", "tests.distributed.pipeline_jobs"], serve)
+    templates = templates_with(["torch", "tests.distributed.pipeline_jobs"])
     templates.prepare("tests.distributed.pipeline_jobs:train", {"name": "gpt2"})   # what all its ranks need, made once
-    worker = templates.fork(rank=3, connection=theirs)                            # runs serve(theirs)
+    worker = templates.fork(serve, rank=3, connection=theirs)                     # runs serve(theirs)
 
 There are two, with a hash seed of their own each, and neighbouring ranks come from different ones: what ranks must say
 alike, such as the order of collectives, cannot follow from a hash unnoticed. A template has no thread, so that forks
@@ -59,9 +59,9 @@ def _close(process: int | None) -> None:
 
 
 class Templates:
-    """`COUNT` processes that have imported `preload`, and whose forks run `serve`."""
+    """`COUNT` processes that have imported `preload`."""
 
-    def __init__(self, preload: Sequence[str], serve: Serve) -> None:
+    def __init__(self, preload: Sequence[str]) -> None:
         self.modules = frozenset(preload)
         self.generation = 0
         """Grows when something was made that workers forked before do not have."""
@@ -69,7 +69,7 @@ class Templates:
         self._connections = []
         for _ in range(COUNT):
             mine, theirs = context.Pipe()
-            context.Process(target=_obey, args=(theirs, tuple(preload), serve), daemon=True).start()
+            context.Process(target=_obey, args=(theirs, tuple(preload)), daemon=True).start()
             theirs.close()
             self._connections.append(mine)
 
@@ -86,10 +86,10 @@ class Templates:
             assert not failure, f"{target} could not be prepared\n{failure}"
         self.generation += any(made for made, _ in answers)
 
-    def fork(self, rank: int, connection: Connection) -> ForkedWorker:
-        """A worker for this rank that serves `connection`."""
+    def fork(self, serve: Serve, rank: int, connection: Connection) -> ForkedWorker:
+        """A worker for this rank that runs `serve`, a function of a module, on `connection`."""
         template = self._connections[rank % COUNT]
-        template.send(None)
+        template.send(serve)
         reduction.send_handle(template, connection.fileno(), os.getpid())
         return ForkedWorker(template.recv())
 
@@ -98,16 +98,16 @@ _RUNNING: list[Templates] = []
 """Of this process, until it ends."""
 
 
-def templates_with(preload: Sequence[str], serve: Serve) -> Templates:
+def templates_with(preload: Sequence[str]) -> Templates:
     """Templates that have imported these modules, and perhaps more: those of an earlier call where there are any."""
     for known in _RUNNING:
         if known.modules >= frozenset(preload):
             return known
-    _RUNNING.append(Templates(preload, serve))
+    _RUNNING.append(Templates(preload))
     return _RUNNING[-1]
 
 
-def _obey(connection: Connection, preload: Sequence[str], serve: Serve) -> None:
+def _obey(connection: Connection, preload: Sequence[str]) -> None:
     """Loop of a template: prepare jobs and fork workers until the pipe closes."""
     import torch
 
@@ -120,7 +120,7 @@ def _obey(connection: Connection, preload: Sequence[str], serve: Serve) -> None:
             wanted = connection.recv()
         except EOFError:
             return
-        if wanted is not None:
+        if isinstance(wanted, tuple):
             connection.send(_prepared(*wanted))
             continue
         handle = reduction.recv_handle(connection)
@@ -129,7 +129,7 @@ def _obey(connection: Connection, preload: Sequence[str], serve: Serve) -> None:
         if pid == 0:
             connection.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _serve_and_end(serve, handle)
+            _serve_and_end(wanted, handle)
         os.close(handle)
         connection.send(pid)
 

@@ -50,7 +50,7 @@ class Pool:
 
     def __init__(self, size: int = WORKERS, preload: Sequence[str] = ()) -> None:
         self._size = size
-        self._templates = templates_with(preload, _serve) if preload else None
+        self._templates = templates_with(preload) if preload else None
         self._generation = 0
         self._workers: list[tuple[BaseProcess | ForkedWorker, Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="autopar-pool-")
@@ -108,7 +108,7 @@ class Pool:
 
     def _started(self, rank: int, connection: Connection) -> BaseProcess | ForkedWorker:
         if self._templates is not None:
-            return self._templates.fork(rank, connection)
+            return self._templates.fork(_serve, rank, connection)
         process = multiprocessing.get_context("spawn").Process(target=_serve, args=(connection,), daemon=True)
         process.start()
         return process
