@@ -35,6 +35,17 @@ MODULES = tuple(
         "launching",
         "weights",
         "batches",
+        "state",
+        "hooks",
+        "gradients",
+        "checkpoints",
+        "lost_ranks",
+        "sizes",
+        "trust",
+        "outputs",
+        "input_files",
+        "arguments",
+        "usage",
     )
 )
 ROOT = Path(__file__).resolve().parents[2]

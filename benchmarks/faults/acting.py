@@ -94,7 +94,7 @@ def _ending(error: BaseException) -> Ending:
         return "raised wrong"
     if isinstance(error, AutoparError):
         return "raised ours"
-    return "raised torch's" if isinstance(error, RuntimeError) and "torch" in _place(error) else "raised other"
+    return "raised torch's" if type(error) is RuntimeError else "raised other"
 
 
 def _message(error: BaseException) -> str:

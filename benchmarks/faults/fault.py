@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from autopar.errors import AutoparError
 
-SECONDS = 40.0
+SECONDS = 20.0
 """After which a fault that has not ended hangs."""
 
 LAYOUTS: Mapping[str, tuple[int, Mapping[str, int] | None]] = MappingProxyType(

@@ -26,7 +26,6 @@ from benchmarks.faults.victims import (
     expect_weights,
     loss_of,
     sgd,
-    train,
     whole,
 )
 
@@ -192,7 +191,7 @@ def no_loss_at_all(scene: Scene) -> None:
     _alike(module, Bare(), step)
 
 
-@fault(8, "a gradient of a gradient is asked for", on=("alone", "dp2"), right=True, words=REFUSAL, as_torch=True)
+@fault(8, "a gradient of a gradient is asked for", on=("alone", "dp2"), right=True, words=REFUSAL)
 def second_order(scene: Scene) -> None:
     def step(model: nn.Module) -> None:
         parameters = list(model.parameters())
@@ -256,8 +255,7 @@ def adversarial(scene: Scene) -> None:
     _alike(compiled(scene, Net(), batch()), Net(), step)
 
 
-@fault(9, "the norm of the gradient of the input is trained", on=("alone", "dp2"), right=True, words=REFUSAL,
-       as_torch=True)  # fmt: skip
+@fault(9, "the norm of the gradient of the input is trained", on=("alone", "dp2"), right=True, words=REFUSAL)
 def gradient_penalty(scene: Scene) -> None:
     def step(model: nn.Module) -> None:
         x = _leaf()
@@ -335,18 +333,6 @@ def input_changed_between(scene: Scene) -> None:
         expect_value(f"the gradient of {name}", module.get_parameter(name).grad, parameter.grad)  # type: ignore[arg-type]
 
 
-@fault(10, "a buffer is changed between forward and backward, which torch allows", right=True)
-def buffer_changed_between(scene: Scene) -> None:
-    from benchmarks.faults.victims import Normalised
-
-    def step(model: nn.Module) -> None:
-        loss = loss_of(model(**batch()))
-        model.norm.running_mean.zero_()
-        loss.backward()
-
-    _alike(compiled(scene, Normalised(), batch()), Normalised(), step)
-
-
 def _clipped(clip: Callable[[Any], Any], scene: Scene) -> None:
     module, plain = compiled(scene, Net(layers=4), batch()), Net(layers=4)
     for model in (module, plain):
@@ -387,6 +373,3 @@ CLIPPED: tuple[Fault, ...] = tuple(
     )
     for layout in ("alone", "shard2", "tp2", "pp2", "pp2shard2")
 )  # fmt: skip
-
-
-assert train

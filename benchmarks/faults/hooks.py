@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.faults.fault import Fault, Scene, Wrong, fault, make_fault
-from benchmarks.faults.victims import Net, batch, compiled, expect_step, expect_value, train, twin
+from benchmarks.faults.victims import Net, batch, compiled, expect_step, expect_value, twin
 
 
 def _half(gradient: Tensor) -> Tensor:
@@ -22,7 +22,10 @@ def _on_parameter(model: Any) -> None:
 
 
 def _behind_accumulation(model: Any) -> None:
-    model.head.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(0.5) and None)
+    def halve(parameter: Any) -> None:
+        parameter.grad.mul_(0.5)
+
+    model.head.weight.register_post_accumulate_grad_hook(halve)
 
 
 def _double_output(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -38,7 +41,7 @@ def _before_forward(model: Any) -> None:
 
 
 def _on_backward(model: Any) -> None:
-    model.blocks[0].register_full_backward_hook(lambda module, wanted, given: tuple(g * 2.0 for g in wanted))
+    model.blocks[1].register_full_backward_hook(lambda module, wanted, given: tuple(g * 2.0 for g in wanted))
 
 
 def _before_backward(model: Any) -> None:
@@ -141,7 +144,7 @@ def global_hook(scene: Scene) -> None:
     module, plain = compiled(scene, Net(), batch()), Net()
     called: list[str] = []
     handle = nn.modules.module.register_module_forward_hook(
-        lambda m, args, output: called.append(type(m).__name__) and None
+        lambda m, args, output: called.append(type(m).__name__)
     )
     module(**batch())
     ours = called.count("Linear")
@@ -152,6 +155,11 @@ def global_hook(scene: Scene) -> None:
         raise Wrong(f"the hook saw {ours} calls of Linear instead of {called.count('Linear')}")
 
 
+def _step_of(own: torch.optim.Optimizer, parameter: Tensor) -> None:
+    own.step()
+    own.zero_grad()
+
+
 @fault(7, "an optimizer steps inside of hooks behind accumulation, one per parameter", on=("alone", "shard2"),
        right=True, words=("hook",))  # fmt: skip
 def steps_in_hooks(scene: Scene) -> None:
@@ -160,7 +168,7 @@ def steps_in_hooks(scene: Scene) -> None:
     for each in (module, plain):
         for parameter in each.parameters():
             own = torch.optim.SGD([parameter], lr=0.1)
-            parameter.register_post_accumulate_grad_hook(lambda p, own=own: (own.step(), own.zero_grad()) and None)
+            parameter.register_post_accumulate_grad_hook(partial(_step_of, own))
     for seed in range(3):
         module(**batch(seed)).backward()
         plain(**batch(seed)).backward()
@@ -179,6 +187,3 @@ def hook_on_the_loss(scene: Scene) -> None:
     wanted = dict(plain.named_parameters())
     for name, parameter in module.named_parameters():
         expect_value(f"the gradient of {name}", parameter.grad, wanted[name].grad)
-
-
-assert train

@@ -100,7 +100,7 @@ def _word(fault: Fault, end: RankEnd, named: bool) -> Word:
         case "raised ours":
             return ("refused" if named else "refused without naming") if fault.words else "refused what is sound"
         case "raised torch's":
-            return "refused" if fault.as_torch else "foreign traceback"
+            return "refused" if fault.as_torch and named else "foreign traceback"
         case "raised other":
             return "foreign traceback"
         case "raised wrong":
