@@ -26,7 +26,8 @@ from rich.table import Table
 
 from benchmarks.faults.acting import faults_of
 from benchmarks.faults.fault import Fault
-from benchmarks.faults.fault_runner import FaultRow, run_faults
+from benchmarks.faults.fault_runner import FaultRow, run_faults, warm_templates
+from benchmarks.faults.guard_cost import WORLDS, measured_cost
 from benchmarks.results import document, write_results
 
 MODULES = tuple(
@@ -109,6 +110,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", metavar="PATTERN", help="a regular expression in the names of rows")
     parser.add_argument("--processes", type=int, choices=(1, 2, 4), help="rows on as many processes")
     parser.add_argument("--list", action="store_true", help="names and sentences, nothing is run")
+    parser.add_argument("--cost", action="store_true", help="what the guards cost; no fault is made")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help='the document; "-": on stdout')
     return parser.parse_args()
 
@@ -116,6 +118,11 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     arguments = parsed()
     console = Console(stderr=arguments.json == "-", width=200)
+    if arguments.cost:
+        cost = measured_cost()
+        console.print_json(data=cost)
+        show({"cost": cost}, arguments.json)
+        sys.exit(0 if all(cost[f"processes_{world}"]["cheap"] for world in WORLDS) else 1)
     faults = chosen(list(faults_of(MODULES).values()), arguments.only, arguments.processes)
     if arguments.list:
         for each in faults:
@@ -125,7 +132,7 @@ def main() -> None:
     def tell(row: FaultRow) -> None:
         console.print(f"{row.verdict:24} {row.seconds:6.1f} s  {row.name}: {row.happened[:160]}", markup=False)
 
-    rows = run_faults(faults, MODULES, tell)
+    rows = run_faults(faults, MODULES, warm_templates(MODULES), tell)
     if arguments.json != "-":
         console.print(table_of([row for row in rows if not row.good]))
     console.print_json(data=summary_of(rows))

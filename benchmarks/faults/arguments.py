@@ -12,7 +12,7 @@ from torch import nn
 
 import autopar
 from benchmarks.faults.fault import Fault, Scene, fault, make_fault
-from benchmarks.faults.victims import MODEL, Net, batch, command, compiled
+from benchmarks.faults.victims import MODEL, Net, batch, command, compiled, expect_step, sound_plan
 
 ON_FOUR = {"cluster": "4 H100-SXM"}
 ARGUMENTS: Mapping[str, tuple[dict[str, Any], str]] = {
@@ -60,7 +60,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], str]] = {
     "micro_batches below zero": ({**ON_FOUR, "micro_batches": -4}, "micro_batches"),
     "micro_batches of a half": ({**ON_FOUR, "micro_batches": 0.5}, "micro_batches"),
     "micro_batches beyond the batch": ({**ON_FOUR, "micro_batches": 64}, "micro_batches|batch"),
-    "micro_batches that are True": ({**ON_FOUR, "micro_batches": "two"}, "micro_batches"),
+    "micro_batches in words": ({**ON_FOUR, "micro_batches": "two"}, "micro_batches"),
     "mode of fantasy": ({**ON_FOUR, "mode": "exact"}, "mode"),
     "time_limit below zero": ({**ON_FOUR, "time_limit": -1.0}, "time_limit"),
     "time_limit of NaN": ({**ON_FOUR, "time_limit": math.nan}, "time_limit"),
@@ -118,13 +118,13 @@ COMPILED: tuple[Fault, ...] = tuple(
 
 
 def _on_one(options: dict[str, Any], scene: Scene) -> None:
-    """Only rank 1 asks for something else."""
-    compiled(scene, Net(), batch(), **(options if scene.rank == 1 else {}))
+    """Only rank 1 asks for something else: either rank 0 decides for all, or every rank is told."""
+    expect_step(compiled(scene, Net(), batch(), **(options if scene.rank == 1 else {})), Net(), batch())
 
 
 ON_ONE_RANK: tuple[Fault, ...] = tuple(
     make_fault(16, f"{name} on rank 1".replace(" ", "_"), f"only rank 1 calls compile with {name}",
-               partial(_on_one, options), layout="dp2", words=("rank[s]? .*1",))
+               partial(_on_one, options), layout="dp2", right=True, words=("rank[s]? .*1",))
     for name, options in {
         "other dims": {"dims": {"tp": 2}},
         "another precision": {"precision": "bf16"},
@@ -198,8 +198,6 @@ WORDS: Mapping[str, tuple[tuple[str, ...], str]] = {
 
 
 def _typed(words: tuple[str, ...], scene: Scene) -> None:
-    from benchmarks.faults.victims import sound_plan
-
     (scene.folder / "plan.json").write_bytes(sound_plan())
     command(*words)
 

@@ -74,20 +74,21 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
 
 
 def _killed_over_an_old_one(share: float, victims: frozenset[int], scene: Scene) -> None:
-    """Save, save again elsewhere to count, then over the first one until the victims end."""
+    """Save; save elsewhere over another one, to count; then over the first one until the victims end."""
     watch = FileWatch(scene.folder)
     module, optimizer = _trained(scene, range(2))
     autopar.save(scene.folder / "step", module, optimizer)
     train(module, optimizer, [batch(2), batch(3)])
+    autopar.save(scene.folder / "other", module, optimizer)
     before = watch.count
     autopar.save(scene.folder / "other", module, optimizer)
     _together()
-    autopar.save(scene.folder / "other", module, optimizer)
-    _together()
-    operations = (watch.count - before) // 2
+    operations = watch.count - before
     if scene.rank in victims:
         watch.fatal = watch.count + 1 + round(share * max(0, operations - 1))
     autopar.save(scene.folder / "step", module, optimizer)
+    if scene.rank in victims:
+        raise Wrong(f"the save was not cut: it made {operations} operations on files before, now fewer")
 
 
 def _one_of_two(scene: Scene) -> None:

@@ -74,7 +74,8 @@ class Fault:
     """See the module docstring.
 
     point: of the list of faults in docs/faults.md. does: one sentence. as_torch: plain torch refuses it too, and its
-    own words are as good. culprits: ranks that the fault itself stops or ends; what becomes of them is not judged.
+    own words are as good. culprits: ranks that the fault itself stops or ends; what becomes of them is not judged, but
+    for a Wrong that they raise.
     joined: whether the processes are in a process group when `run` begins. then: what new processes do afterwards,
     which must be right.
     """

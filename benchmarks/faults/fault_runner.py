@@ -11,7 +11,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,20 @@ class FaultRow:
         return {("class" if name == "kind" else name): value for name, value in asdict(self).items()}
 
 
-def run_faults(
-    faults: Sequence[Fault], modules: Sequence[str], on_row: Callable[[FaultRow], object] = lambda row: None
-) -> list[FaultRow]:
-    """The rows of these faults of `modules`; `on_row` gets each when it has ended."""
+def warm_templates(modules: Sequence[str]) -> Templates:
+    """Templates that have imported these modules of faults, and compiled and planned once."""
     templates = templates_with((*PRELOAD, *modules))
     templates.prepare(f"{__name__}:warm", {})
+    return templates
+
+
+def run_faults(
+    faults: Sequence[Fault],
+    modules: Sequence[str],
+    templates: Templates,
+    on_row: Callable[[FaultRow], object] = lambda row: None,
+) -> list[FaultRow]:
+    """The rows of these faults of `modules`; `on_row` gets each when it has ended."""
     rows = []
     for each in faults:
         rows.append(run_fault(each, modules, templates))
@@ -90,8 +98,6 @@ def run_fault(fault: Fault, modules: Sequence[str], templates: Templates) -> Fau
 
 def _afterwards(fault: Fault, modules: tuple[str, ...], templates: Templates, folder: Path) -> Verdict:
     """Of what new processes do; they must be right, all of them."""
-    from dataclasses import replace
-
     sound = replace(fault, right=True, words=(), culprits=frozenset())
     return judge(sound, _ends(fault, modules, templates, folder, afterwards=True), _lost(folder))
 
@@ -113,7 +119,8 @@ def _ends(
         mine.send(
             Part(name=fault.name, modules=modules, rank=rank, port=store.port, folder=folder, afterwards=afterwards)
         )
-    awaited = set(range(fault.processes)) - (frozenset() if afterwards else fault.culprits)
+    everyone = set(range(fault.processes))
+    awaited = everyone if afterwards else everyone - fault.culprits or everyone
     told = _told({rank: connection for rank, (_, connection) in enumerate(workers)}, awaited, fault.seconds)
     for worker, connection in workers:
         worker.kill()

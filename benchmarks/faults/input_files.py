@@ -69,7 +69,6 @@ PLANS: Mapping[str, Damage] = {
     "a mesh with an axis twice": _edited(lambda d: d["mesh"].update(axis_names=["tp", "tp"], shape=[2, 4])),
     "a mesh of words": _edited(lambda d: d["mesh"].update(shape=["eight"])),
     "no placement": _edited(lambda d: _first(d, "parameters").update(stored=["S(x)"])),
-    "a dim that is not there": _edited(lambda d: _first(d, "parameters").update(stored=["S(99)"])),
     "a placement too many": _edited(lambda d: _first(d, "parameters").update(stored=["R", "R"])),
     "an entry of another name": _edited(lambda d: _first(d, "parameters").update(stord=["R"])),
     "operators that are a list": _edited(lambda d: d.update(operators=[])),
@@ -282,7 +281,7 @@ def plan_is_a_folder(scene: Scene) -> None:
 def damaged_trace(scene: Scene) -> None:
     (scene.folder / "plan.json").write_bytes(sound_plan())
     (scene.folder / "step.json").write_text('{"traceEvents": [{"ph": "X", "ts": "soon"}]}')
-    command("report", "plan.json", "--timeline", "step.json", "-o", "plan.html")
+    command("report", "plan.json", "--trace", "step.json", "-o", "plan.html")
 
 
 @fault(16, "a configuration of Hugging Face is damaged", words=("config.json",))

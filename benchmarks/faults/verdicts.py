@@ -76,7 +76,7 @@ class Verdict:
 
 def judge(fault: Fault, ends: Sequence[RankEnd], lost: Sequence[str] = ()) -> Verdict:
     """The verdict over one fault. lost: the protected paths that are gone or changed."""
-    judged = [end for end in ends if end.rank not in fault.culprits]
+    judged = [end for end in ends if end.rank not in fault.culprits or end.ending == "raised wrong"]
     said = " ".join(end.message for end in judged if end.ending in ("raised ours", "raised torch's"))
     missing = [word for word in fault.words if not re.search(word, said, re.IGNORECASE)]
     found: list[tuple[Word, str]] = [(_word(fault, end, not missing), _sentence(end)) for end in judged]
