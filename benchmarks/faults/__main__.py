@@ -40,6 +40,7 @@ MODULES = tuple(
         "hooks",
         "gradients",
         "checkpoints",
+        "resuming",
         "lost_ranks",
         "sizes",
         "trust",
@@ -47,6 +48,7 @@ MODULES = tuple(
         "input_files",
         "arguments",
         "usage",
+        "odd_values",
     )
 )
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,9 +57,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def chosen(faults: Sequence[Fault], only: str | None, processes: int | None) -> list[Fault]:
     """Those whose name holds the pattern, on as many processes."""
     return [
-        each
-        for each in faults
-        if (only is None or re.search(only, each.name)) and processes in (None, each.processes)
+        each for each in faults if (only is None or re.search(only, each.name)) and processes in (None, each.processes)
     ]
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def act(connection: Connection) -> None:
     assert action is not None
     begin = time.monotonic()
     end = observed(asked, action, part.rank, part.folder, joined=asked.joined and asked.processes > 1)
-    connection.send(RankEnd(**{**_fields(end), "seconds": time.monotonic() - begin}))
+    connection.send(replace(end, seconds=time.monotonic() - begin))
     threading._shutdown()  # type: ignore[attr-defined]  # as at the end of a Python process
     atexit._run_exitfuncs()
 
@@ -83,10 +83,6 @@ def observed(asked: Fault, action: Action, rank: int, folder: Path, *, joined: b
         traceback.print_exc()
         return RankEnd(rank=rank, ending=_ending(error), message=_message(error), place=_place(error))
     return RankEnd(rank=rank, ending="returned")
-
-
-def _fields(end: RankEnd) -> dict[str, object]:
-    return {name: getattr(end, name) for name in RankEnd.__dataclass_fields__}
 
 
 def _ending(error: BaseException) -> Ending:

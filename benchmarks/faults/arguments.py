@@ -122,19 +122,21 @@ def _on_one(options: dict[str, Any], scene: Scene) -> None:
     expect_step(compiled(scene, Net(), batch(), **(options if scene.rank == 1 else {})), Net(), batch())
 
 
+DIFFERENT: Mapping[str, dict[str, Any]] = {
+    "other dims": {"dims": {"tp": 2}},
+    "another precision": {"precision": "bf16"},
+    "dims that cannot be": {"dims": {"tp": 3}},
+    "another batch mode": {"batch": "local"},
+    "a sync of its own": {"sync": "check"},
+    "a memory limit": {"memory_limit": "1KB"},
+    "a recompute of its own": {"recompute": "full"},
+    "an argument of fantasy": {"mode": "exact"},
+}
+
 ON_ONE_RANK: tuple[Fault, ...] = tuple(
     make_fault(16, f"{name} on rank 1".replace(" ", "_"), f"only rank 1 calls compile with {name}",
                partial(_on_one, options), layout="dp2", right=True, words=("rank[s]? .*1",))
-    for name, options in {
-        "other dims": {"dims": {"tp": 2}},
-        "another precision": {"precision": "bf16"},
-        "dims that cannot be": {"dims": {"tp": 3}},
-        "another batch mode": {"batch": "local"},
-        "a sync of its own": {"sync": "check"},
-        "a memory limit": {"memory_limit": "1KB"},
-        "a recompute of its own": {"recompute": "full"},
-        "an argument of fantasy": {"mode": "exact"},
-    }.items()
+    for name, options in DIFFERENT.items()
 )  # fmt: skip
 
 

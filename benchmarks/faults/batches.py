@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import autopar
 from benchmarks.faults.fault import Scene, fault
-from benchmarks.faults.victims import Batch, Net, batch, compiled, expect_step, loss_of, sgd, train
+from benchmarks.faults.victims import Batch, Net, backward, batch, compiled, expect_step, loss_of, sgd, train
 
 ONE = ("rank[s]? .*1",)
 WHOLE = (*ONE, "data_shard")
@@ -34,7 +34,7 @@ def other_samples(scene: Scene) -> None:
 @fault(3, "rank 1 passes other samples from the second call on", on=("dp2", "pp2"), words=WHOLE)
 def other_samples_later(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
-    loss_of(module(**batch())).backward()
+    backward(loss_of(module(**batch())))
     _steps(module, batch(seed=scene.rank == 1))
 
 
@@ -77,7 +77,7 @@ class Weighted(Net):
 def other_number(scene: Scene) -> None:
     module = compiled(scene, Weighted(), {**batch(), "weight": 0.5})
     for _ in range(4):
-        loss_of(module(**batch(), weight=0.5 + 0.5 * scene.rank)).backward()
+        backward(loss_of(module(**batch(), weight=0.5 + 0.5 * scene.rank)))
 
 
 @fault(3, 'batch="local" with a part for every rank where ranks of one tp group must see the same samples',
@@ -154,7 +154,7 @@ def no_grad_on_one(scene: Scene) -> None:
         with torch.set_grad_enabled(scene.rank != 1):
             loss = loss_of(module(**batch()))
         if loss.requires_grad:
-            loss.backward()
+            backward(loss)
 
 
 @fault(4, "rank 1 leaves out one backward", on=("dp2", "shard4", "tp2"), words=ONE)
@@ -163,7 +163,7 @@ def backward_left_out(scene: Scene) -> None:
     for step in range(4):
         loss = loss_of(module(**batch(step)))
         if step != 1 or scene.rank != 1:
-            loss.backward()
+            backward(loss)
 
 
 @fault(4, "rank 1 has a batch less in its epoch and ends", on=("dp2", "tp4"), words=ONE, culprits={1})
@@ -188,7 +188,7 @@ def clip_on_one(scene: Scene) -> None:
     optimizer = sgd(module.parameters())
     for step in range(3):
         optimizer.zero_grad()
-        loss_of(module(**batch(step))).backward()
+        backward(loss_of(module(**batch(step))))
         if scene.rank == 0:
             autopar.clip_grad_norm_(module.parameters(), 0.1)
         optimizer.step()
@@ -199,7 +199,7 @@ def other_order_of_modules(scene: Scene) -> None:
     modules = [compiled(scene, Net(layers=layers), batch()) for layers in (2, 3)]
     for _ in range(3):
         for module in reversed(modules) if scene.rank == 1 else modules:
-            loss_of(module(**batch())).backward()
+            backward(loss_of(module(**batch())))
 
 
 @fault(4, "rank 1 passes another shape than the others", on=("dp2", "shard4", "pp2"),
@@ -207,7 +207,7 @@ def other_order_of_modules(scene: Scene) -> None:
 def other_shape(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
     for _ in range(2):
-        loss_of(module(**batch(size=6 if scene.rank == 1 else 8))).backward()
+        backward(loss_of(module(**batch(size=6 if scene.rank == 1 else 8))))
 
 
 @fault(4, "rank 1 passes another dtype than the others", on=("dp2",), words=("rank 1 .*float64", "float32"))
@@ -216,7 +216,7 @@ def other_dtype_of_input(scene: Scene) -> None:
     inputs = batch()
     inputs["x"] = inputs["x"].double() if scene.rank == 1 else inputs["x"]
     for _ in range(2):
-        loss_of(module(**inputs)).backward()
+        backward(loss_of(module(**inputs)))
 
 
 @fault(4, "rank 1 passes one argument less than the others", on=("dp2",), words=ONE)
@@ -224,7 +224,7 @@ def argument_left_out(scene: Scene) -> None:
     module = compiled(scene, Weighted(), {**batch(), "weight": 0.5})
     given = batch() if scene.rank == 1 else {**batch(), "weight": 0.5}
     for _ in range(2):
-        loss_of(module(**given)).backward()
+        backward(loss_of(module(**given)))
 
 
 @fault(4, "rank 1 leaves the loop by an exception of the user's, in the third step", on=("dp2", "shard4"), words=ONE,

@@ -22,25 +22,27 @@ from torch import nn
 
 import autopar
 from benchmarks.faults.fault import Fault, Scene, Wrong, fault, make_fault
-from benchmarks.faults.victims import Net, batch, compiled, expect_value, expect_weights, sgd, train, whole
+from benchmarks.faults.victims import Net, batch, compiled, expect_weights, sgd, train
 
 FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.link", "os.rmdir", "shutil.rmtree", "os.truncate")
 
 
-def _adam(parameters: Any) -> torch.optim.Optimizer:
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    """The optimizer whose state is saved."""
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def _trained(scene: Scene, seeds: range, **model: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+def trained(scene: Scene, seeds: range, **model: Any) -> tuple[Any, torch.optim.Optimizer]:
+    """A compiled model behind a step for every seed, and its optimizer."""
     module = compiled(scene, Net(**model), batch())
-    optimizer = _adam(module.parameters())
+    optimizer = adam(module.parameters())
     train(module, optimizer, [batch(seed) for seed in seeds])
     return module, optimizer
 
 
-def _saved(scene: Scene, where: str = "step", steps: int = 2, **model: Any) -> Path:
+def saved(scene: Scene, where: str = "step", steps: int = 2, **model: Any) -> Path:
     """A checkpoint behind some steps."""
-    module, optimizer = _trained(scene, range(steps), **model)
+    module, optimizer = trained(scene, range(steps), **model)
     autopar.save(scene.folder / where, module, optimizer)
     return scene.folder / where
 
@@ -76,7 +78,7 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
 def _killed_over_an_old_one(share: float, victims: frozenset[int], scene: Scene) -> None:
     """Save; save elsewhere over another one, to count; then over the first one until the victims end."""
     watch = FileWatch(scene.folder)
-    module, optimizer = _trained(scene, range(2))
+    module, optimizer = trained(scene, range(2))
     autopar.save(scene.folder / "step", module, optimizer)
     train(module, optimizer, [batch(2), batch(3)])
     autopar.save(scene.folder / "other", module, optimizer)
@@ -94,7 +96,7 @@ def _killed_over_an_old_one(share: float, victims: frozenset[int], scene: Scene)
 def _one_of_two(scene: Scene) -> None:
     """The checkpoint is the old or the new one, weights and optimizer."""
     module, optimizer = compiled(scene, Net(seed=9), batch()), None
-    optimizer = _adam(module.parameters())
+    optimizer = adam(module.parameters())
     try:
         autopar.load(scene.folder / "step", module, optimizer)
     except autopar.AutoparError as error:
@@ -103,7 +105,7 @@ def _one_of_two(scene: Scene) -> None:
     wrong = []
     for steps in (2, 4):
         plain = Net()
-        train(plain, _adam(plain.parameters()), [batch(seed) for seed in (*range(steps), 50)])
+        train(plain, adam(plain.parameters()), [batch(seed) for seed in (*range(steps), 50)])
         try:
             expect_weights(module, plain, 1e-4)
         except Wrong as error:
@@ -176,7 +178,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
 def _damaged(damage: Callable[[Path], None], largest: bool, scene: Scene) -> None:
     """Load what was damaged, one file of a kind after the other. Right: the saved values; else refused, and nothing
     of the module has changed."""
-    folder = _saved(scene)
+    folder = saved(scene)
     _together()
     kinds = _kinds(folder)
     chosen = kinds[:1] if largest else kinds[1:]
@@ -195,7 +197,7 @@ def _damaged(damage: Callable[[Path], None], largest: bool, scene: Scene) -> Non
 
 def _load_or_nothing(scene: Scene, folder: Path, **model: Any) -> None:
     """Load into a model with other weights; an error must leave them, and those of the optimizer, as they were."""
-    module, optimizer = _trained(scene, range(20, 21), seed=9, **model)
+    module, optimizer = trained(scene, range(20, 21), seed=9, **model)
     before = _values(module, optimizer)
     try:
         autopar.load(folder, module, optimizer)
@@ -203,7 +205,7 @@ def _load_or_nothing(scene: Scene, folder: Path, **model: Any) -> None:
         _expect_same(before, _values(module, optimizer))
         raise
     expected, plain_optimizer = Net(), None
-    plain_optimizer = _adam(expected.parameters())
+    plain_optimizer = adam(expected.parameters())
     train(expected, plain_optimizer, [batch(0), batch(1)])
     expect_weights(module, expected, 1e-4)
     train(module, optimizer, [batch(30)])
@@ -246,13 +248,13 @@ DAMAGED: tuple[Fault, ...] = tuple(
 
 @fault(11, "a checkpoint of three blocks is loaded into two", on=("alone", "shard2"), words=("blocks.2",))
 def more_layers(scene: Scene) -> None:
-    folder = _saved(scene, layers=3)
+    folder = saved(scene, layers=3)
     _load_or_nothing(scene, folder)
 
 
 @fault(11, "a checkpoint of two blocks is loaded into three", on=("alone", "shard2"), words=("blocks.2",))
 def fewer_layers(scene: Scene) -> None:
-    folder = _saved(scene)
+    folder = saved(scene)
     _load_or_nothing(scene, folder, layers=3)
 
 
@@ -266,9 +268,9 @@ class Wide(Net):
 
 @fault(11, "a checkpoint whose head has another shape is loaded", on=("alone", "shard4"), words=("head",))
 def other_shape(scene: Scene) -> None:
-    folder = _saved(scene)
+    folder = saved(scene)
     module = compiled(scene, Wide(), batch())
-    optimizer = _adam(module.parameters())
+    optimizer = adam(module.parameters())
     before = _values(module, optimizer)
     try:
         autopar.load(folder, module, optimizer)
@@ -289,7 +291,7 @@ def other_dtype(scene: Scene) -> None:
 
 @fault(11, "the state of AdamW is loaded into SGD with momentum", words=("momentum|optimizer",))
 def other_optimizer(scene: Scene) -> None:
-    folder = _saved(scene)
+    folder = saved(scene)
     module = compiled(scene, Net(), batch())
     optimizer = sgd(module.parameters())
     train(module, optimizer, [batch()])
@@ -298,35 +300,35 @@ def other_optimizer(scene: Scene) -> None:
 
 @fault(11, "a checkpoint without an optimizer is loaded with one", words=("optimizer",))
 def no_optimizer_saved(scene: Scene) -> None:
-    module, optimizer = _trained(scene, range(1))
+    module, optimizer = trained(scene, range(1))
     autopar.save(scene.folder / "step", module)
     autopar.load(scene.folder / "step", module, optimizer)
 
 
 @fault(11, "a folder that is not there is loaded", on=("alone", "dp2"), words=("nowhere",))
 def missing_folder(scene: Scene) -> None:
-    module, optimizer = _trained(scene, range(1))
+    module, optimizer = trained(scene, range(1))
     autopar.load(scene.folder / "nowhere", module, optimizer)
 
 
 @fault(11, "an empty folder is loaded", words=("empty",))
 def empty_folder(scene: Scene) -> None:
     (scene.folder / "empty").mkdir()
-    module, optimizer = _trained(scene, range(1))
+    module, optimizer = trained(scene, range(1))
     autopar.load(scene.folder / "empty", module, optimizer)
 
 
 @fault(11, "a file is loaded instead of a folder", words=("notes.txt",))
 def file_instead(scene: Scene) -> None:
     (scene.folder / "notes.txt").write_text("hello")
-    module, optimizer = _trained(scene, range(1))
+    module, optimizer = trained(scene, range(1))
     autopar.load(scene.folder / "notes.txt", module, optimizer)
 
 
 @fault(11, "rank 1 looks into another folder", on=("shard2",), words=("rank[s]? .*1|nowhere",))
 def other_folder_on_one(scene: Scene) -> None:
-    _saved(scene)
-    module, optimizer = _trained(scene, range(1))
+    saved(scene)
+    module, optimizer = trained(scene, range(1))
     autopar.load(scene.folder / ("nowhere" if scene.rank == 1 else "step"), module, optimizer)
 
 
@@ -335,20 +337,20 @@ def save_onto_a_file(scene: Scene) -> None:
     if scene.rank == 0:
         (scene.folder / "step").write_text("notes")
         scene.protect(scene.folder / "step")
-    module, optimizer = _trained(scene, range(1))
+    module, optimizer = trained(scene, range(1))
     autopar.save(scene.folder / "step", module, optimizer)
 
 
 @fault(11, "a save goes into a file system that cannot be written", on=("alone", "dp2"), words=("/proc/autopar",))
 def save_into_proc(scene: Scene) -> None:
-    module, optimizer = _trained(scene, range(1))
+    module, optimizer = trained(scene, range(1))
     autopar.save("/proc/autopar/step", module, optimizer)
 
 
-@fault(11, "the disk is full while a save goes over an old checkpoint", on=("alone", "shard2"), words=("step|space|large",),
-       then=_one_of_two)  # fmt: skip
+@fault(11, "the disk is full while a save goes over an old checkpoint", on=("alone", "shard2"),
+       words=("step|space|large",), then=_one_of_two)  # fmt: skip
 def full_disk(scene: Scene) -> None:
-    module, optimizer = _trained(scene, range(2))
+    module, optimizer = trained(scene, range(2))
     autopar.save(scene.folder / "step", module, optimizer)
     if scene.rank == 0:
         scene.protect(scene.folder / "step")
@@ -360,92 +362,3 @@ def full_disk(scene: Scene) -> None:
         autopar.save(scene.folder / "step", module, optimizer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-
-def _resumed(freeze: bool, scene: Scene) -> None:
-    """Training that was saved and loaded goes on as if it had not stopped."""
-    plain = Net()
-    if freeze:
-        plain.blocks[0].requires_grad_(False)
-    plain_optimizer = _adam(plain.parameters())
-    train(plain, plain_optimizer, [batch(seed) for seed in range(5)])
-    for first, seeds in ((True, range(2)), (False, range(2, 5))):
-        model = Net(seed=0 if first else 8)
-        if freeze:
-            model.blocks[0].requires_grad_(False)
-        module = compiled(scene, model, batch())
-        optimizer = _adam(module.parameters())
-        if not first:
-            autopar.load(scene.folder / "step", module, optimizer)
-        train(module, optimizer, [batch(seed) for seed in seeds])
-        if first:
-            autopar.save(scene.folder / "step", module, optimizer)
-    expect_weights(module, plain, 1e-4)
-
-
-RESUMED: tuple[Fault, ...] = tuple(
-    make_fault(11, f"resumed{'_with_a_frozen_block' if freeze else ''}",
-               "training is saved, loaded into new weights, and goes on", partial(_resumed, freeze), layout=layout,
-               right=True)
-    for layout in ("alone", "shard2", "tp2", "pp2", "shard2tp2")
-    for freeze in (False, True)
-)  # fmt: skip
-
-
-class Idle(Net):
-    """A block that some batches do not use: its optimizer state comes late."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.idle = nn.Linear(8, 8)
-
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
-        used: torch.Tensor = self.idle(hidden) if self.training and getattr(self, "used", False) else hidden
-        return used
-
-
-@fault(11, "the optimizer has no state yet for a block that was never used", on=("alone", "shard2"), right=True)
-def state_partly_absent(scene: Scene) -> None:
-    plain = Idle()
-    plain_optimizer = _adam(plain.parameters())
-    train(plain, plain_optimizer, [batch(seed) for seed in range(4)])
-    for first, seeds in ((True, range(2)), (False, range(2, 4))):
-        module = compiled(scene, Idle(seed=0 if first else 8), batch())
-        optimizer = _adam(module.parameters())
-        if first:
-            train(module, optimizer, [batch(seed) for seed in seeds])
-            autopar.save(scene.folder / "step", module, optimizer)
-        else:
-            autopar.load(scene.folder / "step", module, optimizer)
-            train(module, optimizer, [batch(seed) for seed in seeds])
-    expect_weights(module, plain, 1e-4)
-
-
-@fault(11, "a checkpoint of two processes is loaded by one process afterwards", on=("shard2",), right=True,
-       then=lambda scene: _by_one(scene))  # fmt: skip
-def other_number_of_processes(scene: Scene) -> None:
-    _saved(scene)
-
-
-def _by_one(scene: Scene) -> None:
-    """Each of the new processes alone."""
-    dist.destroy_process_group()
-    for name in ("RANK", "WORLD_SIZE"):
-        os.environ.pop(name, None)
-    module = autopar.compile(Net(seed=7), batch(), mode="fast")
-    optimizer = _adam(module.parameters())
-    autopar.load(scene.folder / "step", module, optimizer)
-    plain = Net()
-    train(plain, _adam(plain.parameters()), [batch(0), batch(1)])
-    expect_weights(module, plain, 1e-4)
-
-
-@fault(11, "a save is loaded while the weights are others: every value comes back", on=("shard4", "tp4"), right=True)
-def loaded_back(scene: Scene) -> None:
-    module, optimizer = _trained(scene, range(3))
-    kept = {name: whole(value).clone() for name, value in module.named_parameters()}
-    autopar.save(scene.folder / "step", module, optimizer)
-    train(module, optimizer, [batch(40)])
-    autopar.load(scene.folder / "step", module, optimizer)
-    for name, value in module.named_parameters():
-        expect_value(name, value, kept[name], 0.0)

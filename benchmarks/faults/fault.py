@@ -39,6 +39,29 @@ LAYOUTS: Mapping[str, tuple[int, Mapping[str, int] | None]] = MappingProxyType(
 )
 """Name -> processes, and the `dims` that are asked for."""
 
+POINTS: Mapping[int, str] = MappingProxyType(
+    {
+        1: "processes that do not know of each other",
+        2: "other weights on some rank",
+        3: "other batches on some rank",
+        4: "other calls on some rank",
+        5: "an optimizer of other parameters",
+        6: "Python state that changes behind capture",
+        7: "hooks",
+        8: "gradients through other outputs",
+        9: "gradients of inputs",
+        10: "weights between forward and backward, clipping over stages",
+        11: "checkpoints",
+        12: "lost ranks",
+        13: "numbers without bounds",
+        14: "code named by files",
+        15: "output paths",
+        16: "damaged files and arguments",
+        17: "ways of use and values at the edge",
+    }
+)
+"""The classes of faults."""
+
 PROTECTED = "protected.jsonl"
 
 
@@ -73,7 +96,7 @@ Action: TypeAlias = Callable[[Scene], object]
 class Fault:
     """See the module docstring.
 
-    point: of the list of faults in docs/faults.md. does: one sentence. as_torch: plain torch refuses it too, and its
+    point: its class, of `POINTS`. does: one sentence. as_torch: plain torch refuses it too, and its
     own words are as good. culprits: ranks that the fault itself stops or ends; what becomes of them is not judged, but
     for a Wrong that they raise.
     joined: whether the processes are in a process group when `run` begins. then: what new processes do afterwards,

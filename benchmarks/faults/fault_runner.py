@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.faults.acting import Part, act
-from benchmarks.faults.fault import Fault, digest_of, protected_paths
+from benchmarks.faults.fault import POINTS, Fault, digest_of, protected_paths
 from benchmarks.faults.verdicts import RankEnd, Verdict, judge, worse
 from benchmarks.faults.victims import warmed
 from benchmarks.templates import ForkedWorker, Templates, templates_with
@@ -35,7 +35,6 @@ class FaultRow:
 
     name: str
     point: int
-    kind: str
     processes: int
     does: str
     expected: str
@@ -48,7 +47,7 @@ class FaultRow:
 
     def as_json(self) -> dict[str, Any]:
         """For the results."""
-        return {("class" if name == "kind" else name): value for name, value in asdict(self).items()}
+        return {**asdict(self), "class": POINTS[self.point]}
 
 
 def warm_templates(modules: Sequence[str]) -> Templates:
@@ -90,7 +89,7 @@ def run_fault(fault: Fault, modules: Sequence[str], templates: Templates) -> Fau
             verdict = worse(verdict, _afterwards(fault, tuple(modules), templates, folder))
         seconds = time.monotonic() - begin
     return FaultRow(
-        name=fault.name, point=fault.point, kind=fault.kind, processes=fault.processes, does=fault.does,
+        name=fault.name, point=fault.point, processes=fault.processes, does=fault.does,
         expected=fault.expected, verdict=verdict.word, happened=verdict.happened.replace(name, ""),
         seconds=round(seconds, 2), named=verdict.named, lost=lost, good=verdict.good,
     )  # fmt: skip
@@ -110,7 +109,7 @@ def _ends(
     fault: Fault, modules: tuple[str, ...], templates: Templates, folder: Path, *, afterwards: bool
 ) -> list[RankEnd]:
     """What became of every process."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     workers: list[tuple[ForkedWorker, Connection]] = []
     for rank in range(fault.processes):
         mine, theirs = multiprocessing.Pipe()

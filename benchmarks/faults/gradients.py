@@ -20,6 +20,7 @@ from benchmarks.faults.victims import (
     Bare,
     Net,
     Scored,
+    backward,
     batch,
     compiled,
     expect_value,
@@ -53,35 +54,35 @@ def _plain_of(output: Tensor) -> Tensor:
 
 def _added_term(model: nn.Module) -> None:
     output = model(**batch())
-    (output["loss"] + 0.1 * _plain_of(output["logits"]).pow(2).mean()).backward()
+    backward(output["loss"] + 0.1 * _plain_of(output["logits"]).pow(2).mean())
 
 
 def _only_logits(model: nn.Module) -> None:
-    _plain_of(model(**batch())["logits"]).pow(2).mean().backward()
+    backward(_plain_of(model(**batch())["logits"]).pow(2).mean())
 
 
 def _loss_outside(model: nn.Module) -> None:
-    F.cross_entropy(_plain_of(model(**batch())["logits"]), batch()["labels"]).backward()
+    backward(F.cross_entropy(_plain_of(model(**batch())["logits"]), batch()["labels"]))
 
 
 def _scaled_loss(model: nn.Module) -> None:
-    (3.0 * model(**batch())["loss"]).backward()
+    backward(3.0 * model(**batch())["loss"])
 
 
 def _twice(model: nn.Module) -> None:
     loss = model(**batch())["loss"]
-    loss.backward(retain_graph=True)
-    loss.backward()
+    backward(loss, retain_graph=True)
+    backward(loss)
 
 
 def _two_calls(model: nn.Module) -> None:
-    (model(**batch(1))["loss"] + model(**batch(2))["loss"]).backward()
+    backward(model(**batch(1))["loss"] + model(**batch(2))["loss"])
 
 
 def _two_calls_backwards(model: nn.Module) -> None:
     losses = [model(**batch(seed))["loss"] for seed in (1, 2)]
-    losses[1].backward()
-    losses[0].backward()
+    backward(losses[1])
+    backward(losses[0])
 
 
 def _by_autograd_grad(model: nn.Module) -> None:
@@ -93,7 +94,7 @@ def _by_autograd_grad(model: nn.Module) -> None:
 
 def _accumulated(model: nn.Module) -> None:
     for seed in (1, 2, 3):
-        (model(**batch(seed))["loss"] / 3).backward()
+        backward(model(**batch(seed))["loss"] / 3)
 
 
 OUTPUT_STEPS: dict[str, tuple[str, Step, tuple[str, ...]]] = {
@@ -103,7 +104,7 @@ OUTPUT_STEPS: dict[str, tuple[str, Step, tuple[str, ...]]] = {
     "scaled_loss": ("the loss is scaled outside", _scaled_loss, ("alone", "dp2", "pp2")),
     "backward_twice": ("backward runs twice with retain_graph", _twice, ("alone", "dp2")),
     "two_calls": ("the losses of two calls are added before one backward", _two_calls, ("alone", "shard2", "pp2")),
-    "two_calls_backwards": ("two calls, and their backwards in the other order", _two_calls_backwards, ("alone", "shard4")),
+    "two_calls_backwards": ("two calls, and backward in the other order", _two_calls_backwards, ("alone", "shard4")),
     "autograd_grad": ("gradients are taken by torch.autograd.grad", _by_autograd_grad, ("alone", "shard2")),
     "accumulated": ("three backwards add up", _accumulated, ("alone", "shard4", "tp2", "pp2")),
 }
@@ -120,7 +121,9 @@ OUTPUTS: tuple[Fault, ...] = tuple(
 )
 
 
-@fault(8, "differentiable= says beforehand that the logits will carry a gradient", on=("alone", "dp2", "tp2"), right=True)
+@fault(
+    8, "differentiable= says beforehand that the logits will carry a gradient", on=("alone", "dp2", "tp2"), right=True
+)
 def said_beforehand(scene: Scene) -> None:
     module = compiled(scene, Scored(), batch(), differentiable=True)
     _alike(module, Scored(), _added_term)
@@ -145,18 +148,18 @@ class NamedLosses(TwoLosses):
 def _sum_of_losses(model: nn.Module) -> None:
     output = model(**batch())
     first, second = output.values() if isinstance(output, dict) else output
-    (first + 0.3 * second).backward()
+    backward(first + 0.3 * second)
 
 
 def _second_alone(model: nn.Module) -> None:
     output = model(**batch())
-    (list(output.values()) if isinstance(output, dict) else output)[1].backward()
+    backward((list(output.values()) if isinstance(output, dict) else output)[1])
 
 
 def _one_after_the_other(model: nn.Module) -> None:
     first, second = model(**batch()).values()
-    first.backward(retain_graph=True)
-    second.backward()
+    backward(first, retain_graph=True)
+    backward(second)
 
 
 @fault(8, "the model returns two losses in a tuple; their sum is trained", on=("alone", "dp2", "tp2", "pp2"),
@@ -186,7 +189,7 @@ def no_loss_at_all(scene: Scene) -> None:
     module = compiled(scene, Bare(), {"x": batch()["x"]})
 
     def step(model: nn.Module) -> None:
-        F.cross_entropy(_plain_of(model(x=batch()["x"])), batch()["labels"]).backward()
+        backward(F.cross_entropy(_plain_of(model(x=batch()["x"])), batch()["labels"]))
 
     _alike(module, Bare(), step)
 
@@ -210,7 +213,7 @@ def _input_gradient(module: nn.Module, plain: nn.Module, seed: int = 0) -> None:
     for model in (module, plain):
         xs.append(_leaf(seed))
         model.zero_grad()
-        loss_of(model(x=xs[-1], labels=batch(seed)["labels"])).backward()
+        backward(loss_of(model(x=xs[-1], labels=batch(seed)["labels"])))
         if xs[-1].grad is None:
             raise Wrong("the input has no gradient")
     expect_value("the gradient of the input", xs[0].grad, xs[1].grad)  # type: ignore[arg-type]
@@ -228,7 +231,7 @@ def input_from_the_beginning(scene: Scene) -> None:
 @fault(9, "an input needs a gradient at a later call only", on=("alone", "dp2", "shard4"), right=True)
 def input_later(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
-    loss_of(module(**batch())).backward()
+    backward(loss_of(module(**batch())))
     _input_gradient(module, Net(), seed=1)
 
 
@@ -239,7 +242,7 @@ def encoder_in_front(scene: Scene) -> None:
     front[1].load_state_dict(front[0].state_dict())
     module, plain = compiled(scene, Net(), batch()), Net()
     for encoder, model in zip(front, (module, plain), strict=True):
-        loss_of(model(x=encoder(batch()["x"]), labels=batch()["labels"])).backward()
+        backward(loss_of(model(x=encoder(batch()["x"]), labels=batch()["labels"])))
         if encoder.weight.grad is None:
             raise Wrong("the model in front has no gradient")
     expect_value("the gradient in front", front[0].weight.grad, front[1].weight.grad)  # type: ignore[arg-type]
@@ -250,7 +253,7 @@ def adversarial(scene: Scene) -> None:
     def step(model: nn.Module) -> None:
         x = _leaf()
         (gradient,) = torch.autograd.grad(loss_of(model(x=x, labels=batch()["labels"])), x)
-        loss_of(model(x=(x + 0.1 * gradient.sign()).detach(), labels=batch()["labels"])).backward()
+        backward(loss_of(model(x=(x + 0.1 * gradient.sign()).detach(), labels=batch()["labels"])))
 
     _alike(compiled(scene, Net(), batch()), Net(), step)
 
@@ -261,9 +264,13 @@ def gradient_penalty(scene: Scene) -> None:
         x = _leaf()
         loss = loss_of(model(x=x, labels=batch()["labels"]))
         (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-        (loss + gradient.pow(2).sum()).backward()
+        backward(loss + gradient.pow(2).sum())
 
     _alike(compiled(scene, Net(), batch()), Net(), step)
+
+
+def _plain_step(model: nn.Module) -> None:
+    backward(loss_of(model(**batch())))
 
 
 class Physics(Net):
@@ -279,7 +286,7 @@ class Physics(Net):
 @fault(9, "forward differentiates by its input, as physics-informed networks do", on=("alone", "dp2"), right=True,
        words=("autograd.grad|gradient",))  # fmt: skip
 def physics_informed(scene: Scene) -> None:
-    _alike(compiled(scene, Physics(), batch()), Physics(), lambda model: loss_of(model(**batch())).backward())
+    _alike(compiled(scene, Physics(), batch()), Physics(), _plain_step)
 
 
 def _change(module: nn.Module) -> None:
@@ -309,7 +316,7 @@ def _changed_between(change: Callable[[nn.Module], None], scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
     loss = loss_of(module(**batch()))
     change(module)
-    loss.backward()
+    backward(loss)
 
 
 CHANGED_BETWEEN: tuple[Fault, ...] = tuple(
@@ -326,9 +333,9 @@ def input_changed_between(scene: Scene) -> None:
     module, inputs = compiled(scene, Net(), batch()), batch()
     loss = loss_of(module(**inputs))
     inputs["x"].mul_(2.0)
-    loss.backward()
+    backward(loss)
     reference = Net()
-    loss_of(reference(**batch())).backward()
+    backward(loss_of(reference(**batch())))
     for name, parameter in reference.named_parameters():
         expect_value(f"the gradient of {name}", module.get_parameter(name).grad, parameter.grad)  # type: ignore[arg-type]
 
@@ -345,7 +352,7 @@ def train_clipped(model: nn.Module, clip: Callable[[Any], Any]) -> None:
     optimizer = sgd(model.parameters())
     for seed in range(3):
         optimizer.zero_grad()
-        loss_of(model(**batch(seed))).backward()
+        backward(loss_of(model(**batch(seed))))
         clip(list(model.parameters()))
         optimizer.step()
 

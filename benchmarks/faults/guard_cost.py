@@ -2,10 +2,10 @@
 
     python -m benchmarks.faults --cost        # GPT-2 small, 4 samples of 64 tokens, on one process and on four
 
-Every function of the rooms and modules in `GUARDS` is wrapped before compile; time is that of its own thread, so waiting
-costs nothing, and what a guard calls back into (`action()`) does not count. Bytes are those of collectives and of the
-store while a guard is entered. A share is per step, with what compile spends spread over RUN_STEPS, against the CPU
-seconds of the step on the same rank, and against the least that data parallelism must send.
+Every function of the rooms and modules in `GUARDS` is wrapped before compile. Time is that of its own thread, so
+waiting costs nothing, and what a guard calls back into (`action()`) does not count. Bytes are those of collectives and
+of the store while a guard is entered. A share is per step, with what compile spends spread over RUN_STEPS, against the
+CPU seconds of the step on the same rank, and against the least that data parallelism must send.
 
 The batch is small for the machine's sake: a larger one makes the step longer and the share smaller.
 """
@@ -69,7 +69,7 @@ class Spent:
 
 
 class GuardCounter:
-    """Wraps the guards of this process, for good; `spent` is what they did. Only the outermost of nested ones counts."""
+    """Wraps the guards of this process, for good; `spent` is what they did; nested ones count once."""
 
     def __init__(self, names: Sequence[str] = GUARDS) -> None:
         self.spent = Spent()
@@ -81,7 +81,7 @@ class GuardCounter:
             for name in COLLECTIVES:
                 setattr(holder, name, self._measured(getattr(c10d, name), _tensor_bytes))
         for name in STORED:
-            setattr(dist.Store, name, self._measured(getattr(dist.Store, name), _entry_bytes))
+            setattr(c10d.Store, name, self._measured(getattr(c10d.Store, name), _entry_bytes))
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.faults.fault import Fault, Scene, Wrong, fault, make_fault
-from benchmarks.faults.victims import Net, batch, compiled, expect_step, expect_value, twin
+from benchmarks.faults.victims import Net, backward, batch, compiled, expect_step, expect_value, twin
 
 
 def _half(gradient: Tensor) -> Tensor:
@@ -81,16 +81,16 @@ def _behind_compile(hook: Callable[[Any], None], scene: Scene) -> None:
     _compare(module, _stepped(plain))
 
 
-def _stepped(plain: nn.Module) -> nn.Module:
+def _stepped(plain: Any) -> Any:
     """The plain model behind one step: hooks on parameters do not survive a copy."""
     plain.loss = plain(**batch())
-    plain.loss.backward()
+    backward(plain.loss)
     return plain
 
 
 def _compare(module: nn.Module, plain: Any) -> None:
     loss = module(**batch())
-    loss.backward()
+    backward(loss)
     expect_value("the loss", loss, plain.loss)
     wanted = dict(plain.named_parameters())
     for name, parameter in module.named_parameters():
@@ -122,7 +122,7 @@ def removed_hook(scene: Scene) -> None:
     model = Net()
     handle = model.blocks[0].register_forward_hook(_double_output)
     module = compiled(scene, model, batch())
-    module(**batch()).backward()
+    backward(module(**batch()))
     handle.remove()
     expect_step(module, Net(), batch())
 
@@ -143,9 +143,7 @@ def collecting_hook(scene: Scene) -> None:
 def global_hook(scene: Scene) -> None:
     module, plain = compiled(scene, Net(), batch()), Net()
     called: list[str] = []
-    handle = nn.modules.module.register_module_forward_hook(
-        lambda m, args, output: called.append(type(m).__name__)
-    )
+    handle = nn.modules.module.register_module_forward_hook(lambda m, args, output: called.append(type(m).__name__))
     module(**batch())
     ours = called.count("Linear")
     called.clear()
@@ -170,8 +168,8 @@ def steps_in_hooks(scene: Scene) -> None:
             own = torch.optim.SGD([parameter], lr=0.1)
             parameter.register_post_accumulate_grad_hook(partial(_step_of, own))
     for seed in range(3):
-        module(**batch(seed)).backward()
-        plain(**batch(seed)).backward()
+        backward(module(**batch(seed)))
+        backward(plain(**batch(seed)))
     wanted = dict(plain.named_parameters())
     for name, parameter in module.named_parameters():
         expect_value(name, parameter, wanted[name])
@@ -179,11 +177,11 @@ def steps_in_hooks(scene: Scene) -> None:
 
 @fault(7, "a hook on the loss scales its gradient", on=("alone", "dp2"), right=True)
 def hook_on_the_loss(scene: Scene) -> None:
-    module, plain = compiled(scene, Net(), batch()), Net()
+    module, plain = compiled(scene, Net(), batch()), twin(Net())
     for each in (module, plain):
         loss = each(**batch())
         loss.register_hook(_half)
-        loss.backward()
+        backward(loss)
     wanted = dict(plain.named_parameters())
     for name, parameter in module.named_parameters():
         expect_value(f"the gradient of {name}", parameter.grad, wanted[name].grad)

@@ -1,4 +1,4 @@
-"""Point 16: damaged plans, clusters, profiles, logs and configurations of other tools, in every command that reads them."""
+"""Point 16: damaged plans, clusters, profiles, logs and configurations of other tools, where they are read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ ANY: Mapping[str, Damage] = {
     "a number": _text(b"7"),
     "another object": _text(b'{"a": 1}'),
     "nested deeply": _text(b"[" * 200_000),
-    "nested deeply in a value": lambda sound: sound.rstrip()[:-1] + b', "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "nested deeply in a value": lambda sound: (
+        sound.rstrip()[:-1] + b', "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    ),
     "a key twice": lambda sound: sound.replace(b"{", b'{"name": 1, "name": 2, ', 1),
     "NaN": lambda sound: _number(sound, b"NaN"),
     "Infinity": lambda sound: _number(sound, b"Infinity"),
@@ -188,7 +190,10 @@ def _log() -> bytes:
 
 
 LOGS: Mapping[str, Damage] = {
-    **{name: ANY[name] for name in ("empty", "not UTF-8", "a list", "a number", "another object", "nested deeply", "NaN")},
+    **{
+        name: ANY[name]
+        for name in ("empty", "not UTF-8", "a list", "a number", "another object", "nested deeply", "NaN")
+    },
     "negative seconds": lambda sound: sound.replace(b"0.4", b"-0.4"),
     "no seconds": lambda sound: sound.replace(b"0.4", b"0.0"),
     "seconds in words": lambda sound: sound.replace(b"0.4", b'"long"'),
@@ -227,7 +232,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, str, bytes]] = {
     "TOML with a degree in words": ("torchtitan", "job.toml", b'[parallelism]\ntensor_parallel_degree = "two"'),
     "TOML with a negative degree": ("torchtitan", "job.toml", b"[parallelism]\ntensor_parallel_degree = -2"),
     "TOML with a degree of nothing": ("torchtitan", "job.toml", b"[parallelism]\ntensor_parallel_degree = 0"),
-    "TOML with a degree of a billion": ("torchtitan", "job.toml", b"[parallelism]\ntensor_parallel_degree = 1000000000"),
+    "TOML with a huge degree": ("torchtitan", "job.toml", b"[parallelism]\ntensor_parallel_degree = 1000000000"),
     "TOML with a degree that is NaN": ("torchtitan", "job.toml", b"[parallelism]\ntensor_parallel_degree = nan"),
     "TOML with a table for a number": ("torchtitan", "job.toml", b"[parallelism.tensor_parallel_degree]\na = 1"),
     "TOML with a list of tables": ("torchtitan", "job.toml", b"[[parallelism]]\na = 1"),

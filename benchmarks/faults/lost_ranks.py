@@ -21,7 +21,7 @@ from torch import Tensor
 import autopar
 from benchmarks.faults.checkpoints import FILE_EVENTS
 from benchmarks.faults.fault import Fault, Scene, fault, make_fault
-from benchmarks.faults.victims import Bare, Net, batch, compiled, expect_step, loss_of, sgd, train
+from benchmarks.faults.victims import Bare, Net, backward, batch, compiled, expect_step, loss_of, sgd, train
 
 SECONDS = 25.0
 PHASES = ("capture", "planning", "lowering", "step", "between calls", "save", "load")
@@ -58,7 +58,7 @@ class _AtPhase(logging.Handler):
         if getattr(record, "phase", None) == self._name:
             self._blow()
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
+    def handleError(self, record: logging.LogRecord) -> None:
         raise
 
 
@@ -166,6 +166,12 @@ def _sleep() -> None:
     time.sleep(9.0)
 
 
+def _sleep_once(done: list[int]) -> None:
+    if not done:
+        done.append(1)
+        _sleep()
+
+
 @fault(12, "rank 1 takes 9 s for its data, more than a heartbeat: it lives", on=("shard2",), right=True)
 def slow_between_calls(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
@@ -180,7 +186,7 @@ def slow_in_capture(scene: Scene) -> None:
     model = Struck()
     calls: list[int] = []
     if scene.rank == 1:
-        model.blow = lambda: (calls.append(1), _sleep() if len(calls) == 1 else None)
+        model.blow = partial(_sleep_once, calls)
     module = compiled(scene, model, batch())
     model.blow = None
     expect_step(module, Net(), batch())
@@ -198,7 +204,7 @@ def slow_in_save(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
     slept: list[int] = []
     if scene.rank == 1:
-        _strike_at_files(str(scene.folder / "step"), lambda: slept or (slept.append(1), _sleep()))
+        _strike_at_files(str(scene.folder / "step"), partial(_sleep_once, slept))
     autopar.save(scene.folder / "step", module, sgd(module.parameters()))
     expect_step(module, Net(), batch())
 
@@ -224,7 +230,7 @@ def stopped_for_a_moment(scene: Scene) -> None:
         os.kill(os.getppid(), signal.SIGCONT)
         os._exit(0)
     for step in range(200):
-        loss_of(module(**batch(step))).backward()
+        backward(loss_of(module(**batch(step))))
         time.sleep(0.01)
     expect_step(module, Net(), batch())
 
@@ -248,4 +254,4 @@ def failing_optimizer(scene: Scene) -> None:
 
     compiled(scene, Net(), batch(), optimizer=factory)
     if scene.rank == 1:
-        loss_of(compiled(scene, Net(), batch())(**batch())).backward()
+        backward(loss_of(compiled(scene, Net(), batch())(**batch())))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import autopar
 from benchmarks.faults.fault import Fault, Scene, fault, make_fault
-from benchmarks.faults.victims import MODEL, ON, batch, command, compiled, Net, sgd, sound_plan, train
+from benchmarks.faults.victims import MODEL, ON, Net, batch, command, compiled, sgd, sound_plan, train
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "plan": ("plan", MODEL, *ON, "-o", "{}"),

@@ -18,6 +18,7 @@ from benchmarks.faults.victims import (
     Bare,
     Net,
     Normalised,
+    backward,
     batch,
     compiled,
     expect_step,
@@ -52,7 +53,7 @@ def scaled_before(scene: Scene) -> None:
     model = Net()
     optimizer, scaler = sgd(model.parameters()), torch.amp.GradScaler("cpu")
     module = compiled(scene, model, batch())
-    scaler.scale(module(**batch())).backward()
+    backward(scaler.scale(module(**batch())))
     scaler.step(optimizer)
 
 
@@ -221,7 +222,7 @@ def number_on_one(scene: Scene) -> None:
     module = compiled(scene, Scaled(), batch())
     module.original.alpha = 1.0 + scene.rank
     for _ in range(3):
-        module(**batch()).backward()
+        backward(module(**batch()))
 
 
 @fault(6, "the closure of a function that the model calls changes", right=True, words=("function|closure|held",))
@@ -313,7 +314,13 @@ def frozen_later(scene: Scene) -> None:
     expect_step(module, plain, batch())
 
 
-@fault(6, "a block is replaced by another one behind compile", on=("alone", "dp2"), right=True, words=("blocks.0|replaced",))
+@fault(
+    6,
+    "a block is replaced by another one behind compile",
+    on=("alone", "dp2"),
+    right=True,
+    words=("blocks.0|replaced",),
+)
 def replaced_block(scene: Scene) -> None:
     module, plain = compiled(scene, Net(), batch()), Net()
     for each in (module, plain):
@@ -382,5 +389,5 @@ def averaged_weights(scene: Scene) -> None:
             train(each, optimizer, [batch(seed)])
             for name, parameter in each.named_parameters():
                 average[name].lerp_(parameter.detach(), 0.5)
-    for name, average in averages[0].items():
-        expect_value(name, average, averages[1][name])
+    for name, kept in averages[0].items():
+        expect_value(name, kept, averages[1][name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import sys
@@ -139,7 +140,7 @@ def import_as_example(scene: Scene) -> None:
 
 TAGS = {
     "accelerate": ("job.yaml", "fsdp_config: !!python/object/apply:os.system ['touch ran']\n"),
-    "deepspeed": ("job.json", '{"zero_optimization": "__import__(\'os\').system(\'touch ran\')"}'),
+    "deepspeed": ("job.json", "{\"zero_optimization\": \"__import__('os').system('touch ran')\"}"),
     "megatron": ("flags.sh", "--tensor-model-parallel-size $(touch ran)\n"),
 }
 
@@ -163,9 +164,7 @@ IMPORTS: tuple[Fault, ...] = tuple(
 @fault(14, "--trust runs what the file names, and only then", right=True)
 def trusted(scene: Scene) -> None:
     _planted(scene.folder, model="planted:make")
-    try:
+    with contextlib.suppress(RefusedByCommand, RuntimeError, ValueError):
         command("memory", "plan.json", "--trust")
-    except (RefusedByCommand, RuntimeError, ValueError):
-        pass
     if not (scene.folder / "ran").exists():
         raise Wrong("--trust does not run the factory")

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import autopar
 from benchmarks.faults.fault import Fault, Scene, Wrong, fault, make_fault
 from benchmarks.faults.victims import (
     Bare,
-    Batch,
     Net,
     Normalised,
-    Scored,
+    backward,
     batch,
     compiled,
     expect_step,
@@ -54,7 +54,7 @@ class Heads(nn.Module):
         else:
             q, k, v = self.q(x), self.k(x), self.v(x)
         parts = [t.unflatten(-1, (-1, 4)).transpose(1, 2) for t in (q, k, v)]
-        mixed = F.scaled_dot_product_attention(*parts, enable_gqa=self.heads != self.kv_heads)
+        mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], enable_gqa=self.heads != self.kv_heads)
         hidden = self.out(mixed.transpose(1, 2).flatten(2))
         return F.cross_entropy(self.head(hidden.mean(1)), labels)
 
@@ -118,10 +118,10 @@ def lbfgs(scene: Scene) -> None:
         def closure(model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
             optimizer.zero_grad()
             loss = loss_of(model(**batch()))
-            loss.backward()
+            backward(loss)
             return loss
 
-        optimizer.step(closure)
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
     expect_value("the loss", loss_of(module(**batch())), loss_of(plain(**batch())), 1e-3)
 
 
@@ -132,17 +132,22 @@ def to_double(scene: Scene) -> None:
     expect_step(module, plain, inputs)
 
 
-@fault(17, "the compiled module is moved to bf16 by .bfloat16()", on=("alone", "shard2"), words=("bfloat16|precision|dtype",))
+@fault(
+    17,
+    "the compiled module is moved to bf16 by .bfloat16()",
+    on=("alone", "shard2"),
+    words=("bfloat16|precision|dtype",),
+)
 def to_bfloat16(scene: Scene) -> None:
     module = compiled(scene, Net(), batch()).bfloat16()
-    loss_of(module(**batch())).backward()
+    backward(loss_of(module(**batch())))
 
 
 @fault(17, "inputs come in fp64 to a model in fp32", on=("alone", "dp2"), right=True, words=("float64|double|dtype",),
        as_torch=True)  # fmt: skip
 def double_inputs(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
-    loss_of(module(**{**batch(), "x": batch()["x"].double()})).backward()
+    backward(loss_of(module(**{**batch(), "x": batch()["x"].double()})))
     raise Wrong("the plain model refuses them")
 
 
@@ -162,7 +167,7 @@ def _stored(module: nn.Module) -> io.BytesIO:
 
 def _copied(way: Callable[[nn.Module], nn.Module], scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
-    loss_of(module(**batch())).backward()
+    backward(loss_of(module(**batch())))
     other = way(module)
     expect_step(other, Net(), batch())
     train(other, sgd(other.parameters()), [batch()])
@@ -177,17 +182,20 @@ COPIED: tuple[Fault, ...] = tuple(
 )  # fmt: skip
 
 
-@fault(17, "the compiled module is given to torch.compile", on=("alone", "shard2"), right=True, words=("torch.compile",))
+@fault(
+    17, "the compiled module is given to torch.compile", on=("alone", "shard2"), right=True, words=("torch.compile",)
+)
 def torch_compiled(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
-    wrapped = torch.compile(module, backend="eager")
-    loss_of(wrapped(**batch())).backward()
+    wrapped: Any = torch.compile(module, backend="eager")
+    backward(loss_of(wrapped(**batch())))
     expect_step(module, Net(), batch())
 
 
 @fault(17, "the model was given to torch.compile before", on=("alone", "dp2"), right=True, words=("torch.compile",))
 def compiled_by_torch_before(scene: Scene) -> None:
-    module = compiled(scene, torch.compile(Net(), backend="eager"), batch())
+    wrapped: Any = torch.compile(Net(), backend="eager")
+    module = compiled(scene, wrapped, batch())
     loss = loss_of(module(**batch()))
     expect_value("the loss", loss, loss_of(Net()(**batch())))
 
@@ -213,14 +221,26 @@ def two_modules(scene: Scene) -> None:
             expect_step(module, Net(layers=layers), batch())
 
 
-@fault(17, "the compiled module is wrapped by DistributedDataParallel", on=("dp2",), right=True, words=("DistributedDataParallel|DDP",))
+@fault(
+    17,
+    "the compiled module is wrapped by DistributedDataParallel",
+    on=("dp2",),
+    right=True,
+    words=("DistributedDataParallel|DDP",),
+)
 def wrapped_by_ddp(scene: Scene) -> None:
     module = nn.parallel.DistributedDataParallel(compiled(scene, Net(), batch()))
-    loss_of(module(**batch())).backward()
+    backward(loss_of(module(**batch())))
     expect_step(module.module, Net(), batch())
 
 
-@fault(17, "the model is wrapped by DistributedDataParallel before", on=("dp2",), right=True, words=("DistributedDataParallel",))
+@fault(
+    17,
+    "the model is wrapped by DistributedDataParallel before",
+    on=("dp2",),
+    right=True,
+    words=("DistributedDataParallel",),
+)
 def ddp_before(scene: Scene) -> None:
     module = compiled(scene, nn.parallel.DistributedDataParallel(Net()), batch())
     loss = loss_of(module(**batch()))
@@ -229,120 +249,8 @@ def ddp_before(scene: Scene) -> None:
 
 @fault(17, "the model is sharded by fully_shard before", on=("shard2",), words=("fully_shard|FSDP|DTensor",))
 def fsdp_before(scene: Scene) -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    compiled(scene, fully_shard(Net()), batch())
-
-
-def _values(change: Callable[[Batch], object], scene: Scene) -> None:
-    module, inputs = compiled(scene, Scored(), batch()), batch()
-    change(inputs)
-    plain = Scored()
-    for model in (module, plain):
-        loss_of(model(**inputs)).backward()
-    expect_value("the loss", loss_of(module(**inputs)), loss_of(plain(**inputs)))
-    wanted = dict(plain.named_parameters())
-    for name, parameter in module.named_parameters():
-        expect_value(f"the gradient of {name}", parameter.grad, wanted[name].grad)  # type: ignore[arg-type]
-
-
-ODD_VALUES: Mapping[str, Callable[[Batch], object]] = {
-    "NaN in a sample": lambda inputs: inputs["x"][3].fill_(float("nan")),
-    "infinity in a sample": lambda inputs: inputs["x"][3, 2].fill_(float("inf")),
-    "huge numbers": lambda inputs: inputs["x"].mul_(1e30),
-    "labels that are ignored": lambda inputs: inputs["labels"][:3].fill_(-100),
-    "all labels ignored": lambda inputs: inputs["labels"].fill_(-100),
-}
-
-VALUES: tuple[Fault, ...] = tuple(
-    make_fault(17, name.replace(" ", "_"), f"the batch holds {name}: as the plain model", partial(_values, change),
-               layout=layout, right=True)
-    for name, change in ODD_VALUES.items()
-    for layout in ("alone", "dp2", "tp2", "pp2")
-)  # fmt: skip
-
-
-@fault(17, "a label beyond the classes", on=("alone", "dp2"), words=("label|target|index|class|bounds",), as_torch=True)
-def label_beyond(scene: Scene) -> None:
-    module, inputs = compiled(scene, Net(), batch()), batch()
-    inputs["labels"][2] = 99
-    try:
-        loss_of(module(**inputs)).backward()
-    except IndexError as error:
-        raise RuntimeError(str(error)) from error
-
-
-def _sizes(size: int, scene: Scene) -> None:
-    module = compiled(scene, Net(), batch())
-    expect_step(module, Net(), batch())
-    inputs = batch(size=size)
-    if size:
-        expect_step(module, Net(), inputs)
-        return
-    expect_value("the loss", loss_of(module(**inputs)), loss_of(Net()(**inputs)))
-
-
-SIZES: tuple[Fault, ...] = tuple(
-    make_fault(17, f"{size} samples".replace(" ", "_"), f"a later batch has {size} samples", partial(_sizes, size),
-               layout=layout, right=True, words=("batch|sample|sizes|divide",))
-    for size in (0, 1, 3, 7)
-    for layout in ("alone", "dp2", "shard4", "tp2", "pp2")
-    if layout != "alone" or size == 0
-)  # fmt: skip
-
-
-@fault(17, "the first batch is empty", right=True, words=("batch|empty|sample",))
-def empty_first(scene: Scene) -> None:
-    compiled(scene, Net(), batch(size=0))
-
-
-class NoParameters(nn.Module):
-    """Nothing to train."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.pow(2).mean()
-
-
-ODD_MODELS: Mapping[str, tuple[Callable[[], nn.Module], Any, tuple[str, ...]]] = {
-    "no parameters": (NoParameters, {"x": batch()["x"]}, ("parameter|gradient",)),
-    "all parameters frozen": (lambda: Bare().requires_grad_(False), {"x": batch()["x"]}, ("parameter|gradient",)),
-    "parameters not made yet": (lambda: nn.LazyLinear(4), (batch()["x"],), ("Lazy|lazy",)),
-    "parameters on meta": (lambda: Net().to("meta"), batch(), ("meta",)),
-    "scripted": (lambda: torch.jit.script(nn.Linear(8, 4)), (batch()["x"],), ("script|Script",)),
-    "complex weights": (lambda: nn.Linear(8, 4, dtype=torch.complex64), (batch()["x"].to(torch.complex64),), ("complex",)),
-}
-
-
-def _odd_model(make: Callable[[], nn.Module], inputs: Any, scene: Scene) -> None:
-    module = compiled(scene, make(), inputs)
-    module(**inputs) if isinstance(inputs, dict) else module(*inputs)
-
-
-MODELS: tuple[Fault, ...] = tuple(
-    make_fault(17, name.replace(" ", "_"), f"a model with {name}", partial(_odd_model, make, inputs), right=True,
-               words=words)
-    for name, (make, inputs, words) in ODD_MODELS.items()
-)  # fmt: skip
-
-
-class Named(nn.Module):
-    """A submodule whose name is a method of ours."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.add_module(name, nn.Linear(8, 4))
-        self._name = name
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(getattr(self, self._name)(x), labels)
-
-
-NAMES: tuple[Fault, ...] = tuple(
-    make_fault(17, f"submodule named {name}".replace(" ", "_"), f"a submodule is named {name}, as a method of ours",
-               partial(lambda name, scene: _odd_model(partial(Named, name), batch(), scene), name), right=True,
-               words=(name,))
-    for name in ("plan", "mesh", "device", "gather", "calls", "seed", "loss_fn", "precision", "original")
-)  # fmt: skip
+    sharded: Any = fully_shard(Net())
+    compiled(scene, sharded, batch())
 
 
 @fault(17, "default dtype of torch is fp64 while compiling", right=True)
@@ -396,14 +304,16 @@ def zeroed_gradients(scene: Scene) -> None:
         optimizer = sgd(model.parameters())
         for seed in range(3):
             optimizer.zero_grad(set_to_none=False)
-            loss_of(model(**batch(seed))).backward()
+            backward(loss_of(model(**batch(seed))))
             optimizer.step()
     wanted = dict(plain.named_parameters())
     for name, parameter in module.named_parameters():
         expect_value(name, parameter, wanted[name])
 
 
-@fault(17, "one parameter is in two optimizers' hands: groups with other rates", on=("alone", "shard2", "tp2"), right=True)
+@fault(
+    17, "one parameter is in two optimizers' hands: groups with other rates", on=("alone", "shard2", "tp2"), right=True
+)
 def parameter_groups(scene: Scene) -> None:
     def groups(parameters: Any) -> torch.optim.Optimizer:
         given = list(parameters)

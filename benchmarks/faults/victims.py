@@ -13,7 +13,7 @@ import copy
 import functools
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Scored(Net):
 class Bare(Net):
     """forward(x) -> scores; the loss is somebody else's."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return self.scores(x)
 
 
@@ -91,9 +91,14 @@ def batch(seed: int = 0, size: int = SIZE, width: int = WIDTH) -> Batch:
     }
 
 
-def compiled(scene: Scene, model: nn.Module, inputs: Any, **options: Any) -> autopar.ParallelModule:
-    """`autopar.compile` for the layout of the scene."""
+def compiled(scene: Scene, model: nn.Module, inputs: Any, **options: Any) -> Any:
+    """`autopar.compile` for the layout of the scene: a module whose attributes are those of the model."""
     return autopar.compile(model, inputs, **{"mode": "fast", "dims": scene.dims, **options})
+
+
+def backward(loss: Tensor, **options: Any) -> None:
+    """`loss.backward()`, which torch leaves without types."""
+    loss.backward(**options)  # type: ignore[no-untyped-call]
 
 
 def loss_of(output: Any) -> Tensor:
@@ -132,7 +137,7 @@ def expect_step(module: nn.Module, plain: nn.Module, inputs: Batch, given: Batch
     expected = expected_step(plain, inputs)
     module.zero_grad()
     loss = loss_of(module(**(given or inputs)))
-    loss.backward()
+    backward(loss)
     expect_value("the loss", loss, expected.loss, expected.allowed[""])
     expect_gradients(module, expected)
 
@@ -184,7 +189,7 @@ def train(
     for step, inputs in enumerate(batches):
         between(step)
         optimizer.zero_grad()
-        loss_of(model(**inputs)).backward()
+        backward(loss_of(model(**inputs)))
         optimizer.step()
 
 
@@ -204,7 +209,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def twin(model: nn.Module) -> nn.Module:
+def twin(model: nn.Module) -> Any:
     """A copy that stays plain."""
     return copy.deepcopy(model)
 
@@ -225,9 +230,9 @@ def command(*words: str | Path) -> str:
     return out.getvalue()
 
 
-def factory(batch: int, seq: int) -> tuple[nn.Module, Batch]:  # noqa: ARG001 - the form that `autopar plan` calls
-    """A model that the command line can name."""
-    return Net(), globals()["batch"](0, batch)
+def factory(batch: int, seq: int) -> tuple[nn.Module, Batch]:
+    """A model that the command line can name; it has no sequence."""
+    return Net(), {"x": torch.zeros(batch, WIDTH), "labels": torch.zeros(batch, dtype=torch.long)}
 
 
 MODEL = f"{__name__}:factory"
@@ -257,12 +262,7 @@ def warmed() -> bool:
     """In a template: import by use what every fault needs, and make the plans; whether that was done now."""
     model = Scored()
     module = autopar.compile(model, batch(), mode="fast")
-    module(**batch())["loss"].backward()
+    backward(module(**batch())["loss"])
     for dims in ({"tp": 2}, {"dp_shard": 2, "tp": 2}):
         autopar.plan(Net(), batch(), cluster=f"{2 * len(dims)} cpu", dims=dims, mode="fast")
     return bool(sound_plan() and sound_pipeline())
-
-
-def layouts_without(names: Mapping[str, Any], *left_out: str) -> tuple[str, ...]:
-    """Names of layouts but for these."""
-    return tuple(name for name in names if name not in left_out)

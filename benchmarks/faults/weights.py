@@ -19,7 +19,7 @@ def seeds_apart(scene: Scene) -> None:
 @fault(2, "buffers differ between ranks", on=("dp2", "tp2"), right=True)
 def buffers_apart(scene: Scene) -> None:
     model = Normalised()
-    model.norm.running_mean.fill_(float(scene.rank))
+    model.get_buffer("norm.running_mean").fill_(float(scene.rank))
     module = compiled(scene, model, batch())
     expect_weights(module, Normalised())
 
@@ -61,5 +61,5 @@ def other_names(scene: Scene) -> None:
     model = Net()
     if scene.rank == 1:
         model.blocks = torch.nn.ModuleList(reversed(list(model.blocks)))
-        model.blocks[1].bias = None
+        model.blocks[1].register_parameter("bias", None)
     compiled(scene, model, batch())

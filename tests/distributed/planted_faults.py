@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import torch.distributed as dist
@@ -36,8 +37,6 @@ def waiting(scene: Scene) -> None:
 
 @fault(1, "rank 1 does not end though its work is done", on=("dp2",), right=True, seconds=1.5)
 def not_ending(scene: Scene) -> None:
-    import threading
-
     if scene.rank == 1:
         threading.Thread(target=time.sleep, args=(60.0,)).start()
 

@@ -1,4 +1,4 @@
-"""The runner of benchmarks.faults on real processes: planted faults get the verdict that they deserve, in their time."""
+"""The runner of benchmarks.faults on real processes: planted faults get the verdict that they deserve."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ def test_a_row_says_who_and_what(rows: dict[str, FaultRow]) -> None:
     assert "rank 1: Wrong: the loss is 8 % off" in rows["wrong-on-one"].happened
     assert (rows["told"].named, rows["sound"].named, rows["losing"].lost) == (True, None, ("notes",))
     assert rows["waiting"].seconds >= 1.5
-    assert rows["told"].as_json()["class"] == "planted_faults"
+    assert rows["told"].as_json()["class"] == "processes that do not know of each other"

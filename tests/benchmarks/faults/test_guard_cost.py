@@ -1,4 +1,4 @@
-"""Guards are counted: their own CPU time, once where they nest, without what they call back, and the bytes they send."""
+"""Guards are counted: their own CPU time, once where they nest, without what they call back, and bytes sent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _guards() -> ModuleType:
 
 
 @pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[GuardCounter, ModuleType]]:
+def counter(monkeypatch: pytest.MonkeyPatch) -> tuple[GuardCounter, ModuleType]:
     """Counts three made-up guards; torch is as before afterwards."""
     module = _guards()
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -52,7 +52,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[GuardCounter, Mod
                           (dist.Store, guard_cost.STORED)):  # fmt: skip
         for name in names:
             monkeypatch.setattr(holder, name, getattr(holder, name))
-    yield GuardCounter([module.__name__]), module
+    return GuardCounter([module.__name__]), module
 
 
 def test_nested_guards_count_once_and_what_they_call_back_does_not(counter: tuple[GuardCounter, ModuleType]) -> None:
