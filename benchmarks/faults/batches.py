@@ -28,14 +28,14 @@ def _steps(module: nn.Module, inputs: Batch, steps: int = 12) -> None:
        words=WHOLE)  # fmt: skip
 def other_samples(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
-    _steps(module, batch(seed=scene.rank == 1))
+    _steps(module, batch(seed=int(scene.rank == 1)))
 
 
 @fault(3, "rank 1 passes other samples from the second call on", on=("dp2", "pp2"), words=WHOLE)
 def other_samples_later(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
     backward(loss_of(module(**batch())))
-    _steps(module, batch(seed=scene.rank == 1))
+    _steps(module, batch(seed=int(scene.rank == 1)))
 
 
 @fault(3, "every rank draws its batch from a seed of its own, as DistributedSampler does", on=("dp4",),

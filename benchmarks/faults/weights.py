@@ -34,7 +34,7 @@ def not_a_number(scene: Scene) -> None:
 
 @fault(2, 'weights differ and sync="check" asks for an error', on=("dp2", "shard4"), words=("rank[s]? .*1",))
 def checked(scene: Scene) -> None:
-    compiled(scene, Net(seed=scene.rank == 1), batch(), sync="check")
+    compiled(scene, Net(seed=int(scene.rank == 1)), batch(), sync="check")
 
 
 @fault(2, "rank 1 builds one block more", on=("dp2", "tp4"), words=("rank[s]? .*1",))
