@@ -15,7 +15,7 @@ from benchmarks.faults.verdicts import judge
 SAMPLE = (
     "arguments/dims-of-an-unknown-axis/alone",
     "arguments/memory-limit-in-words/alone",
-    "arguments/typed-explain-of-nothing/alone",
+    "arguments/typed-show-of-nothing/alone",
     "input_files/plan-NaN/alone",
     "input_files/show-nested-deeply/alone",
     "input_files/cluster-no-nodes/alone",
