@@ -27,9 +27,9 @@ from autopar.layouts.placement import Partial, Replicate, Shard
 from autopar.plans.parallel_plan import Plan
 from autopar.rules.registration import register_rule
 from autopar.runtime.checkpoints.checkpoint import load, save
-from autopar.runtime.clip_grad import clip_grad_norm_
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.step_log import StepLog
+from autopar.runtime.weights.clip_grad import clip_grad_norm_
 from autopar.verification import Verification
 
 if TYPE_CHECKING:

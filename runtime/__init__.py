@@ -1,7 +1,7 @@
 """The only room that talks to devices: processes, detection, calibration, steps.
 
 In: a plan and lowered graphs; never the planner. `parallel_module` is the compiled model (`shard_model` makes it of the
-user's); `step` and `pipeline` run its graphs, `collectives` and `kernels` what stands in them; `parameters`,
-`checkpoints` and `clip_grad` hold the weights. Out: a module that trains, and measured profiles
-(`calibration`).
+user's); `step` and `pipeline` run its graphs, `collectives` and `kernels` what stands in them; `parameters`, `weights`
+and `checkpoints` hold the weights; `guards` and `module_calls` see that ranks do one thing. Out: a module that trains,
+and measured profiles (`calibration`).
 """

@@ -29,11 +29,11 @@ from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank, shared_seed
-from autopar.runtime.guards.call_guard import CHECK_CALLS, Call, CallGuard
+from autopar.runtime.guards.call_guard import CHECK_CALLS
 from autopar.runtime.guards.held_model import HeldModel
-from autopar.runtime.guards.meetings import meet
 from autopar.runtime.guards.module_tree import ModuleTree
 from autopar.runtime.guards.state_of_calls import StateOfCalls
+from autopar.runtime.module_calls import ModuleCalls
 from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size
 from autopar.runtime.step import batches
@@ -98,8 +98,7 @@ class ParallelModule(HeldModel):
         self._data_axes: tuple[int, ...] = ()
         self._held = HeldGradients()
         self._check_calls = check_calls
-        self._guard = CallGuard(0, ())
-        self._totals: dict[tuple[int, ...], list[int]] = {}
+        self._compared: ModuleCalls | None = None
         self.base_seed = 0
         self.calls = 0
         self._python = StateOfCalls(model, loss_fn)
@@ -169,7 +168,7 @@ class ParallelModule(HeldModel):
         leaves, spec = batches.ordered(args, kwargs, step.program)
         self._steps = KeptSteps(from_first_rank(most_graphs, "how many graphs are kept"))
         self._keep(step, self._kind(leaves, spec))
-        self._guard = CallGuard(self._check_calls, nn.Module.parameters(self))
+        self._compared = ModuleCalls(self, step, self._data_axes, self._python, self._check_calls)
 
     def _axes_of_the_batch(self, step: Step) -> tuple[int, ...]:
         """The mesh axes over which the ranks share the samples; none where stages share them differently."""
@@ -228,18 +227,14 @@ class ParallelModule(HeldModel):
     def _run_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: BatchMode) -> Any:
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, self._planned().program)
+        assert self._compared is not None
         kind = self._kind(leaves, spec)
-        call = self._call(leaves, spec, kind, mode)
-        sizes = self._guard.before_call(call)
-        if call.split:
-            whole = self._global_leaves(call, sizes)
-            step = self._step_for(whole, spec, self._kind(whole, spec))
-        else:
-            step = self._step_for(leaves, spec, kind)
+        call, whole = self._compared.begin(self.calls + 1, leaves, spec, (mode, kind))
+        step = self._step_for(whole, spec, self._kind(whole, spec) if call.split else kind)
         with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
             results = self._results(step, leaves, mode)
         self.calls += 1
-        self._meet_before_backward(results, call.act)
+        self._compared.meet_before_backward(results, call.act, self._held)
         write_buffers(self.original, step, results)
         return user_output(step, results)
 
@@ -295,68 +290,6 @@ class ParallelModule(HeldModel):
     def _wants_backward(self, leaves: Any) -> bool:
         """In eval mode too, where an argument wants its gradient."""
         return self.training or any(batches.wants_gradient(leaf) for leaf in tree_leaves(leaves))
-
-    def _global_leaves(self, call: Call, sizes: tuple[int, ...]) -> list[Any]:
-        """The arguments with every split dim at its global size, as meta tensors. sizes: what stands for those of every
-        rank; ranks tell each other the sizes themselves where it is new."""
-        totals = self._totals.get(sizes)
-        if totals is None:
-            told = meet(call.sizes, f"batch sizes of {call.act}")
-            totals = batches.global_sizes(told, self._data_axes, self._planned().own_plan.layout_mesh)
-            if sizes:
-                self._totals[sizes] = totals
-        grown = list(call.leaves)
-        for (leaf, dim), total in zip(call.split.items(), totals, strict=True):
-            given = grown[leaf]
-            shape = list(given.shape)
-            shape[dim] = total
-            grown[leaf] = torch.empty(shape, dtype=given.dtype, device="meta", requires_grad=given.requires_grad)
-        return grown
-
-    # what other ranks do at the same time
-
-    def _call(self, leaves: list[Any], spec: TreeSpec, kind: Signature, mode: BatchMode) -> Call:
-        """This call, as the guard compares it."""
-        split = self._batch_dims(leaves) if mode == "local" and self._data_axes else {}
-        trains = "train" if self.training else "eval"
-        without = "" if torch.is_grad_enabled() else " without gradients"
-        return Call(
-            act=f"{trains} call {self.calls + 1} of {type(self.original).__name__}{without}",
-            leaves=leaves,
-            spec=spec,
-            split=split,
-            shard=self.data_shard(),
-            state=self._state,
-            key=(mode, kind, self._python.version()),
-        )
-
-    def _batch_dims(self, leaves: list[Any]) -> dict[int, int]:
-        """Leaf -> batch dim, as in the example, of the leaves that are there: labels may be missing in eval mode."""
-        dims = {leaf: value.batch_dim for value, leaf in batches.input_leaves(self._planned().program)}
-        given = {leaf: dim for leaf, dim in dims.items() if dim is not None and leaf < len(leaves)}
-        return {leaf: dim for leaf, dim in given.items() if getattr(leaves[leaf], "ndim", 0) > dim}
-
-    def _state(self) -> dict[tuple[str, str], str]:
-        """What decides over the graph beside the arguments, in words. Ranks of stages have other parameters each."""
-        other_mode = [name for name, module in self.named_modules() if module.training != self.training]
-        frozen = [name for name, parameter in nn.Module.named_parameters(self) if not parameter.requires_grad]
-        return {
-            ("has", "modules in the other mode"): ", ".join(other_mode) or "none",
-            ("has", "frozen parameters"): "those of stages" if self.plan.in_stages else ", ".join(frozen) or "none",
-            ("has", "autocast"): str(autocast_state()),
-            ("has", "Python state"): self._python.version(),
-        }
-
-    def _meet_before_backward(self, results: Sequence[torch.Tensor], act: str) -> None:
-        """Let the guard compare what ranks do before the backward pass of these results runs."""
-        node = next((result.grad_fn for result in results if result.grad_fn is not None), None)
-        if node is not None and self._guard.is_on:
-            node.register_prehook(lambda _: self._before_backward(act))
-
-    def _before_backward(self, act: str) -> None:
-        with HERE.inside("backward"):
-            without = " inside no_sync()" if self._held.holding else ""
-            self._guard.before_backward(f"the backward pass of {act}{without}")
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -18,8 +18,6 @@ import autopar
 from autopar.cli.commands import commands
 from tests.cli.test_examples import CONFIG
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
-
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, TypeAlias
 from unittest import mock
@@ -90,7 +91,8 @@ class PythonState:
         """Read all values."""
         self.texts: dict[str, str] = {}
         self._seen: set[types.CodeType] = set()
-        self._watch = Watch(self._function)
+        function = weakref.WeakMethod(self._function)  # a state holds the model, which shall end with its last user
+        self._watch = Watch(lambda met: (function() or _nothing)(met))
         self._classes: dict[tuple[type, str], Any] = {}
         modules = dict(self._model.named_modules())
         for path, name in sorted(self._reads):
@@ -185,6 +187,10 @@ class PythonState:
         if isinstance(value, Tensor) and value.requires_grad:
             return
         self._note(place, self._watch.spelled(value))
+
+
+def _nothing(_: types.FunctionType) -> None:
+    """Of a state that is gone."""
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -13,7 +13,8 @@ from autopar.program import Program
 
 
 def run_program(program: Program, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The returned values, with tangents of ones."""
+    """The returned values, with tangents of ones for what is called loss, or for all where nothing is."""
+    tangents = {entry.name for entry in program.inputs if entry.role == "tangent"}
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     leaves = tree_leaves((args, kwargs))
     tensors = iter([leaves[index] for index in program.tensor_leaves])
@@ -24,7 +25,8 @@ def run_program(program: Program, model: nn.Module, args: tuple[Any, ...], kwarg
         elif entry.role == "input":
             values.append(next(tensors))
         else:
-            values.append(torch.ones(entry.shape, dtype=entry.dtype))
+            counts = entry.name == "loss" or "loss" not in tangents
+            values.append(torch.full(entry.shape, float(counts), dtype=entry.dtype))
     return list(fx.Interpreter(program.graph_module).run(*values))
 
 

@@ -26,8 +26,8 @@ def warm(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     (tmp_path / "test_own.py").write_text(TESTS)
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.mutants.warm"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     yield process
     process.communicate()

@@ -33,6 +33,7 @@ class Model(nn.Module):
 
 folder, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds={TIMEOUT_SECONDS}))
+torch.manual_seed(0)
 x = torch.randn(12, 64)
 module = autopar.compile(Model(), x, cluster="{NODES}x1 cpu @ 0.1Gb", dims={{"dp_replicate": {NODES}}})
 try:
