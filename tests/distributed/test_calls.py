@@ -19,6 +19,7 @@ SAID = {
     "structure": "rank 1 passed nothing as tokens, the others (8, 6)",
     "eval": "rank 1 started eval call 2 of TiedModel, the others train call 2 of TiedModel: all ranks make",
     "mode of a part": "rank 1 has norm as modules in the other mode, the others none",
+    "Python state": "rank 1 has 2 (norm.eps) as Python state, the others 1 (as it was captured)",
     "no_grad": "rank 1 started train call 2 of TiedModel without gradients, the others train call 2 of TiedModel",
     "no backward": "rank 1 started train call 3 of TiedModel, the others the backward pass of train call 2 of Tied",
     "no_sync": "rank 1 started the backward pass of train call 3 of TiedModel inside no_sync(), the others the back",
