@@ -71,6 +71,8 @@ class TrainingStep(nn.Module):
         self._differentiable = differentiable
         self.state = ForwardState(model, loss_fn)
         self.reads: set[Read] = set()
+        self._trained: set[str] = set()
+        """Outputs with a gradient in some run: tracing may run the forward once more, without any."""
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The loss, outputs and changed buffers of one step, as the trace wants them."""
@@ -99,7 +101,6 @@ class TrainingStep(nn.Module):
         returned: list[Tensor] = []
         names: list[str] = []
         leaves: list[int | Constant] = []
-        trained: list[str] = []
         loss_index = None
         for path, leaf in paths:
             if isinstance(leaf, Tensor):
@@ -107,7 +108,7 @@ class TrainingStep(nn.Module):
                 if leaf is loss:
                     loss_index = len(returned)
                 if leaf.requires_grad:
-                    trained.append(name)
+                    self._trained.add(name)
                 leaves.append(len(returned))
                 returned.append(self._returned(leaf, name, loss))
                 names.append(name)
@@ -117,7 +118,11 @@ class TrainingStep(nn.Module):
             raise CaptureError("the model returns no tensor, so there is nothing to compute")
         _check_named(self._differentiable, names)
         self.outputs = StepOutputs(
-            names=tuple(names), loss=loss_index, requires_grad=tuple(trained), leaves=tuple(leaves), spec=spec
+            names=tuple(names),
+            loss=loss_index,
+            requires_grad=tuple(name for name in names if name in self._trained),
+            leaves=tuple(leaves),
+            spec=spec,
         )
         return self._separate(returned, tensors)
 
