@@ -17,7 +17,7 @@ from torch import nn
 from autopar._compat import TreeSpec
 from autopar.capture import autocast_state
 from autopar.runtime.collectives.progress import HERE
-from autopar.runtime.guards.call_guard import Call, CallGuard
+from autopar.runtime.guards.call_guard import CallGuard, ComparedCall
 from autopar.runtime.guards.held_model import HeldModel
 from autopar.runtime.guards.meetings import meet
 from autopar.runtime.guards.state_of_calls import StateOfCalls
@@ -41,7 +41,7 @@ class ModuleCalls:
 
     def begin(
         self, number: int, leaves: list[Any], spec: TreeSpec, key: tuple[BatchMode, Signature]
-    ) -> tuple[Call, list[Any]]:
+    ) -> tuple[ComparedCall, list[Any]]:
         """The call of these arguments, compared with those of other ranks, and the arguments at their global sizes
         (as meta tensors where those are others). key: batch mode and kind of the call.
 
@@ -60,11 +60,11 @@ class ModuleCalls:
         with HERE.inside("backward"):
             self._guard.before_backward(f"the backward pass of {act}{' inside no_sync()' if held.holding else ''}")
 
-    def _call(self, number: int, leaves: list[Any], spec: TreeSpec, key: tuple[BatchMode, Signature]) -> Call:
+    def _call(self, number: int, leaves: list[Any], spec: TreeSpec, key: tuple[BatchMode, Signature]) -> ComparedCall:
         trains = "train" if self._module.training else "eval"
         without = "" if torch.is_grad_enabled() else " without gradients"
         whole_key: Hashable = (*key, self._python.version())
-        return Call(
+        return ComparedCall(
             act=f"{trains} call {number} of {type(self._module.original).__name__}{without}",
             leaves=leaves,
             spec=spec,
@@ -92,7 +92,7 @@ class ModuleCalls:
             ("has", "Python state"): self._python.version(),
         }
 
-    def _at_global_sizes(self, call: Call, sizes: tuple[int, ...]) -> list[Any]:
+    def _at_global_sizes(self, call: ComparedCall, sizes: tuple[int, ...]) -> list[Any]:
         """sizes: what stands for those of every rank; ranks tell each other the sizes themselves where it is new."""
         totals = self._totals.get(sizes)
         if totals is None:

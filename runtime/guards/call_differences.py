@@ -19,7 +19,7 @@ _NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ToldOfCall:
     """What a rank tells. act: what it started; updates: its `UpdateCount`; shard: `data_shard()`; form: of what it was
     given; whole: digests of the inputs of which all ranks have the same, by name; part: of those that only ranks of one
     shard have the same."""
@@ -32,7 +32,7 @@ class Told:
     part: Mapping[str, int]
 
 
-def differences(told: Sequence[Told]) -> str:
+def differences(told: Sequence[ToldOfCall]) -> str:
     """The first thing in which ranks differ, and the mend; of every rank one."""
     if len({one.act for one in told}) > 1:
         return (
@@ -81,7 +81,7 @@ def _whole(act: str, digests: Sequence[Mapping[str, int]]) -> str:
     )
 
 
-def _parts(act: str, told: Sequence[Told]) -> str:
+def _parts(act: str, told: Sequence[ToldOfCall]) -> str:
     for shard in sorted({one.shard for one in told}):
         ranks = [rank for rank, one in enumerate(told) if one.shard == shard]
         names = _differing([told[rank].part for rank in ranks])

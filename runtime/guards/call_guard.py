@@ -25,7 +25,7 @@ from autopar._compat import TreeSpec, tree_flatten_with_path
 from autopar.capture.inputs import leaf_name
 from autopar.errors import RankMismatchError
 from autopar.runtime.consensus import gather_from_all
-from autopar.runtime.guards.call_differences import Form, Told, differences
+from autopar.runtime.guards.call_differences import Form, ToldOfCall, differences
 from autopar.runtime.guards.digests import digest_of_text, digests_of, has_digest
 from autopar.runtime.guards.meetings import meet
 from autopar.runtime.guards.update_count import NOTHING_TO_UPDATE, UpdateCount
@@ -43,7 +43,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ComparedCall:
     """A call of the module on this rank. act: its name; leaves, spec: of the arguments; split: leaf -> batch dim of
     those of which the rank passes its part, by `shard` = `data_shard()`; state: what else must be equal, by (verb,
     name); key: equal where the form of two calls is."""
@@ -102,8 +102,8 @@ class CallGuard:
         if self.is_on:
             meet((0,), "the end of compile")  # makes the group, where all ranks are at one place
 
-    def before_call(self, call: Call) -> tuple[int, ...]:
-        """A number per rank that stands for its `Call.sizes`; none where nothing is compared.
+    def before_call(self, call: ComparedCall) -> tuple[int, ...]:
+        """A number per rank that stands for its `ComparedCall.sizes`; none where nothing is compared.
 
         Raises RankMismatchError, on every rank, where ranks do different things or were given different ones, and
         RankLostError where one does not come."""
@@ -125,17 +125,17 @@ class CallGuard:
     def before_backward(self, act: str) -> None:
         """As `before_call`."""
         if self.is_on and not _agree(meet((0, digest_of_text(act), 0, NOTHING_TO_UPDATE, 0, 0, 0), act)):
-            told = Told(act=act, updates=NOTHING_TO_UPDATE, shard=(0, 1), form={}, whole={}, part={})
+            told = ToldOfCall(act=act, updates=NOTHING_TO_UPDATE, shard=(0, 1), form={}, whole={}, part={})
             raise RankMismatchError(differences(gather_from_all(told)))
 
-    def _form(self, call: Call) -> int:
+    def _form(self, call: ComparedCall) -> int:
         if call.key not in self._forms:
             self._forms[call.key] = digest_of_text(repr(list(call.form().items())))
         return self._forms[call.key]
 
-    def _tell(self, call: Call, updates: int, digests: Mapping[int, int]) -> None:
+    def _tell(self, call: ComparedCall, updates: int, digests: Mapping[int, int]) -> None:
         names = call.names()
-        told = Told(
+        told = ToldOfCall(
             act=call.act,
             updates=updates,
             shard=call.shard,
@@ -145,7 +145,7 @@ class CallGuard:
         )
         raise RankMismatchError(differences(gather_from_all(told)))
 
-    def _warn_about_equal_parts(self, call: Call, rows: Sequence[Sequence[int]]) -> None:
+    def _warn_about_equal_parts(self, call: ComparedCall, rows: Sequence[Sequence[int]]) -> None:
         if self._has_warned or len({part for *_, part in rows}) > 1:
             return
         self._has_warned = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopar.runtime.guards.call_differences import Told, differences
+from autopar.runtime.guards.call_differences import ToldOfCall, differences
 
 
-def told(act: str = "train call 7 of Net", **changed: Any) -> Told:
+def told(act: str = "train call 7 of Net", **changed: Any) -> ToldOfCall:
     usual = {"updates": 6, "shard": (0, 1), "form": {("passed", "x"): "(4, 8)"}, "whole": {"x": 5}, "part": {}}
-    return Told(act=act, **{**usual, **changed})
+    return ToldOfCall(act=act, **{**usual, **changed})
 
 
 def test_shapes_are_named_by_rank_in_the_words_of_the_issue() -> None:
