@@ -226,6 +226,7 @@ __all__ = [
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
+    "PrefixStore",
     "Store",
     "StridedShard",
     "TangentAOTInput",

@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,12 +35,14 @@ from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import CapturedModel, as_cluster, capture_model, check_model, plan_again, plan_program
 from autopar.request import LossFunction, Request
+from autopar.request.argument_types import check_arguments
 from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit_step import emit_step
+from autopar.runtime.guards.beats import PATIENCE
 from autopar.runtime.guards.call_guard import CHECK_CALLS
-from autopar.runtime.guards.heartbeat import start_heartbeat
+from autopar.runtime.guards.heartbeat import heartbeat_seconds, start_heartbeat
 from autopar.runtime.launchers import join_launched_job
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
@@ -120,14 +122,9 @@ def compile(
     UnsupportedOperatorError and VerificationError, on every rank.
     """
     check_model(model)
-    join_launched_job()
+    join_launched_job(PATIENCE["join"] * heartbeat_seconds())
     start_heartbeat()
-    if batch not in ("global", "local"):
-        raise ConfigurationError(f'batch={batch!r}: write "global" (every rank passes all of it) or "local" (its part)')
-    if sync not in get_args(Sync):
-        raise ConfigurationError(f'sync={sync!r}: write "broadcast" (weights of rank 0) or "check" (compare only)')
-    if not isinstance(check_calls, int) or check_calls < 0:
-        raise ConfigurationError(f"check_calls={check_calls!r}: compare inputs at every so-many-th call; 0: at none")
+    check_arguments(plan=plan, batch=batch, verify=verify, scaler=scaler, sync=sync, check_calls=check_calls)
     model = take_off_wrappers(model)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
     given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)), "the cluster")
@@ -146,7 +143,7 @@ def compile(
         differentiable=differentiable,
         strict=strict,
         mode=mode,
-        cache_dir=None if cache_dir is None else Path(cache_dir),
+        cache_dir=cache_dir,
         micro_batches=micro_batches,
         schedule=schedule,
         recompute=recompute,
@@ -220,7 +217,7 @@ def plan(
         differentiable=differentiable,
         strict=strict,
         mode=mode,
-        cache_dir=None if cache_dir is None else Path(cache_dir),
+        cache_dir=cache_dir,
         micro_batches=micro_batches,
         schedule=schedule,
         recompute=recompute,

@@ -170,7 +170,7 @@ def _cache_path(program: Program, request: Request) -> Path | None:
         registered_rules(program),
     ]
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
-    return request.cache_dir / f"plan-{digest[:24]}.json"
+    return Path(request.cache_dir) / f"plan-{digest[:24]}.json"
 
 
 def _name_of(optimizer: Any) -> str:

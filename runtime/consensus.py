@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -156,6 +157,17 @@ def agree_on_plan(given: Plan | None) -> None:
     if strange := _strange_ranks(digests):
         raise RankMismatchError(
             f"ranks {strange} were given another plan than the others, or none: pass the same plan file on every rank"
+        )
+
+
+def agree_on_path(path: str | Path) -> None:
+    """Raises RankMismatchError naming the ranks that were given another path than most ranks."""
+    paths = gather_from_all(str(path), "given paths")
+    if strange := _strange_ranks(paths):
+        usual, other = str(Counter(paths).most_common(1)[0][0]), paths[int(strange.split(",")[0])]
+        raise RankMismatchError(
+            f"ranks {strange} were given another path than the others, {other} instead of {usual}: pass one path, "
+            "of a folder that all ranks see"
         )
 
 

@@ -13,14 +13,19 @@ import atexit
 import logging
 import os
 import re
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
-from autopar.errors import ConfigurationError
+from autopar._compat import PrefixStore, Store
+from autopar.errors import AutoparError, ConfigurationError, RankLostError
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +80,12 @@ LAUNCHERS: tuple[Launcher, ...] = (
     ),
 )
 """The first of them whose rank and size are set counts: torchrun under srun starts processes of its own."""
+
+USUAL_SECONDS = 20.0
+"""After which the log says who is missing at the begin of a job: nodes boot and import at their own pace."""
+SHOWN = 8
+"""Ranks that a message names."""
+_PRESENT, _COUNT, _SIZE, _REFUSED = "rank/", "count", "size", "refused"
 
 PORTS = range(20_000, 30_000)
 """From which the port of a job is taken, by its name, where no MASTER_PORT is given."""
@@ -144,10 +155,12 @@ def _port(job: str) -> int:
     return PORTS[zlib.crc32(job.encode()) % len(PORTS)]
 
 
-def join_launched_job() -> None:
+def join_launched_job(seconds: float) -> None:
     """Initialise the default process group where a launcher started several processes and nobody did so yet.
 
-    Raises ConfigurationError where its variables contradict themselves or rank 0 cannot be reached.
+    seconds: to wait for the others; 0: as long as torch does. Raises ConfigurationError where its variables contradict
+    themselves, or those of another process, or rank 0 cannot be reached, and RankLostError naming ranks that do not
+    come.
     """
     if not dist.is_available() or dist.is_initialized():
         return
@@ -159,18 +172,87 @@ def join_launched_job() -> None:
         _take_device(launched.local_rank)
     log.info(f"rank {launched.rank} of {launched.world_size}, as {launched.launcher} says")
     try:
+        store = met_store(launched, os.environ, seconds or default_pg_timeout.total_seconds())
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-            init_method=f"tcp://{launched.address}" if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ else "env://",
+            store=store,
             rank=launched.rank,
             world_size=launched.world_size,
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
+        if isinstance(error, AutoparError):
+            raise
         raise ConfigurationError(
             f"rank {launched.rank} of {launched.world_size} (from {launched.launcher}) did not reach the others at "
             f"{launched.address}: {error}"
         ) from error
     atexit.register(_leave)
+
+
+def met_store(launched: Launched, environment: Mapping[str, str], seconds: float) -> Store:
+    """The store of the job, where all its processes have said who they are: made by rank 0, or by torchrun.
+
+    Raises ConfigurationError where two are one rank, or were told other numbers of processes, and RankLostError with
+    the ranks that did not come within `seconds`.
+    """
+    host, _, port = launched.address.rpartition(":")
+    of_torchrun = "TORCHELASTIC_USE_AGENT_STORE" in environment
+    limit = timedelta(seconds=seconds)
+    tcp = dist.TCPStore(  # type: ignore[attr-defined]
+        host, int(port), is_master=launched.rank == 0 and not of_torchrun, timeout=limit, wait_for_workers=False,
+        multi_tenant=True,
+    )  # fmt: skip
+    store = PrefixStore(f"autopar/job/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp)
+    _announce(store, launched)
+    _await_others(store, launched, seconds)
+    tcp.set_timeout(default_pg_timeout)
+    return store
+
+
+def _announce(store: Store, launched: Launched) -> None:
+    """Say that this rank is there. Raises ConfigurationError, and lets the others do so, where that cannot be."""
+    size = store.compare_set(_SIZE, "", str(launched.world_size)).decode()
+    if size != str(launched.world_size):
+        _refuse(
+            store,
+            f"rank {launched.rank} was told that there are {launched.world_size} processes (WORLD_SIZE or its like), "
+            f"another one that there are {size}",
+        )
+    if store.add(f"{_PRESENT}{launched.rank}", 1) > 1:
+        _refuse(store, f"two processes were told that they are rank {launched.rank} of {launched.world_size}")
+    store.add(_COUNT, 1)
+
+
+def _refuse(store: Store, why: str) -> NoReturn:
+    message = f"{why}: let one launcher start all processes of a job, at an address (MASTER_PORT) of its own"
+    store.set(_REFUSED, message)
+    raise ConfigurationError(message)
+
+
+def _await_others(store: Store, launched: Launched, seconds: float) -> None:
+    """Raises ConfigurationError where one of them refused, RankLostError where one does not come."""
+    begin, told = time.monotonic(), USUAL_SECONDS
+    while True:
+        if store.check([_REFUSED]):
+            raise ConfigurationError(store.get(_REFUSED).decode())
+        if store.add(_COUNT, 0) >= launched.world_size:
+            return
+        waited = time.monotonic() - begin
+        if waited > seconds:
+            raise RankLostError(
+                f"ranks {_missing(store, launched)} did not join the job at {launched.address} within {seconds:.0f} s: "
+                "what stopped them stands in their own output; a larger AUTOPAR_HEARTBEAT waits longer"
+            )
+        if waited > told:
+            told *= 2.0
+            log.warning(f"waiting for ranks {_missing(store, launched)} to join, for {waited:.0f} s")
+        time.sleep(min(0.02 + waited / 20, 1.0))
+
+
+def _missing(store: Store, launched: Launched) -> str:
+    ranks = [rank for rank in range(launched.world_size) if not store.check([f"{_PRESENT}{rank}"])]
+    more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
+    return f"{', '.join(map(str, ranks[:SHOWN]))}{more} of {launched.world_size}"
 
 
 def _take_device(local_rank: int) -> None:

@@ -22,10 +22,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
+from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.collectives.communicator import waited_seconds
 from autopar.runtime.process_groups import rank
@@ -35,8 +36,9 @@ class StepLog:
     """See the module docstring. Only rank 0 opens the file; the others run their steps unlogged."""
 
     def __init__(self, path: str | Path, plan: Plan) -> None:
-        """Begin a new log at `path`, of a module that runs under `plan`."""
-        self._file = open(path, "w") if rank() == 0 else None  # noqa: SIM115 - closed by __exit__
+        """Begin a new log at `path`, of a module that runs under `plan`. Raises ConfigurationError where it cannot be
+        written there; what was there stays then."""
+        self._file = _opened(Path(path)) if rank() == 0 else None
         self._steps = 0
         self._predicted = {
             "seconds": plan.predicted.step_seconds,
@@ -79,6 +81,14 @@ class StepLog:
         if self._file is not None:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
+
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the log of steps {path}: {error.strerror or error}") from error
 
 
 def _process_peak_bytes() -> int:

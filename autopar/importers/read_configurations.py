@@ -163,7 +163,7 @@ def deepspeed(text: str, num_devices: int, origin: str) -> UniformPlan:
         if Settings(document.get(half, {}), f"{origin} {half}").get("enabled"):
             raise ConfigurationError(f"{origin}: {half} is enabled; a plan computes in fp32 or bf16")
     tensor = Settings(document.get("tensor_parallel", {}), f"{origin} tensor_parallel")
-    tp, stage = tensor.count("autotp_size"), zero.count("stage", 0, least=0)
+    tp, stage = tensor.count("autotp_size"), zero.count("stage", 0, least=0, most=3)
     data = max(1, num_devices // tp)
     groups = zero.open_count("mics_shard_size", zero.open_count("zero_hpz_partition_size"))
     shard = 1 if stage == 0 else groups if groups > 1 else data
@@ -178,7 +178,7 @@ def deepspeed(text: str, num_devices: int, origin: str) -> UniformPlan:
         dp_replicate=replicate,
         dp_shard=shard,
         tp=tp,
-        zero_stage=min(stage, 3),
+        zero_stage=stage,
         micro_batches=parts or _parts(batch, data, size),
         batch=batch,
         precision="bf16" if Settings(document.get("bf16", {}), f"{origin} bf16").get("enabled") else "fp32",

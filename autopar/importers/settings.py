@@ -38,17 +38,17 @@ class Settings:
         self._read.add(name)
         return self._values.get(name, default)
 
-    def count(self, name: str, default: int = 1, *, least: int = 1) -> int:
-        """A whole number of at least `least`."""
+    def count(self, name: str, default: int = 1, *, least: int = 1, most: int = MOST) -> int:
+        """A whole number from `least` to `most`."""
         value = self.get(name, default)
         try:
             number = int(value)
         except (TypeError, ValueError):
             number = least - 1
-        if isinstance(value, bool | float) or not least <= number <= MOST:
+        if isinstance(value, bool | float) or not least <= number <= most:
             raise ConfigurationError(
                 f"{self.where}: {name} is {reprlib.repr(value)}; it must be a whole number of at least {least}, and at "
-                f"most {MOST:,}"
+                f"most {most:,}"
             )
         return number
 

@@ -10,6 +10,7 @@ when the plan is lowered (`passes/lowering/check_plan.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout
@@ -90,6 +91,7 @@ def _check_groups(plan: PlanValue, groups: tuple[RankGroup, ...]) -> None:
 
 
 def _all_problems(plan: PlanValue) -> Iterator[str]:
+    yield from _negative_amounts(plan)
     yield from _problems(plan, plan.layout_mesh, "")
     yield from _input_dims(plan)
     yield from _collective_problems(plan)
@@ -97,6 +99,14 @@ def _all_problems(plan: PlanValue) -> Iterator[str]:
     for index, group in enumerate(plan.staged.groups):
         mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
         yield from _problems(group, mesh, f"pipeline.groups[{index}].")
+
+
+def _negative_amounts(plan: PlanValue) -> Iterator[str]:
+    amounts = {f"predicted.{each.name}": getattr(plan.predicted, each.name) for each in fields(plan.predicted)}
+    amounts |= {f"predicted.bytes_by_kind.{kind}": size for kind, size in plan.predicted.bytes_by_kind.items()}
+    for entry, amount in {"objective_seconds": plan.objective_seconds, **amounts}.items():
+        if isinstance(amount, int | float) and amount < 0:
+            yield f"{entry} is {amount}; seconds and bytes are never negative"
 
 
 def _problems(entries: PlanValue | RankGroup, mesh: Mesh, where: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from there to the planner. What it means for one program (bytes of states, a bud
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import ParameterPlan
 from autopar.program import Program
+from autopar.request.argument_types import ARGUMENT_TYPES, check_arguments
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
@@ -54,7 +55,7 @@ class Request:
     differentiable: Sequence[str] = ()
     strict: bool = False
     mode: Mode = "default"
-    cache_dir: Path | None = None
+    cache_dir: str | Path | None = None
     micro_batches: int | None = None
     schedule: str | None = None
     recompute: Recompute | None = None
@@ -63,6 +64,7 @@ class Request:
     with_baselines: bool = True
 
     def __post_init__(self) -> None:
+        check_arguments(**{each.name: getattr(self, each.name) for each in fields(self) if each.name in ARGUMENT_TYPES})
         check_search(self.mode, self.time_limit)
         precision_dtype(self.precision)
         parse_constraints(self.constraints, self.parameter_layouts)

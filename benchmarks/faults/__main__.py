@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.faults.acting import faults_of
@@ -66,7 +67,7 @@ def table_of(rows: Sequence[FaultRow]) -> Table:
     table = Table("point", "fault", "processes", "verdict", "s", "what happened", box=None)
     for row in rows:
         table.add_row(
-            str(row.point), row.name, str(row.processes), row.verdict, f"{row.seconds:.1f}", row.happened[:300],
+            str(row.point), row.name, str(row.processes), row.verdict, f"{row.seconds:.1f}", escape(row.happened[:300]),
             style="green" if row.good else "red",
         )  # fmt: skip
     return table
@@ -133,10 +134,10 @@ def main() -> None:
         console.print(f"{row.verdict:24} {row.seconds:6.1f} s  {row.name}: {row.happened[:160]}", markup=False)
 
     rows = run_faults(faults, MODULES, warm_templates(MODULES), tell)
+    show({"summary": summary_of(rows), "rows": [row.as_json() for row in rows]}, arguments.json)
     if arguments.json != "-":
         console.print(table_of([row for row in rows if not row.good]))
     console.print_json(data=summary_of(rows))
-    show({"summary": summary_of(rows), "rows": [row.as_json() for row in rows]}, arguments.json)
     sys.exit(0 if all(row.good for row in rows) else 1)
 
 

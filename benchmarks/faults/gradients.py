@@ -23,8 +23,10 @@ from benchmarks.faults.victims import (
     backward,
     batch,
     compiled,
+    expect_gradients,
     expect_value,
     expect_weights,
+    expected_step,
     loss_of,
     sgd,
     whole,
@@ -125,7 +127,7 @@ OUTPUTS: tuple[Fault, ...] = tuple(
     8, "differentiable= says beforehand that the logits will carry a gradient", on=("alone", "dp2", "tp2"), right=True
 )
 def said_beforehand(scene: Scene) -> None:
-    module = compiled(scene, Scored(), batch(), differentiable=True)
+    module = compiled(scene, Scored(), batch(), differentiable=["logits"])
     _alike(module, Scored(), _added_term)
 
 
@@ -162,10 +164,14 @@ def _one_after_the_other(model: nn.Module) -> None:
     backward(second)
 
 
-@fault(8, "the model returns two losses in a tuple; their sum is trained", on=("alone", "dp2", "tp2", "pp2"),
-       right=True)  # fmt: skip
+@fault(8, "the model returns two losses in a tuple; their sum is trained", on=("alone", "dp2", "tp2"), right=True)
 def losses_in_a_tuple(scene: Scene) -> None:
     _alike(compiled(scene, TwoLosses(), batch()), TwoLosses(), _sum_of_losses)
+
+
+@fault(8, "the model returns two losses in a tuple, and runs in stages", on=("pp2",), right=True, words=REFUSAL)
+def losses_of_stages(scene: Scene) -> None:
+    losses_in_a_tuple[0].run(scene)
 
 
 @fault(8, "the model returns two losses in a dictionary; their sum is trained", on=("alone", "shard2"), right=True)
@@ -222,7 +228,12 @@ def _input_gradient(module: nn.Module, plain: nn.Module, seed: int = 0) -> None:
         expect_value(f"the gradient of {name}", parameter.grad, wanted[name].grad)  # type: ignore[arg-type]
 
 
-@fault(9, "an input needs a gradient from the beginning", on=("alone", "dp2", "tp2", "pp2"), right=True)
+@fault(9, "an input needs a gradient, and the model runs in stages", on=("pp2",), right=True, words=("gradient", "pp"))
+def input_of_stages(scene: Scene) -> None:
+    _input_gradient(compiled(scene, Net(), {**batch(), "x": _leaf()}), Net())
+
+
+@fault(9, "an input needs a gradient from the beginning", on=("alone", "dp2", "tp2"), right=True)
 def input_from_the_beginning(scene: Scene) -> None:
     module = compiled(scene, Net(), {**batch(), "x": _leaf()})
     _input_gradient(module, Net())
@@ -291,7 +302,8 @@ def physics_informed(scene: Scene) -> None:
 
 def _change(module: nn.Module) -> None:
     with torch.no_grad():
-        next(iter(module.parameters())).add_(1.0)
+        for parameter in module.parameters():
+            parameter.add_(1.0)
 
 
 def _step_of_optimizer(module: nn.Module) -> None:
@@ -313,15 +325,22 @@ BETWEEN: dict[str, tuple[str, Callable[[nn.Module], None], tuple[str, ...]]] = {
 
 
 def _changed_between(change: Callable[[nn.Module], None], scene: Scene) -> None:
-    module = compiled(scene, Net(), batch())
+    """Right: the gradient at the weights that forward saw."""
+    module, plain = compiled(scene, Net(), batch()), Net()
+    wanted = expected_step(plain, batch())
     loss = loss_of(module(**batch()))
+    gradients = {name: p.grad for name, p in module.named_parameters()}
     change(module)
+    if change is _step_of_optimizer:  # it made its own gradients
+        for name, parameter in module.named_parameters():
+            parameter.grad = gradients[name]
     backward(loss)
+    expect_gradients(module, wanted)
 
 
 CHANGED_BETWEEN: tuple[Fault, ...] = tuple(
     make_fault(10, name, f"{does} between forward and backward", partial(_changed_between, change), layout=layout,
-               words=("modified|changed",), as_torch=True)
+               words=("modified|changed",), as_torch=True, right=True)
     for name, (does, change, layouts) in BETWEEN.items()
     for layout in layouts
 )  # fmt: skip

@@ -44,7 +44,7 @@ from autopar.runtime.checkpoints.manifest import FORMAT, Manifest, SavedFile, sa
 from autopar.runtime.checkpoints.tensor_files import INDEX, State, read_metadata, read_tensors, write_tensors
 from autopar.runtime.checkpoints.training_state import EXTRA, OPTIMIZER, flat_state, group_names
 from autopar.runtime.collectives.progress import HERE
-from autopar.runtime.consensus import attempt_on_all, from_first_rank, gather_from_all
+from autopar.runtime.consensus import agree_on_path, attempt_on_all, from_first_rank, gather_from_all
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import rank, world_size
 
@@ -131,6 +131,7 @@ def _groups_of_all(mine: list[list[str]]) -> tuple[tuple[str, ...], ...]:
 
 def write_snapshot(path: str | Path, snapshot: Snapshot, *, keep_last: int | None = None) -> Path:
     """Write what was taken, as `save` does; every rank calls it."""
+    agree_on_path(path)
     folder, data = from_first_rank(lambda: begin_save(Path(path), None if keep_last is None else snapshot.step))
     try:
         write_tensors(snapshot.state, data)
@@ -208,6 +209,7 @@ def _load(
     strict: bool,
 ) -> LoadedCheckpoint:
     attempt_on_all(lambda: check_takers(extra))
+    agree_on_path(path)
     found = from_first_rank(lambda: find_checkpoint(path))
     _check_files(found)
     index = attempt_on_all(lambda: read_metadata(found.data))
@@ -261,7 +263,7 @@ def _damage(path: Path, expected: SavedFile) -> str:
     try:
         file = saved_file(path)
     except OSError as error:
-        return f"{path.name} cannot be read ({error.strerror or error})"
+        return f"{path.name} cannot be read by rank {rank()} ({error.strerror or error})"
     if file.bytes != expected.bytes:
         return f"{path.name} has {file.bytes:,} bytes, {expected.bytes:,} were written"
     return "" if file == expected else f"{path.name} is not what was written (its SHA-256 is another)"

@@ -29,6 +29,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autopar._compat import StridedShard, tree_map_only
 from autopar.errors import ConfigurationError
+from autopar.runtime.consensus import exchanging
 from autopar.runtime.parameters import full_tensor
 
 State = dict[str, Any]
@@ -55,14 +56,15 @@ _INDEX_CLASSES = {
 def write_tensors(state: State, folder: Path) -> Metadata:
     """Write the state of all ranks to the empty `folder` and flush it to the disk; every rank gets the index.
 
-    Raises ConfigurationError on every rank where one could not write.
+    Raises ConfigurationError on every rank where one could not write, RankLostError where one has ended.
     """
     try:
-        index: Metadata = state_dict_saver.save(
-            in_plain_blocks(state),
-            storage_writer=FileSystemWriter(folder),
-            planner=DefaultSavePlanner(**_AS_THEY_ARE),
-        )
+        with exchanging(f"what each rank writes to {folder}"):
+            index: Metadata = state_dict_saver.save(
+                in_plain_blocks(state),
+                storage_writer=FileSystemWriter(folder),
+                planner=DefaultSavePlanner(**_AS_THEY_ARE),
+            )
     except (OSError, RuntimeError, CheckpointException) as error:
         raise ConfigurationError(f"cannot write {folder}: {_first_cause(error)}") from error
     return index
@@ -83,9 +85,10 @@ def read_metadata(folder: Path) -> Metadata:
 
 def read_tensors(state: State, folder: Path, index: Metadata) -> None:
     """Fill the tensors of `state`, and replace its other values. Raises ConfigurationError on every rank where one
-    could not read."""
+    could not read, RankLostError where one has ended."""
     try:
-        state_dict_loader.load(state, storage_reader=_Reader(folder, index), planner=_DataPlanner())
+        with exchanging(f"what each rank reads from {folder}"):
+            state_dict_loader.load(state, storage_reader=_Reader(folder, index), planner=_DataPlanner())
     except (OSError, RuntimeError, CheckpointException) as error:
         raise ConfigurationError(f"cannot read {folder}: {_first_cause(error)}") from error
 

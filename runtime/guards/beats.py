@@ -21,8 +21,9 @@ from autopar.runtime.collectives.progress import Place
 
 FAILED_SHARE = 1 / 6
 """Of the limit: so long others may still be on their way out of a phase that an error ended on one rank."""
-PATIENCE: Mapping[str, float] = {"compile": 30.0, "save": 30.0, "load": 30.0}
-"""Limits that a phase may take before the log says so; others: `USUAL_PATIENCE`."""
+PATIENCE: Mapping[str, float] = {"join": 10.0, "compile": 30.0, "save": 30.0, "load": 30.0}
+"""Limits that a phase may take before the log says so; others: `USUAL_PATIENCE`. A job whose ranks do not all join in
+that time ends."""
 USUAL_PATIENCE = 5.0
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import ConfigurationError
+from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.parameters import local_tensor, stage_copies
 
 
@@ -36,7 +38,8 @@ def clip_grad_norm_(
     if not gradients and not distributed:
         return torch.tensor(0.0)
     device = local_tensor(given[0]).device
-    norm = _total_norm(gradients, [stage_copies(p) for p in trained], norm_type, device, distributed)
+    with HERE.inside("clip_grad_norm_") if distributed else nullcontext():
+        norm = _total_norm(gradients, [stage_copies(p) for p in trained], norm_type, device, distributed)
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     if gradients:
         torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], scale)

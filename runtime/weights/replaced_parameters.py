@@ -1,8 +1,9 @@
 """Replaced parameters: an optimizer that was made before `compile`, and not handed over, holds tensors that nothing
-trains any more; its first step says so.
+trains any more; its first step says so, and so does whoever looks for their gradients.
 
     optimizer = AdamW(model.parameters());  module = compile(model, batch)                       step(): an error
     optimizer = AdamW(model.parameters());  module = compile(model, batch, optimizer=optimizer)  trains
+    weights = list(model.parameters());     module = compile(model, batch)          clip_grad_norm_(weights): an error
 """
 
 from __future__ import annotations
@@ -21,10 +22,29 @@ from autopar.runtime.guards.unfit_optimizers import refuse_unfit
 _MARK = "autopar_replaced"
 
 
+class ReplacedParameter(nn.Parameter):
+    """What a replaced parameter becomes: its values are there, its gradient will never be."""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """Raises ConfigurationError: clipping, unscaling and zero_grad would find None, and go on."""
+        raise ConfigurationError(
+            f"{getattr(self, _MARK)} is asked for its gradient, and is a parameter from before autopar.compile, which "
+            "nothing trains: take module.parameters() of the compiled module; an optimizer is made from them, or "
+            "handed over: autopar.compile(model, ..., optimizer=optimizer)"
+        )
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        self.grad  # noqa: B018 - it raises
+
+
 def mark_replaced(replaced: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Note on parameters, each given with its name, that a compiled module has others in their place."""
     for name, parameter in replaced:
         setattr(parameter, _MARK, name)
+        if type(parameter) is nn.Parameter:
+            parameter.__class__ = ReplacedParameter
     _watch_optimizers()
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from autopar.errors import ConfigurationError
-from autopar.runtime.launchers import launched_process
+from autopar.errors import AutoparError, ConfigurationError, RankLostError
+from autopar.runtime.launchers import Launched, launched_process, met_store
 from tests.test_quickstart import ROOT, readme_example
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "head", "MASTER_PORT": "29400"}
@@ -83,3 +85,49 @@ def test_the_readme_under_torchrun_is_one_job(tmp_path: Path) -> None:
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[2, ")]
     assert len(found) == 2, done.stdout
     assert found[0] == found[1]
+
+
+def launched(rank: int, size: int, port: int) -> Launched:
+    return Launched(launcher="torchrun", rank=rank, world_size=size, local_rank=rank, address=f"127.0.0.1:{port}")
+
+
+def joined(*processes: Launched, seconds: float = 20.0) -> list[BaseException | None]:
+    """What each of these processes, here threads of one store, ends with."""
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+    def join(process: Launched) -> BaseException | None:
+        try:
+            met_store(process, agent, seconds)
+        except AutoparError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(processes)) as pool:
+        return list(pool.map(join, processes))
+
+
+@pytest.fixture
+def store() -> dist.TCPStore:  # type: ignore[name-defined]
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def test_processes_that_are_told_the_same_join(store: dist.TCPStore) -> None:  # type: ignore[name-defined]
+    assert joined(*(launched(rank, 3, store.port) for rank in range(3))) == [None] * 3
+
+
+def test_two_processes_of_one_rank_are_refused_on_both(store: dist.TCPStore) -> None:  # type: ignore[name-defined]
+    for error in joined(launched(0, 2, store.port), launched(0, 2, store.port)):
+        assert isinstance(error, ConfigurationError)
+        assert "two processes were told that they are rank 0 of 2" in str(error)
+
+
+def test_other_numbers_of_processes_are_refused_on_both(store: dist.TCPStore) -> None:  # type: ignore[name-defined]
+    for error in joined(launched(0, 2, store.port), launched(1, 3, store.port)):
+        assert isinstance(error, ConfigurationError)
+        assert "WORLD_SIZE" in str(error)
+
+
+def test_who_does_not_come_is_named(store: dist.TCPStore) -> None:  # type: ignore[name-defined]
+    for error in joined(launched(0, 4, store.port), launched(2, 4, store.port), seconds=0.2):
+        assert isinstance(error, RankLostError)
+        assert "ranks 1, 3 of 4 did not join" in str(error)

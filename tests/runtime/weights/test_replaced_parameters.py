@@ -49,3 +49,19 @@ def test_others_train(when: str) -> None:
     module(BATCH).backward()
     optimizer.step()
     assert not torch.equal(module.get_parameter("weight").full_tensor(), before)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("use", ["zero_grad", "clip", "read"])
+def test_the_gradient_of_a_replaced_parameter_is_an_error(use: str) -> None:
+    model = nn.Linear(4, 4)
+    weights = list(model.parameters())
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    compiled(model)(BATCH).backward()
+    uses = {
+        "zero_grad": optimizer.zero_grad,
+        "clip": lambda: nn.utils.clip_grad_norm_(weights, 1.0),  # it would find no gradient, and clip nothing
+        "read": lambda: weights[0].grad,
+    }
+    with pytest.raises(autopar.ConfigurationError, match=r"weight .*module.parameters\(\).*optimizer="):
+        uses[use]()
+    assert weights[0].isfinite().all()  # its values are there

@@ -1,0 +1,102 @@
+"""Argument types: what each argument of `compile` and `plan` may be, as data, and the one place that compares.
+
+    check_arguments(dims=[4])      # ConfigurationError: dims=[4]: write axis -> size, such as {"tp": 4}
+
+What a value of the right type means (a mesh that has other devices than the cluster) is checked where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from autopar.errors import ConfigurationError
+from autopar.plans.parallel_plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentType:
+    """holds: whether a value may be passed; write: what to write, for messages; optional: whether None may be, too."""
+
+    holds: Callable[[Any], bool]
+    write: str
+    optional: bool = True
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_plan(value: Any) -> bool:
+    return isinstance(value, Plan | str | Path)
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
+    {
+        "loss_fn": ArgumentType(callable, "a function of (output, batch) that returns a 0-dim loss"),
+        "optimizer": ArgumentType(
+            lambda value: callable(value) or isinstance(value, torch.optim.Optimizer),
+            "an optimizer, its class or a function of the parameters, such as torch.optim.AdamW",
+        ),
+        "mesh": ArgumentType(
+            lambda value: _is_list(value) and all(map(_is_whole, value)), "the sizes of the mesh, such as (2, 4)"
+        ),
+        "dims": ArgumentType(_has_names, 'axis -> size, such as {"tp": 4, "dp_shard": -1}'),
+        "plan": ArgumentType(_is_plan, "a Plan or the path of its file"),
+        "batch": ArgumentType(
+            lambda value: value in ("global", "local"),
+            '"global" (every rank passes all of it) or "local" (its part)',
+            optional=False,
+        ),
+        "batch_dims": ArgumentType(
+            lambda value: _has_names(value) and all(dim is None or _is_whole(dim) for dim in value.values()),
+            'input -> dim of its samples or None, such as {"mask": None, "tokens": 1}',
+        ),
+        "differentiable": ArgumentType(
+            lambda value: _is_list(value) and all(isinstance(name, str) for name in value),
+            'names of outputs, such as ["logits"]',
+            optional=False,
+        ),
+        "strict": ArgumentType(lambda value: isinstance(value, bool), "True or False", optional=False),
+        "verify": ArgumentType(lambda value: isinstance(value, bool), "True or False", optional=False),
+        "cache_dir": ArgumentType(lambda value: isinstance(value, str | Path), "the path of a folder"),
+        "micro_batches": ArgumentType(_is_whole, "a whole number of parts of the batch"),
+        "schedule": ArgumentType(lambda value: isinstance(value, str), 'a family of schedules, such as "1f1b"'),
+        "warm_start": ArgumentType(_is_plan, "a Plan or the path of its file"),
+        "scaler": ArgumentType(lambda value: isinstance(value, torch.amp.GradScaler), "a torch.amp.GradScaler"),
+        "sync": ArgumentType(
+            lambda value: value in ("broadcast", "check"),
+            '"broadcast" (weights of rank 0) or "check" (compare only)',
+            optional=False,
+        ),
+        "check_calls": ArgumentType(
+            lambda value: _is_whole(value) and value >= 0,
+            "at every how many calls values of inputs are compared; 0: at none",
+            optional=False,
+        ),
+    }
+)
+"""Of the arguments that no other module reads and checks."""
+
+
+def check_arguments(**arguments: Any) -> None:
+    """Raises ConfigurationError for a value that its argument cannot be."""
+    for name, value in arguments.items():
+        asked = ARGUMENT_TYPES[name]
+        if (value is None and asked.optional) or asked.holds(value):
+            continue
+        text = repr(value)
+        raise ConfigurationError(f"{name}={text if len(text) <= 80 else f'{text[:77]}...'}: write {asked.write}")
