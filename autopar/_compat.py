@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -49,6 +49,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.modules import module as modules
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import (
     SUPPORTED_NODES,
@@ -66,6 +67,12 @@ from torch.utils._pytree import (
 NEWEST_TESTED_TORCH = (2, 13)
 
 grouped_mm = torch._grouped_mm
+
+GLOBAL_HOOKS: Mapping[str, Any] = {
+    kind: getattr(modules, f"_global{kind}")
+    for kind in ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+}
+"""The hooks of all modules, of every kind, under the names that a module has for its own."""
 
 
 def torch_version(text: str = torch.__version__) -> tuple[int, int]:
@@ -207,6 +214,7 @@ def all_groups() -> list[ProcessGroup]:
 warn_about_untested_torch()
 
 __all__ = [
+    "GLOBAL_HOOKS",
     "NEWEST_TESTED_TORCH",
     "BufferAOTInput",
     "DTensorSpec",

@@ -124,6 +124,11 @@ def compile(
     check_model(model)
     join_launched_job(PATIENCE["join"] * heartbeat_seconds())
     start_heartbeat()
+    if model.training and torch.is_inference_mode_enabled():
+        raise ConfigurationError(
+            "autopar.compile runs under torch.inference_mode, whose tensors never have a gradient: call it outside, or "
+            "model.eval() first where nothing is to be trained"
+        )
     check_arguments(plan=plan, batch=batch, verify=verify, scaler=scaler, sync=sync, check_calls=check_calls)
     model = take_off_wrappers(model)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)

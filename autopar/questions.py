@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from autopar.capture import Captures, fingerprint
 from autopar.errors import CaptureError, ConfigurationError, UnsupportedOperatorError
@@ -213,3 +214,9 @@ def check_model(model: object) -> None:
         )
     if isinstance(model, ParallelModule):
         raise ConfigurationError("this module is compiled already; pass the original model")
+    unmade = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
+    if unmade:
+        raise ConfigurationError(
+            f"{', '.join(unmade[:3])} of {len(unmade)} lazy tensors is not made yet (nn.Lazy...): call the model once "
+            "with a batch, which gives it its shape, and compile it then"
+        )

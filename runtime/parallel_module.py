@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar._compat import TreeSpec, keep_dynamo_out, tree_leaves, tree_map_only
 from autopar.capture import autocast_state
-from autopar.errors import ConfigurationError
+from autopar.errors import ConfigurationError, GradientError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank, shared_seed
@@ -40,10 +41,14 @@ from autopar.runtime.step import batches
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
 from autopar.runtime.step.call_values import graph_inputs, graph_states, user_output, write_buffers
+from autopar.runtime.step.differentiation import refuse_changed
 from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.kept_steps import DEFAULT_BOUND, KeptSteps, most_graphs
+from autopar.runtime.step.later_backward import with_later_backward
 from autopar.runtime.weights.initial_weights import Sync
 from autopar.runtime.weights.shard_model import shard_model, shard_state
+
+log = logging.getLogger(__name__)
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63
@@ -98,6 +103,7 @@ class ParallelModule(HeldModel):
         self._data_axes: tuple[int, ...] = ()
         self._held = HeldGradients()
         self._check_calls = check_calls
+        self._trains_in_eval = False
         self._compared: ModuleCalls | None = None
         self.base_seed = 0
         self.calls = 0
@@ -231,15 +237,57 @@ class ParallelModule(HeldModel):
         kind = self._kind(leaves, spec)
         call, whole = self._compared.begin(self.calls + 1, leaves, spec, (mode, kind))
         step = self._step_for(whole, spec, self._kind(whole, spec) if call.split else kind)
-        with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
-            results = self._results(step, leaves, mode)
+        results = self._results(step, leaves, mode, self.seed())
+        if self._may_be_trained(step):
+            results = with_later_backward(results, self._again(leaves, whole, spec, mode))
         self.calls += 1
         self._compared.meet_before_backward(results, call.act, self._held)
         write_buffers(self.original, step, results)
         return user_output(step, results)
 
-    def _results(self, step: Step, leaves: list[Any], mode: BatchMode) -> tuple[torch.Tensor, ...]:
-        states = graph_states(self.original, step, self.seed())
+    def _may_be_trained(self, step: Step) -> bool:
+        """Whether a call that has run forward alone would have had gradients in the plain model, on any rank."""
+        if step.program.training or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return False
+        return any(parameter.requires_grad for parameter in (*super().parameters(), *self._absent.values()))
+
+    def _again(
+        self, leaves: list[Any], whole: list[Any], spec: TreeSpec, mode: BatchMode
+    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """The call that is made now, once more and with a backward pass: see `with_later_backward`."""
+        seed, state = self.seed(), self._state_of(whole, spec)
+        weights = [(name, parameter, parameter._version) for name, parameter in self.named_parameters()]
+
+        def again() -> tuple[torch.Tensor, ...]:
+            refuse_changed(weights)
+            if self._state_of(whole, spec) != state:
+                raise GradientError(
+                    "this call was made in eval mode, and its backward pass runs it again; modes, frozen parameters, "
+                    "autocast or Python state have changed since: call backward before they do, or module.train() "
+                    "before the call"
+                )
+            if not self._trains_in_eval:
+                log.warning(
+                    "the model is trained in eval mode: without dropout and running statistics, and under a plan that "
+                    "was made for this call alone; where that is not meant, call model.train() before autopar.compile"
+                )
+            self._trains_in_eval = True
+            with torch.enable_grad():
+                return self._results(self._step_for(whole, spec, self._kind(whole, spec)), leaves, mode, seed)
+
+        return again
+
+    def _state_of(self, leaves: list[Any], spec: TreeSpec) -> Hashable:
+        assert self._tree is not None
+        kind = (batches.signature(leaves, spec), *self._tree.modes(), autocast_state(), False)
+        return kind, self._python.digest(kind)
+
+    def _results(self, step: Step, leaves: list[Any], mode: BatchMode, seed: int) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
+            return self._results_of(step, leaves, mode, seed)
+
+    def _results_of(self, step: Step, leaves: list[Any], mode: BatchMode, seed: int) -> tuple[torch.Tensor, ...]:
+        states = graph_states(self.original, step, seed)
         split_axes = self._data_axes if mode == "local" else ()
 
         def bind(part: Sequence[Any]) -> list[torch.Tensor]:
@@ -261,7 +309,8 @@ class ParallelModule(HeldModel):
         assert self._tree is not None
         if self._tree.changed():
             self._python.read_again()
-        return (batches.signature(leaves, spec), *self._tree.modes(), autocast_state())
+        form = batches.signature(leaves, spec)
+        return (form, *self._tree.modes(), autocast_state(), self._wants_backward(leaves))
 
     def _keep(self, step: Step, kind: Signature) -> None:
         """Take a new graph for calls of a kind, in the Python state of now."""
@@ -288,8 +337,10 @@ class ParallelModule(HeldModel):
         return step
 
     def _wants_backward(self, leaves: Any) -> bool:
-        """In eval mode too, where an argument wants its gradient."""
-        return self.training or any(batches.wants_gradient(leaf) for leaf in tree_leaves(leaves))
+        """In eval mode too, where an argument wants its gradient, or where the model was trained in it before."""
+        if self.training or (self._trains_in_eval and torch.is_grad_enabled()):
+            return True
+        return any(batches.wants_gradient(leaf) for leaf in tree_leaves(leaves))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from autopar._compat import GLOBAL_HOOKS
 from autopar.capture.python_values import is_of_user
 
 log = logging.getLogger(__name__)
@@ -26,13 +27,14 @@ def reported_hooks(model: nn.Module) -> Iterator[None]:
     """Behind the context, the log names the users' hooks that ran inside and gave nothing back."""
     seen = _SeenHooks()
     with contextlib.ExitStack() as stack:
-        for path, module in model.named_modules():
+        places = [(f"of {path or 'the model'}", vars(module)) for path, module in model.named_modules()]
+        for place, owner in [*places, ("for all modules", GLOBAL_HOOKS)]:
             for kind, words in _KINDS.items():
-                hooks = vars(module)[kind]
+                hooks = owner[kind]
                 stack.callback(hooks.update, dict(hooks))
                 for key, hook in hooks.items():
                     if is_of_user(getattr(hook, "__module__", None)):
-                        what = f"the {words} {getattr(hook, '__qualname__', hook)} of {path or 'the model'}"
+                        what = f"the {words} {getattr(hook, '__qualname__', hook)} {place}"
                         hooks[key] = functools.partial(seen.run, hook, what)
         yield
     for what in sorted(seen.ran - seen.gave):

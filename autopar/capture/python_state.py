@@ -23,6 +23,7 @@ from unittest import mock
 
 from torch import Tensor, nn
 
+from autopar._compat import GLOBAL_HOOKS
 from autopar.capture.python_values import MISSING, Watch, is_of_user, is_record
 
 Read: TypeAlias = tuple[str, str]
@@ -98,8 +99,9 @@ class PythonState:
         for path, name in sorted(self._reads):
             if path in modules and not any(name in vars(modules[path])[kind] for kind in _TENSORS):
                 self._attribute(modules[path], path, name)
+        self._hooks("all modules", GLOBAL_HOOKS)
         for path, module in modules.items():
-            self._hooks(path, module)
+            self._hooks(path or "the model", vars(module))
             self._note("the class of " + (path or "the model"), _class_name(type(module)))
         if isinstance(self._loss_fn, nn.Module):
             self._criterion(self._loss_fn)
@@ -142,12 +144,12 @@ class PythonState:
             value = value.fget
         return self._watch.spelled(value)
 
-    def _hooks(self, path: str, module: nn.Module) -> None:
+    def _hooks(self, place: str, owner: Mapping[str, Any]) -> None:
         for kind in HOOKS:
-            hooks = vars(module)[kind]
+            hooks = owner[kind]
             self._watch.contents(hooks)
             for hook in hooks.values():
-                self._note(f"{kind.strip('_')} of {path or 'the model'}", self._watch.spelled(hook))
+                self._note(f"{kind.strip('_')} of {place}", self._watch.spelled(hook))
 
     def _criterion(self, criterion: nn.Module) -> None:
         for path, module in criterion.named_modules():

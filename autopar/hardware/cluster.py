@@ -92,6 +92,7 @@ class Cluster:
         name and all presets).
         """
         if "+" in text:
+            check_parts(text[:40], text.count("+") + 1)
             return MixedCluster.of([Cluster._parse_one(part) for part in text.split("+")])
         return Cluster._parse_one(text)
 
@@ -167,6 +168,18 @@ MOST_DEVICES = 1 << 20
 """Of a cluster: 64 times the largest one of the benchmarks, 16,384."""
 
 
+MOST_PARTS = 16
+"""Of a cluster with several kinds of devices: every pair of them is a link that planning looks at."""
+
+
+def check_parts(name: str, count: int) -> None:
+    """Raises ConfigurationError for more parts than are planned for."""
+    if count > MOST_PARTS:
+        raise ConfigurationError(
+            f"cluster {name!r} has {count:,} parts, more than the {MOST_PARTS} kinds of devices that are planned for"
+        )
+
+
 def check_cluster(cluster: Cluster) -> None:
     """Raises ConfigurationError naming the entry, for numbers that no cluster has."""
     check_numbers(cluster)
@@ -191,6 +204,7 @@ class MixedCluster(Cluster):
     def __post_init__(self) -> None:
         if len(self.parts) < 2 or any(isinstance(part, MixedCluster) for part in self.parts):
             raise ConfigurationError(f"cluster {self.name!r} needs two or more parts, of one kind of device each")
+        check_parts(self.name[:40], len(self.parts))
         backends = sorted({part.collective_backend for part in self.parts})
         if len(backends) > 1:
             raise ConfigurationError(

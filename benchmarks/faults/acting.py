@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import os
 import resource
 import sys
@@ -108,6 +109,7 @@ def _speak_into(path: Path) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - it is standard error
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)  # the template's wrote elsewhere
 
 
 def _environment(asked: Fault, part: Part) -> Mapping[str, str]:

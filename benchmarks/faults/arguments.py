@@ -192,7 +192,7 @@ WORDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "edit to no placement": (("edit", "plan.json", "--trust", "--set", "head.weight=Q", "-o", "x.json"), "Q"),
     "what-if of no wish": (("what-if", "plan.json", "--trust", "--memory-limit", "none"), "none|memory"),
     "simulate of nothing": (("simulate", "gone.json"), "gone.json"),
-    "calibrate of nothing": (("calibrate", "gone.json", "run.jsonl"), "gone.json"),
+    "calibrate of nothing": (("calibrate", "gone.json", "run.jsonl", "-o", "new.json"), "run.jsonl"),
     "verify of zero processes": (("verify", MODEL, "--processes", "0"), "processes"),
     "rules of no operator": (("rules", "show", "aten::nothing"), "nothing"),
     "rules of an import that fails": (("rules", "show", "aten::mm", "--import", "nowhere"), "nowhere"),

@@ -97,7 +97,8 @@ class Fault:
     """See the module docstring.
 
     point: its class, of `POINTS`. does: one sentence. as_torch: plain torch refuses it too, and its
-    own words are as good. culprits: ranks that the fault itself stops or ends; what becomes of them is not judged, but
+    own words are as good. warning: what the log may say of what the compiled model leaves out, as a regular expression.
+    culprits: ranks that the fault itself stops or ends; what becomes of them is not judged, but
     for a Wrong that they raise.
     joined: whether the processes are in a process group when `run` begins. then: what new processes do afterwards,
     which must be right.
@@ -111,6 +112,7 @@ class Fault:
     right: bool = False
     words: tuple[str, ...] = ()
     as_torch: bool = False
+    warning: str = ""
     culprits: frozenset[int] = frozenset()
     joined: bool = True
     seconds: float = SECONDS

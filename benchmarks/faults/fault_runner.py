@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -125,7 +126,7 @@ def _ends(
         worker.kill()
         worker.join()
         connection.close()
-    return [_with_log(told[rank], folder) for rank in range(fault.processes)]
+    return [_with_log(told[rank], folder, fault.warning) for rank in range(fault.processes)]
 
 
 def _told(connections: dict[int, Connection], awaited: set[int], seconds: float) -> dict[int, RankEnd]:
@@ -148,9 +149,12 @@ def _told(connections: dict[int, Connection], awaited: set[int], seconds: float)
     return told
 
 
-def _with_log(end: RankEnd, folder: Path) -> RankEnd:
-    """A process that died cannot say why: its last lines do."""
+def _with_log(end: RankEnd, folder: Path, warning: str) -> RankEnd:
+    """A process that died cannot say why: its last lines do. One that was wrong may have said so before."""
     log = folder / f"rank-{end.rank}.log"
+    if end.ending == "raised wrong" and warning and log.exists():
+        found = re.search(f".*{warning}.*", log.read_text(errors="replace"))
+        return end if found is None else replace(end, ending="warned", message=found[0])
     if end.ending != "died" or not log.exists():
         return end
     last = " ".join(log.read_text(errors="replace").split())[-PART_OF_A_LOG:]

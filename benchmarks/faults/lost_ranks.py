@@ -142,7 +142,8 @@ def _failing(phase: str, kind: type[BaseException], victim: int, scene: Scene) -
 FAILING: tuple[Fault, ...] = tuple(
     make_fault(12, f"{kind.__name__.lower()} in {phase} rank {victim}".replace(" ", "_"),
                f"{kind.__name__} on rank {victim} in: {phase}", partial(_failing, phase, kind, victim),
-               layout=layout, words=(f"rank[s]? .*{victim}",), culprits={victim}, seconds=SECONDS)
+               layout=layout, words=("step",) if (phase, victim) == ("save", 0) else (f"rank[s]? .*{victim}",),
+               culprits={victim}, seconds=SECONDS)
     for phase, kind, victim, layout in (
         ("capture", KeyError, 1, "shard2"),
         ("capture", KeyError, 0, "shard2"),

@@ -19,7 +19,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a billion micro-batches": ({"cluster": "2 cpu", "micro_batches": 10**9}, ("micro_batches",)),
     "a billion micro-batches in a pipeline": (
         {"cluster": "2 cpu", "dims": {"pp": 2}, "micro_batches": 10**9},
-        ("micro_batches",),
+        ("micro.batches",),
     ),
     "a billion stages": ({"cluster": "2 cpu", "dims": {"pp": 10**9}}, ("pp",)),
     "a mesh of a billion": ({"cluster": "2 cpu", "mesh": (10**9,)}, ("mesh|devices|cluster",)),

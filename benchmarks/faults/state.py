@@ -275,7 +275,7 @@ class Counted(Net):
         return loss
 
 
-@fault(6, "forward counts its calls and computes with the count", right=True, words=("calls",))
+@fault(6, "forward counts its calls and computes with the count", right=True, words=("calls",), warning="calls")
 def counter(scene: Scene) -> None:
     module, plain = compiled(scene, Counted(), batch()), Counted()
     for step in range(3):
@@ -294,7 +294,7 @@ class Drawn(Net):
         return hidden * random.choice((0.5, 2.0))
 
 
-@fault(6, "forward draws from Python's random module", right=True, words=("random",))
+@fault(6, "forward draws from Python's random module", right=True, words=("random",), warning="random")
 def python_draws(scene: Scene) -> None:
     random.seed(0)
     module = compiled(scene, Drawn(), batch())

@@ -103,7 +103,7 @@ def _trained_by(make: Callable[[Any], torch.optim.Optimizer], scene: Scene) -> N
 
 TRAINED: tuple[Fault, ...] = tuple(
     make_fault(17, name.replace(" ", "_"), f"the optimizer is {name}", partial(_trained_by, make), layout=layout,
-               right=True, words=("Adafactor|optimizer",))
+               right=True, words=(f"{name.split()[0]}|optimizer",))
     for name, make in OPTIMIZERS.items()
     for layout in (("alone", "shard2", "tp2") if name == "Adafactor" else ("shard2",))
 )  # fmt: skip
@@ -200,7 +200,8 @@ def compiled_by_torch_before(scene: Scene) -> None:
     expect_value("the loss", loss, loss_of(Net()(**batch())))
 
 
-@fault(17, "anomalies are detected by autograd", on=("alone", "shard2"), right=True)
+@fault(17, "anomalies are detected by autograd", on=("alone", "shard2"), right=True,
+       words=("detect_anomaly", "check_nan=False"))  # fmt: skip
 def detect_anomaly(scene: Scene) -> None:
     module = compiled(scene, Net(), batch())
     with torch.autograd.detect_anomaly(check_nan=True):

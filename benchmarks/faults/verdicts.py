@@ -1,6 +1,7 @@
 """Verdicts: from what became of every process of a fault to one word.
 
     right                      every process computed what the plain model computes
+    warned                     something else than the plain model, and the log says what was left out
     refused                    an AutoparError on every process, and the words that must be named stand in them
     refused without naming     the words are missing: a user would not know what to mend
     refused what is sound      an AutoparError where nothing was wrong
@@ -22,9 +23,12 @@ from typing import Literal
 
 from benchmarks.faults.fault import Fault
 
-Ending = Literal["returned", "raised ours", "raised wrong", "raised torch's", "raised other", "died", "ran on"]
+Ending = Literal[
+    "returned", "raised ours", "raised wrong", "warned", "raised torch's", "raised other", "died", "ran on"
+]
 Word = Literal[
     "right",
+    "warned",
     "refused",
     "refused without naming",
     "refused what is sound",
@@ -37,6 +41,7 @@ Word = Literal[
 
 BY_WEIGHT: tuple[Word, ...] = (
     "right",
+    "warned",
     "refused",
     "refused without naming",
     "refused what is sound",
@@ -46,7 +51,7 @@ BY_WEIGHT: tuple[Word, ...] = (
     "silently wrong",
     "hangs",
 )
-GOOD: frozenset[Word] = frozenset({"right", "refused"})
+GOOD: frozenset[Word] = frozenset({"right", "warned", "refused"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,7 @@ class Verdict:
 
 def judge(fault: Fault, ends: Sequence[RankEnd], lost: Sequence[str] = ()) -> Verdict:
     """The verdict over one fault. lost: the protected paths that are gone or changed."""
-    judged = [end for end in ends if end.rank not in fault.culprits or end.ending == "raised wrong"]
+    judged = [end for end in ends if end.rank not in fault.culprits or end.ending in ("raised wrong", "warned")]
     said = " ".join(end.message for end in judged if end.ending in ("raised ours", "raised torch's"))
     missing = [word for word in fault.words if not re.search(word, said, re.IGNORECASE)]
     found: list[tuple[Word, str]] = [(_word(fault, end, not missing), _sentence(end)) for end in judged]
@@ -103,6 +108,8 @@ def _word(fault: Fault, end: RankEnd, named: bool) -> Word:
             return "refused" if fault.as_torch and named else "foreign traceback"
         case "raised other":
             return "foreign traceback"
+        case "warned":
+            return "warned"
         case "raised wrong":
             return "silently wrong"
         case "died":

@@ -12,6 +12,7 @@ step, so a rank that does something else is met, and not waited for.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from torch import nn
 from autopar._compat import TreeSpec, tree_flatten_with_path
 from autopar.capture.inputs import leaf_name
 from autopar.errors import RankMismatchError
-from autopar.runtime.consensus import gather_from_all
+from autopar.runtime.consensus import from_first_rank, gather_from_all
 from autopar.runtime.guards.call_differences import Form, ToldOfCall, differences
 from autopar.runtime.guards.digests import digest_of_text, digests_of, has_digest
 from autopar.runtime.guards.meetings import meet
@@ -39,6 +40,8 @@ FIRST_CALLS = 3
 """So many calls are compared by value whatever that is: a wrong sampler or seed shows at once."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 """Types of arguments whose text is the same in all processes."""
+MODULE_NUMBER = ("has", "number of this module, in the order in which modules were compiled")
+_NUMBERS = itertools.count(1)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -90,7 +93,8 @@ def _shape(tensor: torch.Tensor, split: int | None) -> str:
 
 class CallGuard:
     """The comparisons of one module. every: values are compared at the first calls and at every so-many-th; 0: nothing
-    is compared at all. parameters: those whose updates count."""
+    is compared at all. parameters: those whose updates count. `number`: of the module among those that were compiled in
+    this job, as rank 0 counts them: modules of one class differ in it."""
 
     def __init__(self, every: int, parameters: Iterable[nn.Parameter]) -> None:
         self.is_on = every > 0 and world_size() > 1
@@ -99,7 +103,9 @@ class CallGuard:
         self._forms: dict[Hashable, int] = {}
         self._updates = UpdateCount(parameters if self.is_on else ())
         self._has_warned = False
+        self.number = 0
         if self.is_on:
+            self.number = from_first_rank(lambda: next(_NUMBERS), "the number of a compiled module")
             meet((0,), "the end of compile")  # makes the group, where all ranks are at one place
 
     def before_call(self, call: ComparedCall) -> tuple[int, ...]:
@@ -124,13 +130,14 @@ class CallGuard:
 
     def before_backward(self, act: str) -> None:
         """As `before_call`."""
-        if self.is_on and not _agree(meet((0, digest_of_text(act), 0, NOTHING_TO_UPDATE, 0, 0, 0), act)):
-            told = ToldOfCall(act=act, updates=NOTHING_TO_UPDATE, shard=(0, 1), form={}, whole={}, part={})
+        if self.is_on and not _agree(meet((0, digest_of_text(act), self.number, NOTHING_TO_UPDATE, 0, 0, 0), act)):
+            form = {MODULE_NUMBER: str(self.number)}
+            told = ToldOfCall(act=act, updates=NOTHING_TO_UPDATE, shard=(0, 1), form=form, whole={}, part={})
             raise RankMismatchError(differences(gather_from_all(told)))
 
     def _form(self, call: ComparedCall) -> int:
         if call.key not in self._forms:
-            self._forms[call.key] = digest_of_text(repr(list(call.form().items())))
+            self._forms[call.key] = digest_of_text(repr((self.number, list(call.form().items()))))
         return self._forms[call.key]
 
     def _tell(self, call: ComparedCall, updates: int, digests: Mapping[int, int]) -> None:
@@ -139,7 +146,7 @@ class CallGuard:
             act=call.act,
             updates=updates,
             shard=call.shard,
-            form=call.form(),
+            form={MODULE_NUMBER: str(self.number), **call.form()},
             whole={names[leaf]: value for leaf, value in digests.items() if leaf not in call.split},
             part={names[leaf]: value for leaf, value in digests.items() if leaf in call.split},
         )

@@ -69,6 +69,14 @@ class HeldModel(nn.Module):
         else:
             object.__setattr__(self, name, value)
 
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """DistributedDataParallel asks for it before anything else. Raises ConfigurationError."""
+        raise ConfigurationError(
+            "a compiled module is not wrapped by DistributedDataParallel: its plan has reduced every gradient already, "
+            "and says over which ranks; train it as it is"
+        )
+
     def get_submodule(self, target: str) -> nn.Module:
         """As of nn.Module, also where it has the name of an attribute of this class."""
         return self.original.get_submodule(target) if target else self

@@ -81,8 +81,10 @@ class ModuleTree:
             old = self._tensors[name]
             dtype, device = forms.get(id(old), (old.dtype, old.device))
             if _form(new) != (old.shape, dtype, device, *_form(old)[3:]):
+                swapped = isinstance(old, nn.Parameter) and not isinstance(new, nn.Parameter)
+                how = " and no nn.Parameter, as under torch.func.functional_call" if swapped else ""
                 raise ConfigurationError(
-                    f"{_kind(new)} {name} is {_described(new)} now, the module was compiled with "
+                    f"{_kind(old)} {name} is {_described(new)} now{how}, the module was compiled with "
                     f"{_described(old, dtype, device)}: write values in place "
                     f"(with torch.no_grad(): parameter.copy_(values)), pass full tensors to load_state_dict, {_AGAIN}"
                 )

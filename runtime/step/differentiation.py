@@ -113,7 +113,7 @@ def read_weights(step: Step, tensors: Sequence[torch.Tensor], read: Collection[s
     ]
 
 
-def refuse_changed(weights: ReadWeights) -> None:
+def refuse_changed(weights: Sequence[tuple[str, torch.Tensor, int]]) -> None:
     """Raises GradientError where one was changed in place. Autograd itself watches the blocks that a step saves, and
     these do not count what happens to their DTensor."""
     changed = [name for name, tensor, version in weights if tensor._version != version]
