@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import VerificationError
+from autopar.verification import Verification
 
 
 class Cancels(nn.Module):
@@ -31,3 +32,18 @@ def test_a_model_that_rounds_too_much_is_verified_in_fp64_only(dtype: torch.dtyp
     else:
         with pytest.raises(VerificationError, match=r"no evidence: .* proves nothing; verify a copy"):
             autopar.verify(module, (x,))
+
+
+@pytest.mark.parametrize(
+    ("errors", "worst"),
+    [
+        ({"up": 1e-6, "down": 3e-6}, "down"),
+        ({"up": 2e-6, "wide": 4e-6}, "up"),  # 2 against 0.4 of its limit
+        ({"up": 1.0, "down": float("nan")}, "down"),
+        ({}, ""),
+    ],
+)
+def test_the_worst_gradient_is_furthest_from_its_limit(errors: dict[str, float], worst: str) -> None:
+    limits = {"up": 1e-6, "down": 1e-6, "wide": 1e-5}
+    found = Verification(loss=1.0, reference_loss=1.0, loss_limit=1e-6, gradients=errors, limits=limits)
+    assert found.worst == worst

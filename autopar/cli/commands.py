@@ -237,9 +237,7 @@ def log_to_stderr() -> None:
     """Phases of autopar as plain lines on stderr."""
     logger = logging.getLogger("autopar")
     if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
+        logger.addHandler(logging.StreamHandler())
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
 

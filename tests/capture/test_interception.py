@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autopar.capture import capture
+from autopar.capture.interception import _softmax
 from autopar.rules.engine import uncovered
 from tests.capture.execute import eager_step, outputs_of, run_program, worst_gradient_error
 
@@ -55,3 +56,12 @@ def test_transformer_with_a_causal_target_mask() -> None:
 
 def test_rows_with_a_learned_pair_bias() -> None:
     check(PairBiased(), (torch.randn(2, 3, 6, 16), torch.randn(2, 6, 6, 4)), 1)
+
+
+def test_only_a_bool_mask_leaves_zeros_where_it_empties_a_row() -> None:
+    scores = torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]])
+    kept = torch.tensor([[True, True], [False, False]])
+    assert torch.equal(_softmax(scores, kept)[1], torch.zeros(2))
+    added = torch.zeros(2, 2).masked_fill(~kept, -torch.inf)
+    assert _softmax(scores, added)[1].isnan().all()  # as of torch's attention
+    torch.testing.assert_close(_softmax(scores, kept)[0], torch.softmax(scores[0], -1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -14,6 +16,7 @@ import torch
 
 import autopar
 from autopar.api import PLAN_VARIABLE
+from autopar.cli.doctor_command import check_transformers
 from tests.cli.test_commands import autopar as command
 from tests.plans.test_plan_text import small_plan
 
@@ -25,6 +28,14 @@ def test_the_doctor_names_what_is_there_and_what_is_not() -> None:
     assert found["torch"]["found"].startswith(f"torch {torch.__version__}")
     assert found["gloo"]["status"] == "ok"
     assert (found["GPU"]["status"] == "ok") == torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_doctor_says_where_transformers_are_missing(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if there else None)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "5.0")
+    found = check_transformers()
+    assert (found.status, "autopar[hf]" in found.mend) == (("ok", False) if there else ("missing", True))
 
 
 def test_a_cache_that_cannot_be_written_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
-from autopar.cost_models.operator_sizes import AttentionSizes, Parts, ProductSizes, RowSizes, sizes_of, whole
+from autopar.cost_models.operator_sizes import (
+    AttentionSizes,
+    Parts,
+    ProductSizes,
+    RowSizes,
+    flops_of,
+    sizes_of,
+    whole,
+)
 
 
 def test_the_parts_of_a_product_say_which_dims_are_split() -> None:
@@ -66,3 +74,12 @@ def test_kernels_that_walk_over_rows_know_their_row(name: str, family: str) -> N
 
 def test_an_operator_without_a_model_has_no_sizes() -> None:
     assert sizes_of("convolution", [(8, 3, 224, 224), (64, 3, 7, 7)], (8, 64, 112, 112), whole(2)) is None
+
+
+@pytest.mark.parametrize(("backward", "products"), [(False, 64 + 32), (True, 3 * 64 + 2 * 32)])
+def test_flops_of_attention_are_those_of_its_products(backward: bool, products: int) -> None:
+    # forward: scores over 64 dims, values over 32; backward: scores again and their two gradients, values' two
+    sizes = AttentionSizes(
+        batch=2, heads=4, queries_per_key=1, queries=16, keys=8, qk_dim=64, v_dim=32, causal=False, backward=backward
+    )
+    assert float(flops_of(sizes)) == 2 * 4 * 16 * 8 * 2 * products
