@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -26,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar._compat import TreeSpec, keep_dynamo_out, tree_leaves, tree_map_only
 from autopar.capture import autocast_state
-from autopar.errors import ConfigurationError, GradientError
+from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank, shared_seed
@@ -41,14 +40,11 @@ from autopar.runtime.step import batches
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
 from autopar.runtime.step.call_values import graph_inputs, graph_states, user_output, write_buffers
-from autopar.runtime.step.differentiation import refuse_changed
 from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.kept_steps import DEFAULT_BOUND, KeptSteps, most_graphs
-from autopar.runtime.step.later_backward import with_later_backward
+from autopar.runtime.step.later_backward import RepeatedCall, may_be_trained, with_later_backward
 from autopar.runtime.weights.initial_weights import Sync
 from autopar.runtime.weights.shard_model import shard_model, shard_state
-
-log = logging.getLogger(__name__)
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63
@@ -238,55 +234,29 @@ class ParallelModule(HeldModel):
         call, whole = self._compared.begin(self.calls + 1, leaves, spec, (mode, kind))
         step = self._step_for(whole, spec, self._kind(whole, spec) if call.split else kind)
         results = self._results(step, leaves, mode, self.seed())
-        if self._may_be_trained(step):
+        if may_be_trained(step, (*super().parameters(), *self._absent.values())):
             results = with_later_backward(results, self._again(leaves, whole, spec, mode))
         self.calls += 1
         self._compared.meet_before_backward(results, call.act, self._held)
         write_buffers(self.original, step, results)
         return user_output(step, results)
 
-    def _may_be_trained(self, step: Step) -> bool:
-        """Whether a call that has run forward alone would have had gradients in the plain model, on any rank."""
-        if step.program.training or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            return False
-        return any(parameter.requires_grad for parameter in (*super().parameters(), *self._absent.values()))
+    def _again(self, leaves: list[Any], whole: list[Any], spec: TreeSpec, mode: BatchMode) -> RepeatedCall:
+        """The call that is made now, for a backward pass that it has not."""
+        seed = self.seed()
 
-    def _again(
-        self, leaves: list[Any], whole: list[Any], spec: TreeSpec, mode: BatchMode
-    ) -> Callable[[], tuple[torch.Tensor, ...]]:
-        """The call that is made now, once more and with a backward pass: see `with_later_backward`."""
-        seed, state = self.seed(), self._state_of(whole, spec)
-        weights = [(name, parameter, parameter._version) for name, parameter in self.named_parameters()]
-
-        def again() -> tuple[torch.Tensor, ...]:
-            refuse_changed(weights)
-            if self._state_of(whole, spec) != state:
-                raise GradientError(
-                    "this call was made in eval mode, and its backward pass runs it again; modes, frozen parameters, "
-                    "autocast or Python state have changed since: call backward before they do, or module.train() "
-                    "before the call"
-                )
-            if not self._trains_in_eval:
-                log.warning(
-                    "the model is trained in eval mode: without dropout and running statistics, and under a plan that "
-                    "was made for this call alone; where that is not meant, call model.train() before autopar.compile"
-                )
+        def run() -> tuple[torch.Tensor, ...]:
             self._trains_in_eval = True
-            with torch.enable_grad():
-                return self._results(self._step_for(whole, spec, self._kind(whole, spec)), leaves, mode, seed)
+            return self._results(self._step_for(whole, spec, self._kind(whole, spec)), leaves, mode, seed)
 
-        return again
+        return RepeatedCall(self.named_parameters(), lambda: self._state_of(whole, spec), run)
 
     def _state_of(self, leaves: list[Any], spec: TreeSpec) -> Hashable:
-        assert self._tree is not None
-        kind = (batches.signature(leaves, spec), *self._tree.modes(), autocast_state(), False)
+        """What a graph is made for, but for its backward pass."""
+        kind = (*self._kind(leaves, spec)[:-1], False)
         return kind, self._python.digest(kind)
 
     def _results(self, step: Step, leaves: list[Any], mode: BatchMode, seed: int) -> tuple[torch.Tensor, ...]:
-        with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
-            return self._results_of(step, leaves, mode, seed)
-
-    def _results_of(self, step: Step, leaves: list[Any], mode: BatchMode, seed: int) -> tuple[torch.Tensor, ...]:
         states = graph_states(self.original, step, seed)
         split_axes = self._data_axes if mode == "local" else ()
 
@@ -294,7 +264,8 @@ class ParallelModule(HeldModel):
             return graph_inputs(step, part, states, split_axes)
 
         scale = self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else None
-        return step(leaves, bind, self._held, axes=self._data_axes, local=mode == "local", loss_scale=scale)
+        with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
+            return step(leaves, bind, self._held, axes=self._data_axes, local=mode == "local", loss_scale=scale)
 
     def _plan_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._batch == "local" and world_size() > 1:
