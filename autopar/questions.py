@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from autopar.capture import Captures, fingerprint
-from autopar.errors import CaptureError, ConfigurationError, UnsupportedOperatorError
+from autopar.errors import CaptureError, ConfigurationError, PlanMismatchError, UnsupportedOperatorError
 from autopar.files import write_atomically
 from autopar.hardware.cluster import Cluster, check_cluster
 from autopar.planner.batch.micro_batch_program import Recapture, batch_size
@@ -123,9 +123,15 @@ def plan_program(program: Program, request: Request, recapture: Recapture, kept:
 def plan_again(program: Program, request: Request, pinned: Plan, recapture: Recapture) -> Plan:
     """A plan for another input shape or mode of a planned model: activations anew, parameters keep their layouts.
 
-    A pipeline keeps its stages, and the layouts of every operator: they are by name, whatever the shapes are.
+    A pipeline keeps its stages, and the layouts of every operator: they are by name, whatever the shapes are. Raises
+    PlanMismatchError where it was planned without the backward pass that is asked for now.
     """
     if pinned.in_stages:
+        if program.training and not any(name.endswith("/bwd") for name in pinned.operators):
+            raise PlanMismatchError(
+                "this pipeline was planned for a forward pass alone, and does not say where operators of backward run: "
+                "call model.train() before autopar.compile where the module is to be trained"
+            )
         return _same_stages(pinned, pinned.staged, batch_size(program))
     log.info("planning anew for other inputs, parameters keep their layouts")
     named = not set(pinned.mesh.axis_names) <= {"outer", "inner"}

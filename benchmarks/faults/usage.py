@@ -78,9 +78,17 @@ ODD_HEADS: tuple[Fault, ...] = tuple(
 
 
 @fault(17, "the model is in eval mode at compile, where it is trained, and then in training mode",
-       on=("alone", "dp2", "shard4", "tp2", "pp2"), right=True)  # fmt: skip
+       on=("alone", "dp2", "shard4", "tp2"), right=True)  # fmt: skip
 def eval_then_train(scene: Scene) -> None:
-    kind = Net if "pp" in (scene.dims or {}) else Normalised  # statistics of a batch norm are not cut into parts
+    _in_both_modes(Normalised, scene)
+
+
+@fault(17, "the same in stages", on=("pp2",), right=True, words=(r"model.train\(\) before",))
+def eval_then_train_in_stages(scene: Scene) -> None:
+    _in_both_modes(Net, scene)
+
+
+def _in_both_modes(kind: type[Net], scene: Scene) -> None:
     module = compiled(scene, kind().eval(), batch())
     for seed in range(2):
         expect_step(module, kind().eval(), batch(seed))
