@@ -48,8 +48,8 @@ ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
     {
         "loss_fn": ArgumentType(callable, "a function of (output, batch) that returns a 0-dim loss"),
         "optimizer": ArgumentType(
-            lambda value: callable(value) or isinstance(value, torch.optim.Optimizer),
-            "an optimizer, its class or a function of the parameters, such as torch.optim.AdamW",
+            lambda value: callable(value) or isinstance(value, str | torch.optim.Optimizer),
+            "an optimizer, its class, its name or a function of the parameters, such as torch.optim.AdamW",
         ),
         "mesh": ArgumentType(
             lambda value: _is_list(value) and all(map(_is_whole, value)), "the sizes of the mesh, such as (2, 4)"

@@ -72,7 +72,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], str]] = {
     "constraints that are a number": ({**ON_FOUR, "constraints": 3}, "constraints"),
     "constraints of lists": ({**ON_FOUR, "constraints": {"head.weight": ["R"]}}, "head.weight|constraints"),
     "optimizer that is a number": ({**ON_FOUR, "optimizer": 3}, "optimizer"),
-    "optimizer in words": ({**ON_FOUR, "optimizer": "adamw"}, "optimizer"),
+    "optimizer of fantasy": ({**ON_FOUR, "optimizer": "adamwise"}, "optimizer"),
     "loss_fn that is a number": ({**ON_FOUR, "loss_fn": 3}, "loss_fn"),
     "warm_start that is not there": ({**ON_FOUR, "warm_start": "nowhere.json"}, "nowhere.json"),
     "warm_start that is a number": ({**ON_FOUR, "warm_start": 3}, "warm_start"),

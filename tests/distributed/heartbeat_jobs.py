@@ -17,6 +17,7 @@ from torch import nn
 import autopar
 from autopar import api
 from autopar.runtime.collectives.host_collectives import Started
+from autopar.runtime.consensus import from_first_rank
 from autopar.runtime.guards import heartbeat
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 
@@ -76,7 +77,7 @@ def stopped(where: str, rank: int, limit: float) -> None:
             from torch.distributed.checkpoint import state_dict_saver
 
             _before(patch, state_dict_saver, "save", lambda: _stop(rank))
-            autopar.save(tempfile.mkdtemp(), module)
+            autopar.save(from_first_rank(tempfile.mkdtemp), module)
         if where == "own code":
             _stop(rank)
             time.sleep(1000.0)
