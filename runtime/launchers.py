@@ -10,6 +10,7 @@ process on the one of its local rank; else gloo.
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import re
@@ -85,6 +86,8 @@ USUAL_SECONDS = 20.0
 """After which the log says who is missing at the begin of a job: nodes boot and import at their own pace."""
 SHOWN = 8
 """Ranks that a message names."""
+_JOINS = itertools.count()
+"""Of this process: each has keys of its own in the store, which may outlive a process group."""
 _PRESENT, _COUNT, _SIZE, _REFUSED = "rank/", "count", "size", "refused"
 
 PORTS = range(20_000, 30_000)
@@ -172,7 +175,7 @@ def join_launched_job(seconds: float) -> None:
         _take_device(launched.local_rank)
     log.info(f"rank {launched.rank} of {launched.world_size}, as {launched.launcher} says")
     try:
-        store = met_store(launched, os.environ, seconds or default_pg_timeout.total_seconds())
+        store = met_store(launched, os.environ, seconds or default_pg_timeout.total_seconds(), next(_JOINS))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
             store=store,
@@ -189,8 +192,9 @@ def join_launched_job(seconds: float) -> None:
     atexit.register(_leave)
 
 
-def met_store(launched: Launched, environment: Mapping[str, str], seconds: float) -> Store:
-    """The store of the job, where all its processes have said who they are: made by rank 0, or by torchrun.
+def met_store(launched: Launched, environment: Mapping[str, str], seconds: float, number: int = 0) -> Store:
+    """The store of the job, where all its processes have said who they are: made by rank 0, or by torchrun. number: of
+    the join, where they left a process group and form another one.
 
     Raises ConfigurationError where two are one rank, or were told other numbers of processes, and RankLostError with
     the ranks that did not come within `seconds`.
@@ -202,7 +206,7 @@ def met_store(launched: Launched, environment: Mapping[str, str], seconds: float
         host, int(port), is_master=launched.rank == 0 and not of_torchrun, timeout=limit, wait_for_workers=False,
         multi_tenant=True,
     )  # fmt: skip
-    store = PrefixStore(f"autopar/job/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp)
+    store = PrefixStore(f"autopar/job/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}", tcp)
     _announce(store, launched)
     _await_others(store, launched, seconds)
     tcp.set_timeout(default_pg_timeout)

@@ -68,6 +68,13 @@ def other_world(scene: Scene) -> None:
     compiled(scene, Net(), batch())
 
 
+@fault(1, "the script leaves the job behind a training, and compiles again", on=("dp2",), right=True, joined=False)
+def joined_twice(scene: Scene) -> None:
+    _one_job(scene)
+    dist.destroy_process_group()
+    _one_job(scene)
+
+
 VARIABLES: Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]] = {
     "a rank beyond the size": ({"RANK": "5", "WORLD_SIZE": "2"}, ("RANK=5", "WORLD_SIZE=2")),
     "a size in words": ({"RANK": "0", "WORLD_SIZE": "two"}, ("WORLD_SIZE='two'",)),

@@ -91,13 +91,13 @@ def launched(rank: int, size: int, port: int) -> Launched:
     return Launched(launcher="torchrun", rank=rank, world_size=size, local_rank=rank, address=f"127.0.0.1:{port}")
 
 
-def joined(*processes: Launched, seconds: float = 20.0) -> list[BaseException | None]:
+def joined(*processes: Launched, seconds: float = 20.0, number: int = 0) -> list[BaseException | None]:
     """What each of these processes, here threads of one store, ends with."""
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 
     def join(process: Launched) -> BaseException | None:
         try:
-            met_store(process, agent, seconds)
+            met_store(process, agent, seconds, number)
         except AutoparError as error:
             return error
         return None
@@ -112,7 +112,9 @@ def store() -> dist.TCPStore:  # type: ignore[name-defined]
 
 
 def test_processes_that_are_told_the_same_join(store: dist.TCPStore) -> None:  # type: ignore[name-defined]
-    assert joined(*(launched(rank, 3, store.port) for rank in range(3))) == [None] * 3
+    processes = [launched(rank, 3, store.port) for rank in range(3)]
+    for number in range(2):  # the second time behind destroy_process_group
+        assert joined(*processes, number=number) == [None] * 3
 
 
 def test_two_processes_of_one_rank_are_refused_on_both(store: dist.TCPStore) -> None:  # type: ignore[name-defined]
