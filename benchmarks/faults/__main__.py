@@ -3,6 +3,8 @@
     python -m benchmarks.faults                                       # all rows, as a table
     python -m benchmarks.faults --only batches/ --processes 2         # rows by name
     python -m benchmarks.faults --json benchmarks/results/faults.json # also as a document; "-": on stdout, no table
+    python -m benchmarks.faults --again benchmarks/results/faults.json --json benchmarks/results/faults.json
+                                                                      # rows that were bad there, and new ones
     python -m benchmarks.faults --list
     python -m benchmarks.faults --cost                                # CPU seconds and bytes of the guards instead
 
@@ -96,6 +98,13 @@ def commit() -> str:
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
+def good_before(document: dict[str, Any], names: Sequence[str]) -> dict[str, FaultRow]:
+    """The good rows of earlier results that are still among these names."""
+    fields = set(FaultRow.__dataclass_fields__)
+    rows = [FaultRow(**{key: each[key] for key in each.keys() & fields}) for each in document.get("rows", [])]
+    return {row.name: row for row in rows if row.good and row.name in names}
+
+
 def show(content: dict[str, Any], output: str | None) -> None:
     """The document into a file, or on stdout where that is "-"."""
     found = {"commit": commit(), "command": ["python", "-m", "benchmarks.faults", *sys.argv[1:]], **content}
@@ -110,6 +119,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="PATTERN", help="a regular expression in the names of rows")
     parser.add_argument("--processes", type=int, choices=(1, 2, 4), help="rows on as many processes")
+    parser.add_argument("--again", metavar="FILE", type=Path, help="rows that are bad or absent in these results")
     parser.add_argument("--list", action="store_true", help="names and sentences, nothing is run")
     parser.add_argument("--cost", action="store_true", help="what the guards cost; no fault is made")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help='the document; "-": on stdout')
@@ -125,6 +135,9 @@ def main() -> None:
         show({"cost": cost}, arguments.json)
         sys.exit(0 if all(cost[f"processes_{world}"]["cheap"] for world in WORLDS) else 1)
     faults = chosen(list(faults_of(MODULES).values()), arguments.only, arguments.processes)
+    before = {} if arguments.again is None else json.loads(arguments.again.read_text())
+    kept = good_before(before, [each.name for each in faults])
+    faults = [each for each in faults if each.name not in kept]
     if arguments.list:
         for each in faults:
             console.print(f"{each.point:3} {each.name}: {each.does}; expected: {each.expected}", markup=False)
@@ -133,8 +146,9 @@ def main() -> None:
     def tell(row: FaultRow) -> None:
         console.print(f"{row.verdict:24} {row.seconds:6.1f} s  {row.name}: {row.happened[:160]}", markup=False)
 
-    rows = run_faults(faults, MODULES, warm_templates(MODULES), tell)
-    show({"summary": summary_of(rows), "rows": [row.as_json() for row in rows]}, arguments.json)
+    rows = [*kept.values(), *run_faults(faults, MODULES, warm_templates(MODULES), tell)]
+    again = {"again": {"rows": len(faults), "kept_of": before["commit"]}} if before else {}
+    show({**again, "summary": summary_of(rows), "rows": [row.as_json() for row in rows]}, arguments.json)
     if arguments.json != "-":
         console.print(table_of([row for row in rows if not row.good]))
     console.print_json(data=summary_of(rows))

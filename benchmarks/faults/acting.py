@@ -109,6 +109,7 @@ def _speak_into(path: Path) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - it is standard error
+    logging.raiseExceptions = False  # a full disk, as some faults make, is full for the log too
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)  # the template's wrote elsewhere
 
 
