@@ -26,6 +26,7 @@ from benchmarks.faults.victims import warmed
 from benchmarks.templates import ForkedWorker, Templates, templates_with
 
 PRELOAD = ("autopar.api", "autopar.cli", "benchmarks.faults.acting", "benchmarks.faults.victims", "transformers")
+ROOT = Path(__file__).resolve().parents[2]
 PART_OF_A_LOG = 400
 
 
@@ -91,8 +92,9 @@ def run_fault(fault: Fault, modules: Sequence[str], templates: Templates) -> Fau
         seconds = time.monotonic() - begin
     return FaultRow(
         name=fault.name, point=fault.point, processes=fault.processes, does=fault.does,
-        expected=fault.expected, verdict=verdict.word, happened=verdict.happened.replace(name, ""),
-        seconds=round(seconds, 2), named=verdict.named, lost=lost, good=verdict.good,
+        expected=fault.expected, verdict=verdict.word,
+        happened=verdict.happened.replace(name, "").replace(f"{ROOT}/", ""), seconds=round(seconds, 2),
+        named=verdict.named, lost=lost, good=verdict.good,
     )  # fmt: skip
 
 
