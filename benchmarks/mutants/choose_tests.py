@@ -7,8 +7,8 @@ Tests of one file run one behind the other, so that what they share is made once
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 SECONDS = 40.0
@@ -58,3 +58,14 @@ def within(tests: Mapping[str, None], first: str, taken: Mapping[str, float], se
         if spent >= seconds:
             break
     return Chosen(tests=tuple(chosen), seconds=round(spent, 2), left_out=len(tests) - len(chosen))
+
+
+def further(chosen: Chosen, before: Set[str]) -> Chosen:
+    """Without those that the mutant has passed before."""
+    return replace(chosen, tests=tuple(test for test in chosen.tests if test not in before))
+
+
+def files_first(path: str, files: Iterable[str], seconds: float) -> Chosen:
+    """Whole files of tests, that of the mutant's own module in front. seconds: that all of them may take."""
+    order = sorted(files, key=lambda file: (file != mirrored(path), file))
+    return Chosen(tests=tuple(order), seconds=seconds, left_out=0)
