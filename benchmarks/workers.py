@@ -170,6 +170,7 @@ def _outcome(target: str, arguments: dict[str, Any], rank: int, world_size: int,
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
         )
+        dist.barrier()  # a rank that is done at once would close connections that others are still making
         return "result", getattr(importlib.import_module(module), name)(**arguments)
     except Exception:
         return "error", traceback.format_exc()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from autopar.capture import Captures
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
-from autopar.questions import CapturedModel, capture_model, plan_again
+from autopar.questions import CapturedModel, _cache_path, capture_model, plan_again
 from autopar.request import Request
 
 MODEL = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
@@ -49,3 +51,11 @@ def test_a_batch_that_does_not_split_takes_fewer_micro_batches(plan: Plan) -> No
 
 def test_a_batch_that_splits_keeps_the_plan(plan: Plan) -> None:
     assert _again(4, plan) == plan
+
+
+def test_the_order_in_which_dims_are_said_asks_nothing_else() -> None:
+    program = _captured(8).program
+    ways = [{"tp": 2, "dp_shard": 1}, {"dp_shard": 1, "tp": 2}, {"tp": 1, "dp_shard": 2}]
+    first, again, other = (_cache_path(program, replace(GIVEN, dims=dims, cache_dir="plans")) for dims in ways)
+    assert first == again
+    assert first != other

@@ -16,6 +16,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 
 MAY_SKIP = {
+    "benchmarks/test_mutants.py": "coverage is an extra",
     "benchmarks/netlab/test_lab.py": "shaped links need root and Linux",
     "benchmarks/netlab/test_stalled_link.py": "shaped links need root and Linux",
     "benchmarks/validation/test_pipelines.py": "published measurements are not part of the repository",

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.files import cache_directory
-from benchmarks.mutants.choose_tests import SECONDS, Chosen, choose, files_first, further
+from benchmarks.mutants.choose_tests import SECONDS, Chosen, choose, further, own_files
 from benchmarks.mutants.draw import drawn, rooms
 from benchmarks.mutants.operators import Mutation
 from benchmarks.mutants.reach import Reach
@@ -50,7 +50,7 @@ KILLED = ("failed", "not imported", "timeout", "died")
 GONE = "gone"
 """The outcome of a mutant whose line a later commit does not have."""
 CHANGED_SECONDS = 120.0
-"""That the files of tests that changed since may take."""
+"""That the files of tests that changed since may take; those about the mutant's own module run alone before."""
 IMPORTED = ("torch", "transformers")
 """Libraries that a warm process imports where no record says which."""
 
@@ -73,14 +73,17 @@ class Place:
         return self.folder / "rows.jsonl"
 
     def prepare(self, commit: str) -> None:
-        """Copies of the tree, byte code by the hash of its source, since a mutant may have the date of the original."""
-        for worker in range(WORKERS):
-            if not self.tree(worker).exists():
-                with tree_at(ROOT, commit) as tree:
-                    shutil.copytree(tree, self.folder / "new", symlinks=True, dirs_exist_ok=True)
-                command = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."]
-                subprocess.run([sys.executable, *command], cwd=self.folder / "new", check=False)
-                (self.folder / "new").rename(self.tree(worker))
+        """Copies of the tree, byte code by the hash of its source, since a mutant may have the date of the original.
+        Sources are written each time: a run that was killed left its mutants in them."""
+        with tree_at(ROOT, commit) as sources:
+            for worker in range(WORKERS):
+                is_new = not self.tree(worker).exists()
+                shutil.copytree(
+                    sources, self.tree(worker), symlinks=True, dirs_exist_ok=True, ignore=None if is_new else _links
+                )
+                if is_new:
+                    command = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."]
+                    subprocess.run([sys.executable, *command], cwd=self.tree(worker), check=False)
 
     def record(self, tests: Sequence[str]) -> None:
         """Run the suite once, or these tests of it; what a stopped run left is thrown away."""
@@ -90,6 +93,11 @@ class Place:
             command += ["--numprocesses", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder", *tests]
             subprocess.run([sys.executable, *command], cwd=self.tree(0), env=environment(self.tree(0)), check=False)
             (self.reach / "done").touch()
+
+
+def _links(folder: str, names: Sequence[str]) -> list[str]:
+    """Those that are links."""
+    return [name for name in names if Path(folder, name).is_symlink()]
 
 
 def environment(tree: Path) -> dict[str, str]:
@@ -222,6 +230,11 @@ def survived(row: Mapping[str, Any], equivalent: Mapping[str, str]) -> bool:
     return row["outcome"] not in (*KILLED, GONE) and change_of(row) not in equivalent
 
 
+def _is_missing(row: Mapping[str, Any] | None, bound: float) -> bool:
+    """Whether a mutant is to be tried: its row says that it was not, or that it met less than it shall."""
+    return row is None or (row["outcome"] not in KILLED and row["bound"] < bound)
+
+
 def try_drawn(place: Place, reach: Reach, mutants: Sequence[Mutant], seconds: float) -> list[dict[str, Any]]:
     """What is not done, and survivors again where tests of so many seconds are more than they met; the rows of all."""
     done = {row["mutant"]: row for row in read_rows(place.rows)}
@@ -236,7 +249,7 @@ def try_drawn(place: Place, reach: Reach, mutants: Sequence[Mutant], seconds: fl
 
     def is_missing(mutation: Mutation) -> bool:
         row = done.get(mutation.name)
-        return row is None or (row["outcome"] == "passed" and row["left_out"] > 0 and row["bound"] < seconds)
+        return _is_missing(row, seconds) and (row is None or row["left_out"] > 0)
 
     try_all(place, reach.imported, [mutant for mutant in mutants if is_missing(mutant[1])], chosen, bound=seconds)
     names = {mutation.name for _, mutation in mutants}
@@ -266,11 +279,17 @@ def try_survivors(place: Place, document: Mapping[str, Any], equivalent: Mapping
             else:
                 mutants.append((row["room"], nearest))
                 named[nearest.name] = row
-    before = len(read_rows(place.rows))
-    try_all(place, IMPORTED, mutants, lambda mutation: files_first(mutation.path, files, CHANGED_SECONDS), bound=0.0)
-    for found in read_rows(place.rows)[before:]:
-        tests = named[found["mutant"]]["tests"] + found["tests"]
-        named[found["mutant"]].update({**found, "tests": tests, "commit": commit})
+    for bound in (0.0, CHANGED_SECONDS):
+        done = {row["mutant"]: row for row in read_rows(place.rows)}
+
+        def chosen(mutation: Mutation, is_all: bool = bound > 0.0) -> Chosen:
+            tests = files if is_all else own_files(mutation.path, files)
+            return Chosen(tests=tuple(tests), seconds=CHANGED_SECONDS, left_out=0)
+
+        missing = [mutant for mutant in mutants if _is_missing(done.get(mutant[1].name), bound)]
+        try_all(place, IMPORTED, missing, chosen, bound=bound)
+    for name, found in {row["mutant"]: row for row in read_rows(place.rows) if row["mutant"] in named}.items():
+        named[name].update({**found, "tests": named[name]["tests"] + found["tests"], "commit": commit})
     return rows
 
 

@@ -15,6 +15,8 @@ SECONDS = 40.0
 """Of tests, as they took alone, that a mutant may survive."""
 SECONDS_A_FILE = 0.3
 """To import a file of tests."""
+IN_A_PROCESS = {"runtime/kernels/triton_": "tests/runtime/kernels/test_registry.py::test_numerics_in_the_interpreter"}
+"""Modules, by how their paths begin, that a test runs in a process of its own, where no record sees their lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,8 @@ def mirrored(path: str) -> str:
 
 def choose(path: str, reaching: Iterable[str], taken: Mapping[str, float], seconds: float = SECONDS) -> Chosen:
     """The tests for a mutant of a module. reaching: those that reach its line; taken: seconds of every test."""
-    own = [test for test in taken if test.partition("::")[0] == mirrored(path)]
+    named = [test for begin, test in IN_A_PROCESS.items() if path.startswith(begin)]
+    own = [test for test in taken if test.partition("::")[0] == mirrored(path) or test.partition("[")[0] in named]
     return within(dict.fromkeys([*own, *reaching]), mirrored(path), taken, seconds)
 
 
@@ -65,7 +68,7 @@ def further(chosen: Chosen, before: Set[str]) -> Chosen:
     return replace(chosen, tests=tuple(test for test in chosen.tests if test not in before))
 
 
-def files_first(path: str, files: Iterable[str], seconds: float) -> Chosen:
-    """Whole files of tests, that of the mutant's own module in front. seconds: that all of them may take."""
-    order = sorted(files, key=lambda file: (file != mirrored(path), file))
-    return Chosen(tests=tuple(order), seconds=seconds, left_out=0)
+def own_files(path: str, files: Iterable[str]) -> list[str]:
+    """Those of the files of tests that are about the module `path`."""
+    own = {mirrored(path), *(test.partition("::")[0] for begin, test in IN_A_PROCESS.items() if path.startswith(begin))}
+    return sorted(own.intersection(files))

@@ -40,7 +40,11 @@ class Order:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Behind the project's own order."""
-        items.sort(key=lambda item: self.place.get(item.nodeid, len(self.place)))
+        items.sort(key=self._place)
+
+    def _place(self, item: pytest.Item) -> int:
+        """Of a test that was asked for by its name or by that of its file."""
+        return min(self.place.get(asked, len(self.place)) for asked in (item.nodeid, item.nodeid.partition("::")[0]))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the first failure."""

@@ -26,8 +26,7 @@ FILES = {
     "    def _hidden(self) -> None:\n        pass\n",
     "house/planner/limits.py": '"""Limits."""\nimport house.rules.table\n',
     "house/planner/solver/__init__.py": '"""Solver."""\nfrom house.planner.solver.bound import bound\n',
-    "house/planner/solver/bound.py": "def bound(x: int) -> int:\n    return x\n\n\nclass Search:\n"
-    '    """Another."""\n',
+    "house/planner/solver/bound.py": 'def bound(x: int) -> int:\n    return x\n\n\nclass Search:\n    """Another."""\n',
     "house/planner/solver/table.py": '"""A table."""\nfrom house.planner.search import Search\n',
     "tests/planner/test_search.py": "",
     "tests/test_journey.py": "",

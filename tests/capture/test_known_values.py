@@ -148,3 +148,9 @@ def test_uninitialised_memory_has_no_value() -> None:
         assert known.sum().item() == 4
         assert torch.empty_like(known).constant is None  # type: ignore[attr-defined]
         assert torch.empty(4).constant is None  # type: ignore[attr-defined]
+
+
+def test_values_are_known_up_to_the_largest_size_and_not_beyond() -> None:
+    with KnownValues():
+        assert torch.ones(LARGEST_KNOWN).sum().item() == LARGEST_KNOWN
+        assert torch.ones(LARGEST_KNOWN + 1).constant is None  # type: ignore[attr-defined]

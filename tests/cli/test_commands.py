@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from torch import nn
 
 from autopar.cli import main
-from autopar.cli.commands import exit_code
+from autopar.cli.commands import exit_code, log_to_stderr
 from autopar.cli.options import parse_constraints, parse_dims, parse_mesh
 from autopar.errors import AutoparError, ConfigurationError, InfeasibleError, VerificationError
 from benchmarks.models import Inputs, gpt2, token_inputs
@@ -153,3 +154,27 @@ def test_export_writes_what_another_tool_reads(plan_file: str, tmp_path: Path) -
     assert document["degrees"]["dp_shard"] * document["degrees"]["tp"] * document["degrees"]["dp_replicate"] == 8
     unpriced = autopar("export", plan_file, "--to", "megatron", "--price")
     assert (unpriced.returncode, "needs the model" in unpriced.stderr) == (2, True)
+
+
+def test_verify_says_what_was_compared_in_words_or_in_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.cli.commands.verify_model", lambda *arguments: None)
+    assert "any:model: 3 processes" in autopar("verify", "any:model", "--processes", "3").stdout
+    document = json.loads(autopar("verify", "any:model", "--processes", "3", "--json").stdout)
+    assert document == {"model": "any:model", "processes": 3, "verified": True}
+
+
+def test_phases_are_lines_on_stderr_unless_the_user_has_handlers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("autopar")
+    level = logger.level
+    monkeypatch.setattr(logger, "handlers", [])
+    logger.setLevel(logging.NOTSET)
+    try:
+        log_to_stderr()
+        logging.getLogger("autopar.any").info("a phase")
+        log_to_stderr()
+        logging.getLogger("autopar.any").info("another phase")
+    finally:
+        logger.setLevel(level)
+    assert capsys.readouterr().err == "a phase\nanother phase\n"

@@ -9,6 +9,8 @@ from autopar.cost_models.operator_costs import (
     matmul_flops_per_second,
     operator_seconds,
 )
+from autopar.cost_models.operator_sizes import AttentionSizes, ProductSizes
+from autopar.cost_models.sustained import AttentionKernel, attention_speed
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 
@@ -83,3 +85,28 @@ def test_a_copy_that_changes_the_innermost_dim_moves_its_bytes_more_slowly(devic
     assert straight - device.launch_seconds == pytest.approx(2e9 / device.memory_bytes_per_second)
     assert transposing - device.launch_seconds == pytest.approx(slowdown * 2e9 / device.memory_bytes_per_second)
     assert copy_seconds(device, 0.0, transposing=True) == 0.0
+
+
+def test_an_older_attention_kernel_takes_longer_and_products_as_long() -> None:
+    attention = AttentionSizes(
+        batch=2,
+        heads=16,
+        queries_per_key=1,
+        queries=4096,
+        keys=4096,
+        qk_dim=128,
+        v_dim=128,
+        causal=True,
+        backward=False,
+    )
+
+    def seconds(sizes: AttentionSizes | ProductSizes, kernel: AttentionKernel) -> float:
+        found = operator_seconds(H100, flops=0, bytes_moved=0, dtype="bfloat16", sizes=sizes, attention=kernel)
+        return float(found)
+
+    assert H100.curves is not None
+    rates = [attention_speed(kernel, H100.curves) for kernel in ("flash1", "flash2")]
+    assert rates[0] < rates[1]
+    assert seconds(attention, "flash1") / seconds(attention, "flash2") == pytest.approx(rates[1] / rates[0])
+    product = ProductSizes(m=4096, n=4096, k=4096)
+    assert seconds(product, "flash1") == seconds(product, "flash2")

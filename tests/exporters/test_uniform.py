@@ -138,3 +138,12 @@ def test_zero_3_gathers_again_and_blocks_are_recomputed_where_the_plan_does() ->
     yaml = configuration(PLAN, replace(UNIFORM, pp=1, schedule=None), "accelerate").text
     assert "  fsdp_reshard_after_forward: true\n" in yaml
     assert "  fsdp_activation_checkpointing: true\n" in yaml
+
+
+def test_products_of_forward_that_split_something_else_are_lost_and_those_of_backward_are_not_counted() -> None:
+    """small_plan's product splits the batch over dp_shard, and nothing over tp."""
+    product = PLAN.operators["layers.0.up/mm#0"]
+    other = replace(product, axes=(None, "n"))
+    both = PLAN.with_(operators={"layers.0.up/mm#0": product, "layers.0.up/mm#1/bwd": other})
+    sentences = [sentence for sentence in nearest_uniform(both).lost if "products" in sentence]
+    assert sentences == ["1 of 1 products do not split tp over tp=4 (as layers.0.up/mm#0)"]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster, MixedCluster, machine_name, measured_cluster_path
+from autopar.hardware.cluster import Cluster, MixedCluster, _detect_cuda, machine_name, measured_cluster_path
 from autopar.hardware.devices import preset_names
 from autopar.hardware.group_topology import GroupTopology
 
@@ -127,3 +127,17 @@ def test_what_needs_equal_devices_refuses_several_kinds() -> None:
     cluster = Cluster.parse("8 H100-SXM + 8 A100-80")
     with pytest.raises(ConfigurationError, match=r"a mesh needs devices of one kind.*H100-SXM, A100-80"):
         GroupTopology.of(cluster, (2, 8), (1,))
+
+
+def test_gpus_found_are_as_many_as_asked_for_else_as_the_job_has_else_as_the_node_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    name = "NVIDIA H100 80GB HBM3"
+    assert _detect_cuda(name, 80 * 1024**3, 8, None).num_devices == 8
+    assert _detect_cuda(name, 80 * 1024**3, 8, 2).num_devices == 2
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    found = _detect_cuda(name, 80 * 1024**3, 8, None)
+    assert (found.num_nodes, found.devices_per_node) == (2, 8)
+    assert _detect_cuda(name, 80 * 1024**3, 8, 4).num_devices == 4

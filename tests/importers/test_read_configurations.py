@@ -133,3 +133,25 @@ def test_the_command_writes_a_plan_with_these_degrees(tmp_path: Path) -> None:
     plan = autopar.Plan.load(tmp_path / "like.json")
     assert dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)) == {"dp_replicate": 2, "tp": 2}
     assert (plan.question["batch"], plan.question["precision"]) == (8, "bf16")
+
+
+def test_parameters_are_sharded_where_data_parallelism_shards_and_only_there() -> None:
+    assert read("distributed_type: FSDP", "accelerate").zero_stage == 3
+    assert read("distributed_type: MULTI_GPU", "accelerate").zero_stage == 0
+
+
+def test_groups_of_one_rank_are_no_groups() -> None:
+    """DeepSpeed's default of zero_hpz_partition_size is 1: parameters are sharded over all ranks."""
+    for size, dims in ((1, {"dp_shard": 16}), (4, {"dp_replicate": 4, "dp_shard": 4})):
+        text = json.dumps({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": size}})
+        assert read(text, "deepspeed").dims == dims
+
+
+def test_a_key_that_stands_twice_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigurationError, match="the key 'num_processes' stands twice"):
+        read("num_processes: 8\nnum_processes: 16", "accelerate")
+
+
+def test_one_micro_batch_is_asked_for_with_stages_and_left_open_without() -> None:
+    assert plan_options(replace(STAGED, micro_batches=1))["micro_batches"] == 1
+    assert plan_options(FLAT)["micro_batches"] is None

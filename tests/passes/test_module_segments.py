@@ -32,3 +32,14 @@ def test_what_does_not_divide_goes_to_the_first_chunks() -> None:
 def test_more_chunks_than_layers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="2 layers do not fill 3"):
         placed(["b"] * 2, 3, first="e", last="h")
+
+
+@pytest.mark.parametrize(
+    ("layers", "chunks"),
+    [
+        (["b", "c"], (("e", "b"), ("c", "h"))),
+        ([], (("e", "h"),)),
+    ],
+)
+def test_as_many_chunks_as_layers_are_the_most(layers: list[str], chunks: tuple[tuple[str, ...], ...]) -> None:
+    assert placed(layers, len(chunks), first="e", last="h") == chunks

@@ -35,3 +35,14 @@ def test_timings_count_nodes() -> None:
     _, (timing,) = run_passes(trace(function, torch.randn(2)), [remove_dead_code], None)
     assert (timing.name, timing.nodes_before, timing.nodes_after) == (pass_name(remove_dead_code), 4, 3)
     assert timing.cpu_seconds >= 0
+
+
+def test_the_module_runs_what_the_passes_left_in_its_graph() -> None:
+    def cosines(graph_module: GraphModule, ctx: None) -> GraphModule:
+        for node in graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+            node.target = torch.ops.aten.cos.default
+        return graph_module
+
+    x = torch.randn(2)
+    graph_module, _ = run_passes(trace(torch.sin, x), [cosines], None)
+    torch.testing.assert_close(graph_module(x)[0], x.cos())

@@ -24,3 +24,8 @@ def test_equal_layers_are_one() -> None:
 def test_a_layer_that_takes_longer_is_shown() -> None:
     lines = [*BEGIN, *layer(0), *layer(1, "191 us"), *layer(2)]
     assert folded("\n".join(lines)).splitlines() == lines
+
+
+def test_two_equal_layers_are_one() -> None:
+    said = "# ... these 12 lines 1 times more, up to model.layers.1.up/mm#11"
+    assert folded("\n".join([*BEGIN, *layer(0), *layer(1)])).splitlines() == [*BEGIN, *layer(0), said]

@@ -9,7 +9,14 @@ import pytest
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh, Partial, Replicate, Shard
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_text import format_bytes, format_seconds, matching_names, parameter_rows, plan_rows
+from autopar.plans.plan_text import (
+    axes_in_words,
+    format_bytes,
+    format_seconds,
+    matching_names,
+    parameter_rows,
+    plan_rows,
+)
 from autopar.plans.plan_value import Baseline, OperatorPlan, ParameterPlan, PipelinePlan, Prediction
 
 R, S0, P = Replicate(), Shard(0), Partial("sum")
@@ -128,3 +135,11 @@ def test_a_pipeline_is_explained_by_what_was_compared() -> None:
     assert "no runner-up" not in text
     assert "no runner-up" in str(plan.explain("head"))
     assert "and 1 more in plan.alternatives" in str(replace(plan, alternatives=(*others, *others[:2])).explain("head"))
+
+
+def test_what_an_axis_splits_is_said_with_the_dim_where_there_is_one() -> None:
+    mesh = Mesh(("dp_shard", "tp"), (2, 4))
+    assert axes_in_words(("m", "k"), [(S0, P)], mesh) == "dp_shard splits m (dim 0); tp splits k (partial sums)"
+    assert axes_in_words(("d0", "h"), [(S0, R)], mesh) == "dp_shard splits dim 0; tp splits h"
+    assert axes_in_words((None, "partial"), [(R, P)], mesh) == "tp passes partial sums on"
+    assert axes_in_words((None, None), [(R, R)], mesh) == "whole on every device"

@@ -20,12 +20,14 @@ from autopar.plans.plan_text import format_seconds
 from autopar.report.html.headline import headline
 from autopar.report.html.page import report_page, write_report
 from autopar.report.html.timeline import (
+    CURVE_WIDTH,
     MOST_SPANS,
     RecordedStep,
     communication,
     drawn_memory,
     drawn_tracks,
     read_timeline,
+    stage_bubbles,
 )
 from autopar.report.html.tree import module_tree
 from tests.report.chromium import clicked, needs_chromium
@@ -180,3 +182,25 @@ def test_a_browser_opens_searches_zooms_and_clicks(tmp_path: Path, plan: Plan, s
     assert (seen["before"], seen["after"], seen["again"]) == (400, 300, 400)  # 0 .. 2 of 5 s, then of 1.25 .. 3.75 s
     assert seen["span"].startswith("layers.0/mm#0: 2.000 s")
     assert seen["bars"] == 1 + sum(baseline.predicted is not None for baseline in plan.baselines)
+
+
+def test_a_simulated_step_has_its_seconds_among_the_figures(plan: Plan, step: RecordedStep) -> None:
+    found = {figure.name: figure.value for figure in headline(plan, step)}
+    assert found["simulated"] == format_seconds(step.seconds)
+    assert "simulated" not in {figure.name for figure in headline(plan, None)}
+
+
+def test_a_curve_has_at_most_two_points_a_pixel() -> None:
+    count = 10 * CURVE_WIDTH
+    span = Span(rank=0, stream="compute", name="mm", start_seconds=0.0, end_seconds=1.0)
+    memory = [(number / count, float(number % 7)) for number in range(count)]
+    (curve,) = drawn_memory(RecordedStep(spans=(span,), memory={0: memory}))
+    assert CURVE_WIDTH < curve.path.count("H") <= 2 * CURVE_WIDTH + 1
+
+
+def test_time_that_several_spans_share_is_covered_once() -> None:
+    spans = tuple(
+        Span(rank=0, stream=stream, name="mm", start_seconds=start, end_seconds=end)
+        for stream, start, end in (("compute", 0.0, 1.0), ("compute", 2.0, 3.0), ("inner", 2.5, 4.0))
+    )
+    assert stage_bubbles(RecordedStep(spans=spans, memory={})) == {0: "25.0%"}

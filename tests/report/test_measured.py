@@ -56,3 +56,11 @@ def test_what_is_no_trace_of_the_profiler_is_refused(tmp_path: Path, content: st
         read_measured(tmp_path / "t.json", 0)
     with pytest.raises(ConfigurationError, match="No such file"):
         read_measured(tmp_path / "missing.json", 0)
+
+
+def test_times_without_a_base_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = kineto(tmp_path / "t.json", 0, 0.0)
+    document = json.loads(path.read_text())
+    del document["baseTimeNanoseconds"]
+    path.write_text(json.dumps(document))
+    assert read_measured(path, 0).begin == 1100.0

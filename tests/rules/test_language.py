@@ -71,7 +71,7 @@ def test_errors_repeat_the_string_and_the_shapes(text: str, reason: str) -> None
     with pytest.raises(ConfigurationError, match=reason) as caught:
         bind_rule(text, call((4, 6), (5, 8), to=(4, 8)))
     assert text in str(caught.value)
-    assert "[4, 6]" in str(caught.value)
+    assert "on [[4, 6], [5, 8]] -> [[4, 8]]: " in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["m k", "m k -> (m k", "M -> M", "m -> m ; k", "m -> m ; k: product", "... ... -> m"])

@@ -99,7 +99,8 @@ def _rows(variable: Variable, mesh: Mesh, decision: Decision, part_of: Sequence[
         rows = np.flatnonzero([label == (keeps, stored, used) for label in labels])
     else:
         offered = variable.layouts[0]
-        rows = np.zeros(0, dtype=np.int64) if offered is None else np.flatnonzero(_lies(offered, wanted[0]))
+        assert offered is not None, "inputs, outputs and copies are tensors"
+        rows = np.flatnonzero(_lies(offered, wanted[0]))
     return rows if len(rows) else np.arange(len(variable.costs))
 
 

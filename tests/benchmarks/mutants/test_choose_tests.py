@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.mutants.choose_tests import SECONDS_A_FILE, choose, mirrored, within
+from benchmarks.mutants.choose_tests import (
+    IN_A_PROCESS,
+    SECONDS_A_FILE,
+    Chosen,
+    choose,
+    further,
+    mirrored,
+    own_files,
+    within,
+)
 
 TAKEN = {"a.py::slow": 5.0, "a.py::fast": 0.1, "b.py::fast": 0.2, "own.py::x": 1.0, "own.py::y": 0.5}
 
@@ -33,3 +42,23 @@ def test_tests_lie_where_their_modules_do() -> None:
     assert mirrored("autopar/planner/solver/ties.py") == "tests/planner/solver/test_ties.py"
     assert mirrored("cost_models/nccl.py") == "tests/cost_models/test_nccl.py"
     assert mirrored("autopar/_compat.py") == "tests/test_compat.py"
+
+
+def test_a_survivor_meets_only_what_it_has_not_passed() -> None:
+    chosen = Chosen(tests=("a.py::x", "b.py::x", "b.py::y"), seconds=3.0, left_out=0)
+    assert further(chosen, {"a.py::x", "b.py::y"}).tests == ("b.py::x",)
+
+
+def test_the_file_of_a_module_is_found_among_those_that_changed() -> None:
+    files = ["tests/b.py", "tests/plans/test_x.py", "tests/a.py"]
+    assert own_files("autopar/plans/x.py", files) == ["tests/plans/test_x.py"]
+    assert own_files("autopar/plans/y.py", files) == []
+
+
+def test_kernels_meet_the_test_that_runs_them_in_a_process() -> None:
+    test = f"{IN_A_PROCESS['runtime/kernels/triton_']}[interpreted_kernels-114]"
+    taken = {test: 4.0, "tests/runtime/kernels/test_registry.py::other": 0.1}
+    assert choose("runtime/kernels/triton_gated.py", [], taken).tests == (test,)
+    assert choose("runtime/kernels/registry.py", [], taken).tests == tuple(sorted(taken, key=lambda name: taken[name]))
+    files = ["tests/a.py", "tests/runtime/kernels/test_registry.py"]
+    assert own_files("runtime/kernels/triton_gated.py", files) == [files[1]]

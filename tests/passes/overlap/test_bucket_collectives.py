@@ -50,3 +50,11 @@ def test_a_bucket_holds_one_dtype() -> None:
 
 def test_a_kind_without_a_size_stays_as_it_is() -> None:
     assert joined(reductions(10, 10), 0.0) == []
+
+
+def test_what_does_not_say_its_bytes_is_in_no_bucket() -> None:
+    """Collectives that operators start themselves do not."""
+    graph = reductions(40, 10, 60)
+    start = next(node for node in graph.nodes if node.name == "r1")
+    del start.meta["full_bytes"]
+    assert joined(graph, 1000.0) == ["r0 r2"]

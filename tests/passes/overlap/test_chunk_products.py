@@ -130,3 +130,22 @@ def test_the_mlp_has_one_product_to_cut() -> None:
     case = Case(Mlp().double(), inputs)
     part = case.check(tensor_parallel(case), bucket_bytes={}, chunks=HALVES).partitions[0]
     assert [start.target for start in starts(part.forward)] == [ALL_REDUCE, ALL_REDUCE]
+
+
+def test_a_product_stays_whole_where_a_view_behind_it_does_not_divide() -> None:
+    """8 rows and the 8 that travel are two chunks of 4; the 3 between them are none."""
+    module = product_and_sum(rows=8)
+    graph = module.graph
+    (start,) = starts(module)
+    (product,) = start.all_input_nodes
+    product.meta["local_shape"] = (8, 6)
+    value = product
+    for shape in ((3, 16), (8, 6)):
+        with graph.inserting_before(start):
+            value = graph.call_function(torch.ops.aten.view.default, (value, list(shape)))
+        value.meta = {**product.meta, "local_shape": shape}
+    start.replace_input_with(product, value)
+    start.meta["local_shape"] = (8, 6)
+    (found,) = chunked_products(list(graph.nodes))
+    assert not found.divides(2)
+    assert not any(CHUNK_OF in node.meta for node in starts(chunk_products(module, {"all_reduce": 2})))

@@ -8,7 +8,7 @@ import torch
 from autopar.capture import Captures
 from autopar.errors import PlanMismatchError
 from autopar.hardware.cluster import Cluster
-from autopar.passes.stages.cut_stages import StagePrograms, cut_stages
+from autopar.passes.stages.cut_stages import Crossing, StagePrograms, cut_stages
 from autopar.planner.batch.micro_batch_program import in_parts
 from autopar.program import MicroProgram, Program
 from autopar.questions import capture_model
@@ -86,6 +86,19 @@ def test_the_copies_of_a_gradient_for_the_experts_are_made_behind_the_border() -
     micro = in_parts(captured.program, 4, captured)
     stages = cut_stages(micro.program, block_ends(micro, ["layers.0"]))
     assert _ways(stages, backward=True) == [(1, 0)]
+
+
+def test_a_pass_of_a_stage_sends_its_own_values_of_its_own_direction() -> None:
+    """Of a stage in the middle: forward to the next one, backward to the one before."""
+    node = torch.fx.Graph().placeholder("x")
+    crossings = tuple(
+        Crossing(name=name, source=source, target=target, is_backward=target < source, node=node, readers=())
+        for name, source, target in (("x", 0, 1), ("y", 1, 2), ("dx", 1, 0), ("dy", 2, 1))
+    )
+    stages = StagePrograms(programs=(), statistics=None, crossings=crossings, owners={}, holders={})
+    sent = {backward: [c.name for c in stages.crossings_from(1, backward)] for backward in (False, True)}
+    received = {backward: [c.name for c in stages.crossings_into(1, backward)] for backward in (False, True)}
+    assert (sent, received) == ({False: ["y"], True: ["dx"]}, {False: ["x"], True: ["dy"]})
 
 
 def test_cuts_that_the_program_does_not_have_are_named() -> None:

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 import autopar
 from autopar.capture import capture
 from autopar.planner.batch.batch_flow import NotSeparable
-from autopar.planner.batch.micro_batch_program import in_parts, micro_program
+from autopar.planner.batch.micro_batch_program import batch_size, in_parts, micro_program
 from autopar.planner.problem.factorisation import Factorisation
-from autopar.program import Joined, MicroProgram, Program
+from autopar.program import Input, Joined, MicroProgram, Program
 
 CLASSES, LENGTH = 11, 6
 Loss = Callable[["Model", Tensor, Tensor, Tensor], Tensor]
@@ -65,6 +65,10 @@ SEPARABLE: dict[str, tuple[Loss, float]] = {
     "clamped count": (lambda m, h, o, y: (o.pow(2).sum(-1) * _kept(y)).sum() / _kept(y).sum().clamp(min=1), 1.0),
     "weight per token": (lambda m, h, o, y: (o.pow(2).sum(-1) * (_kept(y) / _kept(y).sum())).sum(), 0.5),
     "own row": (lambda m, h, o, y: (o + _kept(y)[torch.arange(len(y))].unsqueeze(-1)).pow(2).mean(), 0.5),
+    "own row and a place in it": (
+        lambda m, h, o, y: (o + _kept(y)[torch.arange(len(y)), y[:, 0].clamp(0, 5)].view(-1, 1, 1)).pow(2).mean(),
+        0.5,
+    ),
     "group norm": (lambda m, h, o, y: F.group_norm(h.transpose(1, 2), 1, m.linear.weight.sum(0)).pow(3).mean(), 0.5),
     "dropout": (lambda m, h, o, y: F.dropout(o, 0.3).pow(2).mean(), 0.5),
 }
@@ -72,6 +76,10 @@ REFUSED: dict[str, tuple[Loss, str]] = {
     "batch norm": (lambda m, h, o, y: _through_batch_norm(m, h), "statistics of the batch"),
     "product of batch means": (
         lambda m, h, o, y: o.mean() + (o.softmax(-1).mean((0, 1)) * o.mean((0, 1))).sum(),
+        "multiplies or divides by a value that is contracted over the batch",
+    ),
+    "division by a batch mean": (
+        lambda m, h, o, y: o.mean() + m.linear.weight.sum() / o.mean(),
         "multiplies or divides by a value that is contracted over the batch",
     ),
     "contrast of samples": (lambda m, h, o, y: (h.mean(1) @ h.mean(1).T).logsumexp(1).mean(), "pairs samples"),
@@ -119,6 +127,18 @@ def test_what_mixes_samples_is_refused_with_the_reason(name: str) -> None:
     loss, reason = REFUSED[name]
     with pytest.raises(NotSeparable, match=reason):
         _micro(loss)
+
+
+def test_inputs_without_a_batch_leave_its_size_to_the_others() -> None:
+    def size(*batches: int | None) -> int | None:
+        shape = (8, LENGTH)
+        inputs = [Input(role="input", name="x", shape=shape, dtype=torch.float32, batch_dim=dim) for dim in batches]
+        return batch_size(SimpleNamespace(inputs=inputs))  # type: ignore[arg-type]
+
+    assert size(0, None) == 8
+    assert size(None, 1) == LENGTH
+    assert size(None, None) is None
+    assert size(0, 1) is None
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:

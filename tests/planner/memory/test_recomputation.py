@@ -4,6 +4,7 @@ import functools
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -11,15 +12,19 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from autopar.capture import capture
 from autopar.errors import InfeasibleError
 from autopar.hardware.cluster import Cluster
+from autopar.layouts.placement import Mesh
 from autopar.ops.dropout_operator import dropout_by_index
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.passes.overlap.overlapped import overlapped
+from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.recomputation import RECOMPUTED, SAVED, expand
 from autopar.planner.planning import make_plan
 from autopar.planner.problem.search_limits import SEARCH
 from autopar.request import Request
 from tests.passes.hand_plans import run_plan, tensors_of
 from tests.passes.lowered_programs import lower
 from tests.planner.lifetime_tracker import tracked_peak_bytes
+from tests.planner.problems import build
 
 CLUSTER = Cluster.parse("4 H100-SXM")
 SIZES = {"vocab_size": 32, "use_cache": False}
@@ -163,6 +168,58 @@ def test_a_tighter_limit_costs_more_and_is_kept():
         objectives.append(plan.objective_seconds)
     for looser, tighter in pairwise(objectives):
         assert tighter >= looser * (1 - 1e-3)  # searches within memory end a thousandth above the optimum
+
+
+class Blocks(torch.nn.Module):
+    """forward(x (B, 64)) -> mean, through three blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(3)]
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.pow(2).mean()
+
+
+def test_what_is_computed_again_is_paid_twice_with_its_operands_and_what_is_saved_once():
+    """But for a weight: one that backward gathers anyway is paid once."""
+    program = capture(Blocks(), (torch.zeros(64, 64),))
+    plain = build(program, CLUSTER, Mesh(("inner",), (4,)))
+    expanded = expand(plain, Lifetimes(program))
+    factors = {SAVED: 1.0, RECOMPUTED: 2.0}
+    seen = set()
+
+    def of_state(variable, state):
+        return np.flatnonzero(variable.availability == state)
+
+    for before, variable in zip(plain.variables, expanded.variables, strict=True):
+        for state, factor in factors.items() if variable.availability is not None else ():
+            if len(rows := of_state(variable, state)):
+                np.testing.assert_allclose(variable.costs[rows], factor * before.costs)
+                seen.add((variable.kind, state))
+    assert {("operator", SAVED), ("operator", RECOMPUTED)} <= seen
+    read_twice, weights = 0, 0
+    for before, edge in zip(plain.problem.edges, expanded.problem.edges, strict=True):
+        source, target = (expanded.variables[index] for index in (edge.source, edge.target))
+        if target.kind != "operator" or target.availability is None or not before.costs.any():
+            continue
+        columns = of_state(target, RECOMPUTED)
+        if source.kind == "parameter" and source.name.endswith("weight") and len(columns):
+            again = 2.0 if source.name == "layers.0.0.weight" else 1.0  # backward makes no gradient of x
+            np.testing.assert_allclose(edge.costs[:, columns], again * before.costs)
+            weights += 1
+        elif source.kind == "operator" and source.availability is not None:
+            rows = of_state(source, SAVED)
+            np.testing.assert_allclose(
+                edge.costs[np.ix_(rows, columns)], 2.0 * before.costs[: len(rows), : len(columns)]
+            )
+            read_twice += bool(len(rows) and len(columns))
+    assert read_twice
+    assert weights
 
 
 def test_what_does_not_fit_names_the_smallest_with_recomputation():

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from autopar.errors import InfeasibleError
 from autopar.hardware.cluster import Cluster
+from autopar.layouts.placement import Mesh
+from autopar.planner.meshes import choose_step
 from autopar.planner.meshes.baseline_plans import solved_baselines, usable
 from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
 from autopar.planner.meshes.choose_step import instead, shortest_step
@@ -14,6 +20,7 @@ from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.mesh_plan import Candidate
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.planning import make_plan
+from autopar.planner.problem.build import Built
 from autopar.planner.problem.limits import LIMITS
 from autopar.plans.parallel_plan import Plan
 from autopar.request import Request
@@ -68,6 +75,30 @@ def test_a_share_finds_what_the_sum_does_not(query: Query, chosen: Chosen) -> No
     assert found.best.plan.hidden_share in query.search.hidden_shares
     assert found.best.plan.bound_seconds <= found.best.plan.objective_seconds
     assert any("of the communication of parameters" in note for note in found.notes)
+
+
+def test_what_can_only_be_as_long_as_the_shortest_step_is_not_played(
+    query: Query, chosen: Chosen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds that reach the step so far exactly; a little below it, all meshes are played."""
+    played: list[Mesh] = []
+    limit = 1.0 - LIMITS.played_least_gain
+    bound = limit
+
+    def free(query: Query, built: Built, mesh: Mesh, stop_above: float) -> Any:
+        return SimpleNamespace(lower_bound=bound, assignment=np.zeros(0))
+
+    def fitted(query: Query, built: Built, mesh: Mesh, *rest: object) -> Candidate:
+        played.append(mesh)
+        raise InfeasibleError("not in this test")
+
+    monkeypatch.setattr(choose_step, "solve_free", free)
+    monkeypatch.setattr(choose_step, "fit", fitted)
+    assert shortest_step(query, replace(chosen, others=()), (), 1.0) is None
+    assert played == []
+    bound = 0.5 * limit
+    assert shortest_step(query, replace(chosen, others=()), (), 1.0) is None
+    assert played
 
 
 def test_the_plan_says_what_it_took_the_place_of(query: Query, chosen: Chosen, known: list[Candidate]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
 from autopar.capture import capture
 from autopar.cost_models.stage_costs import PASS_LAUNCHES
@@ -146,6 +146,27 @@ def test_states_are_those_of_the_parameters(made: Made) -> None:
         if entry.role == "parameter" and entry.name.startswith("layers.1.")
     )
     assert made.table.state_bytes[2] == of_block
+
+
+class Returning(nn.Module):
+    """forward(x (B, W)) -> loss and what it is made of, through three blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return {"loss": x.pow(2).mean(), "hidden": x}
+
+
+def test_the_last_stage_holds_what_is_returned_of_every_micro_batch() -> None:
+    program = capture(Returning(), (torch.zeros(BATCH, WIDTH),))
+    two, five = (solved_program(program, Cluster.parse("1 cpu"), count).table.state_bytes for count in (2, 5))
+    more = five - two
+    assert more[-1] == pytest.approx(3 * 4 * BATCH * WIDTH)
+    assert not more[:-1].any()
 
 
 def test_weight_gradients_are_a_third_of_a_block(made: Made) -> None:

@@ -32,6 +32,7 @@ def test_stages_and_tensor_parallelism() -> None:
     assert plan.micro_batches == 4
     assert Plan.from_json(plan.to_json()).pipeline == plan.pipeline
     assert 0 < plan.bound_seconds < plan.objective_seconds == plan.predicted.step_seconds
+    assert plan.gap == pytest.approx(1 - plan.bound_seconds / plan.objective_seconds)
     assert 0 < float(plan.statistics["bubble"]) < 1
     words = plan.summary()
     assert "2 stages on 2 groups of 2 devices, 1f1b, 4 micro-batches, bubble" in words
@@ -128,6 +129,7 @@ def test_too_few_blocks_say_so() -> None:
 
 def test_counts_of_micro_batches_divide_the_batch() -> None:
     assert micro_batch_counts(256, 4) == [4, 8, 16, 32]
+    assert micro_batch_counts(8, 2) == [2, 4, 8]
     assert micro_batch_counts(6, 4) == [3, 6]
     assert micro_batch_counts(7, 2) == [7]
     assert micro_batch_counts(1, 2) == []

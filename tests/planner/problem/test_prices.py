@@ -53,3 +53,27 @@ def test_statistics_of_a_split_row_are_reduced_over_the_axes_that_split_it() -> 
     reduced = [0.0] + [prices.collective_seconds("all_reduce", over, 8.0 * rows) for over in ((0,), (1,), (0, 1))]
     assert min(reduced[1:]) > 0.0
     np.testing.assert_allclose(with_statistics - kernel, reduced, rtol=1e-9)
+
+
+def test_edges_of_blocks_are_as_long_as_the_rows_of_the_image_that_a_rank_holds() -> None:
+    """A convolution whose images no axis, the first one, and beside it the second by samples splits."""
+    shape, kernel = (64, 256, 512, 512), (256, 256, 3, 3)
+    graph = fx.Graph()
+    x, weight = graph.placeholder("x"), graph.placeholder("weight")
+    convolution = torch.ops.aten.convolution.default
+    node = graph.call_function(convolution, (x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1))
+    x.meta["val"] = node.meta["val"] = torch.empty(shape, device="meta")
+    weight.meta["val"] = torch.empty(kernel, device="meta")
+    rule = rule_for(node)
+    assert rule is not None
+    rows = next(name for name in rule.exchanged_bytes if name in rule.inputs[0][2])
+    samples = rule.inputs[0][0][0]
+    axes = ((None, None), (rows, None), (rows, samples))
+    layouts: list[Layout] = [(R, R), (Shard(2), R), (Shard(2), Shard(0))]
+    images, weights = LayoutSet.of(layouts, shape, MESH), LayoutSet.of([(R, R)] * 3, kernel, MESH)
+    strategies = Strategies(axes, (images, weights), (images,), np.array([1.0, 0.5, 0.25]))
+    prices = Prices(CLUSTER, MESH)
+    nbytes = rule.exchanged_bytes[rows]
+    expected = [0.0, *(prices.collective_seconds("neighbours", (0,), held) for held in (nbytes, nbytes // 2))]
+    assert expected[2] < 0.6 * expected[1]
+    np.testing.assert_allclose(prices._edges(node, rule, strategies), expected, rtol=1e-9)

@@ -31,3 +31,7 @@ def test_the_plan_says_in_which_mode_it_was_made() -> None:
 def test_an_unknown_mode_names_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="fast, default, max"):
         autopar.plan(nn.Linear(8, 8), torch.randn(4, 8), mode="slow")  # type: ignore[arg-type]
+
+
+def test_a_fast_search_compares_with_no_pipelines_and_the_others_do() -> None:
+    assert [mode for mode, search in SEARCH.items() if search.tries_pipelines] == ["default", "max"]

@@ -66,3 +66,16 @@ def test_prices_of_single_layers_are_proven_on_all_layers(
     assert looks[0].bound == pytest.approx(looks[1].bound, rel=1e-4)
     unpriced = lifted.look(np.zeros(num_layers), 60, Deadline.after(None))
     assert unpriced.bound < looks[1].bound + float(prices @ budgets)
+
+
+@pytest.mark.parametrize("sweeps", [4, 5, 7])
+def test_a_look_rounds_half_way_and_at_its_end(
+    sweeps: int, monkeypatch: pytest.MonkeyPatch, random_problem: Callable[..., Problem]
+) -> None:
+    problem = random_problem(1, rows=2, tightness=0.8)
+    graph = weighted_graph(problem)
+    budgets = np.array([row.budget_bytes - row.constant_bytes for row in problem.memory_rows])
+    monkeypatch.setattr(relaxation, "MET", -np.inf)  # no look ends early
+    look = Relaxation(graph, budgets).look(np.zeros(2), sweeps, Deadline.after(None))
+    assert len(look.assignments) == {4: 2, 5: 3, 7: 3}[sweeps]
+    assert np.isfinite(look.bound)

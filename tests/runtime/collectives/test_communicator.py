@@ -33,11 +33,12 @@ class Event:
     """Stands for an exchange that ends when it is told to."""
 
     def __init__(self, ends: bool = True) -> None:
-        self.ended = threading.Event()
+        self.ended, self.awaited = threading.Event(), threading.Event()
         if ends:
             self.ended.set()
 
     def wait(self, timeout: timedelta) -> None:
+        self.awaited.set()
         if not self.ended.wait(timeout.total_seconds()):
             raise TimeoutError("the exchange did not end")
 
@@ -64,7 +65,9 @@ def test_a_collective_goes_on_while_the_one_before_it_waits() -> None:
         yield Event()
         return torch.tensor(2.0)
 
-    one, two = started(communicator, first()), started(communicator, second())
+    one = started(communicator, first())
+    assert late.awaited.wait(SECONDS)
+    two = started(communicator, second())
     assert [float(each.wait()) for each in (one, two)] == [1.0, 2.0]
 
 

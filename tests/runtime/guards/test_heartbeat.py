@@ -73,6 +73,38 @@ def test_a_store_that_does_not_answer_is_a_lost_rank() -> None:
     beating._stopped.set()
 
 
+class Looks(threading.Event):
+    """Of a thread that looks a hundred times, one right after the other."""
+
+    left = 100
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_store_that_is_not_asked_is_not_blamed(rounds: int) -> None:
+    beating = Heartbeat(dist.HashStore(), 0, 2, 1e-6)
+    for _ in range(rounds):
+        beating._round(0.0)
+    beating._stopped = Looks()
+    beating._watch_store()
+    assert HERE.verdict is None
+
+
+def test_a_forked_process_is_not_watched_and_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    beating = Heartbeat(dist.HashStore(), 0, 2, 1000.0)
+    monkeypatch.setattr(heartbeat, "_beating", [beating])
+    HERE.verdict = RankLostError("rank 3 is silent")
+    heartbeat._forget()
+    assert not HERE.watched
+    with HERE.inside("call", 1):
+        assert HERE.verdict is None
+    heartbeat.stop_heartbeat()
+    assert not beating.is_over, "the threads of the parent are not for a child to stop"
+
+
 def test_who_leaves_says_so_and_its_threads_end() -> None:
     store = dist.HashStore()
     beating = Heartbeat(store, 0, 2, 1000.0)

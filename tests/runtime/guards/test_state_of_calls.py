@@ -183,3 +183,15 @@ def test_digests_name_values_and_kinds_are_apart() -> None:
     assert states.digest("train") != train
     assert states.digest("eval") == evaluation
     assert states.texts("train")["alpha"] == "float:5.0"
+
+
+def test_a_version_counts_the_states_met_and_names_what_differs() -> None:
+    model = Model()
+    states = StateOfCalls(model, None)
+    assert states.version() == ""
+    states.captured("train", {("", "alpha")})
+    assert states.version() == "1 (as it was captured)"
+    model.alpha = 5.0
+    assert states.version() == "2 (alpha)"
+    model.alpha = 1.0
+    assert states.version() == "1 (as it was captured)"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 import autopar
+from autopar.layouts.placement import Replicate, Shard
+from autopar.runtime.weights import shard_model
 
 
 def compiled(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> autopar.ParallelModule:
@@ -43,3 +49,13 @@ def test_full_tensors_are_loaded_into_the_layout_of_their_parameter() -> None:
     for name, tensor in module.state_dict().items():
         assert isinstance(tensor, DTensor)
         assert torch.equal(tensor.full_tensor(), wanted[name])
+
+
+def test_a_buffer_is_cut_where_any_axis_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Module())
+    for name in ("cut", "whole"):
+        model[0].register_buffer(name, torch.ones(4))
+    monkeypatch.setattr(shard_model, "shard_tensor", lambda tensor, layout, groups: tensor[:2])
+    layouts = {"0.cut": (Replicate(), Shard(0)), "0.whole": (Replicate(), Replicate())}
+    shard_model._shard_buffers(model, cast(Any, SimpleNamespace(buffers=layouts)), cast(Any, None))
+    assert {name: len(buffer) for name, buffer in model.named_buffers()} == {"0.cut": 2, "0.whole": 4}

@@ -1,0 +1,69 @@
+"""Meshes that were solved and fitted: what is kept beside the best, and what is played only once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autopar.hardware.cluster import Cluster
+from autopar.layouts.placement import Mesh
+from autopar.planner.meshes import solved_meshes
+from autopar.planner.meshes.solved_meshes import SolvedMeshes
+from autopar.planner.one_mesh.mesh_plan import Candidate, as_it_is
+from autopar.planner.one_mesh.query import Query
+from autopar.request.mesh_axes import FREE_AXIS_NAMES
+from tests.planner.problems import captured_mlp, free_query
+
+CLUSTER = Cluster.parse("1x8 H100-SXM")
+
+
+def _mesh(*shape: int) -> Mesh:
+    return Mesh(FREE_AXIS_NAMES[len(shape)], shape)
+
+
+@pytest.fixture(scope="module")
+def query() -> Query:
+    return free_query(captured_mlp(), CLUSTER)
+
+
+@pytest.fixture(scope="module")
+def candidate(query: Query) -> Candidate:
+    found = SolvedMeshes(query, [_mesh(8)])
+    list(found.stages(_mesh(8)))
+    assert found.best is not None
+    return found.best
+
+
+def test_only_a_faster_one_than_the_best_stands_beside_it(query: Query, candidate: Candidate) -> None:
+    meshes = SolvedMeshes(query, [_mesh(8)])
+    assert meshes.others == ()
+    meshes.best = candidate
+    assert meshes.others == ()
+    meshes.fastest = candidate
+    assert meshes.others == ()
+    other = SolvedMeshes(query, [_mesh(8)])
+    list(other.stages(_mesh(8)))
+    meshes.fastest = other.best
+    assert meshes.others == (other.best,)
+
+
+def test_the_best_on_few_axes_is_played_once_for_all_meshes_of_more(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[Mesh] = []
+
+    def play(query: Query, built: Any, mesh: Mesh, free: Any) -> Candidate | None:
+        played.append(mesh)
+        return as_it_is(query, built, mesh, free)
+
+    monkeypatch.setattr(solved_meshes, "as_it_is", play)
+    few, more = (_mesh(8), _mesh(2, 4)), (_mesh(2, 2, 2), Mesh(FREE_AXIS_NAMES[3], (4, 2, 1)))
+    meshes = SolvedMeshes(query, [*few, *more])
+    for mesh in few:
+        next(meshes.stages(mesh))
+    assert played == []
+    for mesh in more:
+        meshes.refusal(mesh)
+    assert len(played) == 1
+    assert played[0] in few
