@@ -19,6 +19,9 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
+# Python keeps the bytecode of our modules and tests: the tests start hundreds of processes, a second each otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test fast golden zoo validation lint install clean
 
 demo: $(STAMP)

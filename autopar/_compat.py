@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -112,6 +113,11 @@ def compile_fx(graph_module: fx.GraphModule, examples: list[torch.Tensor]) -> Ca
     with tracing(TracingContext(mode)):
         found: Callable[..., Any] = module.compile_fx(graph_module, fakes)
     return found
+
+
+def compilation_folder() -> Path:
+    """Where inductor keeps on disk what it compiled; all processes of a user and machine share it."""
+    return Path(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
 
 
 def whole_triton_operators() -> AbstractContextManager[None]:
@@ -241,6 +247,7 @@ __all__ = [
     "TreeSpec",
     "all_groups",
     "aot_export_joint_with_descriptors",
+    "compilation_folder",
     "compile_fx",
     "default_store",
     "default_timeout",

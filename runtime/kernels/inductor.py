@@ -3,12 +3,14 @@
     [mm, all_reduce, wait]  node by node      [mul, sin]  one kernel of inductor's
 
 `passes/kernels/compilable_pieces.py` cuts, and every piece takes one list of arguments and empties it. Pieces of equal
-text are compiled once for each set of strides that reaches them; equal layers therefore cost what one of them costs. A
+text are compiled once for each set of strides that reaches them; equal layers therefore cost what one of them costs. Of
+the processes of a machine that reach a piece together, one compiles while the others wait and then find it on disk. A
 value ends with the last piece that reads it (inside of a compiled piece nothing that it was given ends early).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
+from filelock import FileLock
 from torch import fx
 
-from autopar._compat import compile_fx
+from autopar._compat import compilation_folder, compile_fx
 from autopar.errors import ConfigurationError
 from autopar.passes.kernels.compilable_pieces import CompilablePiece, cut_into_pieces
 from autopar.runtime.kernels.registry import has_triton
@@ -82,8 +85,15 @@ class CompiledPiece:
         key = (self.text, tuple((one.shape, one.stride(), one.dtype, one.device) for one in arguments))
         if key not in self.made:
             check_compiler(arguments[0].device.type)
-            self.made[key] = compile_fx(self.graph_module, list(arguments))
+            with _only_process_that_compiles(repr(key)):
+                self.made[key] = compile_fx(self.graph_module, list(arguments))
         return self.made[key]
+
+
+def _only_process_that_compiles(piece: str) -> FileLock:
+    """A lock of the processes of this machine: ranks reach equal pieces together. It ends with its holder."""
+    name = hashlib.sha256(piece.encode()).hexdigest()
+    return FileLock(compilation_folder() / f"autopar-{name[:32]}.lock")
 
 
 def cpp_compiler() -> str | None:

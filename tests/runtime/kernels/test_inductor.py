@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 
 import autopar
 from autopar.errors import ConfigurationError
 from autopar.passes.kernels.compilable_pieces import cut_into_pieces
-from autopar.runtime.kernels import kernels
+from autopar.runtime.kernels import inductor, kernels
 from autopar.runtime.kernels.inductor import CompiledPiece, PieceByPiece, check_compiler, cpp_compiler
 from benchmarks.agreement import compare, reference
 from benchmarks.emit_backends import MODELS, compilations
@@ -47,6 +49,21 @@ def test_other_strides_are_compiled_anew_and_arguments_are_taken() -> None:
         assert not arguments
         assert len(piece.made) == times
         torch.testing.assert_close(found, value.sin() * value)
+
+
+@needs_compiler
+def test_while_a_process_compiles_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_alone(graph_module: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:
+        (lock,) = tmp_path.glob("*.lock")
+        with pytest.raises(Timeout):
+            FileLock(lock, is_singleton=False).acquire(timeout=0)
+        return graph_module
+
+    monkeypatch.setattr(inductor, "compilation_folder", lambda: tmp_path)
+    monkeypatch.setattr(inductor, "compile_fx", compile_alone)
+    call = kernels(_pointwise(), "inductor")
+    for _ in range(2):  # the lock is free again behind a compilation, and no compilation is made twice
+        call([torch.randn(4, 4)])
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
