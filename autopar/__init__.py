@@ -6,7 +6,6 @@ plan = autopar.plan(model, example_inputs, cluster="2x8 H100-SXM")
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from autopar.errors import (
@@ -21,20 +20,20 @@ from autopar.errors import (
     UnsupportedOperatorError,
     VerificationError,
 )
-from autopar.explain.alone import FileAlone
-from autopar.hardware.cluster import Cluster
-from autopar.layouts.placement import Partial, Replicate, Shard
-from autopar.plans.parallel_plan import Plan
-from autopar.rules.registration import register_rule
-from autopar.runtime.checkpoints.checkpoint import load, save
-from autopar.runtime.parallel_module import ParallelModule
-from autopar.runtime.step_log import StepLog
-from autopar.runtime.weights.clip_grad import clip_grad_norm_
-from autopar.verification import Verification
+from autopar.later import names_later
 
 if TYPE_CHECKING:
     from autopar.api import compile, plan, verify
     from autopar.explain.what_if import Planner
+    from autopar.hardware.cluster import Cluster
+    from autopar.layouts.placement import Partial, Replicate, Shard
+    from autopar.plans.parallel_plan import Plan
+    from autopar.rules.registration import register_rule
+    from autopar.runtime.checkpoints.checkpoint import load, save
+    from autopar.runtime.parallel_module import ParallelModule
+    from autopar.runtime.step_log import StepLog
+    from autopar.runtime.weights.clip_grad import clip_grad_norm_
+    from autopar.verification import Verification
 
 __all__ = [
     "AutoparError",
@@ -66,19 +65,28 @@ __all__ = [
 ]
 
 LOADED_LATER = {
+    "Cluster": "autopar.hardware.cluster",
+    "ParallelModule": "autopar.runtime.parallel_module",
+    "Partial": "autopar.layouts.placement",
+    "Plan": "autopar.plans.parallel_plan",
     "Planner": "autopar.explain.what_if",
+    "Replicate": "autopar.layouts.placement",
+    "Shard": "autopar.layouts.placement",
+    "StepLog": "autopar.runtime.step_log",
+    "Verification": "autopar.verification",
+    "clip_grad_norm_": "autopar.runtime.weights.clip_grad",
     "compile": "autopar.api",
+    "load": "autopar.runtime.checkpoints.checkpoint",
     "plan": "autopar.api",
+    "register_rule": "autopar.rules.registration",
+    "save": "autopar.runtime.checkpoints.checkpoint",
     "verify": "autopar.api",
 }
-"""Public name -> its module, loaded where the name is first used: planning brings the solver library."""
-
-Plan.without_origin = FileAlone()
+"""Public name -> its module, loaded where the name is first used: most bring torch, planning a solver library too."""
 
 if not TYPE_CHECKING:
+    __getattr__ = names_later(globals(), LOADED_LATER)
 
-    def __getattr__(name: str) -> object:
-        if name not in LOADED_LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = found = getattr(importlib.import_module(LOADED_LATER[name]), name)
-        return found
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,7 +31,7 @@ from autopar.hardware.cluster import Cluster
 from autopar.passes.lowering.chain import lowered_step
 from autopar.passes.lowering.check_plan import refuse_unknown_names
 from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
-from autopar.plans.parallel_plan import Plan
+from autopar.plans.parallel_plan import PLAN_VARIABLE, Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import CapturedModel, as_cluster, capture_model, check_model, plan_again, plan_program
 from autopar.request import LossFunction, Request
@@ -53,9 +53,6 @@ from autopar.timing import phase
 from autopar.verification import Verification, compare
 
 log = logging.getLogger(__name__)
-
-PLAN_VARIABLE = "AUTOPAR_PLAN"
-"""The plan file that `compile` takes where it is given none; `autopar run --plan` sets it."""
 
 
 def compile(

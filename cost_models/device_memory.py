@@ -1,4 +1,4 @@
-"""Bytes of one device: optimizer state per parameter element, and what the allocator leaves of a device's memory.
+"""Bytes of one device: optimizer state per parameter element. What a device can hold: `usable_memory.py`.
 
 optimizer_state_bytes("AdamW")    # 8: two moments in float32
 """
@@ -36,18 +36,6 @@ Adafactor keeps a row and a column of a matrix: nothing per element."""
 
 MASTER_PARAMETER_BYTES = 4
 """float32 master copy of a parameter that is stored in 16 bits."""
-
-CONTEXT_BYTES = {"cuda": 750 * 2**20, "cpu": 0}
-"""CUDA context with loaded kernels: between 0.5 and 1 GB; from memory, to be calibrated. A CPU process's own
-interpreter and libraries are not counted: they are there before the plan."""
-FRAGMENTATION_FRACTION = {"cuda": 0.03, "cpu": 0.0}
-"""Part of the memory that the caching allocator cannot use: the calibrated margin of 3 % that the goals for
-fits / does-not-fit assume."""
-
-
-def usable_bytes(memory_bytes: int, kind: str) -> int:
-    """What a plan may fill of a device of this kind: total minus context minus fragmentation."""
-    return int(memory_bytes * (1.0 - FRAGMENTATION_FRACTION[kind])) - CONTEXT_BYTES[kind]
 
 
 def optimizer_state_bytes(

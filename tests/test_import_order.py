@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
+import autopar
+from tests.plans.test_plan_text import small_plan
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -25,8 +28,8 @@ class Layer(NamedTuple):
 
 LAYERS: tuple[Layer, ...] = (
     Layer(
-        "user errors; every private torch symbol; atomic files; how long a station took",
-        {"_compat", "errors", "files", "timing"},
+        "user errors; every private torch symbol; atomic files; what is loaded later; how long a station took",
+        {"_compat", "errors", "files", "later", "nearest_name", "timing"},
     ),
     Layer(
         "values: devices and links, placements and what moves between them, our operators, a graph with its roles",
@@ -69,12 +72,27 @@ LAYERS: tuple[Layer, ...] = (
 ARROW_UP = ("autopar.plans.parallel_plan", "autopar.explain.answers")
 """The one import of a higher layer, for type checkers only: a plan hands out what explain answers."""
 
+ARROW_LATER = ("autopar.plans.parallel_plan", "autopar.explain.alone")
+"""The one higher module that a lower one loads when it is first asked: a plan without an origin answers by its file."""
+
 FORBIDDEN = {("runtime", "planner"), ("passes", "cost_models"), ("cost_models", "passes")}
 """Imports that the layers would allow and the design does not: a plan runs where no planner is installed; a pass
 rewrites whatever that costs, and what both read of a graph stands in `graphs`."""
 
-HEAVY = ("transformers", "triton", "ortools", "torch._dynamo")
-"""What `import autopar` must not load."""
+HEAVY = ("torch", "ortools", "triton", "transformers", "sympy", "networkx", "numpy", "jinja2")
+"""What takes a tenth of a second and more to load, and is loaded only by what needs it."""
+
+QUICK = {
+    "import autopar": "import autopar",
+    "autopar --help": "--help",
+    "a mistyped command": "paln",
+    "plan --help": "plan --help",
+    "a mistyped axis": "plan hf:none.json --cluster 8-H100 --dims tpp=2",
+    "show": "show {plan}",
+    "diff": "diff {plan} {plan}",
+    "export": "export {plan} --to megatron",
+}
+"""What loads none of `HEAVY`: the words behind `autopar`, or a statement."""
 
 
 def source_files(package: str) -> list[tuple[str, Path]]:
@@ -150,11 +168,49 @@ def test_rooms_are_imported_by_their_full_name(package: str) -> None:
             assert module.split(".")[0] not in rooms, f"{name} imports {module}; write autopar.{module}"
 
 
-def test_import_autopar_loads_no_heavy_library() -> None:
-    code = f"import sys, autopar; print([name for name in {HEAVY} if name in sys.modules])"
+@pytest.mark.parametrize("what", QUICK)
+def test_what_needs_no_library_loads_none(what: str, tmp_path: Path) -> None:
+    words = QUICK[what].format(plan=tmp_path / "plan.json")
+    small_plan().save(tmp_path / "plan.json")
+    run = words if words.startswith("import") else f"from autopar.cli import main; main({words.split()})"
+    code = f"import sys, atexit; atexit.register(lambda: print([n for n in {HEAVY} if n in sys.modules])); {run}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    assert "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def loaded_later(path: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of every `later(...)` in a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "later":
+            module, name = (ast.literal_eval(argument) for argument in node.args)
+            yield module, name
+
+
+def test_what_is_loaded_later_is_there_and_not_higher() -> None:
+    for module, path in MODULES.items():
+        for other, name in loaded_later(path):
+            assert (module, other) == ARROW_LATER or not _is_higher(other, module), f"{module} loads {other}"
+            assert name in _defined(MODULES[other]), f"{module}: {other} has no {name}"
+
+
+def _is_higher(other: str, module: str) -> bool:
+    return ROOM_OF_LAYER[other.split(".")[1]] > ROOM_OF_LAYER[module.split(".")[1]]
+
+
+def _defined(path: Path) -> set[str]:
+    body = ast.parse(path.read_text()).body
+    return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def test_the_facade_loads_what_type_checkers_see() -> None:
+    typed = {name: module for module, names, typing in imports_of(MODULES["autopar"]) if typing for name in names}
+    assert typed == autopar.LOADED_LATER
+    assert set(autopar.__all__) <= set(dir(autopar))
+    for name in autopar.__all__:
+        assert getattr(autopar, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'parallelise'"):
+        autopar.parallelise  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_layers_name_every_room_once() -> None:

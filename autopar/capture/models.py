@@ -21,8 +21,7 @@ from torch import nn
 from autopar.capture.inputs import normalize_example_inputs
 from autopar.capture.model_configurations import build_configured
 from autopar.errors import ConfigurationError
-
-HUGGINGFACE = "hf:"
+from autopar.request.model_name import HUGGINGFACE, is_configuration
 
 
 def load_model(
@@ -33,7 +32,7 @@ def load_model(
     batch and seq shape the example inputs of Hugging Face models; a factory gets those of the keywords `batch`,
     `seq` and `dtype` that it accepts. Raises ConfigurationError naming what cannot be found or built.
     """
-    if spec.startswith(HUGGINGFACE):
+    if is_configuration(spec):
         return build_configured(Path(spec.removeprefix(HUGGINGFACE)), batch, seq, dtype)
     return _call_factory(spec, {"batch": batch, "seq": seq, "dtype": dtype})
 

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from autopar._compat import tree_leaves, tree_map_only
-from autopar.errors import ConfigurationError
+from autopar.request.precision_name import check_precision
 
 PRECISIONS: dict[str | None, torch.dtype | None] = {None: None, "fp32": None, "bf16": torch.bfloat16}
 """Name -> dtype of the products; None: as the model has it."""
@@ -84,11 +84,7 @@ NARROW_FUNCTIONS = frozenset(
 
 def precision_dtype(precision: str | None) -> torch.dtype | None:
     """Dtype in which products run; None: as the model has it. Raises ConfigurationError for unknown names."""
-    if precision not in PRECISIONS:
-        raise ConfigurationError(
-            f'precision={precision!r} is unknown: write "bf16" (products in bf16, fp32 parameters, reductions and '
-            'loss) or "fp32" (the dtypes of the model)'
-        )
+    check_precision(precision)
     return PRECISIONS[precision]
 
 

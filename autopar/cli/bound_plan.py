@@ -13,19 +13,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
-from torch import nn
 
-from autopar.capture.models import HUGGINGFACE, load_model
 from autopar.cli.options import OPTIMIZERS, planning_arguments, read_cluster
 from autopar.errors import ConfigurationError
-from autopar.explain.what_if import Planner
 from autopar.hardware.cluster import Cluster
+from autopar.later import later
 from autopar.plans.parallel_plan import Plan
+from autopar.request.model_name import is_configuration
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autopar.explain.what_if import Planner
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Inputs: TypeAlias = dict[str, Any] | tuple[Any, ...]
+load_model: Callable[[str, int, int], tuple[nn.Module, Inputs]] = later("autopar.capture.models", "load_model")
+new_planner: Callable[..., Planner] = later("autopar.explain.what_if", "Planner")
 NEEDED = ("model", "batch", "seq")
 
 trust_option = click.option("--trust", is_flag=True, help="Run the factory that the plan file names: it is code.")
@@ -66,7 +73,7 @@ def said_and_given(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
 def needs_trust(plan: Plan, given: Mapping[str, Any]) -> bool:
     """Whether the model is one that the file names as code, and nobody said that it may run."""
     named = plan.question.get("model")
-    is_code = isinstance(named, str) and not named.startswith(HUGGINGFACE)
+    is_code = isinstance(named, str) and not is_configuration(named)
     return is_code and given.get("model") is None and not given.get("trust")
 
 
@@ -77,7 +84,7 @@ def bound(path: Path, given: Mapping[str, Any]) -> Bound:
     arguments, cluster = asked(said), cluster_of(plan, said, given)
     model, inputs = model_of(plan, given)
     optimizer = said.get("optimizer")
-    planner = Planner(
+    planner = new_planner(
         model,
         inputs,
         cluster=cluster,
@@ -89,7 +96,7 @@ def bound(path: Path, given: Mapping[str, Any]) -> Bound:
     )
 
 
-def model_of(plan: Plan, given: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
+def model_of(plan: Plan, given: Mapping[str, Any]) -> tuple[nn.Module, Inputs]:
     """The model and example inputs of a plan's question. Raises ConfigurationError where it does not name them, and
     where it names code that nobody trusts."""
     said = said_and_given(plan, given)

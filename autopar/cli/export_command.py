@@ -6,26 +6,29 @@ autopar export plan.json --to torchtitan -o t.toml --price
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from autopar.api import plan as make_plan
 from autopar.cli.bound_plan import asked, cluster_of, model_of, trust_option
-from autopar.cli.options import OUTPUT_FILE
+from autopar.cli.options import OUTPUT_FILE, OneOf
 from autopar.cli.output import as_json_option, print_document
 from autopar.errors import ConfigurationError
 from autopar.exporters.uniform import UniformPlan, nearest_uniform
 from autopar.exporters.written_configurations import TOOLS, configuration
 from autopar.files import write_atomically
+from autopar.later import later
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_seconds
+
+make_plan: Callable[..., Plan] = later("autopar.api", "plan")
 
 
 @click.command()
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--to", "tool", type=click.Choice(list(TOOLS)), required=True, help="The tool.")
+@click.option("--to", "tool", type=OneOf(list(TOOLS)), required=True, help="The tool.")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Where it is written.")
 @click.option("--price", is_flag=True, help="Also plan the model with these degrees, to say what they cost.")
 @trust_option

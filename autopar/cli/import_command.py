@@ -6,31 +6,34 @@ autopar diff plan.json megatron.json                                      # what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from autopar.api import plan as make_plan
-from autopar.capture.models import load_model
-from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE, read_cluster
+from autopar.cli.bound_plan import load_model
+from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE, OneOf, read_cluster
 from autopar.cli.output import as_json_option
 from autopar.errors import ConfigurationError
 from autopar.files import decoded_text, file_content
 from autopar.importers.read_configurations import CODE, READERS, plan_options, read_configuration
+from autopar.later import later
+from autopar.plans.parallel_plan import Plan
 from autopar.report.terminal_tables import page
 
+make_plan: Callable[..., Plan] = later("autopar.api", "plan")
 NO_BATCH = "the configuration does not say the {}: give --{}"
 
 
 @click.command("import")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--from", "tool", type=click.Choice([*READERS, *CODE]), required=True, help="The tool.")
+@click.option("--from", "tool", type=OneOf([*READERS, *CODE]), required=True, help="The tool.")
 @click.option("--model", required=True, help="pkg.module:factory or hf:CONFIG.json.")
 @click.option("--cluster", default="here", show_default=True, help='"2x8 H100-SXM", a cluster file, or "here".')
 @click.option("--batch", type=click.IntRange(min=1), help="Global batch. Default: as the configuration says.")
 @click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: as the configuration says.")
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
+@click.option("--optimizer", type=OneOf(list(OPTIMIZERS)), default="adamw", show_default=True)
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
 @as_json_option
 def import_(

@@ -16,20 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
 from autopar.files import refuse_other_nodes
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.operator_profile import load_profile
+from autopar.nearest_name import did_you_mean, nearest_name
 from autopar.request.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "sgd": torch.optim.SGD,
-    "none": None,
-}
-PRECISIONS = ("fp32", "bf16")
+OPTIMIZERS: dict[str, str | None] = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "none": None}
+"""What `--optimizer` says -> torch's class, by its name."""
+HERE = "here"
+"""The cluster that is this machine."""
 
 Constraints = dict[str, dict[str, str] | bool]
 
@@ -54,10 +51,23 @@ class OutputPath(click.Path):
 OUTPUT_FILE = OutputPath()
 
 
+class OneOf(click.Choice[str]):
+    """One of some words; of a mistyped one the error says which may be meant."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """click's own words, and the nearest choice."""
+        said = super().get_invalid_choice_message(value, ctx)
+        near = nearest_name(str(value), self.choices)
+        return said if near is None else f"{said} Did you mean '{near}'?"
+
+
 def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """What `model_options` of a command say beside model, batch and precision, as arguments of `autopar.plan`."""
     if options["optimizer"] not in OPTIMIZERS:
-        raise click.BadParameter(f"optimizer {options['optimizer']!r}: write one of {', '.join(OPTIMIZERS)}")
+        asked = options["optimizer"]
+        raise click.BadParameter(
+            f"optimizer {asked!r}: write one of {', '.join(OPTIMIZERS)}{did_you_mean(asked, OPTIMIZERS)}"
+        )
     return {
         "optimizer": OPTIMIZERS[options["optimizer"]],
         "mesh": parse_mesh(options["mesh"]),
@@ -118,5 +128,7 @@ def read_cluster(text: str, kernels: Path | None = None) -> Cluster:
     if text.endswith(".json"):
         cluster = Cluster.from_file(text)
     else:
-        cluster = Cluster.detect() if text == "here" else Cluster.parse(text)
+        if nearest_name(text, (HERE,)) and text != HERE:
+            raise click.BadParameter(f'cluster {text!r}: did you mean "{HERE}", this machine?')
+        cluster = Cluster.detect() if text == HERE else Cluster.parse(text)
     return cluster if kernels is None else cluster.with_operator_profile(load_profile(kernels))

@@ -29,3 +29,8 @@ def print_answer(answer: Answer, as_json: bool) -> None:
 def print_document(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout."""
     click.echo(json.dumps(document, indent=1))
+
+
+def print_question(question: Mapping[str, Any]) -> None:
+    """Every option with its value, defaults too, on stderr."""
+    click.echo(" ".join(f"{name}={value}" for name, value in question.items() if value not in (None, (), [])), err=True)

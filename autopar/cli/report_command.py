@@ -7,18 +7,25 @@ autopar report plan.json -o plan.html --trace step.json      # with a step that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from autopar.cli.bound_plan import trust_option
 from autopar.cli.options import OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
-from autopar.cli.simulate_command import simulated
 from autopar.errors import ConfigurationError
+from autopar.later import later
 from autopar.plans.parallel_plan import Plan
 from autopar.report.html.page import write_report
 from autopar.report.html.timeline import RecordedStep, read_timeline
+
+if TYPE_CHECKING:
+    from autopar.simulation.played_plan import Simulation
+
+simulated: Callable[..., Simulation] = later("autopar.cli.simulate_command", "simulated")
 
 
 @click.command()

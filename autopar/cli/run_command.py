@@ -17,9 +17,8 @@ from pathlib import Path
 
 import click
 
-from autopar.api import PLAN_VARIABLE
 from autopar.errors import ConfigurationError
-from autopar.plans.parallel_plan import Plan
+from autopar.plans.parallel_plan import PLAN_VARIABLE, Plan
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import click
 import torch
 from torch import nn
 
 from autopar.api import compile as compile_model
 from autopar.capture.models import load_model
+from autopar.cli.model_options import model_options
 from autopar.cli.options import planning_arguments
+from autopar.cli.output import as_json_option, print_document, print_question
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.local_processes import Report, run_processes
 
 Inputs: TypeAlias = dict[str, Any] | tuple[Any, ...]
+
+
+@click.command()
+@model_options
+@click.option("--processes", type=click.IntRange(min=1), default=4, show_default=True, help="Local gloo processes.")
+@click.option(
+    "--plan", "plan_path", type=click.Path(dir_okay=False, path_type=Path), help="A plan file; default: make one."
+)
+@as_json_option
+def verify(model: str, processes: int, plan_path: Path | None, as_json: bool, **options: Any) -> None:
+    """Compile MODEL on local processes and compare loss and gradients with the plain model.
+
+    Example: autopar verify hf:config.json --processes 2 --batch 8 --seq 32
+    """
+    print_question({"model": model, "processes": processes, **options})
+    verify_model(model, processes, None if plan_path is None else Plan.load(plan_path), options)
+    if as_json:
+        print_document({"model": model, "processes": processes, "verified": True})
+    else:
+        click.echo(f"{model}: {processes} processes compute the loss and the gradients of one")
 
 
 def verify_model(model: str, processes: int, plan: Plan | None, options: Mapping[str, Any]) -> None:

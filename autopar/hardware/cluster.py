@@ -16,13 +16,12 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import torch
 
 from autopar.errors import ConfigurationError
 from autopar.files import cache_directory, decoded_json, file_content, write_atomically
@@ -39,6 +38,10 @@ from autopar.hardware.devices import (
 )
 from autopar.hardware.operator_profile import OperatorProfile, load_profile, operator_profile_path
 from autopar.hardware.sound_numbers import check_numbers
+from autopar.later import later
+
+if TYPE_CHECKING:
+    from autopar.hardware.local_gpus import LocalGPUs
 
 __all__ = [
     "Cluster",
@@ -103,6 +106,7 @@ class Cluster:
             raise ConfigurationError(
                 f'cannot read cluster {text!r}: expected "<nodes>x<devices> <type>[ @ <rate>Gb]", '
                 'for example "2x8 H100-SXM", "32x8 A100-80 @ 800Gb" or "4 cpu"; several kinds are joined by "+"'
+                f"{_meant(text)}"
             )
         node = find_node(match["name"])
         num_nodes, devices_per_node = _split_devices(text, match["nodes"], int(match["devices"]), node)
@@ -155,14 +159,16 @@ class Cluster:
         `world_size` is the number of processes; by default $WORLD_SIZE, else all GPUs, else all cores.
         `profile` says which tier was taken; `autopar profile` makes the measurement.
         """
-        if torch.cuda.is_available():
-            gpu = torch.cuda.get_device_properties()
-            return _detect_cuda(gpu.name, gpu.total_memory, torch.cuda.device_count(), world_size)
+        gpus = local_gpus()
+        if gpus is not None:
+            return _detect_cuda(gpus, world_size)
         processes = world_size or int(os.environ.get("WORLD_SIZE", "0")) or os.cpu_count() or 1
         nodes = nodes_of_job(processes)
         measured = measured_cluster_path(processes, nodes)
         return cls.from_file(measured) if measured.exists() else _preset_cpu_cluster(processes, nodes)
 
+
+local_gpus: Callable[[], LocalGPUs | None] = later("autopar.hardware.local_gpus", "local_gpus")
 
 MOST_DEVICES = 1 << 20
 """Of a cluster: 64 times the largest one of the benchmarks, 16,384."""
@@ -269,6 +275,22 @@ _CLUSTER_TEXT = re.compile(
 )
 
 
+_TYPE_WITHOUT_SPACE = re.compile(r"((?:\d{1,18}\s*x\s*)?\d{1,18})\s*[x-]?\s*([A-Za-z].*)", re.ASCII)
+
+
+def _meant(text: str) -> str:
+    """The end of an error: the description that a text without its space ("2x8H100"), or without a number of devices
+    ("H100"), stands for; "" where it stands for none."""
+    match = _TYPE_WITHOUT_SPACE.fullmatch(text.strip())
+    name = match[2] if match else text
+    try:
+        node = find_node(name.partition("@")[0])
+    except ConfigurationError:
+        return ""
+    meant = f"{match[1] if match else node.devices_per_node} {name.strip()}"
+    return f'; did you mean "{meant}"?' if _CLUSTER_TEXT.fullmatch(meant) else ""
+
+
 def _bytes_per_second(rate: str, unit: str) -> float:
     """Rate in bytes/s; "Gb", "Gbit" and "Gbps" count bits, "GB" counts bytes."""
     scale = 1e9 if unit[0] in "Gg" else 1e6
@@ -338,13 +360,13 @@ def _preset_cpu_cluster(world_size: int, nodes: int) -> Cluster:
     return replace(cluster, device=device, profile=f"{cluster.profile} (this machine is not measured)")
 
 
-def _detect_cuda(name: str, memory_bytes: int, devices_per_node: int, world_size: int | None) -> Cluster:
-    node = find_node_of_gpu(name)
-    world_size = world_size or int(os.environ.get("WORLD_SIZE", "0")) or devices_per_node
-    per_node = min(world_size, devices_per_node)
+def _detect_cuda(gpus: LocalGPUs, world_size: int | None) -> Cluster:
+    node = find_node_of_gpu(gpus.name)
+    world_size = world_size or int(os.environ.get("WORLD_SIZE", "0")) or gpus.count
+    per_node = min(world_size, gpus.count)
     if world_size % per_node:
-        raise ConfigurationError(f"{world_size} processes do not fill nodes of {per_node} GPUs ({name})")
+        raise ConfigurationError(f"{world_size} processes do not fill nodes of {per_node} GPUs ({gpus.name})")
     cluster = _cluster_of_node(node, world_size // per_node, per_node)
-    cluster = replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes))
-    path = operator_profile_path(name)
+    cluster = replace(cluster, device=replace(cluster.device, memory_bytes=gpus.memory_bytes))
+    path = operator_profile_path(gpus.name)
     return cluster.with_operator_profile(load_profile(path)) if path.exists() else cluster

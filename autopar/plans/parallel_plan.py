@@ -7,15 +7,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from autopar.errors import ConfigurationError
 from autopar.files import decoded_json, file_content, write_atomically
+from autopar.later import later
 from autopar.plans.plan_entries import check_plan
 from autopar.plans.plan_json import UNWRITTEN, plain, read
 from autopar.plans.plan_text import difference, summary
@@ -47,14 +48,19 @@ class PlanQuestions(Protocol):
         """What one rank runs, as Python."""
 
 
+PLAN_VARIABLE = "AUTOPAR_PLAN"
+"""The plan file that `compile` takes where it is given none; `autopar run --plan` sets it."""
+
+answers_of_file: Callable[[], PlanQuestions] = later("autopar.explain.alone", "FileAlone")
+"""Who answers for a plan without an origin."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(PlanValue):
     """What was chosen (`PlanValue`), its file, and whom to ask for more than it says."""
 
     origin: PlanQuestions | None = field(default=None, compare=False, repr=False, metadata={UNWRITTEN: True})
     """What made the plan, as long as it lives in the process that made it; a file has none (`Planner.bind`)."""
-    without_origin: ClassVar[PlanQuestions]
-    """Who answers for a plan without one; set where `autopar` is put together."""
 
     def summary(self) -> str:
         """The plan on one page: itself beside the baselines, where its memory goes, the layouts of its parameters."""
@@ -99,7 +105,7 @@ class Plan(PlanValue):
 
     @property
     def _asked(self) -> PlanQuestions:
-        return self.origin or self.without_origin
+        return self.origin or answers_of_file()
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, by a temporary file and a rename."""

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 
@@ -36,6 +34,11 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
+def _is_a(value: Any, kind: str) -> bool:
+    """Whether a value is of a class of torch, or of one below it, named in full: nothing of torch is loaded for it."""
+    return any(f"{each.__module__}.{each.__qualname__}" == kind for each in type(value).__mro__)
+
+
 def _is_plan(value: Any) -> bool:
     return isinstance(value, Plan | str | Path)
 
@@ -48,7 +51,7 @@ ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
     {
         "loss_fn": ArgumentType(callable, "a function of (output, batch) that returns a 0-dim loss"),
         "optimizer": ArgumentType(
-            lambda value: callable(value) or isinstance(value, str | torch.optim.Optimizer),
+            lambda value: callable(value) or isinstance(value, str) or _is_a(value, "torch.optim.optimizer.Optimizer"),
             "an optimizer, its class, its name or a function of the parameters, such as torch.optim.AdamW",
         ),
         "mesh": ArgumentType(
@@ -76,7 +79,9 @@ ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
         "micro_batches": ArgumentType(_is_whole, "a whole number of parts of the batch"),
         "schedule": ArgumentType(lambda value: isinstance(value, str), 'a family of schedules, such as "1f1b"'),
         "warm_start": ArgumentType(_is_plan, "a Plan or the path of its file"),
-        "scaler": ArgumentType(lambda value: isinstance(value, torch.amp.GradScaler), "a torch.amp.GradScaler"),
+        "scaler": ArgumentType(
+            lambda value: _is_a(value, "torch.amp.grad_scaler.GradScaler"), "a torch.amp.GradScaler"
+        ),
         "sync": ArgumentType(
             lambda value: value in ("broadcast", "check"),
             '"broadcast" (weights of rank 0) or "check" (compare only)',

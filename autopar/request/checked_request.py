@@ -13,23 +13,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
-from autopar.capture.precision import precision_dtype
 from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import ParameterPlan
-from autopar.program import Program
 from autopar.request.argument_types import ARGUMENT_TYPES, check_arguments
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
 from autopar.request.pipeline_request import Dims, check_stages, pipeline_request, without_stages
+from autopar.request.precision_name import check_precision
 from autopar.request.search_mode import Mode, check_search
 
-LossFunction = Callable[[Any, Any], torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    from autopar.program import Program
+
+LossFunction: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 """(output of the model, batch) -> 0-dim loss."""
 
 
@@ -66,7 +68,7 @@ class Request:
     def __post_init__(self) -> None:
         check_arguments(**{each.name: getattr(self, each.name) for each in fields(self) if each.name in ARGUMENT_TYPES})
         check_search(self.mode, self.time_limit)
-        precision_dtype(self.precision)
+        check_precision(self.precision)
         parse_constraints(self.constraints, self.parameter_layouts)
         budget(self.memory_limit, self.cluster)
         if self.recompute is not None:

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Placement, Shard, parse_placement
+from autopar.nearest_name import did_you_mean
 from autopar.plans.plan_value import ParameterPlan
 
 NO_REPLICATED_COMPUTE = "no_replicated_compute"
@@ -79,7 +80,8 @@ def check_recompute(value: object, where: str) -> Recompute:
     for choice in known:
         if value == choice:
             return choice
-    raise ConfigurationError(f"{where}: recompute={value!r}; write one of {', '.join(known)}")
+    near = did_you_mean(value, known)
+    raise ConfigurationError(f"{where}: recompute={value!r}; write one of {', '.join(known)}{near}")
 
 
 def _pattern(pattern: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from autopar.cost_models.device_memory import usable_bytes
+from autopar.cost_models.usable_memory import usable_bytes
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 

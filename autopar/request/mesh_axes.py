@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
+from autopar.nearest_name import did_you_mean
+from autopar.plans.plan_value import PIPELINE_AXIS
 
 BATCH_AXES = ("dp_replicate", "dp_shard")
 AXIS_NAMES = (*BATCH_AXES, "tp")
+"""Axes of a mesh; in front of them a pipeline has its own."""
 LATER_AXES = {"cp": "context", "ep": "expert"}
 MOST_AXES = 4
 """Of a mesh: two kinds of links with two uses each (split the batch, split the model) are four."""
@@ -59,7 +62,8 @@ def pinned_axes(dims: Mapping[str, int], num_devices: int) -> dict[str, int]:
                 f"axis {name} ({LATER_AXES[name]} parallelism) comes in a later version: nothing can run it yet"
             )
         if name not in AXIS_NAMES:
-            raise ConfigurationError(f"unknown axis {name!r}; axes are {', '.join(AXIS_NAMES)}")
+            known = (*AXIS_NAMES, PIPELINE_AXIS)
+            raise ConfigurationError(f"unknown axis {name!r}; axes are {', '.join(known)}{did_you_mean(name, known)}")
         if not isinstance(size, int) or size == 0 or size < -1:
             raise ConfigurationError(f"axis {name} has size {size!r}; write a positive number, or -1 to fill")
     fixed = math.prod(size for size in dims.values() if size > 0)

@@ -14,7 +14,9 @@ from typing import TypeAlias
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.hardware.rank_groups import cluster_of, sub_cluster
+from autopar.nearest_name import did_you_mean
 from autopar.plans.plan_value import PIPELINE_AXIS
+from autopar.request.mesh_axes import pinned_axes
 from autopar.schedules.list_scheduler import FAMILIES
 
 SEARCHED = "searched"
@@ -40,7 +42,8 @@ class PipelineRequest:
 def check_family(family: str) -> None:
     """Raise ConfigurationError for a family that does not exist."""
     if family not in FAMILIES and family != SEARCHED:
-        raise ConfigurationError(f"schedule={family!r}: write one of {', '.join(FAMILIES)}, {SEARCHED}")
+        known = (*FAMILIES, SEARCHED)
+        raise ConfigurationError(f"schedule={family!r}: write one of {', '.join(known)}{did_you_mean(family, known)}")
 
 
 def pipeline_request(
@@ -134,6 +137,7 @@ def check_stages(cluster: Cluster, mesh: Sequence[int] | None, dims: Dims | None
         cluster_of(cluster, size)
     if not asked.sizes:
         sub_cluster(cluster, asked.num_groups)
+        pinned_axes(asked.dims, cluster.num_devices // asked.num_groups)
     policy = None if asked.family is None else FAMILIES.get(asked.family)
     if policy is not None and policy.both_ways and asked.num_groups % 2:
         raise ConfigurationError(

@@ -12,6 +12,7 @@ import math
 from typing import Literal, TypeAlias, get_args
 
 from autopar.errors import ConfigurationError
+from autopar.nearest_name import did_you_mean
 
 Mode: TypeAlias = Literal["fast", "default", "max"]
 
@@ -20,7 +21,7 @@ def check_search(mode: str, time_limit: float | None) -> None:
     """Raise ConfigurationError for an unknown mode and for a limit that is no positive number of seconds."""
     known = get_args(Mode)
     if mode not in known:
-        raise ConfigurationError(f"mode={mode!r}: write one of {', '.join(known)}")
+        raise ConfigurationError(f"mode={mode!r}: write one of {', '.join(known)}{did_you_mean(mode, known)}")
     if time_limit is None:
         return
     number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)

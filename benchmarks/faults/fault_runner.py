@@ -25,7 +25,15 @@ from benchmarks.faults.verdicts import RankEnd, Verdict, judge, worse
 from benchmarks.faults.victims import warmed
 from benchmarks.templates import ForkedWorker, Templates, templates_with
 
-PRELOAD = ("autopar.api", "autopar.cli", "benchmarks.faults.acting", "benchmarks.faults.victims", "transformers")
+PRELOAD = (
+    "autopar.api",
+    "autopar.cli.plan_command",
+    "autopar.cli.question_commands",
+    "autopar.explain.what_if",
+    "benchmarks.faults.acting",
+    "benchmarks.faults.victims",
+    "transformers",
+)
 ROOT = Path(__file__).resolve().parents[2]
 PART_OF_A_LOG = 400
 

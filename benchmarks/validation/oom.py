@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.cost_models.device_memory import CONTEXT_BYTES
+from autopar.cost_models.usable_memory import CONTEXT_BYTES
 from autopar.errors import AutoparError
 from autopar.hardware.devices import Device
 from benchmarks.validation.answers import FITS, OOM

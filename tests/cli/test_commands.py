@@ -157,7 +157,7 @@ def test_export_writes_what_another_tool_reads(plan_file: str, tmp_path: Path) -
 
 
 def test_verify_says_what_was_compared_in_words_or_in_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.cli.commands.verify_model", lambda *arguments: None)
+    monkeypatch.setattr("autopar.cli.verify_command.verify_model", lambda *arguments: None)
     assert "any:model: 3 processes" in autopar("verify", "any:model", "--processes", "3").stdout
     document = json.loads(autopar("verify", "any:model", "--processes", "3", "--json").stdout)
     assert document == {"model": "any:model", "processes": 3, "verified": True}

@@ -24,7 +24,10 @@ CONFIG = {
 
 
 def _leaves(group: click.Group, path: Sequence[str] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from _leaves(command, (*path, name))
         else:

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import autopar
-from autopar.api import PLAN_VARIABLE
 from autopar.cli.doctor_command import check_transformers
+from autopar.plans.parallel_plan import PLAN_VARIABLE
 from tests.cli.test_commands import autopar as command
 from tests.plans.test_plan_text import small_plan
 

@@ -6,7 +6,6 @@ from autopar.cost_models.device_memory import (
     OPTIMIZER_STATE_BYTES,
     measured_state_bytes,
     optimizer_state_bytes,
-    usable_bytes,
 )
 from autopar.errors import ConfigurationError
 
@@ -49,8 +48,3 @@ def test_an_unknown_class_is_measured_and_an_unknown_name_is_an_error() -> None:
     assert optimizer_state_bytes(Heavy) == 12
     with pytest.raises(ConfigurationError, match="Heavy"):
         optimizer_state_bytes("Heavy")
-
-
-def test_a_cpu_plan_may_use_all_memory_and_a_gpu_plan_less() -> None:
-    assert usable_bytes(2**30, "cpu") == 2**30
-    assert 75 * 10**9 < usable_bytes(80 * 10**9, "cuda") < 78 * 10**9

@@ -7,6 +7,7 @@ from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster, MixedCluster, _detect_cuda, machine_name, measured_cluster_path
 from autopar.hardware.devices import preset_names
 from autopar.hardware.group_topology import GroupTopology
+from autopar.hardware.local_gpus import LocalGPUs
 
 
 @pytest.mark.parametrize(
@@ -134,10 +135,27 @@ def test_gpus_found_are_as_many_as_asked_for_else_as_the_job_has_else_as_the_nod
 ) -> None:
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    name = "NVIDIA H100 80GB HBM3"
-    assert _detect_cuda(name, 80 * 1024**3, 8, None).num_devices == 8
-    assert _detect_cuda(name, 80 * 1024**3, 8, 2).num_devices == 2
+    gpus = LocalGPUs(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 1024**3, count=8)
+    assert _detect_cuda(gpus, None).num_devices == 8
+    assert _detect_cuda(gpus, 2).num_devices == 2
     monkeypatch.setenv("WORLD_SIZE", "16")
-    found = _detect_cuda(name, 80 * 1024**3, 8, None)
+    found = _detect_cuda(gpus, None)
     assert (found.num_nodes, found.devices_per_node) == (2, 8)
-    assert _detect_cuda(name, 80 * 1024**3, 8, 4).num_devices == 4
+    assert _detect_cuda(gpus, 4).num_devices == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("2x8H100", "2x8 H100"), ("8xH100-SXM", "8 H100-SXM"), ("2x8-H100 @ 800Gb", "2x8 H100 @ 800Gb"),
+     ("H100", "8 H100"), ("8 H10-SXM", "H100-SXM")],
+)  # fmt: skip
+def test_a_mistyped_cluster_says_what_may_be_meant(text: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"did you mean ['\"]{meant}['\"]\\?"):
+        Cluster.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "x", "eight", "2x8 H100-SXM @ 800"])
+def test_nothing_is_guessed_where_nothing_is_near(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot read cluster") as refused:
+        Cluster.parse(text)
+    assert "did you mean" not in str(refused.value)

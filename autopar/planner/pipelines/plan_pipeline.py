@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.hardware.rank_groups import sub_cluster
+from autopar.later import later
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable
 from autopar.planner.batch.micro_batch_program import Recapture, batch_size, in_parts
@@ -31,7 +32,6 @@ from autopar.planner.pipelines.block_table import MODES, BlockTable
 from autopar.planner.pipelines.choose_pipeline import Pipeline, Tried, families_for, try_tables
 from autopar.planner.pipelines.pipeline_bound import least_step_seconds, least_unequal_seconds
 from autopar.planner.pipelines.runs import Runs, find_runs
-from autopar.planner.pipelines.searched_order import search_order
 from autopar.planner.pipelines.solved_submeshes import SubMeshes
 from autopar.planner.pipelines.submesh import solved_on, tables_of
 from autopar.planner.pipelines.unequal_groups import Unequal, best_unequal
@@ -46,6 +46,11 @@ from autopar.request.pipeline_request import SEARCHED, UNEQUAL_FAMILIES, Pipelin
 from autopar.schedules.list_scheduler import FAMILIES
 
 log = logging.getLogger(__name__)
+
+search_order: Callable[[Pipeline], tuple[Pipeline, str]] = later(
+    "autopar.planner.pipelines.searched_order", "search_order"
+)
+"""Asked for by name only, and brings CP-SAT."""
 
 SHOWN = 4
 """The note on other schedules lists at most this many."""

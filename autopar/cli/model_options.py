@@ -1,0 +1,44 @@
+"""Options of every command that takes a model: what `plan` and `verify` may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import click
+
+from autopar.cli.options import OPTIMIZERS, OneOf
+from autopar.request.constraints import Recompute
+from autopar.request.precision_name import PRECISION_NAMES
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def model_options(command: Command) -> Command:
+    """Options of every command that takes a model; their defaults are shown and stored in the plan."""
+    for option in (
+        click.option(
+            "--constraint", "constraints", multiple=True,
+            help="PATTERN=R, PATTERN:AXIS=S(0), PATTERN:recompute=full, or no_replicated_compute.",
+        ),
+        click.option("--recompute", type=OneOf(get_args(Recompute)), help="Default: as memory asks."),
+        click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),
+        click.option(
+            "--micro-batches", type=click.IntRange(min=1), help="Parts of the batch that a step runs in turn."
+        ),
+        click.option("--memory-limit", help="Per device: 72GiB, or 0.9 for a part of its memory."),
+        click.option("--mesh", help="Sizes of the axes: 2,8. Default: all factorisations are tried."),
+        click.option("--dims", help="Named axes: tp=4,dp_shard=-1; pp=1+3. Default: free."),
+        click.option(
+            "--optimizer", type=OneOf(list(OPTIMIZERS)), default="adamw", show_default=True,
+            help="Whose state is planned.",
+        ),
+        click.option(
+            "--precision", type=OneOf(PRECISION_NAMES), default="fp32", show_default=True,
+            help="bf16: fp32 parameters, bf16 products.",
+        ),
+        click.option("--seq", type=click.IntRange(min=1), default=128, show_default=True, help="Sequence length."),
+        click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Global batch."),
+    ):  # fmt: skip
+        command = option(command)
+    return click.argument("model")(command)
