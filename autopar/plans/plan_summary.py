@@ -26,6 +26,8 @@ from autopar.plans.step_rates import StepRates, step_rates
 
 LARGEST_GROUPS = 40
 """A summary lists at most this many groups of parameters; the file has them all."""
+SCREEN_GROUPS = 8
+"""And its `repr` the most frequent of them."""
 FREE_AXES = ("outermost", "outer", "middle", "inner")
 """Axes that the search was free to use, outermost first."""
 
@@ -182,6 +184,16 @@ def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
 
 def _number(value: float | int | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def one_screen(plan: PlanValue) -> str:
+    """What `repr` shows: the lines of the plan, the known plans beside it, and the most frequent layouts."""
+    groups = sorted(parameter_rows(plan), key=lambda row: -int(row[1]))
+    lines = [f"Plan: {headline(plan)}", beside_known_plans(plan), "", align(plan_columns(plan), plan_rows(plan)), ""]
+    lines.append(align(("parameters", "count", "layout"), groups[:SCREEN_GROUPS]))
+    more = len(groups) - SCREEN_GROUPS
+    rest = f"... and {more} more groups; " if more > 0 else ""
+    return "\n".join([*lines, f"{rest}plan.summary() says more, plan.explain(name) why"])
 
 
 def summary(plan: PlanValue, verbose: bool = False) -> str:

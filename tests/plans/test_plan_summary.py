@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 
 from autopar.layouts.placement import Mesh
@@ -95,3 +96,23 @@ def test_the_legend_explains_placements_and_free_axes() -> None:
     free = replace(small_plan(), mesh=Mesh(("outer", "inner"), (2, 4)))
     assert "outer, inner: axes of the mesh that the search was free to use" in legend(free)
     assert "ranks beside each other lie along inner" in legend(free)
+
+
+def test_a_plan_prints_itself_on_one_screen() -> None:
+    lines = repr(small_plan()).splitlines()
+    assert lines[0].startswith("Plan: ZeRO-3 2 x TP 4 over 8 devices: 12.8 ms a step")
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 120
+    many = {f"block_{chr(97 + n)}": parameter for n in range(26) for parameter in (small_plan().parameters["head"],)}
+    shown = repr(replace(small_plan(), parameters=many))
+    assert "... and 18 more groups; plan.summary() says more" in shown
+    assert len(shown.splitlines()) <= 24
+
+
+def test_a_notebook_shows_the_first_screen_of_the_report_in_a_frame() -> None:
+    cell = small_plan()._repr_html_()
+    assert cell.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    page = html.unescape(cell)
+    assert "ZeRO-3 2 x TP 4 over 8 devices" in page
+    assert "Against known plans" in page
+    assert "<script" not in page
