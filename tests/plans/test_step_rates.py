@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.hardware.cluster import Cluster
 from autopar.plans.step_rates import step_rates
 from tests.plans.test_plan_text import small_plan
 
@@ -27,7 +28,8 @@ def test_samples_are_counted_else_and_nothing_where_nothing_is_said() -> None:
 def test_the_share_of_the_peak_counts_micro_batches_and_devices_at_the_precision() -> None:
     plan = replace(small_plan(), statistics={"flops_of_pass": 1e12}, question={"precision": "bf16"})
     rates, parts = step_rates(plan), step_rates(replace(plan, micro_batches=4))
-    assert rates.peak is not None
+    device = Cluster.parse(plan.cluster).device
+    assert rates.peak == 8 * device.flops_per_second["bfloat16"]
     assert rates.of_peak(0.01) == pytest.approx(1e12 / 0.01 / rates.peak)
     assert parts.of_peak(0.01) == pytest.approx(4e12 / 0.01 / rates.peak)
     wide = step_rates(replace(plan, question={"precision": "fp32"}))
