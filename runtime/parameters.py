@@ -99,7 +99,7 @@ def from_local(local: torch.Tensor, shape: Sequence[int], layout: Layout, groups
     key = (tuple(shape), layout, local.dtype)
     if key not in known:
         known[key] = _made(local.detach(), shape, layout, groups)._spec
-    return dtensor(local, known[key])
+    return dtensor(local.detach() if local.requires_grad else local, known[key])
 
 
 _specs: weakref.WeakKeyDictionary[ProcessGroups, dict[Any, DTensorSpec]] = weakref.WeakKeyDictionary()
@@ -176,6 +176,23 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
         whole[torch.meshgrid(*places, indexing="ij")] = tensor._local_tensor.detach()
     for axis in range(tensor.device_mesh.ndim):
         dist.all_reduce(whole, group=tensor.device_mesh.get_group(axis))
+    return whole
+
+
+def whole_tensor(tensor: DTensor) -> torch.Tensor:
+    """The whole of a DTensor on every rank, differentiable where its gradient is wanted."""
+    if not (tensor.requires_grad and torch.is_grad_enabled()):
+        return full_tensor(tensor)
+    whole: torch.Tensor = tensor.full_tensor()
+    return whole
+
+
+def block_of(tensor: DTensor, whole: torch.Tensor) -> torch.Tensor:
+    """What the rank holds of `whole` where it is laid out as `tensor` is."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    for dim in range(tensor.dim()):
+        whole = whole.index_select(dim, _global_indices(tensor, dim, coordinate))
     return whole
 
 

@@ -52,12 +52,14 @@ class HeldModel(nn.Module):
         if "_model" not in vars(self):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r} yet")
         found = getattr(self._model[0], name)
-        if getattr(found, "__self__", None) is self._model[0]:
-            raise AttributeError(
-                f"{name}() is a method of the original model, which runs on one process and not under the plan: call "
-                f"module.original.{name}() where that is meant"
-            )
-        return found
+        return self._method(name) if getattr(found, "__self__", None) is self._model[0] else found
+
+    def _method(self, name: str) -> Any:
+        """What stands for a method of the original."""
+        raise AttributeError(
+            f"{name}() is a method of the original model, which runs on one process and not under the plan: call it on "
+            f"a copy with whole weights, module.plain_model().{name}(), or module.original.{name}() where it needs none"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_model" not in vars(self):
