@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from autopar._compat import dtensor_operators, say_how_to_mix
+from autopar._compat import dtensor, dtensor_operators, say_how_to_mix
 from autopar.runtime.guards.common_reads import read_together
 from autopar.runtime.parameters import block_of, full_tensor
 
@@ -33,7 +33,7 @@ def read_whole_values() -> None:
     dtensor_operators()[aten._local_scalar_dense.default] = _number
     dtensor_operators()[aten.copy_.default] = _copied
     say_how_to_mix(_REMEDY)
-    for name, method in (("numpy", _numpy), ("tolist", _tolist), ("__format__", _format)):
+    for name, method in (("numpy", _numpy), ("tolist", _tolist), ("__format__", _format), ("__deepcopy__", _deepcopy)):
         setattr(DTensor, name, method)
 
 
@@ -75,3 +75,12 @@ def _tolist(self: DTensor) -> Any:
 
 def _format(self: DTensor, spec: str) -> str:
     return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+
+def _deepcopy(self: DTensor, memo: dict[int, Any]) -> Any:
+    """As of a tensor. torch takes one whose block lies inside of a larger one, as gradients of a bucket do, for a tensor
+    with memory of its own, and fails."""
+    if self.data_ptr() and id(self) not in memo:
+        alone = dtensor(self._local_tensor.detach().clone(), self._spec).requires_grad_(self.requires_grad)
+        memo[id(self)] = torch.Tensor.__deepcopy__(alone, memo)  # type: ignore[no-untyped-call]
+    return torch.Tensor.__deepcopy__(self, memo)  # type: ignore[no-untyped-call]
