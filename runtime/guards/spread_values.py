@@ -70,7 +70,7 @@ def _numpy(self: DTensor, **options: Any) -> Any:
 
 
 def _tolist(self: DTensor) -> Any:
-    return _whole(self.detach(), "the list").tolist()
+    return _whole(self, "the list").tolist()
 
 
 def _format(self: DTensor, spec: str) -> str:
@@ -78,7 +78,7 @@ def _format(self: DTensor, spec: str) -> str:
 
 
 def _deepcopy(self: DTensor, memo: dict[int, Any]) -> Any:
-    """As of a tensor. torch takes one whose block lies inside of a larger one, as gradients of a bucket do, for a tensor
+    """As of a tensor. torch takes one whose block lies inside of a larger one, as a bucket's gradients do, for a tensor
     with memory of its own, and fails."""
     if self.data_ptr() and id(self) not in memo:
         alone = dtensor(self._local_tensor.detach().clone(), self._spec).requires_grad_(self.requires_grad)

@@ -12,7 +12,7 @@ one device has, a plain tensor: `(out.logits.argmax(-1) == labels).float().mean(
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,7 +60,8 @@ class Handed:
 def hand_out(block: torch.Tensor, handed: Handed, *, gathers: bool = False) -> torch.Tensor:
     """What the user gets for a block. gathers: now, and not when it is read."""
     if gathers:
-        return handed.moved(block, handed.held, handed.whole)
+        block = handed.moved(block, handed.held, handed.whole)
+        handed = replace(handed, held=handed.whole, wanted=handed.whole)
     if not handed.is_in_place(handed.held, handed.wanted):
         return LazyOutput.of(Reading(handed, block))
     if handed.groups.mesh.size > 1:
@@ -168,13 +169,13 @@ class LazyOutput(torch.Tensor):
         return func(*read[0], **read[1])
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares what stands for none
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         read = tree_map_only(LazyOutput, LazyOutput.read, (args, dict(kwargs or {})))
         return func(*read[0], **read[1])
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch gives it no types
         return self.reading.text()
 
     def __format__(self, spec: str) -> str:
