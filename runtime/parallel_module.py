@@ -34,7 +34,6 @@ from autopar.runtime.guards.spread_values import read_whole_values
 from autopar.runtime.guards.state_of_calls import StateOfCalls
 from autopar.runtime.module_calls import ModuleCalls
 from autopar.runtime.parameters import set_parameter
-from autopar.runtime.planned_model import PlannedModel
 from autopar.runtime.process_groups import ProcessGroups, world_size
 from autopar.runtime.step import batches
 from autopar.runtime.step.accumulation import HeldGradients
@@ -44,6 +43,7 @@ from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.kept_steps import DEFAULT_BOUND, KeptSteps, most_graphs
 from autopar.runtime.step.later_backward import RepeatedCall, may_be_trained, with_later_backward
 from autopar.runtime.weights.initial_weights import Sync
+from autopar.runtime.weights.planned_model import PlannedModel
 from autopar.runtime.weights.shard_model import shard_model, shard_state
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index

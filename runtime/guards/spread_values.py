@@ -7,7 +7,7 @@
 
 torch's DTensor hands out the number of a rank where an operator left a partial sum, without a word. Its table of own
 operators is the place where that is put right, for every DTensor of the process: what was right before stays, and no
-step of an optimizer takes another way. Reads are common ones (`common_reads.py`): all ranks read, or one is told.
+step of an optimizer takes another way. All ranks read, or the one that does is told (`collectives/common_reads.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from autopar._compat import dtensor, dtensor_operators, say_how_to_mix
-from autopar.runtime.guards.common_reads import read_together
+from autopar.runtime.collectives.common_reads import read_together
 from autopar.runtime.parameters import block_of, full_tensor
 
 _REMEDY = "module.full(...) gives the whole value of a parameter, gradient or output as a plain tensor"

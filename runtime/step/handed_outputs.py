@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from autopar._compat import tree_map_only, without_torch_function
 from autopar.layouts.placement import Layout, local_shape, replicated
-from autopar.runtime.guards.common_reads import read_together
+from autopar.runtime.collectives.common_reads import read_together
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.batches import exchange_block
 

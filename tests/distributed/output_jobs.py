@@ -141,7 +141,7 @@ def read_alone(dims: dict[str, int], seconds: float) -> dict[str, Any]:
     """What rank 0 is told that reads alone, and when; and whether all read afterwards."""
     module, said = compiled(dims), {"waited": 0.0, "text": "", "number": ""}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autopar.runtime.guards.common_reads.READ_SECONDS", seconds)
+        patch.setattr("autopar.runtime.collectives.common_reads.READ_SECONDS", seconds)
         out = module(tokens())
         out["loss"].backward()
         if dist.get_rank() == 0:

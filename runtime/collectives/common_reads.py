@@ -19,7 +19,6 @@ import torch.distributed as dist
 from autopar._compat import Store, store_connection
 from autopar.errors import RankMismatchError
 from autopar.runtime.collectives.progress import HERE
-from autopar.runtime.process_groups import rank
 
 READ_SECONDS = 5.0
 """So long a rank waits for the others. `module.full(...)` waits as every collective does."""
@@ -66,7 +65,7 @@ class CommonReads:
         store, deadline = self._store, time.monotonic() + READ_SECONDS
         first = store.compare_set(f"{key}/what", "", what).decode()
         if first != what:
-            return self._decide(key, f"rank {rank()} reads {what}, where other ranks read {first}; {_ADVICE}")
+            return self._decide(key, f"rank {dist.get_rank()} reads {what}, where other ranks read {first}; {_ADVICE}")
         if store.add(f"{key}/count", 1) == count:
             self._forget(self._last.get(key.partition("/")[0]))
             return self._decide(key, _MET)
@@ -74,7 +73,7 @@ class CommonReads:
         while not store.check([f"{key}/end"]):
             if time.monotonic() > deadline:
                 came = store.add(f"{key}/count", 0)
-                waited = f"{came} of {count} ranks read {what} within {READ_SECONDS:g} s, among them rank {rank()}"
+                waited = f"{came} of {count} ranks read {what} within {READ_SECONDS:g} s, among them rank {dist.get_rank()}"
                 return self._decide(key, f"{waited}; {_ADVICE}")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -11,7 +11,6 @@ All ranks call each of them.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -131,9 +130,9 @@ class PlannedModel(HeldModel):
 
     def _method(self, name: str) -> Any:
         if name == "generate":
-            return functools.partial(self._generate)
+            return self._generate
         if name == "save_pretrained":
-            return functools.partial(self._save_pretrained)
+            return self._save_pretrained
         return super()._method(name)
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
