@@ -5,9 +5,10 @@
     loss.backward()                      # every parameter's .grad is a reduced DTensor in the parameter's layout
 
 It takes over the module tree of the original, so names, types of submodules, tied weights and buffers stay; only the
-parameters became DTensors. The graph of a new input shape, of eval mode or of another Python state (`module.alpha = 2`)
-is built when it is first met, with the parameters' layouts kept. An attribute that this class does not have is the
-original's, for reading and for writing. Graphs that were not used for long are dropped (`step/kept_steps.py`).
+parameters became DTensors, on several processes. The graph of a new input shape, of eval mode or of another Python
+state (`module.alpha = 2`) is built when it is first met, with the parameters' layouts kept. An attribute that this
+class does not have is the original's, for reading and for writing. Graphs that were not used for long are dropped
+(`step/kept_steps.py`).
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class CommonReads:
         while not store.check([f"{key}/end"]):
             if time.monotonic() > deadline:
                 came = store.add(f"{key}/count", 0)
-                waited = f"{came} of {count} ranks read {what} within {READ_SECONDS:g} s, among them rank {dist.get_rank()}"
-                return self._decide(key, f"{waited}; {_ADVICE}")
+                who = f"{came} of {count} ranks, among them {dist.get_rank()},"
+                return self._decide(key, f"{who} read {what} within {READ_SECONDS:g} s; {_ADVICE}")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return store.get(f"{key}/end").decode()

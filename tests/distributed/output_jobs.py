@@ -14,10 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import autopar
+from autopar.plans.parallel_plan import Plan
 from autopar.runtime.guards import spread_values
 from autopar.runtime.parameters import local_block, local_tensor
 from autopar.runtime.step import handed_outputs
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
+from tests.distributed.pipeline_jobs import captured as captured_case
+from tests.distributed.pipeline_models import CASES
 
 WORDS, WIDTH = 12, 8
 
@@ -236,4 +239,24 @@ def as_plain(dims: dict[str, int], folder: str) -> dict[str, Any]:
         "written": error(module.full(module.get_parameter("layer.bias")).detach(), torch.arange(float(WIDTH))),
         "generated": bool(torch.equal(plain.generate(tokens(), 3), reference.generate(tokens(), 3))),
         "generates": tuple(module.generate(tokens(), 3).shape) == (8, 9),
+    }
+
+
+@prepared_by(captured_case)
+def of_stages(name: str, plan: bytes) -> dict[str, Any]:
+    """What a rank answers that holds some stages only."""
+    case = CASES[name]
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan))
+    out, wanted = module(**case.batch(0)), case.model()
+    state, plain = module.full_state_dict(), module.plain_model()
+    kept = module.full_state_dict(only_on_rank_0=True)
+    theirs, expected = wanted(**case.batch(0)), wanted.state_dict()
+    return {
+        "names": list(state) == list(expected),
+        "kept": list(kept) == (list(expected) if dist.get_rank() == 0 else []),
+        "own": len(module.state_dict()) < len(expected),
+        "state": max(error(state[key], value) for key, value in expected.items()),
+        "plain": error(plain(**case.batch(0))["loss"], theirs["loss"]),
+        "logits": error(out["logits"] * 1, theirs["logits"]),
+        "full": error(module.full(out["logits"]), theirs["logits"]),
     }

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.pipeline_models import CASES
+from tests.distributed.pipeline_plans import pipeline_plan
 from tests.distributed.pool import Pool
 
 pytestmark = pytest.mark.distributed
@@ -41,8 +43,8 @@ def test_who_reads_nothing_moves_nothing(pool: Pool) -> None:
 
 def test_who_reads_alone_is_told_and_disturbs_nobody(pool: Pool) -> None:
     first, second = pool.run(f"{JOBS}:read_alone", world_size=2, dims={"dp_shard": 2}, seconds=0.3)
-    assert "1 of 2 ranks read the output logits of train call 1 of Speaker" in first["text"]
-    assert "1 of 2 ranks read the value of a () tensor" in first["number"]
+    assert "1 of 2 ranks, among them 0, read the output logits of train call 1 of Speaker" in first["text"]
+    assert "1 of 2 ranks, among them 0, read the value of a () tensor" in first["number"]
     assert "module.full(...)" in first["text"]
     assert first["waited"] < 5
     assert second["text"] == ""
@@ -66,5 +68,13 @@ def test_with_the_numbers_of_a_rank_they_are_not(pool: Pool) -> None:
 def test_it_answers_as_the_plain_model(pool: Pool, tmp_path: Path, dims: dict[str, int]) -> None:
     for said in pool.run(f"{JOBS}:as_plain", world_size=2, dims=dims, folder=str(tmp_path)):
         errors = [said.pop(name) for name in ("state", "saved", "plain", "written")]
+        assert max(errors) <= LIMIT, errors
+        assert all(said.values()), said
+
+
+def test_a_rank_of_stages_answers_with_those_of_all(pool: Pool) -> None:
+    plan = pipeline_plan("gpt2", CASES["gpt2"].halves, "1f1b", 2, {}).to_json()
+    for said in pool.run(f"{JOBS}:of_stages", world_size=2, name="gpt2", plan=plan):
+        errors = [said.pop(name) for name in ("state", "plain", "logits", "full")]
         assert max(errors) <= LIMIT, errors
         assert all(said.values()), said
