@@ -180,21 +180,6 @@ def dtensor_operators() -> dict[OpOverload, Callable[..., Any]]:
     return operators
 
 
-def say_how_to_mix(remedy: str) -> None:
-    """Add `remedy` to the error of an operator that meets plain tensors and DTensors."""
-    dispatcher: Any = type(DTensor._op_dispatcher)
-    known = dispatcher._try_replicate_spec_for_scalar_tensor
-
-    @functools.wraps(known)
-    def said(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return known(*args, **kwargs)
-        except RuntimeError as error:
-            raise RuntimeError(f"{str(error).splitlines()[0]} {remedy}") from None
-
-    dispatcher._try_replicate_spec_for_scalar_tensor = said
-
-
 def without_torch_function() -> AbstractContextManager[None]:
     """Within the context, `__torch_function__` of tensor subclasses is not asked."""
     context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
@@ -282,7 +267,6 @@ __all__ = [
     "register_dataclass",
     "release_saved_tensors",
     "resolve_group",
-    "say_how_to_mix",
     "share_gradient_hooks",
     "store_connection",
     "torch_version",

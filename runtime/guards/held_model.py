@@ -121,5 +121,6 @@ class HeldModel(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ConfigurationError(
             "a compiled module can be neither pickled nor copied: its parameters lie across processes. Save it with "
-            "autopar.save(path, module) or its module.state_dict(); copy the model before autopar.compile"
+            "autopar.save(path, module) or its module.state_dict(); copy the model before autopar.compile, or take "
+            "module.plain_model(), a copy with whole weights"
         )

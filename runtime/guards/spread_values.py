@@ -19,11 +19,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from autopar._compat import dtensor, dtensor_operators, say_how_to_mix
+from autopar._compat import dtensor, dtensor_operators
 from autopar.runtime.collectives.common_reads import read_together
 from autopar.runtime.parameters import block_of, full_tensor
-
-_REMEDY = "module.full(...) gives the whole value of a parameter, gradient or output as a plain tensor"
 
 
 @functools.cache
@@ -32,7 +30,6 @@ def read_whole_values() -> None:
     aten = torch.ops.aten
     dtensor_operators()[aten._local_scalar_dense.default] = _number
     dtensor_operators()[aten.copy_.default] = _copied
-    say_how_to_mix(_REMEDY)
     for name, method in (("numpy", _numpy), ("tolist", _tolist), ("__format__", _format), ("__deepcopy__", _deepcopy)):
         setattr(DTensor, name, method)
 

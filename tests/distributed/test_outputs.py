@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,13 +24,15 @@ LIMIT = 2e-5
         {"dims": {"dp_shard": 2}},
         {"dims": {"tp": 2}},
         {"dims": {"dp_shard": 2}, "mode": "local"},
+        {"dims": {"dp_shard": 2, "tp": 2}, "mode": "local"},
         {"dims": {"dp_shard": 2}, "outputs": "gather"},
         {"dims": {"dp_shard": 2}, "mode": "local", "outputs": "gather"},
     ],
     ids=str,
 )
-def test_metrics_read_the_outputs_of_one_device(pool: Pool, options: dict[str, object]) -> None:
-    for errors in pool.run(f"{JOBS}:read", world_size=2, **options):
+def test_metrics_read_the_outputs_of_one_device(pool: Pool, options: dict[str, Any]) -> None:
+    size = math.prod(options["dims"].values())
+    for errors in pool.run(f"{JOBS}:read", world_size=size, **options):
         assert max(errors.values()) <= LIMIT, errors
 
 
