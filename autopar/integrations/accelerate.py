@@ -44,7 +44,8 @@ _OWN_PROCESSES = ("NO", "MULTI_CPU", "MULTI_GPU")
 
 
 class Accelerator(accelerate.Accelerator):
-    """See the module docstring. autopar: arguments of `autopar.compile` by name, such as {"dims": {"tp": 2}}.
+    """See the module docstring. autopar: arguments of `autopar.compile` by name, such as {"dims": {"tp": 2}}; example:
+    the keywords for which the next model is planned, where a loader gave some.
 
     Raises ConfigurationError for what lays a model out in another way (FSDP, DeepSpeed, Megatron-LM, a
     ParallelismConfig), and for fp16 and fp8."""
@@ -52,7 +53,7 @@ class Accelerator(accelerate.Accelerator):
     def __init__(self, *args: Any, autopar: Mapping[str, Any] = _NOTHING, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._autopar = dict(autopar)
-        self._example: Any = None
+        self.example: Any = None
         self._check_settings()
         if _PRECISIONS[self.mixed_precision] is not None:
             self._autopar.setdefault("precision", _PRECISIONS[self.mixed_precision])
@@ -68,6 +69,11 @@ class Accelerator(accelerate.Accelerator):
         if self.mixed_precision not in _PRECISIONS:
             raise ConfigurationError(
                 f'mixed_precision="{self.mixed_precision}": a compiled module computes in fp32 or bf16, so pass "bf16"'
+            )
+        if self.state.dynamo_plugin.backend.value != "NO":
+            raise ConfigurationError(
+                f"this Accelerator was given torch.compile (backend {self.state.dynamo_plugin.backend.value}): a "
+                "compiled module is not compiled again, so leave the backend out"
             )
 
     # preparing
@@ -88,7 +94,7 @@ class Accelerator(accelerate.Accelerator):
     def _compiled(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> ParallelModule:
         if self.device_placement and not isinstance(model, ParallelModule):
             model = model.to(self.device)
-        return prepared(model, optimizer, self._autopar, self._example)
+        return prepared(model, optimizer, self._autopar, self.example)
 
     def prepare_model(self, model: nn.Module, device_placement: Any = None, evaluation_mode: bool = False) -> nn.Module:
         """The compiled module; without an optimizer where it comes alone."""
@@ -120,9 +126,9 @@ class Accelerator(accelerate.Accelerator):
         )
         ready._is_accelerate_prepared = True
         self._dataloaders.append(ready)
-        if self._example is None:
+        if self.example is None:
             batch = example_of(ready.base_dataloader)
-            self._example = dict(batch) if is_keywords(batch) else None
+            self.example = dict(batch) if is_keywords(batch) else None
         return ready
 
     # the loop
