@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,7 @@ from torch.utils.data import DataLoader
 from autopar._compat import tree_map_only
 from autopar.errors import ConfigurationError
 from autopar.integrations.absent_package import absent
-from autopar.integrations.prepared_module import compiled_in, is_spread, plain, prepared
+from autopar.integrations.prepared_module import compiled_in, is_spread, plain, prepared, trainer_of, when_planned
 from autopar.integrations.states import folder_in, whole_state
 from autopar.integrations.whole_batches import example_of, is_keywords, whole_loader
 from autopar.runtime.checkpoints.checkpoint import load, save
@@ -198,13 +199,13 @@ class Accelerator(accelerate.Accelerator):
         finally:
             handle.remove()
         for number, (module, optimizer) in enumerate(pairs):
-            load(folder_in(Path(found[0]), number), module, optimizer)
+            when_planned(module, partial(load, folder_in(Path(found[0]), number), module, optimizer))
 
     @contextlib.contextmanager
     def _without_modules(self) -> Iterator[list[tuple[ParallelModule, torch.optim.Optimizer | None]]]:
         """Inside, Accelerate has no models and optimizers to save; yields them in pairs."""
         optimizers = [each.optimizer for each in self._optimizers]
-        pairs = [(module, _trains(module, optimizers)) for module in self._compiled_models()]
+        pairs = [(module, trainer_of(module, optimizers)) for module in self._compiled_models()]
         kept = self._models, self._optimizers
         self._models, self._optimizers = [], []
         try:
@@ -212,7 +213,3 @@ class Accelerator(accelerate.Accelerator):
         finally:
             self._models, self._optimizers = kept
 
-
-def _trains(module: ParallelModule, optimizers: list[torch.optim.Optimizer]) -> torch.optim.Optimizer | None:
-    mine = {id(parameter) for parameter in module.parameters()}
-    return next((o for o in optimizers if any(id(p) in mine for g in o.param_groups for p in g["params"])), None)

@@ -2,10 +2,12 @@
 
     checkpoint-500/model.safetensors     whole weights, which from_pretrained reads
     checkpoint-500/autopar/              autopar.save: weights, optimizer, draws, in blocks; loads under another plan
+    last.ckpt, last.autopar/             the same beside a framework's checkpoint that is a file
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -21,6 +23,19 @@ FOLDER = "autopar"
 def folder_in(checkpoint: str | Path, number: int = 0) -> Path:
     """Where the state of the so-manieth module of a framework's checkpoint stands."""
     return Path(checkpoint) / (FOLDER if number == 0 else f"{FOLDER}-{number}")
+
+
+def folder_beside(checkpoint: str | Path, number: int = 0) -> Path:
+    """Where the state of the so-manieth module stands, of a framework's checkpoint that is a file."""
+    file = Path(checkpoint)
+    return file.with_name(f"{file.stem}.{folder_in('', number).name}")
+
+
+def remove_beside(checkpoint: str | Path) -> None:
+    """Remove what stands beside a file that the framework removes."""
+    file = Path(checkpoint)
+    for folder in (folder_beside(file), *file.parent.glob(f"{folder_beside(file).name}-*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def whole_state(module: ParallelModule) -> dict[str, torch.Tensor]:
