@@ -58,7 +58,7 @@ LAYERS: tuple[Layer, ...] = (
     ),
     Layer(
         "what people call and read",
-        {"api", "cli", "demo", "explain", "exporters", "importers", "questions", "report", "verification"},
+        {"api", "cli", "demo", "explain", "exporters", "importers", "integrations", "questions", "report", "verification"},
     ),
 )
 """From the bottom up. A module imports its own layer and the layers below it.
@@ -73,7 +73,7 @@ FORBIDDEN = {("runtime", "planner"), ("passes", "cost_models"), ("cost_models", 
 """Imports that the layers would allow and the design does not: a plan runs where no planner is installed; a pass
 rewrites whatever that costs, and what both read of a graph stands in `graphs`."""
 
-HEAVY = ("transformers", "triton", "ortools", "torch._dynamo")
+HEAVY = ("transformers", "accelerate", "lightning", "peft", "triton", "ortools", "torch._dynamo")
 """What `import autopar` must not load."""
 
 
