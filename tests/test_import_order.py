@@ -58,7 +58,18 @@ LAYERS: tuple[Layer, ...] = (
     ),
     Layer(
         "what people call and read",
-        {"api", "cli", "demo", "explain", "exporters", "importers", "integrations", "questions", "report", "verification"},
+        {
+            "api",
+            "cli",
+            "demo",
+            "explain",
+            "exporters",
+            "importers",
+            "integrations",
+            "questions",
+            "report",
+            "verification",
+        },
     ),
 )
 """From the bottom up. A module imports its own layer and the layers below it.

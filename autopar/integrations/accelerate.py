@@ -13,6 +13,7 @@ plans. The batch of a step is that of Accelerate: the loader's times the number 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,9 @@ class Accelerator(accelerate.Accelerator):
     Raises ConfigurationError for what lays a model out in another way (FSDP, DeepSpeed, Megatron-LM, a
     ParallelismConfig), and for fp16 and fp8."""
 
+    _models: list[Any]
+    _optimizers: list[Any]
+
     def __init__(self, *args: Any, autopar: Mapping[str, Any] = _NOTHING, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._autopar = dict(autopar)
@@ -60,7 +64,7 @@ class Accelerator(accelerate.Accelerator):
             self._autopar.setdefault("precision", _PRECISIONS[self.mixed_precision])
 
     def _check_settings(self) -> None:
-        kind = self.distributed_type.value
+        kind = "FSDP" if os.environ.get("ACCELERATE_USE_FSDP") == "true" else self.distributed_type.value
         if kind not in _OWN_PROCESSES or self.parallelism_config is not None:
             what = "a ParallelismConfig" if kind in _OWN_PROCESSES else kind
             raise ConfigurationError(
@@ -206,10 +210,9 @@ class Accelerator(accelerate.Accelerator):
         """Inside, Accelerate has no models and optimizers to save; yields them in pairs."""
         optimizers = [each.optimizer for each in self._optimizers]
         pairs = [(module, trainer_of(module, optimizers)) for module in self._compiled_models()]
-        kept = self._models, self._optimizers
+        models, wrapped = self._models, self._optimizers
         self._models, self._optimizers = [], []
         try:
             yield pairs
         finally:
-            self._models, self._optimizers = kept
-
+            self._models, self._optimizers = models, wrapped

@@ -49,7 +49,7 @@ def compiled_precision(name: str) -> str | None:
 
 
 class AutoparFabricStrategy(DDPStrategy):
-    """See the module docstring. autopar: arguments of `autopar.compile` by name; the rest is of Fabric's DDPStrategy."""
+    """See the module docstring. autopar: arguments of `autopar.compile` by name; the rest is of its DDPStrategy."""
 
     def __init__(self, *args: Any, autopar: Mapping[str, Any] = _NOTHING, **kwargs: Any) -> None:
         self._autopar = dict(autopar)
@@ -97,7 +97,12 @@ class AutoparFabricStrategy(DDPStrategy):
         return prepared(module, optimizer, options, self._example)
 
     def clip_gradients_norm(
-        self, module: nn.Module, optimizer: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = True
+        self,
+        module: nn.Module,
+        optimizer: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = True,
     ) -> torch.Tensor:
         """`autopar.clip_grad_norm_`."""
         norm = clip_grad_norm_(module.parameters(), max_norm, norm_type)
@@ -116,7 +121,9 @@ class AutoparFabricStrategy(DDPStrategy):
         """Nothing: it lies beside the file, in blocks."""
         return {}
 
-    def save_checkpoint(self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None) -> None:
+    def save_checkpoint(
+        self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None
+    ) -> None:
         """The file as of Fabric, with whole weights; beside it weights and optimizer by `autopar.save`."""
         super().save_checkpoint(path, state, storage_options, filter)
         for number, (module, optimizer) in enumerate(_pairs(state)):

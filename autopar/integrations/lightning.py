@@ -48,6 +48,7 @@ class AutoparStrategy(DDPStrategy):
         self, *args: Any, module: str | None = None, autopar: Mapping[str, Any] = _NOTHING, **kwargs: Any
     ) -> None:
         self._autopar, self._module_name, self._resumed = dict(autopar), module, Path()
+        self._module: ParallelModule
         super().__init__(*args, **kwargs)
 
     @property
@@ -68,7 +69,7 @@ class AutoparStrategy(DDPStrategy):
         """Optimizers are made from the plain model, then it is compiled with them."""
         trainer._accelerator_connector.use_distributed_sampler = False  # every rank reads the whole batch
         self.accelerator.setup(trainer)
-        self.model = self.precision_plugin.convert_module(self.model)
+        self.model: Any = self.precision_plugin.convert_module(self.lightning_module)
         self.model_to_device()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
@@ -113,7 +114,8 @@ class AutoparStrategy(DDPStrategy):
                 f"configure_optimizers returned {len(self.optimizers)} optimizers, a compiled module has one: give one "
                 "optimizer groups of parameters"
             )
-        return self.optimizers[0]
+        found: torch.optim.Optimizer = self.optimizers[0]
+        return found
 
     def _only_module(self) -> str:
         module = self.lightning_module
@@ -125,7 +127,7 @@ class AutoparStrategy(DDPStrategy):
                 "submodule is compiled: put them into one module (self.model), or name one: "
                 f'AutoparStrategy(module="{(children or ["model"])[0]}") leaves the others out of the plan'
             )
-        return children[0]
+        return str(children[0])
 
     def teardown(self) -> None:
         """As of Lightning, but that the module stays on its device: its parameters lie across processes."""

@@ -10,6 +10,7 @@ Frozen weights of the base model are planned as frozen: they have no gradient an
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from autopar.errors import ConfigurationError
 from autopar.integrations.absent_package import absent
@@ -29,7 +30,7 @@ def save_adapter(module: ParallelModule, folder: str | Path) -> None:
     """Write the adapters of a compiled PeftModel to `folder`, as its `save_pretrained`; every rank calls it."""
     _check(module)
     state = whole_state(module)
-    plain = without_weights(module.original, module.training, module.absent)
+    plain: Any = without_weights(module.original, module.training, module.absent)
     attempt_on_all(lambda: plain.save_pretrained(folder, state_dict=state) if rank() == 0 else None)
 
 

@@ -3,10 +3,10 @@
     from autopar.integrations.transformers import Trainer          # the changed line
     Trainer(model=model, args=TrainingArguments(...), train_dataset=data).train(resume_from_checkpoint=True)
 
-The batch of a step is that of the Trainer: per_device_train_batch_size times the number of processes, times the steps of
-accumulation. Every rank has all of it, so tokens are counted once, and `average_tokens_across_devices` is turned off. A
-checkpoint has the whole weights, which `from_pretrained` reads, and beside them `autopar/`, from which a run goes on,
-also under another plan and number of processes.
+The batch of a step is that of the Trainer: per_device_train_batch_size times the number of processes, times the steps
+of accumulation. Every rank has all of it, so tokens are counted once: `average_tokens_across_devices` is turned off.
+A checkpoint has the whole weights, which `from_pretrained` reads, and beside them `autopar/`, from which a run goes
+on, also under another plan and number of processes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar._compat import tree_map_only
 from autopar.errors import ConfigurationError
 from autopar.integrations.absent_package import absent
 from autopar.integrations.accelerate import Accelerator
@@ -78,6 +79,13 @@ class Trainer(transformers.Trainer):
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> Any:
         return self._module or super()._wrap_model(model, training, dataloader)
 
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        """That of the Trainer. The loss stands once for each process, whose samples it is the mean of: the Trainer
+        repeats it by the samples of one."""
+        loss, logits, labels = super().prediction_step(*args, **kwargs)
+        count = 1 if self.accelerator.split_batches else self.args.world_size
+        return (None if loss is None else loss.expand(count)), logits, labels
+
     # checkpoints
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -86,7 +94,8 @@ class Trainer(transformers.Trainer):
             super()._save(output_dir, state_dict=state_dict)
             return
         state = state_dict or whole_state(module)
-        kept, self.model = self.model, without_weights(module.original, module.training, module.absent)
+        kept: Any = self.model
+        self.model: Any = without_weights(module.original, module.training, module.absent)
         try:  # only rank 0 writes, and writing changes the configuration, which forward may read
             super()._save(output_dir, state_dict=state)
         finally:
@@ -125,12 +134,22 @@ class Trainer(transformers.Trainer):
 
     def _plain_optimizer(self) -> torch.optim.Optimizer:
         """Without Accelerate's wrapper."""
-        found: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        wrapped: Any = self.optimizer
+        found: torch.optim.Optimizer = getattr(wrapped, "optimizer", wrapped)
         return found
 
 
 class _TrainerAccelerator(Accelerator):
-    """The Trainer gathers what it counts in its batches, of which every rank has the whole."""
+    """The Trainer gathers what it counts in its batches, of which every rank has the whole, and what it repeats for
+    each of their samples, which may be too many for a short last one."""
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Whole plain tensors, of as many rows as the batch has."""
+        rest = self.gradient_state.remainder if self.gradient_state.end_of_dataloader else 0
+        whole = plain(input_data)
+        if rest <= 0:
+            return whole
+        return tree_map_only(torch.Tensor, lambda each: each[:rest] if each.ndim else each, whole)
 
     def gather(self, tensor: Any) -> Any:
         """Whole plain tensors, once."""

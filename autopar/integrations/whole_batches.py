@@ -93,7 +93,7 @@ def whole_loader(loader: DataLoader[Any], count: int) -> DataLoader[Any]:
 
 def _share_shuffle(loader: DataLoader[Any]) -> None:
     """Where a sampler draws from torch's default generator: a generator with a seed that all ranks have."""
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
     if getattr(sampler, "generator", 0) is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
         sampler.generator = torch.Generator()

@@ -3,8 +3,7 @@
     python -m benchmarks.frameworks                                           # all rows, as a table
     python -m benchmarks.frameworks --only trainer/ --json -                  # rows by name; "-": on stdout, no table
     python -m benchmarks.frameworks --json benchmarks/results/frameworks.json # also as a document, written row by row
-    python -m benchmarks.frameworks --resume benchmarks/results/frameworks.json --json benchmarks/results/frameworks.json
-                                                                              # rows that were bad there, and new ones
+    python -m benchmarks.frameworks --resume FILE --json FILE                 # rows that were bad there, and new ones
     python -m benchmarks.frameworks --list
 
 A framework whose package is not installed has no rows: pip install 'autopar[accelerate,lightning,peft]'. Exits with 1
@@ -52,6 +51,7 @@ def good_before(found: dict[str, Any], names: Sequence[str]) -> dict[str, RanRow
 
 def content_of(rows: Sequence[RanRow], kept_of: str | None) -> dict[str, Any]:
     """The document of these rows."""
+    tight = [row for row in rows if row.good and row.precision != "bf16"]
     return {
         "commit": commit(),
         "command": ["python", "-m", "benchmarks.frameworks", *sys.argv[1:]],
@@ -63,10 +63,8 @@ def content_of(rows: Sequence[RanRow], kept_of: str | None) -> dict[str, Any]:
             "good": sum(row.good for row in rows),
             "verdicts": dict(Counter(row.verdict for row in rows).most_common()),
             "by_framework": dict(Counter(row.name.partition("/")[0] for row in rows)),
-            "largest_loss_error": max((r.loss_error or 0.0 for r in rows if r.good and r.precision != "bf16"), default=0),
-            "largest_weight_error": max(
-                (r.weight_error or 0.0 for r in rows if r.good and r.precision != "bf16"), default=0
-            ),
+            "largest_loss_error": max((row.loss_error or 0.0 for row in tight), default=0.0),
+            "largest_weight_error": max((row.weight_error or 0.0 for row in tight), default=0.0),
         },
         "rows": [row.as_json() for row in rows],
     }

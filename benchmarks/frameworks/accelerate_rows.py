@@ -260,7 +260,8 @@ def recomputing() -> Any:
 def in_groups(parameters: Any) -> torch.optim.Optimizer:
     """Two groups with rates of their own."""
     weights = list(parameters)
-    groups = [{"params": [w for w in weights if w.ndim > 1]}, {"params": [w for w in weights if w.ndim < 2], "lr": 0.01}]
+    wide, narrow = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim < 2]
+    groups: list[dict[str, Any]] = [{"params": wide}, {"params": narrow, "lr": 0.01}]
     return torch.optim.SGD(groups, lr=0.05, weight_decay=0.1)
 
 
@@ -272,7 +273,8 @@ def ordered(stand: Stand) -> Run:
 def seedable(stand: Stand) -> Run:
     """Accelerate's own sampler that a seed decides."""
     torch.manual_seed(7)
-    return trained(stand, loader={"shuffle": True}, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    config = DataLoaderConfiguration(use_seedable_sampler=True)
+    return trained(stand, loader={"shuffle": True}, dataloader_config=config)
 
 
 def split(stand: Stand) -> Run:

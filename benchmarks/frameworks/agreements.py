@@ -48,10 +48,10 @@ def judged(row: FrameworkRow, alone: Run | str, together: Sequence[Run] | str) -
         if row.refused and re.search(row.refused, together) and "autopar.errors." in together:
             return Finding(word="refused", says=_last_line(together))
         return Finding(word="fails", says=_last_line(together))
-    if isinstance(alone, str):
-        return Finding(word="fails", says=f"without autopar, on one process: {_last_line(alone)}")
     if row.refused:
         return Finding(word="fails", says=f"not refused with {row.refused}")
+    if isinstance(alone, str):
+        return Finding(word="fails", says=f"without autopar, on one process: {_last_line(alone)}")
     return _compared(row, alone, together)
 
 
@@ -97,4 +97,4 @@ def weight_error(expected: dict[str, torch.Tensor], found: dict[str, torch.Tenso
 
 def _last_line(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if re.match(r"^[\w.]+(Error|Exception|Interrupt)\b", line)]
-    return (lines or [error.strip().splitlines()[-1]])[0][:500]
+    return (lines or error.strip().splitlines()[-1:] or [""])[0][:500]

@@ -21,8 +21,8 @@ def gpt2(*, dropout: float = 0.0) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": VOCABULARY, "n_positions": 16}
-    off = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
+    sizes: dict[str, Any] = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": VOCABULARY, "n_positions": 16}
+    off: dict[str, Any] = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
     return GPT2LMHeadModel(GPT2Config(**sizes, **off, bos_token_id=0, eos_token_id=0))
 
 
@@ -31,11 +31,13 @@ def bert() -> Any:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=16, num_labels=CLASSES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return BertForSequenceClassification(config)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 32, "max_position_embeddings": 16, "num_labels": CLASSES,
+    }  # fmt: skip
+    return BertForSequenceClassification(
+        BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    )
 
 
 def scorer() -> nn.Module:

@@ -27,16 +27,16 @@ class Language(lightning.LightningModule):
         self.model = gpt2()
         self.losses: list[float] = []
 
-    def training_step(self, batch: Any, _: int) -> Any:
+    def training_step(self, batch: Any, index: int) -> Any:
         loss = self.model(**batch).loss
         self.log("loss", loss)
         self.losses.append(loss.item())
         return loss
 
-    def validation_step(self, batch: Any, _: int) -> None:
+    def validation_step(self, batch: Any, index: int) -> None:
         self.log("val", self.model(**batch).loss, batch_size=len(batch["labels"]))
 
-    def test_step(self, batch: Any, _: int) -> None:
+    def test_step(self, batch: Any, index: int) -> None:
         self.log("test", self.model(**batch).loss, batch_size=len(batch["labels"]))
 
     def configure_optimizers(self) -> Any:
@@ -58,10 +58,10 @@ class ByHand(Language):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, _: int) -> Any:
+    def training_step(self, batch: Any, index: int) -> Any:
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
-        loss = super().training_step(batch, _)
+        loss = super().training_step(batch, index)
         self.manual_backward(loss)
         self.clip_gradients(optimizer, gradient_clip_val=0.2, gradient_clip_algorithm="norm")
         optimizer.step()
@@ -84,16 +84,16 @@ class Scores(lightning.LightningModule):
         self.net: nn.Module = scorer()
         self.losses: list[float] = []
 
-    def training_step(self, batch: Any, _: int) -> Any:
+    def training_step(self, batch: Any, index: int) -> Any:
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         self.losses.append(loss.item())
         return loss
 
-    def validation_step(self, batch: Any, _: int) -> None:
+    def validation_step(self, batch: Any, index: int) -> None:
         right = (self.net(batch[0]).argmax(-1) == batch[1]).double().mean()
         self.log("accuracy", right, batch_size=len(batch[1]))
 
-    def predict_step(self, batch: Any, _: int) -> Any:
+    def predict_step(self, batch: Any, index: int) -> Any:
         return self.net(batch[0])
 
     def configure_optimizers(self) -> Any:
@@ -198,7 +198,7 @@ def stopped(stand: Stand) -> Run:
     return fitted(stand, data=Texts(80), held=Texts(16, seed=5), max_epochs=5, callbacks=[callback])
 
 
-points = {"data": Points(400), "held": Points(30)}
+points: dict[str, Any] = {"data": Points(400), "held": Points(30)}
 
 ROWS = (
     row("lightning", "fit", fitted),
@@ -210,8 +210,8 @@ ROWS = (
     row("lightning", "a scheduler", partial(fitted, made=Scheduled, data=Texts(200), max_epochs=2)),
     row("lightning", "a short last batch", partial(fitted, data=Texts(45), max_epochs=2)),
     row("lightning", "validation", partial(fitted, held=Texts(30, seed=5))),
-    row("lightning", "sanity validation before training", partial(fitted, made=Scores, num_sanity_val_steps=2, **points),
-        precision="fp64"),
+    row("lightning", "sanity validation before training",
+        partial(fitted, made=Scores, num_sanity_val_steps=2, **points), precision="fp64"),
     row("lightning", "validate", partial(fitted, held=Texts(30, seed=5), then=validate)),
     row("lightning", "test", partial(fitted, held=Texts(30, seed=5), then=test)),
     row("lightning", "predict", partial(fitted, made=Scores, then=predict, **points), precision="fp64"),

@@ -25,7 +25,7 @@ def adapted(config: Callable[[], Any]) -> Any:
     """GPT-2 with adapters, whose zeros are drawn, so that all of them have gradients."""
     torch.manual_seed(1)
     model = peft.get_peft_model(gpt2(), config())
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.requires_grad and not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)
     return model
@@ -51,9 +51,9 @@ def batches() -> list[dict[str, Any]]:
 def trained(stand: Stand, *, made: Callable[[], Any] = lora, **options: Any) -> Run:
     """A plain loop."""
     model, data = made(), batches()
-    module = autopar.compile(model, data[0], optimizer=torch.optim.SGD, **options) if stand.ours else model
+    module: Any = autopar.compile(model, data[0], optimizer=torch.optim.SGD, **options) if stand.ours else model
     losses = _steps(module, data)
-    return Run(losses=losses, weights=whole_state(module) if stand.ours else dict(module.state_dict()))  # type: ignore[arg-type]
+    return Run(losses=losses, weights=whole_state(module) if stand.ours else dict(module.state_dict()))
 
 
 def _steps(module: Any, data: list[dict[str, Any]]) -> list[float]:

@@ -1,8 +1,10 @@
-"""The job of one process of a row: `Pool.run("benchmarks.frameworks.row_job:run_row", name=..., ours=..., folder=...)`."""
+"""The job of one process of a row, for a `Pool`: "benchmarks.frameworks.row_job:run_row"."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import multiprocessing
 import os
 import warnings
 from importlib import import_module
@@ -41,7 +43,12 @@ def run_row(name: str, ours: bool, folder: str) -> Run:
     if processes > 1:
         _as_torchrun(rank, processes)
     logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # loaders start workers
+    with contextlib.ExitStack() as quiet:  # frameworks print every step
+        nowhere = quiet.enter_context(Path(os.devnull).open("w"))
+        quiet.enter_context(contextlib.redirect_stdout(nowhere))
+        quiet.enter_context(contextlib.redirect_stderr(nowhere))
+        quiet.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         row = next(each for each in rows_of(name.partition("/")[0]) if each.name == name)
         return row.loop(Stand(ours=ours, rank=rank, processes=processes, folder=Path(folder)))

@@ -73,7 +73,7 @@ def _runs(row: FrameworkRow, pool: Pool, *, ours: bool) -> list[Run] | str:
                 JOB, world_size=PROCESSES if ours else 1, timeout=SECONDS, name=row.name, ours=ours, folder=folder
             )
         except WorkerError as error:
-            return str(error)
+            return str(error).replace(f"{folder}/", "")
         finally:
             pool.close()
     return found

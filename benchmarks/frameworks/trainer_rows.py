@@ -34,7 +34,7 @@ def trainer_of(
     **settings: Any,
 ) -> Any:
     """A Trainer. own: further arguments of it; settings: of TrainingArguments."""
-    given = {
+    given: dict[str, Any] = {
         "output_dir": str(stand.folder / "run"), "per_device_train_batch_size": stand.batch, "use_cpu": True,
         "per_device_eval_batch_size": stand.batch, "max_steps": STEPS, "learning_rate": 0.05, "optim": "sgd",
         "logging_steps": 1, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "seed": 3,
@@ -174,11 +174,11 @@ def padded(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {"input_ids": tokens, "labels": labels, "attention_mask": torch.ones_like(tokens)}
 
 
-def summed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+def summed(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
     """A loss of the user's."""
     scores = outputs["logits"][:, :-1].reshape(-1, outputs["logits"].shape[-1])
     loss = torch.nn.functional.cross_entropy(scores, labels[:, 1:].reshape(-1), reduction="sum")
-    return loss / num_items_in_batch
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
 compute_loss = {"compute_loss_func": summed}
@@ -207,7 +207,8 @@ ROWS = (
     row("trainer", "predict", predicted),
     row("trainer", "resume_from_checkpoint", resumed),
     row("trainer", "resume the last of a series", last_resumed),
-    row("trainer", "resume under another plan", partial(resumed, autopar={"dims": {"dp_shard": 2}}, again={"dims": {"tp": 2}}),
+    row("trainer", "resume under another plan",
+        partial(resumed, autopar={"dims": {"dp_shard": 2}}, again={"dims": {"tp": 2}}),
         change='Trainer(autopar={"dims": {"tp": 2}})'),
     row("trainer", "save_model", saved),
     row("trainer", "load_best_model_at_end", best),
@@ -225,7 +226,8 @@ ROWS = (
         change='Trainer(autopar={"dims": {"dp_shard": 2}})'),
     row("trainer", "two stages", partial(trained, autopar={"dims": {"pp": 2}}),
         change='Trainer(autopar={"dims": {"pp": 2}})'),
-    row("trainer", "save_only_model and the best model", partial(best, save_only_model=True), refused="save_only_model"),
+    row("trainer", "save_only_model and the best model", partial(best, save_only_model=True),
+        refused="save_only_model"),
     row("trainer", "torch_compile", partial(trained, torch_compile=True, torch_compile_backend="eager"),
         refused="not compiled again"),
 )  # fmt: skip

@@ -46,6 +46,6 @@ def test_only_errors_of_autopar_with_the_words_are_refusals() -> None:
     assert judged(refusing, "", error).word == "refused"
     assert judged(refusing, "", "ValueError: pass fp32 or bf16").word == "fails"
     assert judged(refusing, "", "autopar.errors.ConfigurationError: no").word == "fails"
-    assert judged(refusing, ALONE, [ALONE]).word == "fails"
+    assert judged(refusing, "", [ALONE]).says == "not refused with fp32 or bf16"
     assert judged(ROW, ALONE, error).says == "autopar.errors.ConfigurationError: pass fp32 or bf16"
     assert judged(ROW, "ValueError: x", [ALONE]).word == "fails"
