@@ -61,7 +61,7 @@ class JoinedBatches(Sampler[list[int]]):
         self.batch_sampler.sampler = sampler
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = iter(self.batch_sampler)
+        batches = (batch for batch in self.batch_sampler)  # islice calls iter(), which starts some samplers anew
         while group := list(itertools.islice(batches, self.count)):
             if len(group) == self.count or not self.drop_last:
                 yield list(itertools.chain.from_iterable(group))

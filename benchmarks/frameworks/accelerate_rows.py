@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator as PlainAccelerator
-from accelerate.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin, ParallelismConfig
+from accelerate.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin
 from torch.utils.data import DataLoader
 
 from autopar.integrations.accelerate import Accelerator
@@ -288,12 +288,6 @@ def sharded(stand: Stand) -> Run:
     return trained(stand, **plugin)
 
 
-def meshed(stand: Stand) -> Run:
-    """A ParallelismConfig beside autopar."""
-    config = {"parallelism_config": ParallelismConfig(dp_replicate_size=2)} if stand.ours else {}
-    return trained(stand, **config)
-
-
 step_rate = partial(torch.optim.lr_scheduler.ConstantLR, factor=0.5, total_iters=10_000)
 nesterov = partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
 
@@ -338,6 +332,5 @@ ROWS = (
     row("accelerate", "mixed precision fp16", partial(trained, mixed_precision="fp16"), refused="fp32 or bf16"),
     row("accelerate", "two optimizers", two_optimizers, refused="2 optimizers"),
     row("accelerate", "an FSDP plugin", sharded, refused="FSDP, which lays the model out"),
-    row("accelerate", "a ParallelismConfig", meshed, refused="a ParallelismConfig, which lays"),
     row("accelerate", "torch.compile", partial(trained, dynamo_backend="eager"), refused="not compiled again"),
 )  # fmt: skip

@@ -132,6 +132,6 @@ ROWS = (
     row("fabric", "weights of a file", read_again),
     row("fabric", "tensor parallelism", partial(trained, clip={"max_norm": 0.2}, autopar={"dims": {"tp": 2}}),
         change='AutoparFabricStrategy(autopar={"dims": {"tp": 2}})'),
-    row("fabric", "16-mixed", partial(trained, precision="16-mixed"), refused="fp32, fp64 or bf16"),
+    row("fabric", "16-true", partial(trained, precision="16-true"), refused="fp32, fp64 or bf16"),
     row("fabric", "two optimizers", two_optimizers, refused="2 optimizers"),
 )  # fmt: skip

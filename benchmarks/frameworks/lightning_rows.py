@@ -68,7 +68,7 @@ class ByHand(Language):
         return loss
 
 
-class TwoOptimizers(Language):
+class TwoOptimizers(ByHand):
     """With an optimizer for each half of the parameters."""
 
     def configure_optimizers(self) -> Any:
@@ -229,7 +229,7 @@ ROWS = (
         change='AutoparStrategy(module="net.0")'),
     row("lightning", "tensor parallelism", partial(fitted, autopar={"dims": {"tp": 2}}, gradient_clip_val=0.2),
         change='AutoparStrategy(autopar={"dims": {"tp": 2}})'),
-    row("lightning", "16-mixed", partial(fitted, precision="16-mixed"), refused="fp32, fp64 or bf16"),
+    row("lightning", "16-true", partial(fitted, precision="16-true"), refused="fp32, fp64 or bf16"),
     row("lightning", "two optimizers", partial(fitted, made=TwoOptimizers), refused="2 optimizers"),
     row("lightning", "parameters in two submodules", partial(fitted, made=Parts, **points), refused="net, last"),
 )  # fmt: skip

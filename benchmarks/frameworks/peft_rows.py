@@ -14,17 +14,17 @@ import autopar
 from autopar.integrations.peft import load_adapter, save_adapter
 from autopar.integrations.states import whole_state
 from benchmarks.frameworks import accelerate_rows, trainer_rows
-from benchmarks.frameworks.framework_models import Texts, gpt2
+from benchmarks.frameworks.framework_models import Texts, bert, gpt2
 from benchmarks.frameworks.framework_row import Run, Stand, row
 
 STEPS = 50
 TARGETS = ["c_attn", "c_proj"]
 
 
-def adapted(config: Callable[[], Any]) -> Any:
-    """GPT-2 with adapters, whose zeros are drawn, so that all of them have gradients."""
+def adapted(config: Callable[[], Any], base: Callable[[], Any] = gpt2) -> Any:
+    """A model with adapters, whose zeros are drawn, so that all of them have gradients."""
     torch.manual_seed(1)
-    model = peft.get_peft_model(gpt2(), config())
+    model = peft.get_peft_model(base(), config())
     for parameter in model.parameters():
         if parameter.requires_grad and not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)
@@ -36,21 +36,21 @@ rslora = partial(adapted, partial(peft.LoraConfig, r=4, use_rslora=True, target_
 dora = partial(adapted, partial(peft.LoraConfig, r=4, use_dora=True, target_modules=TARGETS))
 with_head = partial(adapted, partial(peft.LoraConfig, r=4, target_modules=["c_attn"], modules_to_save=["ln_f"]))
 biased = partial(adapted, partial(peft.LoraConfig, r=4, target_modules=["c_attn"], bias="lora_only"))
-loha = partial(adapted, partial(peft.LoHaConfig, r=4, target_modules=["c_attn"]))
+loha = partial(adapted, partial(peft.LoHaConfig, r=4, target_modules=["query", "value"]), bert)
 ia3 = partial(
     adapted, partial(peft.IA3Config, target_modules=["c_attn", "mlp.c_proj"], feedforward_modules=["mlp.c_proj"])
 )
 
 
-def batches() -> list[dict[str, Any]]:
+def batches(*, classes: bool = False) -> list[dict[str, Any]]:
     """The batches of a plain loop, whole on every rank."""
-    data = Texts(8 * STEPS)
+    data = Texts(8 * STEPS, classes=classes)
     return [default_collate([data[at] for at in range(begin, begin + 8)]) for begin in range(0, 8 * STEPS, 8)]
 
 
-def trained(stand: Stand, *, made: Callable[[], Any] = lora, **options: Any) -> Run:
+def trained(stand: Stand, *, made: Callable[[], Any] = lora, classes: bool = False, **options: Any) -> Run:
     """A plain loop."""
-    model, data = made(), batches()
+    model, data = made(), batches(classes=classes)
     module: Any = autopar.compile(model, data[0], optimizer=torch.optim.SGD, **options) if stand.ours else model
     losses = _steps(module, data)
     return Run(losses=losses, weights=whole_state(module) if stand.ours else dict(module.state_dict()))
@@ -130,7 +130,7 @@ ROWS = (
     row("peft", "rsLoRA", partial(trained, made=rslora)),
     row("peft", "modules_to_save", partial(trained, made=with_head)),
     row("peft", "biases of LoRA", partial(trained, made=biased)),
-    row("peft", "LoHa", partial(trained, made=loha)),
+    row("peft", "LoHa", partial(trained, made=loha, classes=True), refused="decides by the values of a tensor"),
     row("peft", "IA3", partial(trained, made=ia3)),
     row("peft", "LoRA, tensor parallelism", partial(trained, dims={"tp": 2}), change='dims={"tp": 2}'),
     row("peft", "DoRA, tensor parallelism", partial(trained, made=dora, dims={"tp": 2}), change='dims={"tp": 2}'),

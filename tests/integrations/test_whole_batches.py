@@ -57,6 +57,24 @@ def test_joined_batches_hand_on_the_sampler_that_frameworks_replace() -> None:
     assert joined.batch_size == 4
 
 
+class _Restarting:
+    """A batch sampler that is its own iterator, as Lightning's, and begins anew when it is asked for one."""
+
+    def __iter__(self) -> _Restarting:
+        self.left = [[0, 1], [2, 3], [4]]
+        return self
+
+    def __next__(self) -> list[int]:
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+
+def test_a_sampler_that_begins_anew_is_read_once() -> None:
+    batches = iter(JoinedBatches(_Restarting(), 2))
+    assert [next(batches, None) for _ in range(3)] == [[0, 1, 2, 3], [4], None]
+
+
 def test_a_shuffle_does_not_follow_what_else_draws() -> None:
     torch.manual_seed(3)
     loader = whole_loader(DataLoader(range(8), batch_size=2, shuffle=True), 2)  # type: ignore[arg-type]
