@@ -61,7 +61,18 @@ LAYERS: tuple[Layer, ...] = (
     ),
     Layer(
         "what people call and read",
-        {"api", "cli", "demo", "explain", "exporters", "importers", "questions", "report", "verification"},
+        {
+            "api",
+            "cli",
+            "demo",
+            "explain",
+            "exporters",
+            "importers",
+            "integrations",
+            "questions",
+            "report",
+            "verification",
+        },
     ),
 )
 """From the bottom up. A module imports its own layer and the layers below it.
@@ -83,7 +94,19 @@ FORBIDDEN = {("runtime", "planner"), ("passes", "cost_models"), ("cost_models", 
 """Imports that the layers would allow and the design does not: a plan runs where no planner is installed; a pass
 rewrites whatever that costs, and what both read of a graph stands in `graphs`."""
 
-HEAVY = ("torch", "ortools", "triton", "transformers", "sympy", "networkx", "numpy", "jinja2")
+HEAVY = (
+    "torch",
+    "ortools",
+    "triton",
+    "transformers",
+    "sympy",
+    "networkx",
+    "numpy",
+    "jinja2",
+    "accelerate",
+    "lightning",
+    "peft",
+)
 """What takes a tenth of a second and more to load, and is loaded only by what needs it."""
 
 QUICK = {
