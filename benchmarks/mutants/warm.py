@@ -4,7 +4,8 @@
     stdout   {"outcome": "failed", "test": "tests/test_files.py::test_x", "seconds": 1.8}
 
 Only the child imports autopar and the tests, from the folder in which the process runs, so that each sees the files as
-they are then; it writes no bytecode, which would outlive a mutant of the same length and second. It ends with its first failure. One that is late is killed with all processes that it started.
+they are then; it writes no bytecode, which would outlive a mutant of the same length and second. It ends with its first
+failure. One that is late is killed with all processes that it started.
 """
 
 from __future__ import annotations
