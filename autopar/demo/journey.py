@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from autopar.cost_models.machine_profile import load_profile
 from autopar.demo.large_plan import CLUSTER, TITLE, plan_large_gpt
 from autopar.demo.training import STEPS, Training, train
 from autopar.plans.parallel_plan import Plan
@@ -22,7 +23,7 @@ from autopar.runtime.calibration.measure_machine import calibrate
 MOST_PROCESSES = 4
 MOST_BUSY = 0.1
 """Share of the CPU that may go to other processes; with more, seconds say little."""
-NEXT = f'autopar plan autopar.demo.large_plan:build --cluster "{CLUSTER}" --mode fast -o plan.json'
+NEXT = f'autopar plan autopar.demo.large_plan:build --cluster "{CLUSTER}" -o plan.json'
 
 
 def cores() -> int:
@@ -40,8 +41,7 @@ def run_demo(console: Console) -> dict[str, Any]:
     console.print(comparison(large, TITLE))
     console.print(f"{beside_known_plans(large)}\nplanned in {planning_seconds:.0f} s\n")
     processes = max(2, min(MOST_PROCESSES, cores()))
-    console.print("2 of 3   what processes on this machine can do: two minutes the first time, then it is kept")
-    with_progress(console, "operators and collectives", lambda step: calibrate(on_progress=step))
+    _measure_machine(console)
     console.print(f"\n3 of 3   a small GPT trained by plain torch, and by {processes} processes under their plan")
     one, planned = train_both(console, processes)
     assert planned.plan is not None
@@ -51,6 +51,16 @@ def run_demo(console: Console) -> dict[str, Any]:
         "small": {**plan_numbers(planned.plan), **training_numbers(one, planned, processes)},
         "seconds": time.perf_counter() - started,
     }
+
+
+def _measure_machine(console: Console) -> None:
+    """Say what is measured, or since when it is known."""
+    stored = load_profile()
+    if stored is not None and not stored.is_busy:
+        console.print(f"2 of 3   what processes on this machine can do was measured on {stored.date[:10]}")
+        return
+    console.print("2 of 3   what processes on this machine can do: two minutes once, then it is kept")
+    with_progress(console, "operators and collectives", lambda step: calibrate(on_progress=step))
 
 
 def train_both(console: Console, processes: int) -> tuple[Training, Training]:
