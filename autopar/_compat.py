@@ -43,6 +43,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import profiler
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed._composable.contract import REGISTRY_KEY as WRAPPERS_OF_MODULE
 from torch.distributed.device_mesh import DeviceMesh
@@ -149,6 +150,11 @@ def release_saved_tensors(ctx: Any) -> None:
     """In the backward of an autograd.Function: drop what `ctx.save_for_backward` kept, unless the caller asked for
     retain_graph. torch's own compiled functions do it so."""
     ctx.maybe_clear_saved_tensors()
+
+
+def profiler_is_on() -> bool:
+    """Whether a profiler of torch records."""
+    return profiler._is_profiler_enabled
 
 
 def forget_device_meshes() -> None:
@@ -271,6 +277,7 @@ __all__ = [
     "keystr",
     "lone_device_mesh",
     "no_dispatch",
+    "profiler_is_on",
     "register_dataclass",
     "release_saved_tensors",
     "resolve_group",

@@ -9,14 +9,14 @@
 One JSON line per step, written by rank 0: {"step": 0, "seconds": 0.41, "exposed_communication_seconds": 0.12,
 "peak_bytes": 3100000000, "predicted": {"seconds": 0.38, "exposed_communication_seconds": 0.1, "peak_bytes": ...}}.
 Exposed communication is the time in which this rank waited for collectives; on GPUs, whose waits only order streams, it
-is null. Peak memory is that of tensors on a GPU, and of the whole process on a CPU, Python and torch included.
+is null. Peak memory is that of tensors on a GPU, and of the whole process on a CPU, Python and torch included; it is 0
+on Windows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +25,9 @@ from types import TracebackType
 from typing import Any, TextIO
 
 import torch
+
+if sys.platform != "win32":
+    import resource
 
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
@@ -92,5 +95,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def _process_peak_bytes() -> int:
+    if sys.platform == "win32":
+        return 0  # Windows keeps no such count for its processes to read
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

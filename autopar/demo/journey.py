@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -19,16 +18,12 @@ from autopar.report.progress_bars import with_progress
 from autopar.report.progress_line import progress_line
 from autopar.report.terminal_tables import comparison, table
 from autopar.runtime.calibration.measure_machine import calibrate
+from autopar.runtime.calibration.measuring_worker import usable_cores
 
 MOST_PROCESSES = 4
 MOST_BUSY = 0.1
 """Share of the CPU that may go to other processes; with more, seconds say little."""
 NEXT = f'autopar plan autopar.demo.large_plan:build --cluster "{CLUSTER}" -o plan.json'
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_demo(console: Console) -> dict[str, Any]:
@@ -40,7 +35,7 @@ def run_demo(console: Console) -> dict[str, Any]:
     planning_seconds = time.perf_counter() - started
     console.print(comparison(large, TITLE))
     console.print(f"{beside_known_plans(large)}\nplanned in {planning_seconds:.0f} s\n")
-    processes = max(2, min(MOST_PROCESSES, cores()))
+    processes = max(2, min(MOST_PROCESSES, usable_cores()))
     _measure_machine(console)
     console.print(f"\n3 of 3   a small GPT trained by plain torch, and by {processes} processes under their plan")
     one, planned = train_both(console, processes)
@@ -119,7 +114,7 @@ def what_it_shows(one: Training, planned: Training, predicted_seconds: float, pr
 
 def busy_share(one: Training, planned: Training, processes: int) -> float:
     """Share of the CPU that went to processes of others: more processes than cores take it from each other."""
-    own = max(1.0, processes / cores())
+    own = max(1.0, processes / usable_cores())
     return 1.0 - 1.0 / max(1.0, one.crowd, planned.crowd / own)
 
 

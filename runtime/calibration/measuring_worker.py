@@ -217,7 +217,12 @@ def own_groups(rank: int, world_size: int) -> list[dist.ProcessGroup]:
 
 def _takes_census(world_size: int) -> bool:
     """Whether every rank has a core of its own. More ranks take turns, and run no slower in theirs."""
-    return world_size == 1 or world_size <= len(os.sched_getaffinity(0))
+    return world_size == 1 or world_size <= usable_cores()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure(groups: dict[int, list[dist.ProcessGroup]], step: Callable[[], None], effort: Effort) -> list[Measurement]:

@@ -17,6 +17,7 @@ from autopar.runtime.collectives.host_graphs import with_host_collectives
 from autopar.runtime.kernels.added_products import with_added_products
 from autopar.runtime.kernels.direct_calls import with_direct_calls
 from autopar.runtime.kernels.inductor import piece_by_piece
+from autopar.runtime.kernels.named_calls import NamedGraph
 
 GraphCall: TypeAlias = Callable[[list[Any]], Any]
 
@@ -34,7 +35,7 @@ def kernels(graph_module: fx.GraphModule, backend: str) -> GraphCall:
 
 
 def _node_by_node(graph_module: fx.GraphModule) -> GraphCall:
-    return boxed(with_direct_calls(graph_module))
+    return NamedGraph(boxed(with_direct_calls(graph_module)))
 
 
 def boxed(graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -21,9 +21,10 @@ import torch
 from filelock import FileLock
 from torch import fx
 
-from autopar._compat import compilation_folder, compile_fx
+from autopar._compat import compilation_folder, compile_fx, profiler_is_on
 from autopar.errors import ConfigurationError
 from autopar.passes.kernels.compilable_pieces import CompilablePiece, cut_into_pieces
+from autopar.runtime.kernels.named_calls import piece_name
 from autopar.runtime.kernels.registry import has_triton
 
 Call: TypeAlias = Callable[[list[Any]], Any]
@@ -79,7 +80,10 @@ class CompiledPiece:
             run = self.by_strides[strides] = self._compiled(arguments)
         given = tuple(arguments)
         arguments.clear()
-        return run(*given)
+        if not profiler_is_on():
+            return run(*given)
+        with torch.profiler.record_function(piece_name(self.graph_module)):
+            return run(*given)
 
     def _compiled(self, arguments: Sequence[torch.Tensor]) -> Callable[..., Any]:
         key = (self.text, tuple((one.shape, one.stride(), one.dtype, one.device) for one in arguments))

@@ -18,7 +18,7 @@ def training(*losses: float, step_seconds: float = 1.0, crowd: float = 1.0) -> T
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journey, "cores", lambda: 2)
+    monkeypatch.setattr(journey, "usable_cores", lambda: 2)
 
 
 def test_one_process_is_plain_and_has_the_cores_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
