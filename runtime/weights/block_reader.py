@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -48,7 +47,7 @@ class BlockReader:
     def __enter__(self) -> BlockReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             file.close()
 
@@ -92,7 +91,9 @@ class BlockReader:
         while done < len(view):
             count = file.readinto(view[done : done + _MOST_AT_ONCE])  # type: ignore[attr-defined]  # a raw file has it
             if not count:
-                raise EOFError(f"the file ends at byte {start + done:,}; it was {start + len(view):,} when it was opened")
+                raise EOFError(
+                    f"it ends at byte {start + done:,}, and was longer when its header was read; copy it again"
+                )
             done += count
         self.bytes_read += done
 

@@ -60,8 +60,10 @@ def find_weights(
     tensor and numbers, and RankMismatchError where ranks found other weights.
     """
     found = attempt_on_all(lambda: None if path is None else _found(model, Path(path), absent or {}), "weight files")
-    described = "" if found is None else repr(
-        sorted((name, str(t.dtype), t.shape, t.start, t.file.name) for name, t in found.tensors.items())
+    described = (
+        ""
+        if found is None
+        else repr(sorted((name, str(t.dtype), t.shape, t.start, t.file.name) for name, t in found.tensors.items()))
     )
     digests = gather_from_all(hashlib.sha256(described.encode()).hexdigest(), "weight files")
     strange = [str(member) for member, digest in enumerate(digests) if digest != digests[0]]

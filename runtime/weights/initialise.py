@@ -113,9 +113,9 @@ def _refuse_untouched(buffers: Sequence[_EmptyBuffer]) -> None:
     for each in buffers:
         if each.module._buffers.get(each.name) is each.tensor and each.tensor._version == each.version:
             raise ConfigurationError(
-                f"buffer {each.name} of {each.path or 'the model'} ({type(each.module).__name__}) is on the meta device, "
-                "which keeps no values, and no initialiser computes it again: compute it in reset_parameters() of the "
-                'module, or build its buffers outside of torch.device("meta")'
+                f"buffer {each.name} of {each.path or 'the model'} ({type(each.module).__name__}) is on the meta "
+                "device, which keeps no values, and no initialiser computes it again: compute it in reset_parameters() "
+                'of the module, or build its buffers outside of torch.device("meta")'
             )
 
 

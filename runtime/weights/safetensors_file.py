@@ -86,7 +86,7 @@ def header_bytes(forms: Sequence[TensorForm]) -> bytes:
     end = 0
     for form in forms:
         if form.dtype not in words:
-            raise ConfigurationError(f"{form.name} is {form.dtype}, which safetensors files do not hold; convert it first")
+            raise ConfigurationError(f"{form.name} is {form.dtype}, which no safetensors file holds; convert it first")
         offsets = [end, end := end + form.size]
         entries[form.name] = {"dtype": words[form.dtype], "shape": list(form.shape), "data_offsets": offsets}
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -95,8 +95,8 @@ def header_bytes(forms: Sequence[TensorForm]) -> bytes:
 
 
 def read_header(path: Path) -> dict[str, SavedTensor]:
-    """The tensors of a file by name. Raises ConfigurationError, naming file and tensor, for a file that is none, was cut
-    off, or whose header and size disagree."""
+    """The tensors of a file by name. Raises ConfigurationError, naming file and tensor, for a file that is none, was
+    cut off, or whose header and size disagree."""
     refuse_other_nodes(path)
     try:
         with path.open("rb") as file:
@@ -114,8 +114,8 @@ def _entries(path: Path, file: BinaryIO, total: int) -> tuple[int, dict[str, Any
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     if total < LENGTH_BYTES or length > min(total - LENGTH_BYTES, MOST_BYTES):
         raise ConfigurationError(
-            f"{path} is no safetensors file, or was cut off: it has {total:,} bytes, and its first {LENGTH_BYTES} speak of "
-            f"a header of {length:,}; copy it again"
+            f"{path} is no safetensors file, or was cut off: it has {total:,} bytes, and its first {LENGTH_BYTES} "
+            f"speak of a header of {length:,}; copy it again"
         )
     entries = decoded_json(file.read(length), f"the header of {path}")
     if not isinstance(entries, dict):
@@ -126,9 +126,12 @@ def _entries(path: Path, file: BinaryIO, total: int) -> tuple[int, dict[str, Any
 def _tensor(path: Path, name: str, entry: Any, begin: int, total: int) -> SavedTensor:
     where = f"{path}, tensor {name!r}"
     fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
-    if not (isinstance(dtype, str) and _are_counts(shape) and _are_counts(offsets) and len(offsets) == 2):
-        raise ConfigurationError(f"{where}: its entry in the header is damaged (dtype, shape, data_offsets): {reprlib.repr(entry)}")
+    dtype, shape, offsets = fields.get("dtype"), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
+        raise ConfigurationError(
+            f"{where}: its entry in the header is damaged (dtype, shape, data_offsets): {reprlib.repr(entry)}; copy it "
+            "again"
+        )
     if dtype not in DTYPES:
         raise ConfigurationError(f"{where} has the dtype {dtype}; autopar reads {', '.join(DTYPES)}")
     saved = SavedTensor(file=path, name=name, dtype=DTYPES[dtype], shape=tuple(shape), start=begin + offsets[0])
@@ -144,16 +147,20 @@ def _tensor(path: Path, name: str, entry: Any, begin: int, total: int) -> SavedT
     return saved
 
 
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+def _counts(value: Any) -> list[int] | None:
+    """A list of numbers of things; None for anything else."""
+    return value if isinstance(value, list) and all(type(each) is int and each >= 0 for each in value) else None
 
 
 def _check_holes(path: Path, found: Mapping[str, SavedTensor], begin: int, total: int) -> None:
     end = begin
     for saved in sorted(found.values(), key=lambda each: (each.start, each.size)):
         if saved.start != end:
-            what = "overlaps the one before it" if saved.start < end else f"leaves {saved.start - end:,} bytes before it"
+            free = saved.start - end
+            what = "overlaps the one before it" if free < 0 else f"leaves {free:,} bytes before it"
             raise ConfigurationError(f"{path}, tensor {saved.name!r} {what}: the header is damaged; copy it again")
         end = saved.start + saved.size
     if end != total:
-        raise ConfigurationError(f"{path} has {total - end:,} bytes behind its last tensor: the file is damaged; copy it again")
+        raise ConfigurationError(
+            f"{path} has {total - end:,} bytes behind its last tensor: it is damaged; copy it again"
+        )

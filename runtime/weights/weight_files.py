@@ -20,6 +20,7 @@ from autopar.runtime.weights.safetensors_file import SavedTensor, read_header
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
+ONE_FILE, INDEX_FILE = f"model{SUFFIX}", f"model{INDEX_SUFFIX}"
 WEIGHT_MAP = "weight_map"
 
 
@@ -42,7 +43,7 @@ def _file_or_index(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise ConfigurationError(f"weights={str(path)!r}: there is no such folder or file")
-    for name in (f"model{SUFFIX}", f"model{INDEX_SUFFIX}"):
+    for name in (ONE_FILE, INDEX_FILE):
         if (path / name).is_file():
             return path / name
     for suffix in (INDEX_SUFFIX, SUFFIX):
@@ -53,13 +54,13 @@ def _file_or_index(path: Path) -> Path:
 
 def _what_is_there(folder: Path) -> str:
     if several := sorted(file.name for file in folder.glob(f"*{SUFFIX}")):
-        return f"several files and no model{INDEX_SUFFIX} ({', '.join(several[:3])}): name one of them"
+        return f"several files and no {INDEX_FILE} ({', '.join(several[:3])}): name one of them"
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         return (
             "pickled weights and no safetensors: load them once with transformers (or torch.load) and save them with "
             "save_pretrained"
         )
-    return f"neither model{SUFFIX} nor model{INDEX_SUFFIX}"
+    return f"neither {ONE_FILE} nor {INDEX_FILE}"
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -76,11 +77,14 @@ def _check_index(index: Path, weight_map: Mapping[str, str], headers: Mapping[st
     for name, file in weight_map.items():
         if name not in headers[file]:
             raise ConfigurationError(
-                f"{index} says that {name!r} is in {file}, which has none of that name{did_you_mean(name, headers[file])}"
+                f"{index} says that {name!r} is in {file}, which has none of that name"
+                f"{did_you_mean(name, headers[file])}; copy both again"
             )
     for file, tensors in headers.items():
         if unlisted := [name for name in tensors if weight_map.get(name) != file]:
-            raise ConfigurationError(f"{file} holds {some_names(unlisted)}, which {index} does not say of it")
+            raise ConfigurationError(
+                f"{file} holds {some_names(unlisted)}, which {index} does not say of it; copy both"
+            )
 
 
 def some_names(names: Sequence[str], shown: int = 5) -> str:
