@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import nn
 
 import autopar
 from autopar.cli.import_command import import_
@@ -17,16 +18,28 @@ from autopar.exporters.written_device_map import device_map
 from autopar.importers.read_configurations import plan_options, read_configuration
 from autopar.importers.read_device_map import stage_edits, stages_of_map
 
-MAP = {
-    "transformer.wte": 0,
-    "transformer.wpe": 0,
-    "transformer.drop": 0,
-    "transformer.h.0": 0,
-    "transformer.h.1": 1,
-    "transformer.h.2": 1,
-    "transformer.ln_f": 1,
-    "lm_head": 1,
-}
+
+class Chain(nn.Module):
+    """Four layers and a head that weighs more than a layer. forward(x (B, 16)) -> scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.drop = nn.Dropout(0.0)
+        self.head = nn.Linear(16, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(self.drop(x)).pow(2).mean()
+
+
+def chain(batch: int, seq: int) -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """For the command line."""
+    return Chain(), (torch.zeros(batch, 16),)
+
+
+MAP = {"layers.0": 0, "layers.1": 1, "layers.2": 1, "layers.3": 1, "drop": 1, "head": 1}
 
 
 @pytest.mark.parametrize("second", [1, "1", "cuda:1", torch.device("cuda:1")], ids=str)
@@ -58,25 +71,22 @@ def test_what_a_plan_cannot_say_is_refused_by_its_entry(given: Any, words: str) 
 
 
 def test_the_command_cuts_where_the_map_cuts(tmp_path: Path) -> None:
-    """A plan of the same cluster without the map cuts elsewhere: GPT-2's head weighs more than a block."""
-    sizes = {"n_layer": 3, "n_embd": 32, "n_head": 4, "vocab_size": 96, "n_positions": 32}
-    configuration = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **sizes}
-    model, where, made = tmp_path / "config.json", tmp_path / "map.json", tmp_path / "plan.json"
-    model.write_text(json.dumps(configuration))
-    where.write_text(json.dumps(MAP))
-    command = f"{where} --from device_map --model hf:{model} --batch 12 --seq 32 -o {made}".split()
-    found = CliRunner().invoke(import_, [*command, "--cluster", "2 A100-80"], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    plan = autopar.Plan.load(made)
-    again, _ = device_map(plan)
-    assert {name.split(".")[-1]: device for name, device in again.items()} == {
-        "wte": 0, "wpe": 0, "0": 0, "1": 1, "2": 1, "ln_f": 1,
-    }  # fmt: skip
-    assert stage_edits(stages_of_map(again), plan)["transformer.h.1"] == {"pp": 1}
+    where, made = tmp_path / "map.json", tmp_path / "plan.json"
+    plans = []
+    for cut in (MAP, {**MAP, "layers.1": 0, "layers.2": 0}):
+        where.write_text(json.dumps(cut))
+        command = f"{where} --from device_map --model {__name__}:chain --batch 32 --seq 1 -o {made}".split()
+        found = CliRunner().invoke(import_, [*command, "--cluster", "2 A100-80"], catch_exceptions=False)
+        assert found.exit_code == 0, found.output
+        plans.append(autopar.Plan.load(made))
+    first, second = (device_map(plan)[0] for plan in plans)
+    assert first == {"layers.0": 0, "layers.1": 1, "layers.2": 1, "layers.3": 1, "head": 1}
+    assert second == {"layers.0": 0, "layers.1": 0, "layers.2": 0, "layers.3": 1, "head": 1}, "the mutation"
+    assert stage_edits(stages_of_map(MAP), plans[0]).keys() == first.keys()
     with pytest.raises(ConfigurationError, match="the plan 2 stages"):
-        stage_edits({"transformer": 0}, plan)
+        stage_edits({"layers": 0}, plans[0])
     with pytest.raises(ConfigurationError, match="names no module of the model on some device"):
-        stage_edits({"encoder": 0, "decoder": 1}, plan)
+        stage_edits({"encoder": 0, "decoder": 1}, plans[0])
 
 
 def test_the_options_ask_for_as_many_stages() -> None:
