@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from autopar.errors import ConfigurationError
-from autopar.exporters.written_device_map import device_map
 from autopar.exporters.torch_code import fsdp2, parallelize_plan
 from autopar.exporters.uniform import UniformPlan, cannot
+from autopar.exporters.written_device_map import device_map
 from autopar.plans.parallel_plan import Plan
 
 TITAN_SCHEDULES = {

@@ -2,8 +2,8 @@
 
     device_map(plan)     ({"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 1, "lm_head": 1}, [])
 
-A map knows whole modules on single devices, so stages are what it can say: a rank group counts as one device. It is what
-`from_pretrained(device_map=...)` and `accelerate.dispatch_model` take.
+A map knows whole modules on single devices, so stages are what it can say: a rank group counts as one device. It is
+what `from_pretrained(device_map=...)` and `accelerate.dispatch_model` take.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def accelerate(text: str, num_devices: int, origin: str) -> UniformPlan:
 
 
 def device_map(text: str, _num_devices: int, origin: str) -> UniformPlan:
-    """The JSON of a device map of Accelerate, `model.hf_device_map`: every device is a stage, cut where the map does."""
+    """The JSON of a device map of Accelerate, `model.hf_device_map`: a stage per device, cut where the map does."""
     stages = stages_of_map(decoded_json(text.encode(), origin), origin)
     return UniformPlan(
         pp=1 + max(stages.values()),

@@ -29,7 +29,7 @@ def staged(last: str, devices: int = 1) -> Plan:
     return replace(
         small_plan(),
         mesh=Mesh(("pp", "dp_shard"), (2, devices)),
-        parameters={name: PARAMETER for name in (*NAMES, "head.weight")},
+        parameters=dict.fromkeys((*NAMES, "head.weight"), PARAMETER),
         operators={f"{module}/mm#0{phase}": OPERATOR for phase in ("", "/bwd") for module in modules},
         inputs={},
         pipeline=PipelinePlan(schedule="1f1b", chunks=1, stages=stages),

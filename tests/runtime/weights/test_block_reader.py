@@ -75,7 +75,10 @@ def test_narrow_columns_are_read_together(tmp_path: Path) -> None:
 def test_a_file_that_shrank_is_named(tmp_path: Path) -> None:
     where = saved(tmp_path, torch.ones(100))
     where.file.write_bytes(where.file.read_bytes()[:-8])
-    with pytest.raises(ConfigurationError, match=r"w.safetensors, tensor 'w': it ends at byte"), BlockReader() as reader:
+    with (
+        pytest.raises(ConfigurationError, match=r"w.safetensors, tensor 'w': it ends at byte"),
+        BlockReader() as reader,
+    ):
         reader.read(where, [[(0, 100)]])
 
 
