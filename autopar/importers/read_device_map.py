@@ -54,7 +54,7 @@ def _device(name: str, place: Any, origin: str) -> str:
     word = str(place)
     if word in PLACES:
         raise ConfigurationError(
-            f"{origin}: {name!r} is on {word!r}; a plan keeps weights on its devices: give the entry a device, plan for "
+            f"{origin}: {name!r} is on {word!r}; a plan keeps weights on its devices: give it a device, plan for "
             "more devices, or take memory_limit= and let the search shard and recompute"
         )
     for prefix in DEVICE_WORDS:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
@@ -135,6 +135,11 @@ def bytes_of(tensor: torch.Tensor) -> bytes | memoryview:
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""
 
 
+def open_to_append(path: Path) -> BinaryIO:
+    """A file of tensors, at its end."""
+    return path.open("ab")
+
+
 class _Writer:
     """Appends to files of a folder. The first error is kept until `finish`: the ranks that take part in the gathers
     would wait for one that stops."""
@@ -148,7 +153,7 @@ class _Writer:
         if self._error is not None:
             return
         try:
-            with (self.folder / name).open("ab") as file:
+            with open_to_append(self.folder / name) as file:
                 file.write(chunk)
         except OSError as error:
             self._error = error
