@@ -74,7 +74,7 @@ def shard_model(
     agree_on_weights(model, {**stored, **plan.buffers}, absent, groups, sync, given)
     replaced: dict[int, nn.Parameter] = {}
     if weights is not None:
-        replaced = attempt_on_all(partial(_read, model, step, weights), f"reading {weights.origin}")
+        replaced = attempt_on_all(partial(read_weights, model, step, weights), f"reading {weights.origin}")
     elif is_on_meta(model):
         replaced = _initialised(model, plan, groups, seed, absent)
     left_out = leave_out(model, absent)
@@ -108,7 +108,7 @@ def _initialised(
     return initialise(model, shard, groups.device, seed)
 
 
-def _read(model: nn.Module, step: Step, weights: FoundWeights) -> dict[int, nn.Parameter]:
+def read_weights(model: nn.Module, step: Step, weights: FoundWeights) -> dict[int, nn.Parameter]:
     """The blocks of this rank from files; buffers are read whole, those that files do not have are computed."""
     plan, groups, absent = step.own_plan, step.groups, step.stage_parameters.absent
     fill_buffers(model, groups.device, weights.tensors)

@@ -67,14 +67,14 @@ def test_strided_blocks_and_buffers_come_from_files(pool: Pool, tmp_path: Path) 
 
 
 def test_a_stage_reads_and_writes_its_own_weights(pool: Pool, tmp_path: Path) -> None:
-    plan = pipeline_plan("gpt2", CASES["gpt2"].halves, "1f1b", 2, {"dp_shard": 2}).to_json()
-    state = {name: parameter.detach() for name, parameter in CASES["gpt2"].model().named_parameters()}
+    plan = pipeline_plan("skips", CASES["skips"].halves, "1f1b", 2, {"dp_shard": 2}).to_json()
+    state = {name: parameter.detach() for name, parameter in CASES["skips"].model().named_parameters()}
     safetensors.torch.save_file(state, tmp_path / "model.safetensors")
-    found = pool.run(f"{JOBS}:stages_of_files", name="gpt2", plan=plan, folder=str(tmp_path), out=str(tmp_path / "out"))
+    found = pool.run(f"{JOBS}:stages_of_files", name="skips", plan=plan, folder=str(tmp_path), out=str(tmp_path / "out"))
     for rank in found:
         assert rank["error"] == rank["written"] == rank["again"] == 0.0
         assert rank["extra"] == 0
-        assert rank["share"] < 0.5, "half of the layers, in two parts"
+        assert rank["share"] < 0.6, "its own layers, in two parts"
 
 
 def test_what_one_rank_cannot_read_or_write_is_an_error_on_all(pool: Pool, tmp_path: Path) -> None:

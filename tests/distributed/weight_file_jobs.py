@@ -120,7 +120,7 @@ def stages_of_files(name: str, plan: bytes, folder: str, out: str) -> dict[str, 
     with _counted() as counts:
         module = compile_once(name, model, case.batch(0), plan=Plan.from_json(plan), weights=folder)
     weights = gathered(module, gradients=False)
-    module.save_weights(out, max_shard_size=20_000)
+    module.save_weights(out, max_shard_size=5_000)
     files = [safetensors.torch.load_file(file) for file in Path(out).glob("*.safetensors")]
     written = {key: value for file in files for key, value in file.items()}
     module.load_weights(out)
