@@ -66,6 +66,7 @@ def test_strided_blocks_and_buffers_come_from_files(pool: Pool, tmp_path: Path) 
         assert error == 0.0
 
 
+@pytest.mark.slow
 def test_a_stage_reads_and_writes_its_own_weights(pool: Pool, tmp_path: Path) -> None:
     plan = pipeline_plan("skips", CASES["skips"].halves, "1f1b", 2, {"dp_shard": 2}).to_json()
     state = {name: parameter.detach() for name, parameter in CASES["skips"].model().named_parameters()}
