@@ -43,8 +43,8 @@ def llama(layers: int) -> nn.Module:
         num_hidden_layers=layers, hidden_size=1024, intermediate_size=2816, num_attention_heads=16,
         num_key_value_heads=16, vocab_size=14_208, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    model: nn.Module = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-    return model
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model.to(torch.bfloat16)
 
 
 def write_folder(folder: str, layers: int) -> None:
@@ -87,7 +87,7 @@ def read_and_save(dims: dict[str, int], folder: str, out: str, layers: int) -> d
             return read(*arguments)
 
     BlockReader.__exit__ = counted  # type: ignore[method-assign]
-    shard_model.read_weights = watched
+    shard_model.read_weights = watched  # type: ignore[assignment]
     try:
         with torch.device("meta"):
             model = llama(layers)
@@ -163,7 +163,7 @@ def safetensors_of(folder: Path) -> dict[str, Path]:
 
 def _tensor(file: Path, name: str) -> torch.Tensor:
 
-    with safe_open(file, "pt") as opened:  # type: ignore[no-untyped-call]
+    with safe_open(file, "pt") as opened:
         tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
 
@@ -174,11 +174,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("result", nargs="?", type=Path)
     arguments = parser.parse_args()
-    content = {"command": "python -m benchmarks.weights --json", "rows": measure(arguments.layers)}
+    rows = measure(arguments.layers)
+    content = {"command": "python -m benchmarks.weights --json", "rows": rows}
     if arguments.json:
         print(json.dumps(document(content), indent=1))
     else:
-        for row in content["rows"]:
+        for row in rows:
             print(
                 f"{row['plan']:16} read {max(row['read_bytes']) / 1e6:6.1f} MB of {row['model_bytes'] / 1e6:.1f} "
                 f"({row['read_over_blocks']:.3f} of the blocks), peak {max(row['read_peak_bytes']) / 1e6:6.1f} MB, "

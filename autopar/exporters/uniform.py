@@ -110,6 +110,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         sequence=None if shape is None else shape[1],
         recompute=recompute,
         precision=plan.precision or "fp32",
+        stages={},
         lost=(*_lost_parameters(plan, roles), *_lost_operators(plan, roles), *recompute_lost),
     )
 

@@ -2,7 +2,7 @@
 
     stages = stages_of_map({"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 1, "lm_head": 1})
     plan = autopar.plan(model, inputs, cluster="2 A100-80", dims={"pp": 2})
-    plan = plan.edit(stage_edits(stages, plan))              # cut where the map cuts
+    plan = plan.edit(stage_edits(stages, plan))              # cut where the map cuts; needs the model still
 
 A stage is a run of the forward pass on devices of its own. So a device to which the map comes back, and a place that
 is no device (`cpu`, `disk`), are refused by name.

@@ -71,7 +71,8 @@ def test_a_stage_reads_and_writes_its_own_weights(pool: Pool, tmp_path: Path) ->
     plan = pipeline_plan("skips", CASES["skips"].halves, "1f1b", 2, {"dp_shard": 2}).to_json()
     state = {name: parameter.detach() for name, parameter in CASES["skips"].model().named_parameters()}
     safetensors.torch.save_file(state, tmp_path / "model.safetensors")
-    found = pool.run(f"{JOBS}:stages_of_files", name="skips", plan=plan, folder=str(tmp_path), out=str(tmp_path / "out"))
+    folders = {"folder": str(tmp_path), "out": str(tmp_path / "out")}
+    found = pool.run(f"{JOBS}:stages_of_files", name="skips", plan=plan, **folders)
     for rank in found:
         assert rank["error"] == rank["written"] == rank["again"] == 0.0
         assert rank["extra"] == 0
