@@ -60,6 +60,12 @@ def test_a_plan_without_stages_is_on_one_device_and_says_what_is_lost() -> None:
     assert "2 devices" in device_map(staged("embed", devices=2))[1][0]
 
 
+def test_a_module_that_runs_in_several_stages_is_on_the_first() -> None:
+    plan = staged("layers.0.down")
+    found, _ = device_map(replace(plan, operators={**plan.operators, "embed/mm#1": OPERATOR}))
+    assert found == {"embed": 0, "layers.0": 0, "layers.1": 1, "head": 1}
+
+
 def test_a_parameter_that_no_operator_reads_takes_the_place_of_what_is_around_it() -> None:
     plan = staged("layers.0.down")
     found, _ = device_map(replace(plan, parameters={**plan.parameters, "layers.1.unused.scale": PARAMETER}))

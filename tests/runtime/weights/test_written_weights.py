@@ -13,6 +13,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import ConfigurationError
+from autopar.runtime.weights.safetensors_file import read_header
 from tests.distributed.models import TiedModel, tied_model, tokens
 
 written_weights = import_module("autopar.runtime.weights.written_weights")
@@ -63,6 +64,8 @@ def test_mixed_types_and_strided_tensors_are_written_as_they_are(tmp_path: Path)
     save(model, tmp_path, 1e9)
     found = load(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+    places = read_header(tmp_path / "model.safetensors").values()
+    assert all(saved.start % saved.dtype.itemsize == 0 for saved in places), "so that other readers may map them"
 
 
 def test_a_save_that_fails_leaves_the_old_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
