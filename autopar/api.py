@@ -49,6 +49,7 @@ from autopar.runtime.parallel_module import OutputMode, ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
 from autopar.runtime.step.batches import BatchMode
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.weights.found_weights import find_weights
 from autopar.runtime.weights.initial_weights import Sync
 from autopar.timing import phase
 from autopar.verification import Verification, compare
@@ -85,6 +86,7 @@ def compile(
     sync: Sync = "broadcast",
     check_calls: int = CHECK_CALLS,
     outputs: OutputMode = "lazy",
+    weights: str | Path | None = None,
 ) -> ParallelModule:
     """Plan `model` for the running processes and return the module that trains under the plan; `model` is consumed.
 
@@ -118,6 +120,8 @@ def compile(
         first calls and at every so-many-th (1: at every call); 0: nothing is compared.
     outputs: an output of which each rank holds a part is gathered when it is first read, by all ranks ("lazy": who
         never reads it pays nothing), or in every call ("gather", which the plan does not price).
+    weights: a folder of safetensors files (`from_pretrained`), an index or a file: each rank reads the bytes of its
+        blocks. Build the model under `torch.device("meta")`, so that no process ever holds it whole.
 
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
@@ -131,8 +135,9 @@ def compile(
             "model.eval() first where nothing is to be trained"
         )
     check_arguments(plan=plan, batch=batch, verify=verify, scaler=scaler, sync=sync)
-    check_arguments(check_calls=check_calls, outputs=outputs)
+    check_arguments(check_calls=check_calls, outputs=outputs, weights=weights)
     model = take_off_wrappers(model)
+    found_weights = find_weights(model, weights)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
     given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)), "the cluster")
     if precision is None and given is not None:
@@ -171,6 +176,7 @@ def compile(
         sync=sync,
         check_calls=check_calls,
         outputs=outputs,
+        weights=found_weights,
         output_rows=output_rows,
     )
     if example_inputs is None:

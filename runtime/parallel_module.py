@@ -43,6 +43,7 @@ from autopar.runtime.step.call_values import Handing, graph_inputs, graph_states
 from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.kept_steps import DEFAULT_BOUND, KeptSteps, most_graphs
 from autopar.runtime.step.later_backward import RepeatedCall, may_be_trained, with_later_backward
+from autopar.runtime.weights.found_weights import FoundWeights
 from autopar.runtime.weights.initial_weights import Sync
 from autopar.runtime.weights.planned_model import PlannedModel
 from autopar.runtime.weights.shard_model import shard_model, shard_state
@@ -92,6 +93,7 @@ class ParallelModule(PlannedModel):
         sync: Sync = "broadcast",
         check_calls: int = CHECK_CALLS,
         outputs: OutputMode = "lazy",
+        weights: FoundWeights | None = None,
         output_rows: Callable[[Program], Mapping[str, int]] = _no_rows,
     ) -> None:
         """output_rows: which dim of each output holds the samples, for batch="local"; other arguments are those of
@@ -104,6 +106,7 @@ class ParallelModule(PlannedModel):
         self._precision = precision
         self._scaler = scaler
         self._sync: Sync = sync
+        self._weights = weights
         self._steps = KeptSteps(DEFAULT_BOUND)
         self._absent: dict[str, nn.Parameter] = {}
         self._first: Step | None = None
@@ -176,7 +179,7 @@ class ParallelModule(PlannedModel):
         """Move the module tree of the original here, sharded as the plan says."""
         model = self.original
         self.base_seed = shared_seed()
-        self._absent = shard_model(model, step, self._optimizer, self.base_seed, self._sync)
+        self._absent = shard_model(model, step, self._optimizer, self.base_seed, self._sync, self._weights)
         self._hold(model)
         if world_size() > 1:
             read_whole_values()

@@ -274,6 +274,12 @@ def set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
     owner._parameters[leaf] = parameter
 
 
+def set_buffer(model: nn.Module, name: str, buffer: torch.Tensor) -> None:
+    """Put `buffer` at the dotted `name`."""
+    path, _, leaf = name.rpartition(".")
+    model.get_submodule(path)._buffers[leaf] = buffer
+
+
 def rewrite_optimizer(
     optimizer: torch.optim.Optimizer,
     replaced: Mapping[int, nn.Parameter],

@@ -50,7 +50,7 @@ def export(path: Path, tool: str, output: Path | None, price: bool, trust: bool,
             {
                 "tool": tool,
                 "text": made.text,
-                "degrees": {name: value for name, value in asdict(uniform).items() if name != "lost"},
+                "degrees": {name: value for name, value in asdict(uniform).items() if name not in ("lost", "stages")},
                 "lost": list(lost),
                 "plan_seconds": plan.predicted.step_seconds,
                 "uniform_seconds": None if priced is None else priced.predicted.step_seconds,

@@ -18,6 +18,7 @@ from autopar.cli.printed_plan import print_plan, what_became_of
 from autopar.errors import ConfigurationError
 from autopar.files import decoded_text, file_content
 from autopar.importers.read_configurations import CODE, READERS, plan_options, read_configuration
+from autopar.importers.read_device_map import stage_edits
 from autopar.later import later
 from autopar.plans.parallel_plan import Plan
 from autopar.report.progress_line import progress_line
@@ -65,6 +66,8 @@ def import_(
     with progress_line():
         module, inputs = load_model(model, int(sizes["batch"] or 0), int(sizes["seq"] or 0))
         found = make_plan(module, inputs, cluster=where, optimizer=OPTIMIZERS[optimizer], **options)
+        if uniform.stages:
+            found = found.edit(stage_edits(uniform.stages, found))
     asked = {**options, "dims": ",".join(f"{axis}={size}" for axis, size in options["dims"].items()), "constraints": []}
     question = {"model": model, "cluster_text": cluster, "optimizer": optimizer, **sizes, **asked}
     found = found.with_(question={**found.question, **question})

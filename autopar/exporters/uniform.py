@@ -9,7 +9,7 @@ Each axis of the mesh counts as the kind of parallelism that most of the model's
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from autopar.errors import ConfigurationError
@@ -40,7 +40,8 @@ parallelism)."""
 class UniformPlan:
     """Degrees; their product is the number of devices. zero_stage: 0 where nothing is sharded, 2 where gathered weights
     are kept for backward, else 3. schedule, chunks: of the pipeline. batch: samples of a step, None where the plan does
-    not say. lost: sentences about what the plan does and this configuration does not."""
+    not say. stages: module -> stage, where a configuration says it. lost: sentences about what the plan does and this
+    configuration does not."""
 
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -57,6 +58,7 @@ class UniformPlan:
     sequence: int | None = None
     recompute: Recomputation = "none"
     precision: str = "fp32"
+    stages: Mapping[str, int] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
     @property
@@ -108,6 +110,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         sequence=None if shape is None else shape[1],
         recompute=recompute,
         precision=plan.precision or "fp32",
+        stages={},
         lost=(*_lost_parameters(plan, roles), *_lost_operators(plan, roles), *recompute_lost),
     )
 

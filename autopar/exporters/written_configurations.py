@@ -16,6 +16,7 @@ from typing import TypeAlias
 from autopar.errors import ConfigurationError
 from autopar.exporters.torch_code import fsdp2, parallelize_plan
 from autopar.exporters.uniform import UniformPlan, cannot
+from autopar.exporters.written_device_map import device_map
 from autopar.plans.parallel_plan import Plan
 
 TITAN_SCHEDULES = {
@@ -175,11 +176,18 @@ def accelerate(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
     return "\n".join(lines) + "\n", lost
 
 
+def map_of_devices(plan: Plan, _uniform: UniformPlan) -> tuple[str, list[str]]:
+    """The JSON of a device map of Accelerate."""
+    found, lost = device_map(plan)
+    return json.dumps(found, indent=2) + "\n", lost
+
+
 TOOLS: Mapping[str, Writer] = {
     "torchtitan": torchtitan,
     "megatron": megatron,
     "deepspeed": deepspeed,
     "accelerate": accelerate,
+    "device_map": map_of_devices,
     "fsdp2": fsdp2,
     "parallelize_plan": parallelize_plan,
 }

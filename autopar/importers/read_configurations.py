@@ -21,6 +21,7 @@ from autopar.errors import ConfigurationError
 from autopar.exporters.uniform import Recomputation, UniformPlan
 from autopar.exporters.written_configurations import SHARDING, TITAN_SCHEDULES
 from autopar.files import decoded_json
+from autopar.importers.read_device_map import stages_of_map
 from autopar.importers.settings import Settings
 
 PRECISIONS = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "no": "fp32"}
@@ -56,9 +57,10 @@ def read_configuration(text: str, tool: str, *, num_devices: int, origin: str) -
 
 def plan_options(uniform: UniformPlan) -> dict[str, Any]:
     """The arguments of `autopar.plan` that ask for this configuration."""
+    says_parts = uniform.micro_batches > 1 or (uniform.pp > 1 and not uniform.stages)
     return {
         "dims": uniform.dims or {"dp_replicate": 1},
-        "micro_batches": uniform.micro_batches if uniform.micro_batches > 1 or uniform.pp > 1 else None,
+        "micro_batches": uniform.micro_batches if says_parts else None,
         "schedule": uniform.schedule,
         "recompute": uniform.recompute,
         "precision": uniform.precision,
@@ -218,8 +220,19 @@ def accelerate(text: str, num_devices: int, origin: str) -> UniformPlan:
     )
 
 
+def device_map(text: str, _num_devices: int, origin: str) -> UniformPlan:
+    """The JSON of a device map of Accelerate, `model.hf_device_map`: a stage per device, cut where the map does."""
+    stages = stages_of_map(decoded_json(text.encode(), origin), origin)
+    return UniformPlan(
+        pp=1 + max(stages.values()),
+        stages=stages,
+        lost=(f"{origin}: a map runs one device after the other; stages take micro-batches, on a schedule",),
+    )
+
+
 READERS: Mapping[str, Reader] = {
     "torchtitan": torchtitan, "megatron": megatron, "deepspeed": deepspeed, "accelerate": accelerate,
+    "device_map": device_map,
 }  # fmt: skip
 
 

@@ -92,6 +92,9 @@ ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
             '"lazy" (gathered when they are first read) or "gather" (in every call)',
             optional=False,
         ),
+        "weights": ArgumentType(
+            lambda value: isinstance(value, str | Path), "the path of a folder with safetensors files, or of one file"
+        ),
         "check_calls": ArgumentType(
             lambda value: _is_whole(value) and value >= 0,
             "at every how many calls values of inputs are compared; 0: at none",

@@ -28,6 +28,17 @@ def budget(memory_limit: float | str | None, cluster: Cluster) -> float:
     return value if is_bytes or value > 1 else value * usable
 
 
+def number_of_bytes(amount: float | str, argument: str) -> float:
+    """Of a number of bytes, or "5GB". Raises ConfigurationError naming the argument."""
+    try:
+        value, _ = _read_amount(amount)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigurationError(f"{argument}={amount!r}: write bytes or '5GB'") from error
+    if not 1 <= value < math.inf:
+        raise ConfigurationError(f"{argument}={amount!r} must be a byte at least, and finite")
+    return value
+
+
 def _read_amount(limit: float | str) -> tuple[float, bool]:
     """(number, whether it said that it counts bytes): "72GiB", "500MB", "1B" say it; "1e9", 0.5 do not."""
     if isinstance(limit, bool):

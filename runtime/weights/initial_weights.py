@@ -53,17 +53,23 @@ class KeptBlock:
 
 
 def agree_on_weights(
-    model: nn.Module, layouts: Mapping[str, Layout], absent: Collection[str], groups: ProcessGroups, sync: Sync
+    model: nn.Module,
+    layouts: Mapping[str, Layout],
+    absent: Collection[str],
+    groups: ProcessGroups,
+    sync: Sync,
+    given: Collection[str] = (),
 ) -> None:
     """Give every rank the weights of rank 0 where they differ, in place, as far as the rank keeps them.
 
     model: of full plain tensors; those on meta, and DTensors, are left out. layouts: of stored parameters and buffers
-    by name; others are whole on every rank. absent: parameters that this rank does not keep.
+    by name; others are whole on every rank. absent: parameters that this rank does not keep. given: names whose values
+    come from files, which are not compared.
     Raises RankMismatchError for sync="check", naming the ranks and tensors that differ from rank 0's.
     """
     if world_size() == 1:
         return
-    tensors = _plain_tensors(model)
+    tensors = {name: tensor for name, tensor in _plain_tensors(model).items() if name not in given}
     digests = gather_from_all(dict(zip(tensors, digests_of(list(tensors.values())), strict=True)))
     names = [name for name in tensors if any(other.get(name) != digests[0].get(name) for other in digests)]
     if not names:

@@ -4,12 +4,16 @@
         allocate it, call reset_parameters() of its submodules (or the model's _init_weights), shard it, free the rest
 
 Every rank draws the same full tensors from one seed, so ranks agree without communication, and at no time is more
-than one unit whole in memory.
+than one unit whole in memory. Where weights come from files, `fill_buffers` gives values to the buffers that files do
+not have (a rotary embedding's frequencies), and no weight is drawn.
+
+A buffer on meta has lost what the constructor computed, so one that the initialiser leaves alone is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -38,8 +42,9 @@ def initialise(model: nn.Module, shard: Shard, device: torch.device, seed: int) 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for prefix, unit in _units(model, ""):
-            allocated = _allocate(model, unit, aliases, device)
+            allocated, buffers = _allocate(model, unit, aliases, device), _allocate_buffers(prefix, unit, device)
             _initialise_unit(model, prefix, unit, recurse=not _is_open(unit, replaced))
+            _refuse_untouched(buffers)
             for old, (parameter, names) in allocated.items():
                 replaced[old] = new = shard(parameter, names)
                 for name in names:
@@ -75,11 +80,64 @@ def _allocate(
         allocated[id(meta)] = (new, aliases[id(meta)])
         for name in aliases[id(meta)]:
             set_parameter(model, name, new)
-    for module in unit.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.zeros_like(buffer, device=device)
     return allocated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EmptyBuffer:
+    """A buffer that was on meta, and the count of its changes before the initialiser ran."""
+
+    module: nn.Module
+    path: str
+    name: str
+    tensor: torch.Tensor
+    version: int
+
+
+def _allocate_buffers(
+    path: str, unit: nn.Module, device: torch.device, given: Collection[str] = (), *, recurse: bool = True
+) -> list[_EmptyBuffer]:
+    """Zeros in place of the buffers on meta of a unit, but for those of the names `given`."""
+    found = []
+    for inside, module in unit.named_modules() if recurse else [("", unit)]:
+        prefix = ".".join(part for part in (path, inside) if part)
+        for name, buffer in module._buffers.items():
+            if buffer is None or not buffer.is_meta or (f"{prefix}.{name}" if prefix else name) in given:
+                continue
+            module._buffers[name] = new = torch.zeros_like(buffer, device=device)
+            found.append(_EmptyBuffer(module=module, path=prefix, name=name, tensor=new, version=new._version))
+    return found
+
+
+def _refuse_untouched(buffers: Sequence[_EmptyBuffer]) -> None:
+    for each in buffers:
+        if each.module._buffers.get(each.name) is each.tensor and each.tensor._version == each.version:
+            raise ConfigurationError(
+                f"buffer {each.name} of {each.path or 'the model'} ({type(each.module).__name__}) is on the meta "
+                "device, which keeps no values, and no initialiser computes it again: compute it in reset_parameters() "
+                'of the module, or build its buffers outside of torch.device("meta")'
+            )
+
+
+def fill_buffers(model: nn.Module, device: torch.device, given: Collection[str]) -> None:
+    """Values for the buffers on meta but for those `given`, by the initialisers of the modules that have them.
+
+    Weights on meta stay there. Raises ConfigurationError naming a buffer that nobody computes.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for path, module in model.named_modules():
+            buffers = _allocate_buffers(path, module, device, given, recurse=False)
+            if buffers:
+                _initialise_unit(_owner(model, path), path, module, recurse=False)
+                _refuse_untouched(buffers)
+
+
+def _owner(model: nn.Module, path: str) -> nn.Module:
+    """The innermost module around `path` that initialises its parts, as each model inside of a model of transformers
+    does; the whole model where there is none."""
+    parts = path.split(".")
+    around = (model.get_submodule(".".join(parts[:count])) for count in range(len(parts), -1, -1))
+    return next((module for module in around if hasattr(module, "_init_weights")), model)
 
 
 def _initialise_unit(model: nn.Module, prefix: str, unit: nn.Module, *, recurse: bool) -> None:

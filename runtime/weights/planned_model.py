@@ -4,7 +4,10 @@
     module.full_state_dict()                              as of the plain model
     module.plain_model()                                  the original with whole weights, a copy on every rank
     module.generate(tokens)                               by such a copy
-    module.save_pretrained("folder")                      by such a copy on rank 0
+    module.save_weights("folder")                         safetensors files, one tensor gathered at a time
+    module.load_weights("folder")                         every rank reads its blocks of such files
+    module.save_pretrained("folder")                      of a model of transformers: as save_weights, and its
+                                                          configuration; of others by such a copy on rank 0
 
 All ranks call each of them.
 """
@@ -12,7 +15,9 @@ All ranks call each of them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from autopar._compat import tree_map_only
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
+from autopar.request.memory_limit import number_of_bytes
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank
 from autopar.runtime.guards.held_model import HeldModel
@@ -30,7 +36,11 @@ from autopar.runtime.parameters import whole_tensor
 from autopar.runtime.process_groups import rank
 from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.handed_outputs import is_handed, whole_output
+from autopar.runtime.weights.found_weights import find_weights
+from autopar.runtime.weights.pretrained_folders import is_saved_as_it_is, save_all_but_weights
+from autopar.runtime.weights.shard_model import load_into
 from autopar.runtime.weights.whole_weights import plain_copy, whole_state
+from autopar.runtime.weights.written_weights import MAX_SHARD_SIZE, save_weights
 
 
 class PlannedModel(HeldModel):
@@ -128,6 +138,44 @@ class PlannedModel(HeldModel):
                 tensors=tensors,
             )
 
+    def save_weights(self, path: str | Path, *, max_shard_size: float | str = MAX_SHARD_SIZE) -> None:
+        """Write parameters and persistent buffers into a folder, as safetensors under the plain model's names, with an
+        index where they take several files. All ranks call it; rank 0 writes, and no rank holds more than one tensor.
+
+        max_shard_size: bytes of a file, or "5GB". Raises ConfigurationError on every rank.
+        """
+        self._save_weights(path, max_shard_size)
+
+    def _save_weights(
+        self, path: str | Path, max_shard_size: float | str, others: Callable[[Path], object] = lambda _: None
+    ) -> None:
+        step = self._planned()
+        most_bytes = number_of_bytes(max_shard_size, "max_shard_size")
+        with HERE.inside("save_weights"):
+            self._meet_before("writing weights")
+            save_weights(
+                self.original,
+                self._absent,
+                path,
+                self.device,
+                most_bytes=most_bytes,
+                in_stages=step.plan.in_stages,
+                others=others,
+            )
+
+    def load_weights(self, path: str | Path) -> None:
+        """Take parameters and persistent buffers from a folder of safetensors files, as `autopar.compile(weights=)`;
+        every rank reads the bytes of its blocks. All ranks call it; where it fails, nothing was changed.
+
+        Raises ConfigurationError, naming file, tensor and numbers.
+        """
+        step = self._planned()
+        with HERE.inside("load_weights"):
+            self._meet_before("loading weights")
+            found = find_weights(self.original, path, self._absent)
+            assert found is not None
+            load_into(self.original, step, found)
+
     def _method(self, name: str) -> Any:
         if name == "generate":
             return self._generate
@@ -140,7 +188,11 @@ class PlannedModel(HeldModel):
         return cast(Any, self.plain_model()).generate(*args, **kwargs)
 
     def _save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As of the original: rank 0 writes the whole weights, the others wait."""
+        """As of the original; all ranks call it. What only a copy with whole weights can do, rank 0 does with one."""
+        if len(args) == 1 and kwargs.keys() <= {"max_shard_size"} and is_saved_as_it_is(self.original):
+            size = kwargs.get("max_shard_size", MAX_SHARD_SIZE)
+            self._save_weights(args[0], size, partial(save_all_but_weights, self.original))
+            return
         plain: Any = self.plain_model(only_on_rank_0=True)
         from_first_rank(lambda: (plain.save_pretrained(*args, **kwargs), True)[1], "save_pretrained")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,16 @@ from torch.distributed.tensor import DTensor
 
 from autopar._compat import share_gradient_hooks
 from autopar.plans.parallel_plan import Plan
+from autopar.runtime.consensus import attempt_on_all
 from autopar.runtime.parameters import (
     check_parameter_layouts,
+    held_tensor,
     leave_out,
+    local_tensor,
     mark_copies,
     rewrite_optimizer,
+    set_buffer,
+    set_parameter,
     shard_parameters,
     shard_tensor,
     stored_layout,
@@ -30,8 +36,10 @@ from autopar.runtime.parameters import (
 )
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.weights.block_reader import Runs, block_runs
+from autopar.runtime.weights.found_weights import FoundWeights, WantedTensor, read_blocks, wanted_tensors
 from autopar.runtime.weights.initial_weights import Sync, agree_on_weights
-from autopar.runtime.weights.initialise import initialise, is_on_meta
+from autopar.runtime.weights.initialise import fill_buffers, initialise, is_on_meta
 from autopar.runtime.weights.replaced_parameters import mark_replaced
 from autopar.runtime.weights.stage_gradients import mark_gradients
 
@@ -39,13 +47,20 @@ log = logging.getLogger(__name__)
 
 
 def shard_model(
-    model: nn.Module, step: Step, optimizer: torch.optim.Optimizer | None, seed: int, sync: Sync
+    model: nn.Module,
+    step: Step,
+    optimizer: torch.optim.Optimizer | None,
+    seed: int,
+    sync: Sync,
+    weights: FoundWeights | None = None,
 ) -> dict[str, nn.Parameter]:
     """Shard parameters and buffers of `model` in place, and the optimizer's state; returns the parameters that were
     left out, since only ranks of other stages hold them: every name with an empty tensor of its shape.
 
-    seed: of the weights that are drawn here. sync: what becomes of weights that differ between ranks.
-    Raises PlanMismatchError where the plan is none for this model, and RankMismatchError as of `agree_on_weights`.
+    seed: of the weights that are drawn here. sync: what becomes of weights that differ between ranks. weights: files
+    from which all of them come.
+    Raises PlanMismatchError where the plan is none for this model, RankMismatchError as of `agree_on_weights`, and
+    ConfigurationError where a file cannot be read.
     """
     alone = step.groups.is_alone
     plan, groups, absent = step.own_plan, step.groups, step.stage_parameters.absent
@@ -55,8 +70,13 @@ def shard_model(
     mine = {name: parameter for name, parameter in plan.parameters.items() if name not in absent}
     check_parameter_layouts(model, mine, plan.layout_mesh)
     stored = {name: stored_layout(names, plan.parameters, plan.layout_mesh) for _, names in known for name in names}
-    agree_on_weights(model, {**stored, **plan.buffers}, absent, groups, sync)
-    replaced = _initialised(model, plan, groups, seed, absent) if is_on_meta(model) else {}
+    given = weights.tensors if weights is not None else {}
+    agree_on_weights(model, {**stored, **plan.buffers}, absent, groups, sync, given)
+    replaced: dict[int, nn.Parameter] = {}
+    if weights is not None:
+        replaced = attempt_on_all(partial(read_weights, model, step, weights), f"reading {weights.origin}")
+    elif is_on_meta(model):
+        replaced = _initialised(model, plan, groups, seed, absent)
     left_out = leave_out(model, absent)
     done = {id(parameter) for parameter in replaced.values()}
     replaced.update(shard_parameters(model, plan.parameters, groups, done))
@@ -88,11 +108,58 @@ def _initialised(
     return initialise(model, shard, groups.device, seed)
 
 
+def read_weights(model: nn.Module, step: Step, weights: FoundWeights) -> dict[int, nn.Parameter]:
+    """The blocks of this rank from files; buffers are read whole, those that files do not have are computed."""
+    plan, groups, absent = step.own_plan, step.groups, step.stage_parameters.absent
+    fill_buffers(model, groups.device, weights.tensors)
+    replaced: dict[int, nn.Parameter] = {}
+    mine = [each for each in wanted_tensors(model, {}) if absent.isdisjoint(each.names)]
+    for each, block in read_blocks(weights, mine, partial(_runs, step), groups.device):
+        if not isinstance(each.tensor, nn.Parameter):
+            for name in each.names:
+                set_buffer(model, name, block)
+            continue
+        layout = stored_layout(each.names, plan.parameters, plan.layout_mesh)
+        held = held_tensor(block, each.tensor.shape, layout, groups)
+        replaced[id(each.tensor)] = new = nn.Parameter(held, requires_grad=each.tensor.requires_grad)
+        for name in each.names:
+            set_parameter(model, name, new)
+    return replaced
+
+
+def _runs(step: Step, wanted: WantedTensor) -> list[Runs]:
+    """What this rank keeps of a parameter; all of a buffer."""
+    plan, groups = step.own_plan, step.groups
+    layout = stored_layout(wanted.names, plan.parameters, plan.layout_mesh)
+    return block_runs(wanted.tensor.shape, layout, groups.mesh, groups.place)
+
+
 def _shard_buffers(model: nn.Module, plan: Plan, groups: ProcessGroups) -> None:
     for name, layout in plan.buffers.items():
         if any(str(placement) != "R" for placement in layout):
-            path, _, leaf = name.rpartition(".")
-            model.get_submodule(path)._buffers[leaf] = shard_tensor(model.get_buffer(name), layout, groups)
+            set_buffer(model, name, shard_tensor(model.get_buffer(name), layout, groups))
+
+
+def load_into(module: nn.Module, step: Step, weights: FoundWeights) -> None:
+    """Give the tensors of a sharded `module` the values of files, in place; all ranks call it.
+
+    All are read before one is changed. Raises ConfigurationError where a file cannot be read."""
+    mine = wanted_tensors(module, {})
+    runs = partial(_runs_of_held, step)
+    blocks = attempt_on_all(
+        lambda: list(read_blocks(weights, mine, runs, step.groups.device)), f"reading {weights.origin}"
+    )
+    with torch.no_grad():
+        for each, block in blocks:
+            local_tensor(each.tensor).copy_(block)
+
+
+def _runs_of_held(step: Step, wanted: WantedTensor) -> list[Runs]:
+    buffers = step.own_plan.buffers
+    layout = next((buffers[name] for name in wanted.names if name in buffers), None)
+    if layout is None or isinstance(wanted.tensor, nn.Parameter):
+        return _runs(step, wanted)
+    return block_runs(wanted.tensor.shape, layout, step.groups.mesh, step.groups.place)
 
 
 def shard_state(module: nn.Module, step: Step, state: dict[str, Any], prefix: str, absent: Collection[str]) -> None:

@@ -9,7 +9,7 @@ The first is called by all ranks, and gathers one tensor at a time. Where rank 0
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from autopar.runtime.consensus import from_every_rank
 from autopar.runtime.parameters import full_tensor, set_parameter
 from autopar.runtime.process_groups import rank
+from autopar.runtime.weights.found_weights import WantedTensor
 
 
 def whole_state(
@@ -59,6 +60,16 @@ def _own(value: Any, keeps: bool) -> Any:
     if not keeps:
         return None
     return whole.clone() if isinstance(whole, torch.Tensor) else copy.deepcopy(whole)
+
+
+def whole_tensors(
+    wanted: Sequence[WantedTensor], absent: Mapping[str, nn.Parameter], device: torch.device, *, in_stages: bool
+) -> Iterator[torch.Tensor]:
+    """The whole of one tensor after the other, on every rank; all ranks go through all of them, in one order."""
+    for each in wanted:
+        name = each.names[0]
+        own = {} if name in absent else {name: full_tensor(each.tensor.detach())}
+        yield (from_every_rank(own, device) if in_stages else own)[name]
 
 
 def _in_order(model: nn.Module, held: Mapping[str, Any]) -> list[str]:

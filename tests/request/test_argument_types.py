@@ -36,6 +36,7 @@ SOUND: dict[str, tuple[Any, ...]] = {
     "scaler": (None, torch.amp.GradScaler("cpu", enabled=False)),
     "sync": ("broadcast", "check"),
     "outputs": ("lazy", "gather"),
+    "weights": (None, "folder", Path("folder")),
     "check_calls": (0, 50),
 }
 UNSOUND: dict[str, tuple[Any, ...]] = {
@@ -56,6 +57,7 @@ UNSOUND: dict[str, tuple[Any, ...]] = {
     "scaler": (1024.0,),
     "sync": ("always", None),
     "outputs": ("plain", True, None),
+    "weights": (3, {"w": 1}),
     "check_calls": (-1, 0.5, None, True),
 }
 
