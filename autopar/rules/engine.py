@@ -2,8 +2,8 @@
 
     rule_for(node)  ->  Rule, or None: the operator has no rule and appears in `uncovered`
 
-Rules come from the tables, from `register_rule`, or, for operators that torch tags as pointwise, from `POINTWISE`.
-A rule depends on shapes and attributes only and is derived once per distinct call.
+Rules come from the tables, from `register_rule`, or, for operators that torch tags as pointwise, from `POINTWISE`; a
+call that has none of these has the one that was discovered for it, if any (`learning`). A rule depends on shapes and attributes only and is derived once per distinct call.
 """
 
 from __future__ import annotations
@@ -77,6 +77,21 @@ def add_rule(name: str, text: str) -> None:
     rule_of.cache_clear()
 
 
+_DISCOVERED: dict[str, str | None] = {}  # by `Call.text`; None: none was found. Filled by `take_rules` only
+
+
+def take_rules(found: Mapping[str, str | None]) -> None:
+    """Take rules that were discovered and proven for calls, by `Call.text`."""
+    _DISCOVERED.update(found)
+    rule_of.cache_clear()
+
+
+def discovered_rules(program: Program) -> dict[str, str | None]:
+    """`Call.text` -> what was discovered, of the operators of the program: also at other sizes."""
+    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    return {text: rule for text, rule in sorted(_DISCOVERED.items()) if text.partition("(")[0] in names}
+
+
 def registered_rules(program: Program) -> dict[str, str]:
     """Operator -> rule of those operators of the program whose rule comes from a user."""
     names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
@@ -111,7 +126,8 @@ def rule_of(call: Call) -> Rule | None:
 def rule_text(call: Call) -> str | None:
     """The string from which the rule of `call` is made."""
     entry = table_entry(call.target)
-    return entry(call) if callable(entry) else entry
+    text = entry(call) if callable(entry) else entry
+    return _DISCOVERED.get(call.text) if text is None and _DISCOVERED else text
 
 
 def table_entry(target: Any) -> str | Callable[[Call], str | None] | None:
