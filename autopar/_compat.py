@@ -44,6 +44,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed._composable.contract import REGISTRY_KEY as WRAPPERS_OF_MODULE
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -179,6 +180,12 @@ def dtensor(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
     return made
 
 
+def dtensor_operators() -> dict[OpOverload, Callable[..., Any]]:
+    """The operators that DTensor does not run as its layouts say, but by a function of (operator, args, kwargs)."""
+    operators: dict[OpOverload, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
+    return operators
+
+
 def without_torch_function() -> AbstractContextManager[None]:
     """Within the context, `__torch_function__` of tensor subclasses is not asked."""
     context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
@@ -222,6 +229,7 @@ warn_about_untested_torch()
 __all__ = [
     "GLOBAL_HOOKS",
     "NEWEST_TESTED_TORCH",
+    "WRAPPERS_OF_MODULE",
     "BufferAOTInput",
     "DTensorSpec",
     "DataDependentOutputException",
@@ -252,6 +260,7 @@ __all__ = [
     "default_store",
     "default_timeout",
     "dtensor",
+    "dtensor_operators",
     "forget_device_meshes",
     "get_decompositions",
     "grouped_mm",

@@ -31,6 +31,7 @@ from autopar.hardware.cluster import Cluster
 from autopar.passes.lowering.chain import lowered_step
 from autopar.passes.lowering.check_plan import refuse_unknown_names
 from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
+from autopar.planner.problem.output_rows import output_rows
 from autopar.plans.parallel_plan import PLAN_VARIABLE, Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import CapturedModel, as_cluster, capture_model, check_model, plan_again, plan_program
@@ -44,7 +45,7 @@ from autopar.runtime.guards.beats import PATIENCE
 from autopar.runtime.guards.call_guard import CHECK_CALLS
 from autopar.runtime.guards.heartbeat import heartbeat_seconds, start_heartbeat
 from autopar.runtime.launchers import join_launched_job
-from autopar.runtime.parallel_module import ParallelModule
+from autopar.runtime.parallel_module import OutputMode, ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
 from autopar.runtime.step.batches import BatchMode
 from autopar.runtime.step.emitted_step import Step
@@ -83,6 +84,7 @@ def compile(
     scaler: torch.amp.GradScaler | None = None,
     sync: Sync = "broadcast",
     check_calls: int = CHECK_CALLS,
+    outputs: OutputMode = "lazy",
 ) -> ParallelModule:
     """Plan `model` for the running processes and return the module that trains under the plan; `model` is consumed.
 
@@ -114,6 +116,8 @@ def compile(
     sync: weights and buffers that differ between ranks become those of rank 0 ("broadcast"), or are an error ("check").
     check_calls: ranks compare before every call and backward pass what they do, and the values of the inputs at the
         first calls and at every so-many-th (1: at every call); 0: nothing is compared.
+    outputs: an output of which each rank holds a part is gathered when it is first read, by all ranks ("lazy": who
+        never reads it pays nothing), or in every call ("gather", which the plan does not price).
 
     Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
@@ -126,7 +130,8 @@ def compile(
             "autopar.compile runs under torch.inference_mode, whose tensors never have a gradient: call it outside, or "
             "model.eval() first where nothing is to be trained"
         )
-    check_arguments(plan=plan, batch=batch, verify=verify, scaler=scaler, sync=sync, check_calls=check_calls)
+    check_arguments(plan=plan, batch=batch, verify=verify, scaler=scaler, sync=sync)
+    check_arguments(check_calls=check_calls, outputs=outputs)
     model = take_off_wrappers(model)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
     given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)), "the cluster")
@@ -165,6 +170,8 @@ def compile(
         scaler=scaler,
         sync=sync,
         check_calls=check_calls,
+        outputs=outputs,
+        output_rows=output_rows,
     )
     if example_inputs is None:
         if verify:

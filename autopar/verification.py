@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import OperatorPlan, ParameterPlan
 from autopar.runtime.consensus import from_every_rank
 from autopar.runtime.parallel_module import ParallelModule
-from autopar.runtime.parameters import full_tensor, set_parameter
+from autopar.runtime.parameters import full_tensor
 from autopar.runtime.step.batches import input_leaves
 from autopar.runtime.step.differentiation import unreached
 from autopar.runtime.step.emitted_step import Step
@@ -78,7 +78,7 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
     args, kwargs = normalize_example_inputs(example_inputs)
     _check_real((args, kwargs))
     step, leaves = module.step_for(args, kwargs)
-    plain = plain_model(module)
+    plain = cast(nn.Module, module.plain_model())
     alone = _alone(module, step, plain, leaves) if _is_random(step) else None
     loss, gradients = _compiled(module, args, kwargs)
     if alone is not None:
@@ -208,27 +208,6 @@ def one_device_plan(plan: Plan) -> Plan:
         buffers=dict.fromkeys(plan.buffers, whole),
         outputs=dict.fromkeys(plan.outputs, whole),
     )
-
-
-def plain_model(module: ParallelModule) -> nn.Module:
-    """The original model on one device with the module's current weights; every rank gathers them, of all stages."""
-    original, absent = module.original, module.absent
-    own = {name: full_tensor(parameter.detach()) for name, parameter in original.named_parameters()}
-    whole = from_every_rank(own, module.device)
-    memo: dict[int, Any] = {}
-    for name, parameter in original.named_parameters():
-        memo[id(parameter)] = nn.Parameter(whole[name].clone(), requires_grad=parameter.requires_grad)
-    for buffer in original.buffers():
-        memo[id(buffer)] = full_tensor(buffer).clone()
-    model = copy.deepcopy(original, memo)
-    elsewhere: dict[int, nn.Parameter] = {}
-    for name, empty in absent.items():
-        if name in whole:
-            elsewhere[id(empty)] = nn.Parameter(whole[name].clone(), requires_grad=empty.requires_grad)
-    for name, empty in absent.items():
-        set_parameter(model, name, elsewhere[id(empty)])
-    model.training = module.training  # submodules have their own
-    return model
 
 
 def _plain(

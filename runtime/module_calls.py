@@ -31,9 +31,7 @@ class ModuleCalls:
     """Of `module`, whose first graph is `first`. axes: of the mesh, over which ranks share the samples; every: as of
     `CallGuard`."""
 
-    def __init__(
-        self, module: HeldModel, first: Step, axes: tuple[int, ...], python: StateOfCalls, every: int
-    ) -> None:
+    def __init__(self, module: HeldModel, first: Step, axes: tuple[int, ...], python: StateOfCalls, every: int) -> None:
         self._module, self._first, self._axes, self._python = module, first, axes, python
         self._shard = batches.data_shard(first.groups, axes)
         self._guard = CallGuard(every, nn.Module.parameters(module))
@@ -56,9 +54,13 @@ class ModuleCalls:
         if node is not None and self._guard.is_on:
             node.register_prehook(lambda _: self._before_backward(act, held))
 
+    def meet(self, act: str) -> None:
+        """Compare that ranks are about to do `act`, as `CallGuard.before`."""
+        self._guard.before(act)
+
     def _before_backward(self, act: str, held: HeldGradients) -> None:
         with HERE.inside("backward"):
-            self._guard.before_backward(f"the backward pass of {act}{' inside no_sync()' if held.holding else ''}")
+            self._guard.before(f"the backward pass of {act}{' inside no_sync()' if held.holding else ''}")
 
     def _call(self, number: int, leaves: list[Any], spec: TreeSpec, key: tuple[BatchMode, Signature]) -> ComparedCall:
         trains = "train" if self._module.training else "eval"

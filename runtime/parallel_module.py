@@ -5,9 +5,10 @@
     loss.backward()                      # every parameter's .grad is a reduced DTensor in the parameter's layout
 
 It takes over the module tree of the original, so names, types of submodules, tied weights and buffers stay; only the
-parameters became DTensors. The graph of a new input shape, of eval mode or of another Python state (`module.alpha = 2`)
-is built when it is first met, with the parameters' layouts kept. An attribute that this class does not have is the
-original's, for reading and for writing. Graphs that were not used for long are dropped (`step/kept_steps.py`).
+parameters became DTensors, on several processes. The graph of a new input shape, of eval mode or of another Python
+state (`module.alpha = 2`) is built when it is first met, with the parameters' layouts kept. An attribute that this
+class does not have is the original's, for reading and for writing. Graphs that were not used for long are dropped
+(`step/kept_steps.py`).
 """
 
 from __future__ import annotations
@@ -16,22 +17,21 @@ import contextlib
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from autopar._compat import TreeSpec, keep_dynamo_out, tree_leaves, tree_map_only
+from autopar._compat import TreeSpec, keep_dynamo_out, tree_leaves
 from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
+from autopar.program import Program
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank, shared_seed
 from autopar.runtime.guards.call_guard import CHECK_CALLS
-from autopar.runtime.guards.held_model import HeldModel
 from autopar.runtime.guards.module_tree import ModuleTree
+from autopar.runtime.guards.spread_values import read_whole_values
 from autopar.runtime.guards.state_of_calls import StateOfCalls
 from autopar.runtime.module_calls import ModuleCalls
 from autopar.runtime.parameters import set_parameter
@@ -39,17 +39,24 @@ from autopar.runtime.process_groups import ProcessGroups, world_size
 from autopar.runtime.step import batches
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
-from autopar.runtime.step.call_values import graph_inputs, graph_states, user_output, write_buffers
+from autopar.runtime.step.call_values import Handing, graph_inputs, graph_states, user_output, write_buffers
 from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.kept_steps import DEFAULT_BOUND, KeptSteps, most_graphs
 from autopar.runtime.step.later_backward import RepeatedCall, may_be_trained, with_later_backward
 from autopar.runtime.weights.initial_weights import Sync
+from autopar.runtime.weights.planned_model import PlannedModel
 from autopar.runtime.weights.shard_model import shard_model, shard_state
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
+OutputMode: TypeAlias = Literal["lazy", "gather"]
+"""When an output that lies across ranks is gathered: when it is first read, or in every call."""
+
+
+def _no_rows(_: Program) -> Mapping[str, int]:
+    return {}
 
 
 class StepMaker(Protocol):
@@ -69,7 +76,7 @@ class StepMaker(Protocol):
         layouts must be kept (None: choose), groups: its processes."""
 
 
-class ParallelModule(HeldModel):
+class ParallelModule(PlannedModel):
     """See the module docstring. Made by `autopar.compile`; `model` is consumed."""
 
     def __init__(
@@ -84,7 +91,11 @@ class ParallelModule(HeldModel):
         scaler: torch.amp.GradScaler | None = None,
         sync: Sync = "broadcast",
         check_calls: int = CHECK_CALLS,
+        outputs: OutputMode = "lazy",
+        output_rows: Callable[[Program], Mapping[str, int]] = _no_rows,
     ) -> None:
+        """output_rows: which dim of each output holds the samples, for batch="local"; other arguments are those of
+        `autopar.compile`."""
         super().__init__()
         self._maker = maker
         self._batch = batch
@@ -99,6 +110,9 @@ class ParallelModule(HeldModel):
         self._data_axes: tuple[int, ...] = ()
         self._held = HeldGradients()
         self._check_calls = check_calls
+        self._outputs = outputs
+        self._output_rows = output_rows
+        self._rows: dict[tuple[str, ...], Mapping[str, int]] = {}
         self._trains_in_eval = False
         self._compared: ModuleCalls | None = None
         self.base_seed = 0
@@ -126,33 +140,9 @@ class ParallelModule(HeldModel):
         """What `autopar.compile` was given, or the plan says."""
         return self._precision
 
-    @property
-    def plan(self) -> Plan:
-        """The plan of the first graph."""
-        return self._planned().plan
-
-    @property
-    def device(self) -> torch.device:
-        """Of this rank's tensors."""
-        return self._planned().groups.device
-
-    @property
-    def absent(self) -> Mapping[str, nn.Parameter]:
-        """Every name of the parameters that only ranks of other stages hold, with an empty tensor of their shape."""
-        return self._absent
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The mesh of every parameter."""
-        return self._planned().groups.device_mesh
-
     def data_shard(self) -> tuple[int, int]:
         """(index, count): this rank's part of the global batch, of `count` parts."""
         return batches.data_shard(self._planned().groups, self._data_axes)
-
-    def gather(self, output: Any) -> Any:
-        """Every DTensor in `output` as a full plain tensor (differentiable); the rest as it is."""
-        return tree_map_only(DTensor, lambda tensor: tensor.full_tensor(), output)
 
     def build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan and emit for arguments of global shapes, and take over the parameters of the model."""
@@ -161,10 +151,9 @@ class ParallelModule(HeldModel):
 
     def _build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         training = self._wants_backward([*args, *kwargs.values()])
-        self._first = step = self._maker.step(
-            self.original, args, kwargs, training=training, pinned=None, groups=None
-        )
+        self._first = step = self._maker.step(self.original, args, kwargs, training=training, pinned=None, groups=None)
         self._data_axes = self._axes_of_the_batch(step)
+        self._is_local = self._batch == "local" and self.data_shard()[1] > 1
         self._adopt(step)
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, step.program)
@@ -189,16 +178,10 @@ class ParallelModule(HeldModel):
         self.base_seed = shared_seed()
         self._absent = shard_model(model, step, self._optimizer, self.base_seed, self._sync)
         self._hold(model)
+        if world_size() > 1:
+            read_whole_values()
         self._tree = ModuleTree(model)
         self.register_load_state_dict_pre_hook(_shard_loaded)  # type: ignore[no-untyped-call]
-
-    def _planned(self) -> Step:
-        if self._first is None:
-            raise ConfigurationError(
-                "this module is planned at its first call, so its parameters, plan and mesh do not exist yet: "
-                "call it once, or pass example_inputs to autopar.compile"
-            )
-        return self._first
 
     # running
 
@@ -239,7 +222,21 @@ class ParallelModule(HeldModel):
         self.calls += 1
         self._compared.meet_before_backward(results, call.act, self._held)
         write_buffers(self.original, step, results)
-        return user_output(step, results)
+        return user_output(step, results, self._handing(step.whole, call.act, mode))
+
+    def _handing(self, program: Program, act: str, mode: BatchMode) -> Handing:
+        """How a call called `act` hands out what `program` returns."""
+        gathers = self._outputs == "gather"
+        if mode == "global" or not self._data_axes:
+            return Handing(act=act, gathers=gathers)
+        names = tuple(output.name for output in program.outputs if output.role == "output")
+        if names not in self._rows:
+            self._rows[names] = self._output_rows(program)
+        return Handing(act=act, gathers=gathers, axes=self._data_axes, batch_dims=self._rows[names])
+
+    def _meet_before(self, act: str) -> None:
+        if self._compared is not None and not self._planned().plan.in_stages:
+            self._compared.meet(f"{act} behind call {self.calls}")
 
     def _again(self, leaves: list[Any], whole: list[Any], spec: TreeSpec, mode: BatchMode) -> RepeatedCall:
         """The call that is made now, for a backward pass that it has not."""
@@ -325,23 +322,6 @@ class ParallelModule(HeldModel):
             yield
         finally:
             self._held.holding = before
-
-    # what is defined only once planned
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As of nn.Module. Raises ConfigurationError before the module is planned."""
-        self._planned()
-        return super().named_parameters(*args, **kwargs)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As of nn.Module, parameters as DTensors. Raises ConfigurationError before the module is planned."""
-        self._planned()
-        return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As of nn.Module; full plain tensors are accepted too. Raises ConfigurationError before it is planned."""
-        self._planned()
-        return super().load_state_dict(*args, **kwargs)
 
 
 def _shard_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

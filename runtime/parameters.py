@@ -99,7 +99,7 @@ def from_local(local: torch.Tensor, shape: Sequence[int], layout: Layout, groups
     key = (tuple(shape), layout, local.dtype)
     if key not in known:
         known[key] = _made(local.detach(), shape, layout, groups)._spec
-    return dtensor(local, known[key])
+    return dtensor(local.detach() if local.requires_grad else local, known[key])
 
 
 _specs: weakref.WeakKeyDictionary[ProcessGroups, dict[Any, DTensorSpec]] = weakref.WeakKeyDictionary()
@@ -130,11 +130,16 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def shard_tensor(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> DTensor:
-    """A DTensor that owns this rank's block of the full `tensor`, which every rank has."""
+def held_tensor(local: torch.Tensor, shape: Sequence[int], layout: Layout, groups: ProcessGroups) -> torch.Tensor:
+    """As `from_local`, as a module holds it: one process alone holds plain tensors."""
+    return local if groups.is_alone else from_local(local, shape, layout, groups)
+
+
+def shard_tensor(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> torch.Tensor:
+    """What the rank holds of the full `tensor`, which every rank has: an own copy of its block."""
     block = local_block(tensor.detach(), layout, groups.mesh, groups.place)
     own = block.clone(memory_format=torch.contiguous_format).to(groups.device)
-    return from_local(own, tensor.shape, layout, groups)
+    return held_tensor(own, tensor.shape, layout, groups)
 
 
 def check_parameter_layouts(model: nn.Module, plans: Mapping[str, ParameterPlan], mesh: Mesh) -> None:
@@ -179,6 +184,23 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return whole
 
 
+def whole_tensor(tensor: DTensor) -> torch.Tensor:
+    """The whole of a DTensor on every rank, differentiable where its gradient is wanted."""
+    if not (tensor.requires_grad and torch.is_grad_enabled()):
+        return full_tensor(tensor)
+    whole: torch.Tensor = tensor.full_tensor()
+    return whole
+
+
+def block_of(tensor: DTensor, whole: torch.Tensor) -> torch.Tensor:
+    """What the rank holds of `whole` where it is laid out as `tensor` is."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    for dim in range(tensor.dim()):
+        whole = whole.index_select(dim, _global_indices(tensor, dim, coordinate))
+    return whole
+
+
 def _global_indices(tensor: DTensor, dim: int, coordinate: Sequence[int]) -> torch.Tensor:
     """Global index along `dim` of every local element."""
     indices = torch.arange(tensor.shape[dim], device=tensor.device)
@@ -202,16 +224,17 @@ def unique_parameters(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[s
 
 
 def shard_parameters(
-    model: nn.Module, plans: Mapping[str, ParameterPlan], groups: ProcessGroups
+    model: nn.Module, plans: Mapping[str, ParameterPlan], groups: ProcessGroups, done: Collection[int] = ()
 ) -> dict[int, nn.Parameter]:
-    """Replace every parameter of `model` by a DTensor parameter; returns id(old parameter) -> new parameter.
+    """Replace every parameter of `model` by what the rank holds of it; returns id(old parameter) -> new parameter.
 
-    Tied parameters stay one. A parameter without a plan (the graph does not use it) is replicated.
+    Tied parameters stay one. A parameter without a plan (the graph does not use it) is replicated. done: ids of those
+    that were initialised in shards.
     """
     replaced: dict[int, nn.Parameter] = {}
     for parameter, names in unique_parameters(model).values():
-        if isinstance(parameter.data, DTensor):
-            continue  # initialised in shards
+        if id(parameter) in done:
+            continue
         layout = stored_layout(names, plans, groups.mesh)
         new = nn.Parameter(shard_tensor(parameter, layout, groups), requires_grad=parameter.requires_grad)
         for name in names:

@@ -68,6 +68,11 @@ class ProcessGroups:
         if device_type == "cpu":
             keep_freed_memory()
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process has no others beside it."""
+        return sum(mesh.size for mesh in self.meshes) == 1
+
     def members(self, group: int) -> tuple[int, ...]:
         """The ranks of a rank group."""
         return tuple(range(self.meshes[group].size))

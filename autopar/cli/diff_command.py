@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autopar.cli.output import as_json_option, print_document
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_text import PLAN_COLUMNS, plan_rows
+from autopar.plans.plan_summary import plan_columns, plan_row
 from autopar.report.differences import changed_lines
 from autopar.report.terminal_tables import table
 
@@ -30,6 +30,6 @@ def diff(this: Path, other: Path, as_json: bool) -> None:
         every = plans[this].diff(plans[other]).splitlines()
         print_document({"step_seconds": steps, "equal": not every, "lines": every})
         return
-    rows = [(str(path), *plan_rows(plan)[0][1:]) for path, plan in plans.items()]
-    Console().print(table("plans", PLAN_COLUMNS, rows))
+    rows = [plan_row(str(path), plan) for path, plan in plans.items()]
+    Console().print(table("plans", plan_columns(plans[this]), rows))
     click.echo("\n".join(lines) or "the same choices")

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from autopar.cli.bound_plan import load_model
 from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE, OneOf, read_cluster
 from autopar.cli.output import as_json_option
+from autopar.cli.printed_plan import print_plan, what_became_of
+from autopar.cli.progress_line import progress_line
 from autopar.errors import ConfigurationError
 from autopar.files import decoded_text, file_content
 from autopar.importers.read_configurations import CODE, READERS, plan_options, read_configuration
 from autopar.later import later
 from autopar.plans.parallel_plan import Plan
-from autopar.report.terminal_tables import page
 
 make_plan: Callable[..., Plan] = later("autopar.api", "plan")
 NO_BATCH = "the configuration does not say the {}: give --{}"
@@ -62,14 +62,12 @@ def import_(
         if size is None:
             raise ConfigurationError(NO_BATCH.format({"batch": "global batch", "seq": "sequence length"}[name], name))
     options = plan_options(uniform)
-    module, inputs = load_model(model, int(sizes["batch"] or 0), int(sizes["seq"] or 0))
-    found = make_plan(module, inputs, cluster=where, optimizer=OPTIMIZERS[optimizer], **options)
+    with progress_line():
+        module, inputs = load_model(model, int(sizes["batch"] or 0), int(sizes["seq"] or 0))
+        found = make_plan(module, inputs, cluster=where, optimizer=OPTIMIZERS[optimizer], **options)
     asked = {**options, "dims": ",".join(f"{axis}={size}" for axis, size in options["dims"].items()), "constraints": []}
     question = {"model": model, "cluster_text": cluster, "optimizer": optimizer, **sizes, **asked}
     found = found.with_(question={**found.question, **question})
     if output is not None:
         found.save(output)
-    if as_json:
-        click.echo(found.to_json().decode())
-    else:
-        Console().print(page(found))
+    print_plan(found, as_json, last_line=what_became_of(output))

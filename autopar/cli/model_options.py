@@ -9,7 +9,6 @@ import click
 
 from autopar.cli.options import OPTIMIZERS, OneOf
 from autopar.request.constraints import Recompute
-from autopar.request.precision_name import PRECISION_NAMES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,10 +31,6 @@ def model_options(command: Command) -> Command:
         click.option(
             "--optimizer", type=OneOf(list(OPTIMIZERS)), default="adamw", show_default=True,
             help="Whose state is planned.",
-        ),
-        click.option(
-            "--precision", type=OneOf(PRECISION_NAMES), default="fp32", show_default=True,
-            help="bf16: fp32 parameters, bf16 products.",
         ),
         click.option("--seq", type=click.IntRange(min=1), default=128, show_default=True, help="Sequence length."),
         click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Global batch."),

@@ -17,10 +17,13 @@ from autopar.cli.bound_plan import load_model
 from autopar.cli.model_options import model_options
 from autopar.cli.options import OUTPUT_FILE, OneOf, planning_arguments, read_cluster
 from autopar.cli.output import as_json_option, print_question
-from autopar.cli.printed_plan import print_plan
+from autopar.cli.printed_plan import print_plan, verbose_option, what_became_of
+from autopar.cli.progress_line import progress_line
 from autopar.later import later
 from autopar.plans.parallel_plan import Plan
 from autopar.request import Request
+from autopar.request.model_name import configured_precision
+from autopar.request.precision_name import PRECISION_NAMES
 from autopar.request.search_mode import Mode
 
 make_plan: Callable[..., Plan] = later("autopar.api", "plan")
@@ -28,6 +31,11 @@ make_plan: Callable[..., Plan] = later("autopar.api", "plan")
 
 @click.command()
 @model_options
+@click.option(
+    "--precision",
+    type=OneOf(PRECISION_NAMES),
+    help="bf16: fp32 parameters, bf16 products. Default: as an hf: configuration says, else fp32.",
+)
 @click.option("--cluster", default="here", show_default=True, help='"2x8 H100-SXM", a cluster file, or "here".')
 @click.option(
     "--mode",
@@ -47,12 +55,14 @@ make_plan: Callable[..., Plan] = later("autopar.api", "plan")
     type=click.Path(dir_okay=False, path_type=Path),
     help="GPU kernels measured by `autopar profile -o FILE` on one GPU of the cluster.",
 )
+@verbose_option
 @as_json_option
 def plan(
     model: str,
     cluster: str,
     output: Path | None,
     kernels: Path | None,
+    verbose: bool,
     as_json: bool,
     warm_start: Path | None,
     **options: Any,
@@ -61,6 +71,7 @@ def plan(
 
     Example: autopar plan hf:config.json --cluster "2x8 H100-SXM" --batch 64 --seq 128 -o plan.json
     """
+    options["precision"] = options["precision"] or configured_precision(model) or "fp32"
     question = {"model": model, "cluster_text": cluster, **options, "constraints": list(options["constraints"])}
     print_question(question)
     asked = {
@@ -72,9 +83,10 @@ def plan(
         "warm_start": warm_start,
     }
     Request(**asked)  # refuses what cannot be meant
-    module, inputs = load_model(model, options["batch"], options["seq"])
-    found = make_plan(module, inputs, **asked)
+    with progress_line(options["time_limit"], verbose):
+        module, inputs = load_model(model, options["batch"], options["seq"])
+        found = make_plan(module, inputs, **asked)
     found = found.with_(question={**found.question, **question})
     if output is not None:
         found.save(output)
-    print_plan(found, as_json)
+    print_plan(found, as_json, verbose, what_became_of(output))

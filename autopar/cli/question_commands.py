@@ -18,10 +18,12 @@ from rich.console import Console
 from autopar.cli.bound_plan import bound, given_options, needs_trust, says_its_model
 from autopar.cli.options import OUTPUT_FILE, parse_constraints, parse_dims, parse_mesh, read_cluster
 from autopar.cli.output import as_json_option, print_answer, print_document
+from autopar.cli.progress_line import progress_line
 from autopar.errors import ConfigurationError
 from autopar.explain.answers import Comparison, Explanations
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_text import PLAN_COLUMNS, matching_names, plan_rows
+from autopar.plans.plan_summary import plan_columns, plan_row
+from autopar.plans.plan_text import matching_names
 from autopar.report.differences import changed_lines
 from autopar.report.terminal_tables import table
 
@@ -52,9 +54,10 @@ def explain(
     if name is not None and not quick and needs_trust(plan, given):
         click.echo("from the file alone: it names its model as code; --trust, or --model, asks the model", err=True)
         quick = True
-    asked = None if vs is None and (quick or not says_its_model(plan, given)) else bound(path, given)
-    plan = plan if asked is None else asked.plan
-    answer = plan.explain(name, exact=exact) if vs is None else plan.explain(vs=other)
+    with progress_line():
+        asked = None if vs is None and (quick or not says_its_model(plan, given)) else bound(path, given)
+        plan = plan if asked is None else asked.plan
+        answer = plan.explain(name, exact=exact) if vs is None else plan.explain(vs=other)
     if not as_json:
         click.echo(str(answer))
     elif isinstance(answer, Comparison):
@@ -77,8 +80,8 @@ def memory(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
 
     Example: autopar memory plan.json
     """
-    asked = bound(path, given)
-    found = asked.plan.memory(rank)
+    with progress_line():
+        found = bound(path, given).plan.memory(rank)
     print_answer(found, as_json)
 
 
@@ -119,8 +122,9 @@ def what_if(
         raise ConfigurationError(
             "what if what? Give --memory-limit, --dims, --mesh, --constraint, --micro-batches or --on"
         )
-    asked = bound(path, given)
-    found = asked.plan.what_if(**changes)
+    with progress_line():
+        asked = bound(path, given)
+        found = asked.plan.what_if(**changes)
     said = {**words, "constraints": list(constraints) or None, "cluster_text": other_cluster}
     question = {**asked.plan.question, **{name: word for name, word in said.items() if word is not None}}
     _hand_out(asked.plan, found.with_(question={**found.question, **question}), output, as_json)
@@ -153,8 +157,9 @@ def edit(
     changes: dict[str, Any] = dict(parse_constraints(placements) or {})
     changes |= {"schedule": schedule} if schedule is not None else {}
     changes |= {"micro_batches": micro_batches} if micro_batches is not None else {}
-    asked = bound(path, given)
-    found = asked.plan.edit(changes)
+    with progress_line():
+        asked = bound(path, given)
+        found = asked.plan.edit(changes)
     _hand_out(asked.plan, found, output, as_json)
 
 
@@ -165,8 +170,8 @@ def _hand_out(before: Plan, after: Plan, output: Path | None, as_json: bool) -> 
     if as_json:
         click.echo(after.to_json().decode())
         return
-    rows = [("before", *plan_rows(before)[0][1:]), ("after", *plan_rows(after)[0][1:])]
-    Console().print(table("plans", PLAN_COLUMNS, rows))
+    rows = [plan_row("before", before), plan_row("after", after)]
+    Console().print(table("plans", plan_columns(before), rows))
     click.echo("\n".join(changed_lines(before, after, ("before", "after"))) or "the same choices")
     for note in after.notes:
         click.echo(note)

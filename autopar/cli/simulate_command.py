@@ -18,6 +18,7 @@ from autopar.capture import Captures, normalize_example_inputs
 from autopar.cli.bound_plan import cluster_of, given_options, model_of, said_and_given
 from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
+from autopar.cli.progress_line import progress_line
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.planner.batch.micro_batch_program import planned_parts
@@ -51,7 +52,9 @@ def simulate(path: Path, trace: Path | None, measured: tuple[Path, ...], as_json
     """
     if measured and trace is None:
         raise ConfigurationError("--measured has nowhere to go: give --trace, the file for both steps")
-    found = simulated(Plan.load(path), given)
+    plan = Plan.load(path)
+    with progress_line():
+        found = simulated(plan, given)
     if trace is not None and measured:
         write_side_by_side(trace, found.timeline, measured)
     elif trace is not None:

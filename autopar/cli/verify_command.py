@@ -13,9 +13,10 @@ from torch import nn
 from autopar.api import compile as compile_model
 from autopar.capture.models import load_model
 from autopar.cli.model_options import model_options
-from autopar.cli.options import planning_arguments
+from autopar.cli.options import OneOf, planning_arguments
 from autopar.cli.output import as_json_option, print_document, print_question
 from autopar.plans.parallel_plan import Plan
+from autopar.request.precision_name import PRECISION_NAMES
 from autopar.runtime.local_processes import Report, run_processes
 
 Inputs: TypeAlias = dict[str, Any] | tuple[Any, ...]
@@ -23,6 +24,13 @@ Inputs: TypeAlias = dict[str, Any] | tuple[Any, ...]
 
 @click.command()
 @model_options
+@click.option(
+    "--precision",
+    type=OneOf(PRECISION_NAMES),
+    default="fp32",
+    show_default=True,
+    help="bf16: fp32 parameters, bf16 products.",
+)
 @click.option("--processes", type=click.IntRange(min=1), default=4, show_default=True, help="Local gloo processes.")
 @click.option(
     "--plan", "plan_path", type=click.Path(dir_okay=False, path_type=Path), help="A plan file; default: make one."

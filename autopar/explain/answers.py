@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from autopar.plans.plan_text import align, format_bytes, format_seconds, without_numbers
+from autopar.plans.plan_text import LAYOUT_LEGEND, align, format_bytes, format_seconds, without_numbers
 
 OPTIMUM_ROUNDING = 1e-9
 """Relative difference below which two objectives are the same: rounding of the sums."""
@@ -31,7 +31,6 @@ EQUAL_LAYOUTS = (
     "the layouts are equal: every parameter and every operator lies the same and pays the same seconds; what differs "
     "is how collectives are joined and started, or the number of micro-batches"
 )
-LEGEND = "S(0): split along dim 0; R: whole on every device; P(sum): partial sums, not yet added up"
 LARGEST_LINES = 30
 """Lines that a printed comparison or table has at most; the value holds all."""
 
@@ -185,7 +184,7 @@ class Explanations:
         for limit, gain in self.limits:
             said = f"binds: without it the plan costs {format_seconds(gain)} less per step"
             lines.append(f"{limit}: {said if gain > 0 else 'does not bind'}")
-        head = ["\n".join([*lines, LEGEND])]
+        head = ["\n".join([*lines, LAYOUT_LEGEND])]
         if len(self.choices) > 1:
             head.append(align(("choice", "is", "costs per step", "otherwise"), map(_overview, self.choices)))
         return "\n\n".join([*head, *map(str, self.choices)])

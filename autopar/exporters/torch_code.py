@@ -14,8 +14,9 @@ import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from autopar.exporters.uniform import UniformPlan, axis_roles, cannot, kind_of
+from autopar.exporters.uniform import UniformPlan, cannot
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.parallelism import axis_roles, kind_of
 
 Style: TypeAlias = Literal["columns", "rows", "vocabulary", "features"]
 STYLES: Mapping[tuple[str, str], Style] = {

@@ -2,39 +2,35 @@
 
     mesh outer=4 inner=8, batch over outer, weights over inner    ->    dp_shard 4, tp 8, lost: 3 of 291 parameters ...
 
-Each axis of the mesh gets the role that most of the model's products give it. A product votes with the name that it
-splits over the axis (`OperatorPlan.axes`): its rows with an attention split by samples are data parallelism, with one
-split by queries context parallelism, its columns or its contracted dim tensor parallelism, experts expert parallelism.
-What lies otherwise than the role says is lost, and listed.
+Each axis of the mesh counts as the kind of parallelism that most of the model's products make of it
+(`plans/parallelism.py`). What lies otherwise than that says is lost, and listed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Shard
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_value import OperatorPlan, ParameterPlan
+from autopar.plans.parallelism import (
+    PRODUCTS,
+    Role,
+    axis_roles,
+    axis_vote,
+    forward_products,
+    kind_of,
+    zero_stage,
+)
 
-Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
 Recomputation = Literal["none", "selective", "full"]
 
-VOTES: Mapping[tuple[str, str], Role] = {
-    ("attention", "h"): "tp", ("attention", "g"): "tp", ("attention", "s"): "cp",
-    ("mm", "n"): "tp", ("mm", "k"): "tp", ("expert_linear", "e"): "ep", ("expert_linear", "k"): "tp",
-    ("expert_linear", "n"): "tp", ("_grouped_mm", "e"): "ep", ("_grouped_mm", "k"): "tp", ("_grouped_mm", "n"): "tp",
-    ("convolution", "co"): "tp", ("convolution", "ci"): "tp",
-}  # fmt: skip
-"""(operator, name that the axis splits) -> role; every other split of a product's rows is of the batch."""
 DEGREES: Mapping[str, str] = {
     "dp_replicate": "replicated data parallelism", "dp_shard": "sharded data parallelism",
     "cp": "context parallelism", "ep": "expert parallelism", "pp": "pipeline parallelism",
 }  # fmt: skip
-PRODUCTS = ("mm", "bmm", "attention", "convolution", "_grouped_mm", "expert_linear")
 NORMS = ("native_layer_norm", "_fused_rms_norm", "rsqrt")
 """Operators whose split over the tensor-parallel axis tells that activations between blocks lie split (sequence
 parallelism)."""
@@ -103,7 +99,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
     return UniformPlan(
         **degrees,
         pp=len(plan.rank_groups),
-        zero_stage=_zero_stage(plan, roles),
+        zero_stage=zero_stage(plan, roles),
         sequence_parallel=_sequence_parallel(plan, roles),
         schedule=plan.staged.schedule if plan.in_stages else None,
         chunks=plan.staged.chunks,
@@ -125,54 +121,6 @@ def cannot(uniform: UniformPlan, *degrees: str) -> list[str]:
     ]
 
 
-def axis_roles(plan: Plan) -> tuple[Role, ...]:
-    """The role of every axis of the layouts' mesh: by its name where it is one, else by what products split over it."""
-    return tuple(_role(plan, axis, name) for axis, name in enumerate(plan.layout_mesh.axis_names))
-
-
-def _role(plan: Plan, axis: int, name: str) -> Role:
-    if name in get_args(Role):
-        return cast(Role, name)
-    votes = Counter(
-        vote for operator, chosen in _products(plan) for vote in (_vote(operator, chosen.axes[axis]),) if vote
-    )
-    winner = votes.most_common(1)[0][0] if votes else "batch"
-    if winner != "batch":
-        return winner
-    sequence = Counter(_vote("attention", chosen.axes[axis]) for kind, chosen in _products(plan) if kind == "attention")
-    if sequence["cp"] > sequence["batch"]:
-        return "cp"
-    stored = [isinstance(parameter.stored[axis], Shard) for parameter in plan.parameters.values()]
-    return "dp_shard" if sum(stored) * 2 >= len(stored) > 0 else "dp_replicate"
-
-
-def _vote(operator: str, split: str | None) -> Role | Literal["batch"] | None:
-    if split is None or split == "partial":
-        return None
-    return VOTES.get((operator, split), "batch")
-
-
-def _products(plan: Plan) -> Iterator[tuple[str, OperatorPlan]]:
-    """(bare name, choice) of the products of forward."""
-    for name, chosen in plan.operators.items():
-        if not name.endswith("/bwd"):
-            kind = kind_of(name)
-            if kind in PRODUCTS:
-                yield kind, chosen
-
-
-def kind_of(operator: str) -> str:
-    """The bare ATen name in `module.path/op#k`."""
-    return operator.rpartition("/")[2].partition("#")[0]
-
-
-def _zero_stage(plan: Plan, roles: tuple[Role, ...]) -> int:
-    sharded = [p for p in plan.parameters.values() if _split_on(p, roles, "dp_shard")]
-    if not sharded:
-        return 0
-    return 2 if sum(parameter.keep_gathered for parameter in sharded) * 2 > len(sharded) else 3
-
-
 def _sequence_parallel(plan: Plan, roles: tuple[Role, ...]) -> bool:
     axes = [axis for axis, role in enumerate(roles) if role == "tp"]
     norms = [chosen for name, chosen in plan.operators.items() if kind_of(name) in NORMS and not name.endswith("/bwd")]
@@ -182,7 +130,7 @@ def _sequence_parallel(plan: Plan, roles: tuple[Role, ...]) -> bool:
 
 def _recomputation(plan: Plan) -> tuple[Recomputation, list[str]]:
     """Full where most products are computed again, selective where only others are."""
-    products = [chosen.recompute for _, chosen in _products(plan)]
+    products = [chosen.recompute for _, chosen in forward_products(plan)]
     others = sum(chosen.recompute for chosen in plan.operators.values()) - sum(products)
     share = sum(products) / len(products) if products else 0.0
     if share > 0.5:
@@ -191,12 +139,6 @@ def _recomputation(plan: Plan) -> tuple[Recomputation, list[str]]:
         kind = "selective" if others or share else "none"
     lost = [] if share in (0.0, 1.0) else [f"{share:.0%} of the products are computed again, not all or none"]
     return kind, lost
-
-
-def _split_on(parameter: ParameterPlan, roles: tuple[Role, ...], role: Role) -> bool:
-    return any(
-        isinstance(placement, Shard) for placement, own in zip(parameter.stored, roles, strict=True) if own == role
-    )
 
 
 def _lost_parameters(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
@@ -213,7 +155,7 @@ def _lost_parameters(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
 
 def _lost_operators(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
     """Products that split something else than the role of the axis says."""
-    total = sum(1 for _ in _products(plan))
+    total = sum(1 for _ in forward_products(plan))
     for axis, role in enumerate(roles):
         if plan.layout_mesh.shape[axis] == 1:
             continue
@@ -223,7 +165,7 @@ def _lost_operators(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
             for name, chosen in plan.operators.items()
             if not name.endswith("/bwd")
             and kind_of(name) in PRODUCTS
-            and _vote(kind_of(name), chosen.axes[axis]) != wanted
+            and axis_vote(kind_of(name), chosen.axes[axis]) != wanted
         ]
         if others and role != "cp":  # the rows of a product may hold the sequence as well as the batch
             yield _counted(len(others), total, f"products do not split {wanted} over {_axis(plan, axis)}", others[0])

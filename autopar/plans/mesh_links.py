@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster, MixedCluster
+from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import Link
 from autopar.hardware.group_topology import GroupTopology
 from autopar.plans.plan_value import PlanValue
+from autopar.plans.planned_cluster import cluster_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,6 @@ def mesh_axes(plan: PlanValue) -> list[Axis]:
     """Every axis with the link that its collectives cross."""
     cluster = cluster_of(plan)
     return [_axis(plan, cluster, index) for index in range(len(plan.mesh.shape))]
-
-
-def cluster_of(plan: PlanValue) -> Cluster | None:
-    """None where the plan was made for a cluster that its name does not describe, or for several kinds of devices."""
-    try:
-        cluster = Cluster.parse(plan.cluster)
-    except ConfigurationError:
-        return None
-    return None if isinstance(cluster, MixedCluster) or cluster.num_devices != plan.num_ranks else cluster
 
 
 def _axis(plan: PlanValue, cluster: Cluster | None, index: int) -> Axis:

@@ -19,7 +19,8 @@ from autopar.files import decoded_json, file_content, write_atomically
 from autopar.later import later
 from autopar.plans.plan_entries import check_plan
 from autopar.plans.plan_json import UNWRITTEN, plain, read
-from autopar.plans.plan_text import difference, summary
+from autopar.plans.plan_summary import one_screen, summary
+from autopar.plans.plan_text import difference
 from autopar.plans.plan_value import PlanValue
 from autopar.plans.plan_versions import SCHEMA_VERSION, current
 
@@ -53,6 +54,7 @@ PLAN_VARIABLE = "AUTOPAR_PLAN"
 
 answers_of_file: Callable[[], PlanQuestions] = later("autopar.explain.alone", "FileAlone")
 """Who answers for a plan without an origin."""
+notebook_cell: Callable[[Plan], str] = later("autopar.report.html.page", "notebook_cell")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +64,17 @@ class Plan(PlanValue):
     origin: PlanQuestions | None = field(default=None, compare=False, repr=False, metadata={UNWRITTEN: True})
     """What made the plan, as long as it lives in the process that made it; a file has none (`Planner.bind`)."""
 
-    def summary(self) -> str:
-        """The plan on one page: itself beside the baselines, where its memory goes, the layouts of its parameters."""
-        return summary(self)
+    def __repr__(self) -> str:
+        return one_screen(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first screen of the report."""
+        return notebook_cell(self)
+
+    def summary(self, verbose: bool = False) -> str:
+        """The plan on one page: what it is and does, the known plans beside it, where its memory goes, the layouts of
+        its parameters. verbose: what the search counted, too."""
+        return summary(self, verbose)
 
     def explain(
         self, name: str | None = None, *, vs: Plan | str | None = None, exact: bool = False

@@ -1,4 +1,4 @@
-"""A plan in words: `Plan.summary()`, the lines of `Plan.explain(name)`, and the rows of the command line's tables.
+"""A plan in words: units, layouts, the lines of `Plan.explain(name)`. The page of a whole plan: `plan_summary.py`.
 
 Everything is computed from the plan alone, so a plan file explains itself where neither model nor planner is. Layers
 that repeat are shown once: `layers.0.up.weight` and `layers.1.up.weight` with equal layouts are `layers.*.up.weight`.
@@ -16,14 +16,11 @@ from autopar.errors import ConfigurationError
 from autopar.layouts.moves import Way
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
 from autopar.layouts.redistribution import RedistributionStep, steps_on
-from autopar.plans.plan_value import Baseline, OperatorPlan, ParameterPlan, PlanValue
+from autopar.plans.plan_value import OperatorPlan, ParameterPlan, PlanValue
 
-PLAN_COLUMNS = ("plan", "mesh", "step", "memory", "cost", "bound", "gap")
-"""step: predicted seconds; memory: predicted peak per device; cost, bound and gap: as certified, see `facts`."""
 ROUNDING = 1e-9
 """A relative gap below this is rounding of the sums: the plan is optimal at its prices."""
-LARGEST_GROUPS = 40
-"""A summary lists at most this many groups of parameters; the file has them all."""
+LAYOUT_LEGEND = "S(0): split along dim 0; R: whole on every device; P(sum): partial sums, not yet added up"
 OTHERS = 4
 """Pipelines that an explanation lists beside the chosen one."""
 
@@ -48,6 +45,11 @@ def format_bytes(num_bytes: float | None) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def format_count(count: float) -> str:
+    """Three significant digits with commas: "8,310", "0.52"."""
+    return f"{round(count, 2 - math.floor(math.log10(count))):,.0f}" if count >= 100 else f"{count:.3g}"
+
+
 def format_mesh(sizes: Mapping[str, int]) -> str:
     """Axes that split something: "dp_shard=2 tp=4"; "1 device" where none does."""
     return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "1 device"
@@ -61,102 +63,6 @@ def format_placements(layout: Layout, mesh: Mesh) -> str:
         if size > 1 and str(placement) != "R"
     ]
     return ", ".join(chosen) or "R"
-
-
-def plan_rows(plan: PlanValue) -> list[tuple[str, ...]]:
-    """The chosen plan and its baselines, one row of `PLAN_COLUMNS` each."""
-    groups = plan.staged.groups
-    shapes = " + ".join("x".join(map(str, group.shape)) for group in groups)
-    chosen = (
-        "chosen",
-        f"pp={shapes}" if groups else format_mesh(dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))),
-        format_seconds(plan.predicted.step_seconds),
-        format_bytes(plan.predicted.peak_bytes),
-        format_seconds(plan.objective_seconds),
-        format_seconds(plan.bound_seconds),
-        f"{plan.gap:.1e}" if plan.gap > ROUNDING else "0",
-    )
-    return [chosen, *(_baseline_row(baseline) for baseline in plan.baselines)]
-
-
-def _baseline_row(baseline: Baseline) -> tuple[str, ...]:
-    mesh = format_mesh(baseline.dims)
-    if baseline.predicted is None:
-        return (
-            baseline.name,
-            mesh,
-            "does not run" if baseline.error else "not priced",
-            "",
-            format_seconds(baseline.objective_seconds),
-            "",
-            "",
-        )
-    return (
-        baseline.name,
-        mesh,
-        format_seconds(baseline.predicted.step_seconds),
-        format_bytes(baseline.predicted.peak_bytes),
-        format_seconds(baseline.objective_seconds),
-        "",
-        "",
-    )
-
-
-def parameter_rows(plan: PlanValue) -> list[tuple[str, str, str]]:
-    """(pattern, how many, layouts) of parameters whose names differ in numbers only and that share their layouts."""
-    groups: dict[tuple[str, str], int] = {}
-    for name, parameter in plan.parameters.items():
-        key = (without_numbers(name), _parameter_layouts(parameter, plan.layout_mesh))
-        groups[key] = groups.get(key, 0) + 1
-    return [(pattern, str(count), layouts) for (pattern, layouts), count in groups.items()]
-
-
-def _parameter_layouts(parameter: ParameterPlan, mesh: Mesh) -> str:
-    stored, used = format_placements(parameter.stored, mesh), format_placements(parameter.used, mesh)
-    if stored == used:
-        return stored
-    kept = "kept for backward" if parameter.keep_gathered else "gathered again in backward"
-    return f"{stored} -> {used} ({kept})"
-
-
-def facts(plan: PlanValue) -> list[str]:
-    """Lines that belong under the table: cluster, parts of the step, largest memory, why baselines do not run,
-    uncovered operators, notes."""
-    lines = [
-        f"cluster {plan.cluster}, priced by {plan.profile}",
-        "step and memory (per device) are the simulator's; no plan costs less than the bound",
-    ]
-    if plan.micro_batches > 1:
-        lines.append(f"{plan.micro_batches} micro-batches: forward and backward of each in turn, gradients added up")
-    if plan.kernels:
-        lines.append(f"kernels of ours in the place of groups: {', '.join(plan.kernels)}; else {plan.kernel_backend}'s")
-    prediction = plan.predicted
-    lines.append(
-        f"step {format_seconds(prediction.step_seconds)} = compute {format_seconds(prediction.compute_seconds)}"
-        f" + communication that nothing hides {format_seconds(prediction.exposed_communication_seconds)}"
-    )
-    if prediction.bytes_by_kind:
-        parts = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])
-        lines.append("memory " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts))
-    lines.extend(f"{known.name} does not run: {known.error}" for known in plan.baselines if known.error)
-    lines.extend(f"{name}: {_number(value)}" for name, value in plan.statistics.items())
-    for operator, seconds in plan.uncovered.items():
-        lines.append(f"no rule for {operator}: replicated, +{format_seconds(seconds)} per step")
-    return [*lines, *plan.notes]
-
-
-def _number(value: float | int | str) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def summary(plan: PlanValue) -> str:
-    """The plan on one page: chosen plan beside the baselines, then the layouts of the parameters."""
-    rows = parameter_rows(plan)
-    lines = [align(PLAN_COLUMNS, plan_rows(plan)), "", *facts(plan), ""]
-    lines.append(align(("parameters", "count", "layout"), rows[:LARGEST_GROUPS]))
-    if len(rows) > LARGEST_GROUPS:
-        lines.append(f"... and {len(rows) - LARGEST_GROUPS} more groups")
-    return "\n".join(lines)
 
 
 def difference(this: PlanValue, other: PlanValue) -> str:

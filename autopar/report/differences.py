@@ -16,7 +16,8 @@ from collections import defaultdict
 
 from autopar.layouts.placement import Layout, Mesh
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_text import LARGEST_GROUPS, align, format_placements, parameter_rows
+from autopar.plans.plan_summary import LARGEST_GROUPS, parameter_rows
+from autopar.plans.plan_text import align, format_placements
 from autopar.plans.plan_value import OperatorPlan
 
 

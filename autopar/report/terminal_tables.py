@@ -9,7 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_text import LARGEST_GROUPS, PLAN_COLUMNS, facts, parameter_rows, plan_rows
+from autopar.plans.plan_summary import (
+    LARGEST_GROUPS,
+    facts,
+    legend,
+    parameter_rows,
+    plan_columns,
+    plan_rows,
+)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -22,19 +29,20 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 def comparison(plan: Plan, title: str = "plans") -> Table:
     """The chosen plan beside its baselines."""
-    return table(title, PLAN_COLUMNS, plan_rows(plan))
+    return table(title, plan_columns(plan), plan_rows(plan))
 
 
-def page(plan: Plan) -> Group:
-    """Everything that `Plan.summary()` says."""
+def page(plan: Plan, verbose: bool = False) -> Group:
+    """What `Plan.summary()` says behind its first two lines."""
     rows = parameter_rows(plan)
-    parts: list[RenderableType] = [comparison(plan), Text("\n".join(facts(plan)))]
+    parts: list[RenderableType] = [comparison(plan), Text("\n".join(facts(plan, verbose)))]
     layouts = _plain_table("parameters", ("parameters", "count", "layout"))
     for row in rows[:LARGEST_GROUPS]:
         layouts.add_row(*row)
     parts.append(layouts)
     if len(rows) > LARGEST_GROUPS:
         parts.append(Text(f"... and {len(rows) - LARGEST_GROUPS} more groups"))
+    parts.append(Text(legend(plan), style="dim"))
     return Group(*parts)
 
 

@@ -87,6 +87,11 @@ ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
             '"broadcast" (weights of rank 0) or "check" (compare only)',
             optional=False,
         ),
+        "outputs": ArgumentType(
+            lambda value: value in ("lazy", "gather"),
+            '"lazy" (gathered when they are first read) or "gather" (in every call)',
+            optional=False,
+        ),
         "check_calls": ArgumentType(
             lambda value: _is_whole(value) and value >= 0,
             "at every how many calls values of inputs are compared; 0: at none",

@@ -128,8 +128,8 @@ class CallGuard:
             self._warn_about_equal_parts(call, rows)
         return tuple(sizes for sizes, *_ in rows)
 
-    def before_backward(self, act: str) -> None:
-        """As `before_call`."""
+    def before(self, act: str) -> None:
+        """As `before_call`, of a backward pass or another act that all ranks do."""
         if self.is_on and not _agree(meet((0, digest_of_text(act), self.number, NOTHING_TO_UPDATE, 0, 0, 0), act)):
             form = {MODULE_NUMBER: str(self.number)}
             told = ToldOfCall(act=act, updates=NOTHING_TO_UPDATE, shard=(0, 1), form=form, whole={}, part={})

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar._compat import WRAPPERS_OF_MODULE
 from autopar.errors import ConfigurationError
 from autopar.runtime.guards.module_tree import ModuleTree, refuse_conversion
+from autopar.runtime.guards.wrapped_again import WrapperRegistry, refuse_wrapper, say_compiled
 
 
 class HeldModel(nn.Module):
@@ -31,6 +33,7 @@ class HeldModel(nn.Module):
         """From now on `model` is the original; once more behind a change of its dicts."""
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             object.__setattr__(self, name, vars(model)[name])
+        vars(self)[WRAPPERS_OF_MODULE] = WrapperRegistry()
         object.__setattr__(self, "_model", (model,))  # a tuple, so that it is not a submodule of its own tree
 
     @property
@@ -52,12 +55,14 @@ class HeldModel(nn.Module):
         if "_model" not in vars(self):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r} yet")
         found = getattr(self._model[0], name)
-        if getattr(found, "__self__", None) is self._model[0]:
-            raise AttributeError(
-                f"{name}() is a method of the original model, which runs on one process and not under the plan: call "
-                f"module.original.{name}() where that is meant"
-            )
-        return found
+        return self._method(name) if getattr(found, "__self__", None) is self._model[0] else found
+
+    def _method(self, name: str) -> Any:
+        """What stands for a method of the original."""
+        raise AttributeError(
+            f"{name}() is a method of the original model, which runs on one process and not under the plan: call it on "
+            f"a copy with whole weights, module.plain_model().{name}(), or module.original.{name}() where it needs none"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_model" not in vars(self):
@@ -72,10 +77,26 @@ class HeldModel(nn.Module):
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
         """DistributedDataParallel asks for it before anything else. Raises ConfigurationError."""
-        raise ConfigurationError(
-            "a compiled module is not wrapped by DistributedDataParallel: its plan has reduced every gradient already, "
-            "and says over which ranks; train it as it is"
-        )
+        refuse_wrapper("DistributedDataParallel")
+
+    @property
+    def _is_fsdp_managed_module(self) -> bool:
+        """FullyShardedDataParallel sets it before it shards anything. Setting it raises ConfigurationError."""
+        return False
+
+    @_is_fsdp_managed_module.setter
+    def _is_fsdp_managed_module(self, _: bool) -> None:
+        refuse_wrapper("FullyShardedDataParallel")
+
+    def compile(self, *_: Any, **__: Any) -> None:
+        """Nothing: the graphs are captured, and the plan says which kernels run them."""
+        say_compiled()
+
+    @property
+    def _initialize_hook(self) -> Any:
+        """torch.compile asks for it last, of lazy modules; this is none."""
+        say_compiled()
+        raise AttributeError("_initialize_hook")
 
     def get_submodule(self, target: str) -> nn.Module:
         """As of nn.Module, also where it has the name of an attribute of this class."""
@@ -100,5 +121,6 @@ class HeldModel(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ConfigurationError(
             "a compiled module can be neither pickled nor copied: its parameters lie across processes. Save it with "
-            "autopar.save(path, module) or its module.state_dict(); copy the model before autopar.compile"
+            "autopar.save(path, module) or its module.state_dict(); copy the model before autopar.compile, or take "
+            "module.plain_model(), a copy with whole weights"
         )

@@ -2,6 +2,7 @@
 
     Adafactor(module.parameters())      step(): an error where a weight is split: its means of rows and columns fail
     Rprop(module.parameters())          step(): an error: it mixes its tensors with the parameters' DTensors
+    ZeroRedundancyOptimizer(...)        step(): an error: the plan decides which rank updates what
     LBFGS(module.parameters())          step(): an error where a rank holds some stages only: its products need all
 
 Others act on every element alone (Adam, SGD, ...), or by products that DTensor knows (Muon; LBFGS without stages).
@@ -33,6 +34,8 @@ def _why_unfit(optimizer: torch.optim.Optimizer, ours: Sequence[DTensor]) -> str
     """Why, and what to do; None where it fits."""
     if not ours:
         return None
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # its module is loaded by those who have one
+        return "it gives each rank some of the parameters, and the plan has split them already; take what it wraps"
     if isinstance(optimizer, torch.optim.Rprop):
         return f"it mixes tensors of its own with DTensors, whatever their layout; {ELSE}"
     if isinstance(optimizer, torch.optim.LBFGS) and ours[0].device_mesh.size() < _world_size():

@@ -79,7 +79,8 @@ class PartsStep(ScheduledStep):
             return bind(part_of(leaves, part))
 
         if not self.program.training or not torch.is_grad_enabled():
-            return self._run(bound, axes, None, self.schedule.forward_only, 1.0)
+            with torch.no_grad():
+                return self._run(bound, axes, None, self.schedule.forward_only, 1.0)
         parameters = [
             tensor for tensor, value in zip(bound(0), self.bound_inputs, strict=True) if value.role == "parameter"
         ]

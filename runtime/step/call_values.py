@@ -3,12 +3,13 @@
 states = graph_states(module, step, seed)             # parameters, buffers, the seed: once per call
 values = graph_inputs(step, leaves, states, ())       # beside this rank's blocks of the arguments: once per part
 write_buffers(module, step, results)
-output = user_output(step, results)                   # scalars plain, other tensors as DTensors
+output = user_output(step, results, handing)          # plain, or read when the user looks (`handed_outputs.py`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import ConfigurationError
 from autopar.program import Constant, Input
-from autopar.runtime.parameters import from_local, local_tensor
+from autopar.runtime.parameters import local_tensor
 from autopar.runtime.step import batches
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.step.handed_outputs import Handed, hand_out
 
 
 def graph_states(module: nn.Module, step: Step, seed: int) -> dict[str, torch.Tensor]:
@@ -79,18 +81,37 @@ def write_buffers(module: nn.Module, step: Step, results: Sequence[torch.Tensor]
             buffer.data = value
 
 
-def user_output(step: Step, results: Sequence[torch.Tensor]) -> Any:
-    """What the model returned, in its structure: losses and other scalars plain, other tensors as DTensors."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handing:
+    """How a call hands out what it returns. act: its name, for messages; gathers: every output whole, at once; axes:
+    over which each rank wants its own rows (none: the whole batch); batch_dims: output -> the dim of its rows."""
+
+    act: str
+    gathers: bool = False
+    axes: Sequence[int] = ()
+    batch_dims: Mapping[str, int] = field(default_factory=dict)
+
+
+def user_output(step: Step, results: Sequence[torch.Tensor], handing: Handing) -> Any:
+    """What the model returned, in its structure: plain tensors, or `LazyOutput`s of what lies across ranks."""
     leaves = [
-        leaf.value if isinstance(leaf, Constant) else _returned_tensor(step, results, leaf)
+        leaf.value if isinstance(leaf, Constant) else _returned_tensor(step, results, leaf, handing)
         for leaf in step.program.output_leaves
     ]
     return step.program.out_spec.unflatten(leaves)
 
 
-def _returned_tensor(step: Step, results: Sequence[torch.Tensor], index: int) -> torch.Tensor:
+def _returned_tensor(step: Step, results: Sequence[torch.Tensor], index: int, handing: Handing) -> torch.Tensor:
     output = step.program.outputs[index]
     shape = step.whole.returned[index].meta["val"].shape
     if not shape:
         return results[index]
-    return from_local(results[index], shape, batches.output_layout(step.own_plan, output.name), step.groups)
+    held = batches.output_layout(step.own_plan, output.name)
+    handed = Handed(
+        what=f"the output {output.name} of {handing.act}",
+        shape=tuple(shape),
+        held=held,
+        wanted=batches.data_layout(handing.batch_dims.get(output.name), handing.axes, len(held)),
+        groups=step.groups,
+    )
+    return hand_out(results[index], handed, gathers=handing.gathers)

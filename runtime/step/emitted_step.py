@@ -16,12 +16,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch.distributed.tensor import DTensor
 
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, MicroProgram, Output, Program
-from autopar.runtime.parameters import StageParameters, from_local
+from autopar.runtime.parameters import StageParameters, held_tensor
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.accumulation import HeldGradients
 
@@ -66,19 +65,19 @@ class Step(ABC):
         """What a call returns: mutations, loss and outputs."""
         return tuple(output for output in self.program.outputs if output.role in ("mutation", "loss", "output"))
 
-    def parameter_gradient(self, name: str, block: torch.Tensor | None) -> DTensor | None:
-        """The gradient of the parameter `name` in its layout, from the local block.
+    def parameter_gradient(self, name: str, block: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of the parameter `name` as the module holds it, from the local block.
 
         Raises ConfigurationError where autograd is going to look for NaN in it, which it cannot do in a DTensor."""
         if block is None:
             return None
-        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        if not self.groups.is_alone and torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             raise ConfigurationError(
                 "torch.autograd.detect_anomaly looks for NaN with an operator that DTensors do not have, and sees the "
                 "whole step as one function: look at the gradients by name behind backward (parameter.grad.isnan() for "
                 "name, parameter in module.named_parameters()), or write detect_anomaly(check_nan=False)"
             )
-        return from_local(block, self._parameter_shapes[name], self.own_plan.parameters[name].stored, self.groups)
+        return held_tensor(block, self._parameter_shapes[name], self.own_plan.parameters[name].stored, self.groups)
 
     @cached_property
     def _parameter_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -19,7 +19,7 @@ from autopar.passes.lowering.stage import LoweredStep
 from autopar.program import Input, Program
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.kernels import GraphCall, kernels
-from autopar.runtime.parameters import StageParameters, local_tensor
+from autopar.runtime.parameters import StageParameters, full_tensor, local_tensor
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.accumulation import CutBackward, HeldGradients
 from autopar.runtime.step.bound_graphs import bind_groups, group_symbols
@@ -59,7 +59,8 @@ class WholeStep(Step):
         """As `Step` says; nothing is cut and backward runs when it is asked for, so the rest says nothing here."""
         tensors = bind(leaves)
         if self.backward is None or not torch.is_grad_enabled():
-            returned = self.forward([local_tensor(tensor) for tensor in tensors])
+            with torch.no_grad():
+                returned = self.forward([local_tensor(tensor) for tensor in tensors])
             return tuple(returned[: len(self.forward_outputs)])
         results: tuple[torch.Tensor, ...] = _StepFunction.apply(self, held, *tensors)  # type: ignore[no-untyped-call]
         return results
@@ -113,7 +114,7 @@ def _tangent(given: torch.Tensor | None, meaning: Input, device: torch.device) -
     """The local block of a tangent, zeros where the caller differentiates other outputs only."""
     if given is None:
         return torch.zeros(meaning.shape, dtype=meaning.dtype, device=device)
-    return given.contiguous()
+    return full_tensor(given).contiguous()  # a DTensor where the loss was added to a sum over parameters
 
 
 def tangents_of(program: Program) -> list[Input]:

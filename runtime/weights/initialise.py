@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from autopar.errors import ConfigurationError
 from autopar.runtime.parameters import set_parameter, unique_parameters
@@ -40,7 +39,7 @@ def initialise(model: nn.Module, shard: Shard, device: torch.device, seed: int) 
         torch.manual_seed(seed)
         for prefix, unit in _units(model, ""):
             allocated = _allocate(model, unit, aliases, device)
-            _initialise_unit(model, prefix, unit, recurse=not _is_open(unit))
+            _initialise_unit(model, prefix, unit, recurse=not _is_open(unit, replaced))
             for old, (parameter, names) in allocated.items():
                 replaced[old] = new = shard(parameter, names)
                 for name in names:
@@ -60,9 +59,10 @@ def _units(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     yield prefix.rstrip("."), module
 
 
-def _is_open(unit: nn.Module) -> bool:
+def _is_open(unit: nn.Module, replaced: Mapping[int, nn.Parameter]) -> bool:
     """A container whose children were units already: all their parameters are sharded by now."""
-    return any(isinstance(parameter, DTensor) for parameter in unit.parameters())
+    done = {id(parameter) for parameter in replaced.values()}
+    return any(id(parameter) in done for parameter in unit.parameters())
 
 
 def _allocate(

@@ -47,6 +47,7 @@ def shard_model(
     seed: of the weights that are drawn here. sync: what becomes of weights that differ between ranks.
     Raises PlanMismatchError where the plan is none for this model, and RankMismatchError as of `agree_on_weights`.
     """
+    alone = step.groups.is_alone
     plan, groups, absent = step.own_plan, step.groups, step.stage_parameters.absent
     known = unique_parameters(model).values()
     layouts = {id(parameter): stored_layout(names, plan.parameters, plan.layout_mesh) for parameter, names in known}
@@ -57,9 +58,10 @@ def shard_model(
     agree_on_weights(model, {**stored, **plan.buffers}, absent, groups, sync)
     replaced = _initialised(model, plan, groups, seed, absent) if is_on_meta(model) else {}
     left_out = leave_out(model, absent)
-    replaced.update(shard_parameters(model, plan.parameters, groups))
+    done = {id(parameter) for parameter in replaced.values()}
+    replaced.update(shard_parameters(model, plan.parameters, groups, done))
     for parameter, names in known:
-        if id(parameter) in replaced and share_gradient_hooks(parameter, replaced[id(parameter)]):
+        if id(parameter) in replaced and share_gradient_hooks(parameter, replaced[id(parameter)]) and not alone:
             log.info("gradient hooks of %s get the reduced gradient as a DTensor from now on", names[0])
     mark_copies(model, step.stage_parameters.copies)
     if len(groups.meshes) > 1:

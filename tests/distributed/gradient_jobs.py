@@ -82,7 +82,7 @@ def losses(dims: dict[str, int]) -> dict[str, float]:
         "second": (module, lambda out: out["aux"]),
         "all": (module, lambda out: out["loss"] + out["aux"] + out["value"]),
         "first": (named, lambda out: out["loss"]),
-        "logits": (named, lambda out: out["loss"] + module.gather(out["logits"]).pow(3).sum()),
+        "logits": (named, lambda out: out["loss"] + module.full(out["logits"]).pow(3).sum()),
     }
     errors = {}
     for name, (compiled, loss_of) in sums.items():
@@ -141,12 +141,12 @@ def refused(dims: dict[str, int]) -> dict[str, str]:
 
 
 def _undeclared(module: nn.Module) -> None:
-    _backward(module, lambda out: out["loss"] + autopar_gather(module, out["logits"]).pow(3).sum())
+    _backward(module, lambda out: out["loss"] + whole_output(module, out["logits"]).pow(3).sum())
 
 
-def autopar_gather(module: nn.Module, output: Tensor) -> Tensor:
+def whole_output(module: nn.Module, output: Tensor) -> Tensor:
     """The whole output on every rank, of the plain model as of the compiled one."""
-    whole: Tensor = module.gather(output) if isinstance(module, autopar.ParallelModule) else output
+    whole: Tensor = module.full(output) if isinstance(module, autopar.ParallelModule) else output
     return whole
 
 
@@ -225,7 +225,7 @@ def in_stages(name: str, plan: bytes, planted: bool = False) -> dict[str, Any]:
         reference(**case.batch(0))["loss"].backward()
         said: dict[str, Any] = {
             "logits": _message(
-                lambda: (lambda out: (out["loss"] + module.gather(out["logits"]).sum()).backward())(
+                lambda: (lambda out: (out["loss"] + module.full(out["logits"]).sum()).backward())(
                     module(**case.batch(0))
                 )
             )

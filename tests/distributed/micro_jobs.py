@@ -118,7 +118,7 @@ def _errors(module: autopar.ParallelModule, reference: nn.Module) -> dict[str, f
     assert output["logits"].requires_grad, "a gradient that reaches them must be refused, not lost"
     errors = {
         "loss": abs(float(_loss(output).detach()) - float(_loss(plain).detach())),
-        "logits": float((module.gather(output["logits"]) - plain["logits"]).detach().abs().max()),
+        "logits": float((module.full(output["logits"]) - plain["logits"]).detach().abs().max()),
     }
     _loss(output).backward()
     _loss(plain).backward()
@@ -170,7 +170,7 @@ def local_parts(dims: dict[str, int], parts: int) -> float:
     output, plain = module(**part), reference(**tokens(0))
     output["loss"].backward()
     plain["loss"].backward()
-    logits = float((module.gather(output["logits"]) - plain["logits"]).abs().max())
+    logits = float((module.full(output["logits"]) - plain["logits"]).abs().max())
     return max(largest_error(module, reference), logits)
 
 

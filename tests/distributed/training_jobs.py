@@ -19,6 +19,7 @@ from autopar.passes.lowering.checks import CheckFailed, collective_order
 from autopar.runtime import emit_step
 from autopar.runtime.collectives import host_graphs
 from autopar.runtime.consensus import attempt_on_all, from_first_rank
+from autopar.runtime.parameters import full_tensor
 from tests.distributed.captured_once import compile_once, prepared_by
 from tests.distributed.models import NormalisedModel, TiedModel, captured_tied, tied_model, tokens
 
@@ -122,11 +123,11 @@ def other_inputs(dims: dict[str, int]) -> dict[str, float]:
     module.eval()
     reference.eval()
     with torch.no_grad():
-        logits = module.gather(module(tokens(2)["tokens"])["logits"])
+        logits = module.full(module(tokens(2)["tokens"])["logits"])
         differences["eval"] = float((logits - reference(tokens(2)["tokens"])["logits"]).abs().max())
         reference.scale.fill_(0.5)
         module.load_state_dict(reference.state_dict())
-        logits = module.gather(module(tokens(2)["tokens"])["logits"])
+        logits = module.full(module(tokens(2)["tokens"])["logits"])
         differences["loaded"] = float((logits - reference(tokens(2)["tokens"])["logits"]).abs().max())
     return differences
 
@@ -138,7 +139,7 @@ def outside_criterion(dims: dict[str, int]) -> float:
     module = compile_once("tied model", model, (tokens(0)["tokens"],), dims=dims)
     for used in (module, reference):
         output = used(tokens(0)["tokens"])["logits"]
-        logits = module.gather(output) if used is module else output
+        logits = module.full(output) if used is module else output
         nn.functional.cross_entropy(logits.flatten(0, 1), tokens(0)["labels"].flatten()).backward()
     return largest_error(module, reference)
 
@@ -212,7 +213,7 @@ def meta_model(dims: dict[str, int]) -> tuple[float, list[float]]:
     torch.manual_seed(5)
     loss = module(torch.randn(8, 8), torch.randn(8, 4))
     loss.backward()
-    return float(loss.detach()), [float(p.full_tensor().detach().norm()) for p in module.parameters()]
+    return float(loss.detach()), [float(full_tensor(p.detach()).norm()) for p in module.parameters()]
 
 
 @prepared_by(captured_tied)

@@ -11,10 +11,11 @@ import torch
 
 import autopar
 from autopar.errors import ConfigurationError
-from autopar.exporters.uniform import UniformPlan, axis_roles, nearest_uniform
+from autopar.exporters.uniform import UniformPlan, nearest_uniform
 from autopar.exporters.written_configurations import TOOLS, configuration
 from autopar.layouts.placement import Mesh
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.parallelism import axis_roles
 from benchmarks.models import gpt2, token_inputs
 from tests.plans.test_plan_text import small_plan
 

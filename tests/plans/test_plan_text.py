@@ -9,14 +9,7 @@ import pytest
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh, Partial, Replicate, Shard
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_text import (
-    axes_in_words,
-    format_bytes,
-    format_seconds,
-    matching_names,
-    parameter_rows,
-    plan_rows,
-)
+from autopar.plans.plan_text import axes_in_words, format_bytes, format_count, format_seconds, matching_names
 from autopar.plans.plan_value import Baseline, OperatorPlan, ParameterPlan, PipelinePlan, Prediction
 
 R, S0, P = Replicate(), Shard(0), Partial("sum")
@@ -62,28 +55,8 @@ def test_units() -> None:
     assert format_seconds(0.0) == "0 s"
     assert format_bytes(3 * 1024**3) == "3.0 GiB"
     assert format_bytes(None) == "-"
-
-
-def test_equal_layers_are_one_row() -> None:
-    assert parameter_rows(small_plan()) == [
-        ("layers.*.up", "2", "dp_shard: S(0) -> R (gathered again in backward)"),
-        ("head", "1", "tp: S(0)"),
-    ]
-
-
-def test_rows_put_the_chosen_plan_beside_priced_and_impossible_baselines() -> None:
-    chosen, zero, megatron = plan_rows(small_plan())
-    assert chosen[:4] == ("chosen", "dp_shard=2 tp=4", "12.8 ms", "3.0 GiB")
-    assert zero[:3] == ("ZeRO-3", "dp_shard=8", "20 ms")
-    assert megatron[2] == "does not run"
-
-
-def test_summary_names_cluster_and_baselines() -> None:
-    text = small_plan().summary()
-    assert "1x8 H100-SXM" in text
-    assert "ZeRO-3" in text
-    assert "layers.*.up" in text
-    assert "Megatron does not run: 7 heads do not divide by 8" in text
+    counts = [format_count(count) for count in (0.521, 7.0, 83.26, 8312.0, 99_960.0)]
+    assert counts == ["0.521", "7", "83.3", "8,310", "100,000"]
 
 
 def test_explain_names_collectives_and_the_runner_up() -> None:

@@ -1,4 +1,5 @@
-"""Notes: what a named axis was meant to split and cannot, and what the plan does instead; how experts run.
+"""Notes: what a named axis was meant to split and cannot, and what the plan does instead; how experts run; that
+products run in fp32 where the device has bf16.
 
 batch 6 does not divide by dp_replicate=4: 100% of the FLOPs run replicated over it
 5 attention heads do not divide by tp=2: attention splits the query sequence over it instead
@@ -7,9 +8,11 @@ batch 6 does not divide by dp_replicate=4: 100% of the FLOPs run replicated over
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import fx
 
+from autopar.hardware.devices import Device
 from autopar.layouts.placement import Mesh
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.factorisation import shape_of
@@ -46,6 +49,23 @@ def expert_notes(program: Program) -> list[str]:
     )
     grouped = f"{products} products of experts run in grouped form: no token is dropped (drop rate 0)"
     return [grouped] if products else []
+
+
+def wide_notes(built: Built, device: Device) -> list[str]:
+    """That most FLOPs run in fp32 on a GPU that multiplies bf16 faster, and how to change it."""
+    wide = total = 0.0
+    for node, rule in built.rules.items():
+        total += rule.flops
+        value = node.meta.get("val")
+        wide += rule.flops * (isinstance(value, torch.Tensor) and value.dtype == torch.float32)
+    rates = device.flops_per_second
+    if device.kind == "cpu" or 2 * wide <= total or not rates.get("bfloat16") or not rates.get("float32"):
+        return []
+    return [
+        f"{wide / total:.0%} of the FLOPs run in fp32: {device.name} multiplies bf16 "
+        f"{rates['bfloat16'] / rates['float32']:.2g} times as fast; precision=\"bf16\" (--precision bf16) keeps fp32 "
+        "parameters, gradients and losses"
+    ]
 
 
 def _batch_sizes(program: Program) -> list[int]:

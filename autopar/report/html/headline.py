@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.plans.mesh_links import cluster_of
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_summary import gap_meaning
 from autopar.plans.plan_text import ROUNDING, format_bytes, format_mesh, format_seconds
 from autopar.plans.plan_value import Baseline
+from autopar.plans.step_rates import step_rates
 from autopar.report.html.timeline import RecordedStep
 
 
@@ -37,7 +38,7 @@ def headline(plan: Plan, timeline: RecordedStep | None) -> list[Figure]:
         Figure("memory", format_bytes(plan.predicted.peak_bytes), "peak of a device" + _limit(plan)),
         Figure("cost", format_seconds(plan.objective_seconds), "what the search made small: nothing in it overlaps"),
         Figure("lower bound", format_seconds(plan.bound_seconds), "no plan on this mesh costs less at these prices"),
-        Figure("gap", "0" if plan.gap <= ROUNDING else f"{plan.gap:.2%}", _gap_meaning(plan)),
+        Figure("gap", "0" if plan.gap <= ROUNDING else f"{plan.gap:.2%}", gap_meaning(plan)),
         Figure("prices", tier, source or "where the seconds come from"),
         Figure(
             "waiting",
@@ -58,26 +59,15 @@ def headline(plan: Plan, timeline: RecordedStep | None) -> list[Figure]:
     return figures
 
 
-def _gap_meaning(plan: Plan) -> str:
-    """What the gap belongs to; the bound over all meshes is weaker than that of the chosen one."""
-    meaning = "proven optimal on this mesh" if plan.gap <= ROUNDING else "the most that is lost on this mesh"
-    over_all = plan.statistics.get("gap_over_all_meshes")
-    known = isinstance(over_all, int | float) and over_all > max(plan.gap, ROUNDING)
-    return f"{meaning}; at most {over_all:.1%} over all meshes" if known else meaning
-
-
 def _utilisation(plan: Plan) -> Figure | None:
     """FLOPs of the model per second and device, beside the fastest product measured; None where no one counted."""
-    cluster, flops = cluster_of(plan), plan.statistics.get("flops_of_pass")
-    if cluster is None or not isinstance(flops, int | float) or not plan.predicted.step_seconds:
+    rates = step_rates(plan)
+    share = rates.of_peak(plan.predicted.step_seconds)
+    if share is None or rates.peak is None:
         return None
-    dtype = "bfloat16" if plan.precision == "bf16" else "float32"
-    ceiling = cluster.device.flops_per_second.get(dtype)
-    if ceiling is None:
-        return None
-    rate = flops * plan.micro_batches / plan.predicted.step_seconds / plan.num_ranks
-    fastest = f"{ceiling / 1e12:.3g} TFLOP/s, the fastest {dtype} product measured"
-    return Figure("utilisation (MFU)", f"{rate / ceiling:.1%}", f"{rate / 1e12:.3g} of {fastest}")
+    peak = rates.peak / plan.num_ranks
+    fastest = f"{peak / 1e12:.3g} TFLOP/s, the fastest {rates.dtype} product measured"
+    return Figure("utilisation (MFU)", f"{share:.1%}", f"{share * peak / 1e12:.3g} of {fastest}")
 
 
 def _limit(plan: Plan) -> str:

@@ -10,6 +10,7 @@ plan alone is enough; a timeline (`autopar simulate --trace`) adds the step, mem
 from __future__ import annotations
 
 import functools
+import html
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import jinja2
 import msgspec
 
 from autopar.files import write_atomically
+from autopar.plans import plan_summary
 from autopar.plans.mesh_links import mesh_axes
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_mesh, format_seconds
@@ -27,6 +29,7 @@ from autopar.report.html.timeline import RecordedStep, communication, drawn_memo
 from autopar.report.html.tree import module_tree
 
 TEMPLATES = Path(__file__).parent / "templates"
+NOTEBOOK_HEIGHT = "36em"
 
 
 def write_report(plan: Plan, path: str | os.PathLike[str], *, timeline: RecordedStep | None = None) -> None:
@@ -40,18 +43,35 @@ def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
     data: dict[str, Any] = {"tree": tree, "timeline": None if timeline is None else drawn_tracks(timeline)}
     template = _environment().get_template("report.html.j2")
     return template.render(
-        title=_title(plan),
+        _first_screen(plan, timeline),
         bubbles=stage_bubbles(timeline) if timeline is not None and plan.in_stages else {},
-        plan=plan,
-        headline=headline(plan, timeline),
         axes=mesh_axes(plan),
-        bars=plan_bars(plan),
         memory=memory_parts(plan),
         curves=() if timeline is None else drawn_memory(timeline),
         communication=() if timeline is None else communication(timeline),
-        refused=why_not(plan),
         data=_for_script(data),
     )
+
+
+def notebook_cell(plan: Plan) -> str:
+    """The first screen of the page as an element of a notebook, in a frame of its own style."""
+    page = _environment().get_template("notebook.html.j2").render(_first_screen(plan, None))
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" title="{html.escape(_title(plan))}" '
+        f'style="width: 100%; height: {NOTEBOOK_HEIGHT}; border: 0"></iframe>'
+    )
+
+
+def _first_screen(plan: Plan, timeline: RecordedStep | None) -> dict[str, Any]:
+    """What `first_screen.html.j2` reads."""
+    return {
+        "title": _title(plan),
+        "plan": plan,
+        "said": (plan_summary.headline(plan), plan_summary.beside_known_plans(plan)),
+        "headline": headline(plan, timeline),
+        "bars": plan_bars(plan),
+        "refused": why_not(plan),
+    }
 
 
 def _title(plan: Plan) -> str:

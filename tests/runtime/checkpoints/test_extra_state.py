@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Replicate as TorchReplicate
 
 import autopar
+from autopar._compat import lone_device_mesh
 from tests.runtime.checkpoints.small_runs import bits, compiled, filled
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -45,8 +48,10 @@ def test_what_is_no_data_is_refused(tmp_path: Path, value: object) -> None:
 
 
 def test_tensors_that_are_spread_are_refused(tmp_path: Path) -> None:
+    mesh = lone_device_mesh("cpu", ("one",))
+    spread = {"weight": DTensor.from_local(torch.ones(2), mesh, (TorchReplicate(),), run_check=False)}
     with pytest.raises(autopar.ConfigurationError, match=r"extra.average holds a DTensor"):
-        autopar.save(tmp_path / "run", compiled(), extra={"average": compiled().state_dict()})
+        autopar.save(tmp_path / "run", compiled(), extra={"average": spread})
 
 
 def test_where_one_refuses_its_state_nothing_is_changed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import autopar
 from autopar.errors import ConfigurationError
 from autopar.runtime.guards.module_tree import ModuleTree
 from autopar.runtime.parallel_module import ParallelModule
+from autopar.runtime.process_groups import ProcessGroups
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -121,11 +122,11 @@ def test_plain_parameters_may_take_the_place_of_plain_ones(what: str) -> None:
     assert tree.changed()
 
 
-def test_a_new_plain_head_is_refused_at_the_next_call() -> None:
-    module, _ = evaluated()
-    module.head = nn.Linear(8, 8)
-    with pytest.raises(ConfigurationError, match=EXCHANGED["submodule"][1]):
-        module(X)
+def test_a_new_head_of_the_same_form_computes_on_one_process() -> None:
+    module, model = evaluated()
+    module.head = head = nn.Linear(8, 8)
+    model.head = head
+    assert float(module(X)) == pytest.approx(float(model(X)))
 
 
 def test_submodules_without_weights_values_and_buffers_may_be_exchanged() -> None:
@@ -181,9 +182,13 @@ def test_torch_compile_runs_the_module_as_it_is() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
-def test_anomaly_detection_runs_without_its_check_and_says_so_with_it() -> None:
+def test_anomaly_detection_runs_on_one_process_and_elsewhere_without_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     module, _ = evaluated()
     module.train()
+    with torch.autograd.detect_anomaly():
+        module(X).backward()
+    module.zero_grad()
+    monkeypatch.setattr(ProcessGroups, "is_alone", False)
     with torch.autograd.detect_anomaly(check_nan=False):
         module(X).backward()
     with pytest.raises(ConfigurationError, match="check_nan=False"), torch.autograd.detect_anomaly():

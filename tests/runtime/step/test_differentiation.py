@@ -49,11 +49,7 @@ def pair() -> tuple[autopar.ParallelModule, Judged]:
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor | None]:
-    return {n: None if p.grad is None else whole(p.grad) for n, p in module.named_parameters()}
-
-
-def whole(gradient: Tensor) -> Tensor:
-    return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    return {name: parameter.grad for name, parameter in module.named_parameters()}
 
 
 def assert_equal_gradients(module: nn.Module, reference: nn.Module) -> None:
@@ -77,7 +73,7 @@ def test_further_losses_are_plain_and_logits_are_attached(pair: tuple[nn.Module,
     assert (type(loss), type(further)) == (Tensor, Tensor)
     assert logits.requires_grad
     with pytest.raises(autopar.GradientError, match=r"the output 2, but .* differentiable=\['2'\]"):
-        (loss + pair[0].gather(logits).sum()).backward()
+        (loss + pair[0].full(logits).sum()).backward()
 
 
 def test_outputs_are_named_as_a_whole_or_not_at_all() -> None:

@@ -43,7 +43,7 @@ def expect_gradients(module: nn.Module, plain: nn.Module) -> None:
         found, wanted = module.get_parameter(name).grad, parameter.grad
         assert found is not None, name
         assert wanted is not None, name
-        torch.testing.assert_close(found.full_tensor(), wanted, rtol=1e-5, atol=1e-6)  # type: ignore[operator]
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_calls_in_eval_mode_have_gradients() -> None:

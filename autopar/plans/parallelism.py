@@ -1,0 +1,131 @@
+"""Parallelism: what the axes of a plan's mesh do, in the field's words.
+
+    parallelism(plan)      "ZeRO-3 over 64 devices", "4 stages (1f1b) of TP 8 x DDP 2 over 64 devices"
+
+Each axis of the mesh gets the role that most of the model's products give it. A product votes with the name that it
+splits over the axis (`OperatorPlan.axes`): its rows with an attention split by samples are data parallelism, with one
+split by queries context parallelism, its columns or its contracted dim tensor parallelism, experts expert parallelism.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Literal, cast, get_args
+
+from autopar.layouts.placement import Shard
+from autopar.plans.plan_value import OperatorPlan, ParameterPlan, PlanValue
+
+Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
+
+VOTES: Mapping[tuple[str, str], Role] = {
+    ("attention", "h"): "tp", ("attention", "g"): "tp", ("attention", "s"): "cp",
+    ("mm", "n"): "tp", ("mm", "k"): "tp", ("expert_linear", "e"): "ep", ("expert_linear", "k"): "tp",
+    ("expert_linear", "n"): "tp", ("_grouped_mm", "e"): "ep", ("_grouped_mm", "k"): "tp", ("_grouped_mm", "n"): "tp",
+    ("convolution", "co"): "tp", ("convolution", "ci"): "tp",
+}  # fmt: skip
+"""(operator, name that the axis splits) -> role; every other split of a product's rows is of the batch."""
+PRODUCTS = ("mm", "bmm", "attention", "convolution", "_grouped_mm", "expert_linear")
+SHORT_NAMES: Mapping[Role, str] = {"tp": "TP", "cp": "context parallelism", "ep": "expert parallelism"}
+"""Roles beside data parallelism, whose name depends on what is sharded."""
+SAME_WORK = "same work"
+"""Of an axis that splits nothing."""
+
+
+def parallelism(plan: PlanValue) -> str:
+    """What the plan is, in the words of the field, over how many devices."""
+    if plan.num_ranks == 1:
+        return "one device"
+    over = f"over {plan.num_ranks} devices"
+    groups = plan.staged.groups
+    if groups:
+        sizes = " + ".join(str(group.size) for group in groups)
+        return f"{len(plan.stages)} stages ({plan.staged.schedule}) on groups of {sizes} devices"
+    kinds = _kinds(plan)
+    if [kind for kind, _ in kinds] == [SAME_WORK] and not plan.in_stages:
+        return f"the same work on each of {plan.num_ranks} devices"
+    inside = kinds[0][0] if len(kinds) == 1 and not plan.in_stages else " x ".join(f"{k} {size}" for k, size in kinds)
+    if not plan.in_stages:
+        return f"{inside} {over}"
+    stages = f"{len(plan.stages)} stages ({plan.staged.schedule})"
+    return f"{stages} of {inside} {over}" if inside else f"{stages} {over}"
+
+
+def _kinds(plan: PlanValue) -> list[tuple[str, int]]:
+    """(kind of parallelism, degree), outermost first, of those of more than one device."""
+    roles = axis_roles(plan)
+    degrees: Counter[Role] = Counter()
+    idle = 1
+    for axis, (role, size) in enumerate(zip(roles, plan.layout_mesh.shape, strict=True)):
+        if _splits_nothing(plan, axis):
+            idle *= size
+        else:
+            degrees[role] = max(degrees[role], 1) * size
+    replicas, shards = degrees["dp_replicate"] or 1, degrees["dp_shard"] or 1
+    sharded = f"ZeRO-{zero_stage(plan, roles) or 1}"
+    data = "DDP" if shards == 1 else sharded if replicas == 1 else f"HSDP ({sharded})"
+    others = [(name, degrees[role] or 1) for role, name in SHORT_NAMES.items()]
+    return [(kind, size) for kind, size in ((data, replicas * shards), *others, (SAME_WORK, idle)) if size > 1]
+
+
+def _splits_nothing(plan: PlanValue, axis: int) -> bool:
+    """Whether every device along an axis does the same work with the same parameters."""
+    works = any(operator.axes[axis] is not None for operator in plan.operators.values())
+    return not works and not any(isinstance(each.stored[axis], Shard) for each in plan.parameters.values())
+
+
+def axis_roles(plan: PlanValue) -> tuple[Role, ...]:
+    """The role of every axis of the layouts' mesh: by its name where it is one, else by what products split over it."""
+    return tuple(_role(plan, axis, name) for axis, name in enumerate(plan.layout_mesh.axis_names))
+
+
+def _role(plan: PlanValue, axis: int, name: str) -> Role:
+    if name in get_args(Role):
+        return cast(Role, name)
+    cast_votes = (axis_vote(operator, chosen.axes[axis]) for operator, chosen in forward_products(plan))
+    votes = Counter(vote for vote in cast_votes if vote)
+    winner = votes.most_common(1)[0][0] if votes else "batch"
+    if winner != "batch":
+        return winner
+    attention = [chosen.axes[axis] for kind, chosen in forward_products(plan) if kind == "attention"]
+    sequence = Counter(axis_vote("attention", split) for split in attention)
+    if sequence["cp"] > sequence["batch"]:
+        return "cp"
+    stored = [isinstance(parameter.stored[axis], Shard) for parameter in plan.parameters.values()]
+    return "dp_shard" if sum(stored) * 2 >= len(stored) > 0 else "dp_replicate"
+
+
+def axis_vote(operator: str, split: str | None) -> Role | Literal["batch"] | None:
+    """What an operator that splits this name over an axis makes of the axis; None where it splits nothing."""
+    if split is None or split == "partial":
+        return None
+    return VOTES.get((operator, split), "batch")
+
+
+def forward_products(plan: PlanValue) -> Iterator[tuple[str, OperatorPlan]]:
+    """(bare name, choice) of the products of forward."""
+    for name, chosen in plan.operators.items():
+        if not name.endswith("/bwd"):
+            kind = kind_of(name)
+            if kind in PRODUCTS:
+                yield kind, chosen
+
+
+def kind_of(operator: str) -> str:
+    """The bare ATen name in `module.path/op#k`."""
+    return operator.rpartition("/")[2].partition("#")[0]
+
+
+def zero_stage(plan: PlanValue, roles: tuple[Role, ...]) -> int:
+    """0 where no parameter is sharded over data parallelism, 2 where most are kept gathered for backward, else 3."""
+    sharded = [p for p in plan.parameters.values() if split_on(p, roles, "dp_shard")]
+    if not sharded:
+        return 0
+    return 2 if sum(parameter.keep_gathered for parameter in sharded) * 2 > len(sharded) else 3
+
+
+def split_on(parameter: ParameterPlan, roles: tuple[Role, ...], role: Role) -> bool:
+    """Whether a parameter is stored split over an axis of this role."""
+    return any(
+        isinstance(placement, Shard) for placement, own in zip(parameter.stored, roles, strict=True) if own == role
+    )
