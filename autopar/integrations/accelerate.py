@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from autopar._compat import tree_map_only
 from autopar.errors import ConfigurationError
 from autopar.integrations.absent_package import absent
-from autopar.integrations.prepared_module import compiled_in, is_spread, plain, prepared, trainer_of, when_planned
+from autopar.integrations.prepared_module import compiled_in, is_output, plain, prepared, trainer_of, when_planned
 from autopar.integrations.states import folder_in, whole_state
 from autopar.integrations.whole_batches import example_of, is_keywords, whole_loader
 from autopar.runtime.checkpoints.checkpoint import load, save
@@ -156,7 +156,7 @@ class Accelerator(accelerate.Accelerator):
     def gather(self, tensor: Any) -> Any:
         """As of Accelerate for values that each process has of its own; outputs of the module are whole already."""
         gathered = super().gather
-        return tree_map_only(torch.Tensor, lambda each: plain(each) if is_spread(each) else gathered(each), tensor)
+        return tree_map_only(torch.Tensor, lambda each: plain(each) if is_output(each) else gathered(each), tensor)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Outputs as whole plain tensors; other tensors as of Accelerate."""

@@ -1,8 +1,8 @@
 """Prepared modules: what a framework would wrap is compiled, and outputs are what its loop expects.
 
     module = prepared(model, optimizer, {"dims": {"tp": 2}}, example=batch)
-    loss = criterion(module(x), y)         # no loss in the model: its outputs come back as plain whole tensors
-    module(**batch).loss.backward()        # a loss in the model: it is plain, other outputs are DTensors until `plain`
+    loss = criterion(module(x), y)         # no loss in the model: its outputs are read whole
+    module(**batch).loss.backward()        # a loss in the model: other outputs are gathered where they are read
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from autopar._compat import tree_leaves, tree_map_only
+from autopar._compat import tree_map_only
 from autopar.api import compile as compile_module
 from autopar.errors import ConfigurationError
 from autopar.integrations.whole_batches import is_keywords
 from autopar.runtime.parallel_module import ParallelModule
+from autopar.runtime.step.handed_outputs import LazyOutput, is_handed
 
 _waiting: weakref.WeakKeyDictionary[ParallelModule, list[Callable[[], object]]] = weakref.WeakKeyDictionary()
 """What is done with a module as soon as it is planned."""
@@ -46,7 +47,6 @@ def prepared(
             action()
 
     module.register_forward_pre_hook(before_call, with_kwargs=True)
-    module.register_forward_hook(_whole_outputs)
     return module
 
 
@@ -86,20 +86,14 @@ def when_planned(module: ParallelModule, action: Callable[[], object]) -> None:
         _waiting.setdefault(module, []).append(action)
 
 
-def _whole_outputs(module: nn.Module, _: Any, outputs: Any) -> Any:
-    """Outputs of a model without a loss in it, from which the loop computes one."""
-    tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-    return plain(outputs) if tensors and all(isinstance(leaf, DTensor) for leaf in tensors) else outputs
-
-
 def plain(outputs: Any) -> Any:
-    """Every DTensor in `outputs` as a whole plain tensor; every rank calls it."""
-    return tree_map_only(DTensor, lambda tensor: tensor.full_tensor(), outputs)
+    """Every output and parameter in `outputs` that lies across ranks as a whole plain tensor; every rank calls it."""
+    return tree_map_only((DTensor, LazyOutput), lambda tensor: tensor.full_tensor(), outputs)
 
 
-def is_spread(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an output that lies across ranks."""
-    return isinstance(tensor, DTensor)
+def is_output(tensor: torch.Tensor) -> bool:
+    """Whether a tensor with a dim is an output of a compiled module, or lies across ranks."""
+    return isinstance(tensor, DTensor) or (tensor.dim() > 0 and is_handed(tensor))
 
 
 def compiled_in(module: Any) -> ParallelModule | None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from autopar.integrations.prepared_module import plain
-from autopar.runtime.consensus import from_every_rank
 from autopar.runtime.parallel_module import ParallelModule
 
 FOLDER = "autopar"
@@ -38,13 +37,7 @@ def remove_beside(checkpoint: str | Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def whole_state(module: ParallelModule) -> dict[str, torch.Tensor]:
-    """The state dict as plain whole tensors on the host, on every rank; every rank calls it."""
-    whole = {
-        name: plain(value).detach()
-        for name, value in module.state_dict().items()
-        if isinstance(value, torch.Tensor) and name not in module.absent
-    }
-    if module.plan.in_stages:
-        whole = from_every_rank(whole, module.device)
-    return {name: value.to("cpu") for name, value in whole.items()}
+def whole_state(module: ParallelModule) -> dict[str, Any]:
+    """`module.full_state_dict()` on the host, on every rank; every rank calls it."""
+    whole = module.full_state_dict().items()
+    return {name: value.to("cpu") if isinstance(value, torch.Tensor) else value for name, value in whole}

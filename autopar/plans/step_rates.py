@@ -16,8 +16,8 @@ from autopar.plans.planned_cluster import cluster_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRates:
     """What stands behind one step. count: of `unit` ("tokens" or "samples") that it takes, None where the question does
-    not say; flops: of the model, forward and backward, nothing counted twice; peak: FLOP/s of all devices by their
-    fastest product measured in `dtype`, None where the cluster is not known; device: "GPU" or "device"."""
+    not say; flops: of the model, forward and backward, nothing counted twice; dtype: of most of them; peak: FLOP/s of all
+    devices by their fastest product measured in `dtype`, None where the cluster is not known; device: "GPU" or "device"."""
 
     count: int | None
     unit: str
@@ -39,7 +39,7 @@ def step_rates(plan: PlanValue) -> StepRates:
     """What a step of the plan takes and computes, as far as the plan says it."""
     count, unit = _counted(plan)
     cluster, flops = cluster_of(plan), plan.statistics.get("flops_of_pass")
-    dtype = "bfloat16" if plan.precision == "bf16" else "float32"
+    dtype = str(plan.statistics.get("dtype_of_flops") or ("bfloat16" if plan.precision == "bf16" else "float32"))
     ceiling = None if cluster is None else cluster.device.flops_per_second.get(dtype)
     return StepRates(
         count=count,

@@ -4,7 +4,8 @@
     stdout   {"outcome": "failed", "test": "tests/test_files.py::test_x", "seconds": 1.8}
 
 Only the child imports autopar and the tests, from the folder in which the process runs, so that each sees the files as
-they are then. It ends with its first failure. One that is late is killed with all processes that it started.
+they are then; it writes no bytecode, which would outlive a mutant of the same length and second. It ends with its first
+failure. One that is late is killed with all processes that it started.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Order:
 def child(tests: Sequence[str], answer: int) -> None:
     """Run the tests and write (exit code, first failure) to the descriptor `answer`; does not return."""
     os.setsid()
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     silence = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(silence, descriptor)

@@ -95,7 +95,7 @@ def _check(
             replicated_share=float(plan.statistics["replicated_flops_share"]),
             placements={name: list(map(str, layout)) for name, layout in plan.placements.items()},
             notes=plan.notes,
-            summary=plan.summary(),
+            summary=plan.summary(verbose=True),
         )
     return found
 

@@ -38,5 +38,13 @@ def test_the_share_of_the_peak_counts_micro_batches_and_devices_at_the_precision
     assert step_rates(replace(plan, cluster="a lab")).peak is None
 
 
+def test_the_peak_is_that_of_the_dtype_in_which_the_model_multiplies() -> None:
+    """A model in bf16 needs no precision="bf16": beside the fp32 peak it ran at nine times what the device can."""
+    counted = {"flops_of_pass": 1e12, "dtype_of_flops": "bfloat16"}
+    rates = step_rates(replace(small_plan(), statistics=counted, question={"precision": "fp32"}))
+    assert rates.dtype == "bfloat16"
+    assert rates.peak == 8 * Cluster.parse(small_plan().cluster).device.flops_per_second["bfloat16"]
+
+
 def test_a_step_of_no_time_has_no_rate() -> None:
     assert step_rates(small_plan()).per_second(0.0) is None

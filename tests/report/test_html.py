@@ -78,6 +78,7 @@ def test_utilisation_is_the_models_flops_over_the_step(plan: Plan) -> None:
     rate = flops / plan.predicted.step_seconds / plan.num_ranks
     found = {figure.name: figure for figure in headline(plan, None)}["utilisation (MFU)"]
     assert plan.statistics["flops_of_pass"] == pytest.approx(flops)
+    assert plan.statistics["dtype_of_flops"] == "float32"
     assert found.meaning.startswith(f"{rate / 1e12:.3g} of ")
 
 

@@ -35,6 +35,7 @@ SOUND: dict[str, tuple[Any, ...]] = {
     "warm_start": (None, "plan.json"),
     "scaler": (None, torch.amp.GradScaler("cpu", enabled=False)),
     "sync": ("broadcast", "check"),
+    "outputs": ("lazy", "gather"),
     "check_calls": (0, 50),
 }
 UNSOUND: dict[str, tuple[Any, ...]] = {
@@ -54,6 +55,7 @@ UNSOUND: dict[str, tuple[Any, ...]] = {
     "warm_start": (3, {}),
     "scaler": (1024.0,),
     "sync": ("always", None),
+    "outputs": ("plain", True, None),
     "check_calls": (-1, 0.5, None, True),
 }
 

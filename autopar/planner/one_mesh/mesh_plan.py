@@ -265,7 +265,7 @@ def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifeti
 def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Plan:
     """What a solution says, without a prediction."""
     inputs, buffers, outputs = read_data(query.program, built, solution.assignment, mesh)
-    problem = built.problem
+    problem, flops = built.problem, flops_of_pass(built)
     return Plan(
         mesh=mesh,
         parameters=read_parameters(built, solution.assignment),
@@ -300,7 +300,8 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
             "strategies": sum(len(costs) for costs in problem.node_costs),
             "largest_menu": max(len(costs) for costs in problem.node_costs),
             "edges": len(problem.edges),
-            "flops_of_pass": flops_of_pass(built),
+            "flops_of_pass": sum(flops.values()),
+            "dtype_of_flops": next(iter(flops), "float32"),
             "replicated_flops_share": replicated_flops_share(built, solution.assignment, mesh),
             "certificate": solution.certificate.kind,
             **recomputation_statistics(built, solution.assignment, lifetimes),

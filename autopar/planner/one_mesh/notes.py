@@ -8,12 +8,12 @@ batch 6 does not divide by dp_replicate=4: 100% of the FLOPs run replicated over
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import fx
 
 from autopar.hardware.devices import Device
 from autopar.layouts.placement import Mesh
+from autopar.planner.one_mesh.read_solution import flops_of_pass
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.factorisation import shape_of
 from autopar.planner.problem.strategies import divides
@@ -53,11 +53,8 @@ def expert_notes(program: Program) -> list[str]:
 
 def wide_notes(built: Built, device: Device) -> list[str]:
     """That most FLOPs run in fp32 on a GPU that multiplies bf16 faster, and how to change it."""
-    wide = total = 0.0
-    for node, rule in built.rules.items():
-        total += rule.flops
-        value = node.meta.get("val")
-        wide += rule.flops * (isinstance(value, torch.Tensor) and value.dtype == torch.float32)
+    flops = flops_of_pass(built)
+    wide, total = flops.get("float32", 0.0), sum(flops.values())
     rates = device.flops_per_second
     if device.kind == "cpu" or 2 * wide <= total or not rates.get("bfloat16") or not rates.get("float32"):
         return []

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
+from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.planner.memory.lifetimes import Lifetimes
@@ -134,10 +135,16 @@ def read_data(
     return inputs, buffers, outputs
 
 
-def flops_of_pass(built: Built) -> float:
-    """FLOPs of the program's operators, forward and backward, all devices together, nothing computed twice."""
-    rules = (built.rules.get(node) for node in built.operators)
-    return sum(rule.flops for rule in rules if rule is not None)
+def flops_of_pass(built: Built) -> dict[str, float]:
+    """FLOPs of the program's operators by the dtype of their results ("bfloat16"), forward and backward, all devices
+    together, nothing computed twice; the most first."""
+    flops: dict[str, float] = {}
+    for node in built.operators:
+        rule = built.rules.get(node)
+        if rule is not None and rule.flops:
+            name = dtype_name(node)
+            flops[name] = flops.get(name, 0.0) + rule.flops
+    return dict(sorted(flops.items(), key=lambda entry: -entry[1]))
 
 
 def replicated_flops_share(built: Built, assignment: Assignment, mesh: Mesh) -> float:
