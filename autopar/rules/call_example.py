@@ -3,8 +3,9 @@
     scale(f32[8192, 4096], f32[4096], 3)   ->   scale(f32[12, 6], f32[6], 3)   and   scale(f32[18, 12], f32[12], 3)
 
 What an operator does may depend on which sizes are equal, on their order, and on how they compare with its integers
-(`tril(x, 100)` is the identity for 64 rows and not for 128). So equal sizes stay equal, sizes keep their order, an integer
-that is a size follows it, and sizes up to the largest other integer stay as they are while all others stay above it.
+(`tril(x, 100)` is the identity for 64 rows and not for 128). So equal sizes stay equal, sizes keep their order, an
+integer that is a size follows it, and sizes up to the largest other integer stay as they are while all others stay
+above it.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def _elements(call: Call, scale: Scale) -> int:
 
 
 def example_of(call: Call, scale: Scale, seed: int) -> tuple[Any, ...]:
-    """Arguments for `positional(call)`: floats are distinct and of both signs, integers below every size. Half precision
-    becomes fp32, whose sums can be compared."""
+    """Arguments for `positional(call)`: floats are distinct and of both signs, integers below every size. Half
+    precision becomes fp32, whose sums can be compared."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [[scale.get(size, size) for size in spec.shape] for spec in call.operands]
     limit = min((size for shape in shapes for size in shape if size > 1), default=2)

@@ -75,9 +75,10 @@ def discover(name: str, example: Sequence[Any] | None = None, *, use_cache: bool
     """Propose a rule for the operator `name` ("lib::op[.overload]") from positional example arguments.
 
     example: float tensors with distinct values of both signs; dims whose sizes 2 or 3 divide are tried (6 and 12 are
-    good sizes). Without it, small shapes are tried until the operator runs. The result is cached by operator,
-    versions of torch and of the operator's package, and example shapes, and is not registered: pass it to `register_rule`. Raises ConfigurationError for
-    operators and examples that are refused (see the module), and where no example can be made up.
+    good sizes). Without it, small shapes are tried until the operator runs. The result is cached by operator, versions
+    of torch and of the operator's package, and example shapes, and is not registered: pass it to `register_rule`.
+    Raises ConfigurationError for operators and examples that are refused (see the module), and where no example can be
+    made up.
     """
     target = find_operator(name)
     return search_rule(target, made_up_example(target) if example is None else tuple(example), use_cache=use_cache)
@@ -95,13 +96,21 @@ def search_rule(target: Any, arguments: tuple[Any, ...], *, use_cache: bool = Tr
     log.info("rule of %s: %d ways to cut its operands are tried in a child process", target, len(cuts))
     outcomes, crashes = run_in_child(lambda index: _trial(target, arguments, cuts[index]), len(cuts))
     found = [(cut, outcome) for cut, outcome in zip(cuts, outcomes, strict=True) if outcome is not None]
-    rule = run_in_child(lambda _: _compose(target, arguments, found), 1)[0][0] if found else None
+    rule = _composed(target, arguments, found) if found else None
     discovery = Discovery(operator=str(target), rule=rule, trials=len(cuts), crashes=crashes)
     try:
         write_atomically(path, json.dumps(asdict(discovery)).encode())
     except ConfigurationError as error:
         log.warning("the rule of %s is not kept for the next time: %s", target, error)
     return discovery
+
+
+def _composed(target: Any, arguments: tuple[Any, ...], found: Sequence[tuple[Cut, Outcome]]) -> str | None:
+    (rule,), crashes = run_in_child(lambda _: _compose(target, arguments, found), 1)
+    if crashes:
+        raise ConfigurationError(f"{target} crashes, or hangs, while the splits that hold are put together")
+    assert rule is None or isinstance(rule, str)
+    return rule
 
 
 def read_discovery(path: Path, operator: str) -> Discovery:
@@ -142,7 +151,7 @@ def _check_example(target: Any, arguments: tuple[Any, ...]) -> None:
     outcome, crashes = run_in_child(lambda _: _misbehaviour(target, arguments), 1)
     if crashes or outcome[0]:
         raise ConfigurationError(
-            f"{target} {outcome[0] or 'crashes on the example'}: no rule can be discovered by trying"
+            f"{target} {outcome[0] or 'crashes, or hangs, on the example'}: no rule can be discovered by trying"
         )
 
 

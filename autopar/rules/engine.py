@@ -3,13 +3,14 @@
     rule_for(node)  ->  Rule, or None: the operator has no rule and appears in `uncovered`
 
 Rules come from the tables, from `register_rule`, or, for operators that torch tags as pointwise, from `POINTWISE`; a
-call that has none of these has the one that was discovered for it, if any (`learning`). A rule depends on shapes and attributes only and is derived once per distinct call.
+call that has none of these has the one that was discovered for it, if any (`learning`). A rule depends on shapes and
+attributes only and is derived once per distinct call.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -87,9 +88,8 @@ def take_rules(found: Mapping[str, str | None]) -> None:
 
 
 def discovered_rules(program: Program) -> dict[str, str | None]:
-    """`Call.text` -> what was discovered, of the operators of the program: also at other sizes."""
-    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    return {text: rule for text, rule in sorted(_DISCOVERED.items()) if text.partition("(")[0] in names}
+    """`Call.text` -> what was discovered, for calls of the program that have no other rule; never tried: absent."""
+    return {text: _DISCOVERED[text] for text in sorted(undescribed(program)) if text in _DISCOVERED}
 
 
 def registered_rules(program: Program) -> dict[str, str]:
@@ -125,9 +125,14 @@ def rule_of(call: Call) -> Rule | None:
 
 def rule_text(call: Call) -> str | None:
     """The string from which the rule of `call` is made."""
-    entry = table_entry(call.target)
-    text = entry(call) if callable(entry) else entry
+    text = _described_text(call)
     return _DISCOVERED.get(call.text) if text is None and _DISCOVERED else text
+
+
+def _described_text(call: Call) -> str | None:
+    """What a user or the table says of `call`."""
+    entry = table_entry(call.target)
+    return entry(call) if callable(entry) else entry
 
 
 def table_entry(target: Any) -> str | Callable[[Call], str | None] | None:
@@ -159,12 +164,19 @@ def table_key(target: Any) -> str | None:
 
 def uncovered(program: Program) -> dict[str, fx.Node]:
     """Operator name -> node of every operator with a tensor output that has no rule."""
-    return {
-        node.meta["operator"]: node
-        for node in program.graph.nodes
-        if node.op == "call_function"
-        and node.target is not operator.getitem
-        and not is_view(node)
-        and any(isinstance(output, TensorSpec) for output in call_of(node).outputs)
-        and rule_for(node) is None
-    }
+    return {node.meta["operator"]: node for node in _deciding(program) if rule_for(node) is None}
+
+
+def undescribed(program: Program) -> dict[str, Call]:
+    """`Call.text` -> call with a tensor output for which neither a user nor the table has a rule."""
+    calls = set(map(call_of, _deciding(program)))
+    return {call.text: call for call in calls if _described_text(call) is None}
+
+
+def _deciding(program: Program) -> Iterator[fx.Node]:
+    """Nodes that carry a decision: calls with a tensor output that are no views."""
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem or is_view(node):
+            continue
+        if any(isinstance(output, TensorSpec) for output in call_of(node).outputs):
+            yield node

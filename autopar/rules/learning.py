@@ -1,28 +1,30 @@
 """Learning: a rule for every call of a program that has none, found and proven by execution before it is planned.
 
-    learn_rules(program)         mylib.scale.default(float32[8192, 4096], float32[4096])  has  "a b, b -> a b" from now on
+    learn_rules(program)     mylib.scale.default(float32[8192, 4096], float32[4096])  has  "a b, b -> a b" from now on
+    adopt_rules(program, plan.discovered)       the same from a plan: proven again, then taken
 
-The call is made small (`call_example`), `discovery` looks for a rule, or takes the one that it left on disk, and the proof
-runs at two sizes each time, whatever the disk says. A rule belongs to the call, shapes and attributes with it, for the
-rest of the process; a call for which none was found is not tried again. What one process learned, others take over by
-`take_rules`.
+The call is made small (`call_example`), `discovery` looks for a rule, or takes the one that it left on disk, and the
+proof runs at two sizes each time, whatever the disk says. A rule belongs to the call, shapes and attributes with it,
+for the rest of the process; a call for which none was found is not tried again. Other processes take what one learned
+from its plan (`take_rules`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from autopar.errors import ConfigurationError
+from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.program import Program
 from autopar.rules.binding import bind_rule
-from autopar.rules.call import Call, call_of
+from autopar.rules.call import Call
 from autopar.rules.call_example import PositionalOperator, Scale, example_of, is_the_same_call, positional, scales
 from autopar.rules.child_process import run_in_child
 from autopar.rules.discovery import search_rule
-from autopar.rules.engine import discovered_rules, take_rules, uncovered
+from autopar.rules.engine import discovered_rules, take_rules, undescribed
 from autopar.rules.proof import BLOCK_ERRORS, call_for, prove_rule, run_operator
+from autopar.rules.registration import refuse_implementations
 from autopar.timing import phase
 
 log = logging.getLogger(__name__)
@@ -30,13 +32,32 @@ log = logging.getLogger(__name__)
 
 def learn_rules(program: Program) -> Mapping[str, str | None]:
     """Find rules for the calls of `program` that have none; what is known then of calls without a rule of their own, by
-    `Call.text`. Raises ConfigurationError where the system cannot fork."""
+    `Call.text`, None where no rule was found. Raises ConfigurationError where the system cannot fork."""
     known = discovered_rules(program)
-    calls = {call.text: call for call in map(call_of, uncovered(program).values()) if call.text not in known}
+    calls = {text: call for text, call in sorted(undescribed(program).items()) if text not in known}
     if calls:
         with phase("discover", logging.INFO):
             take_rules({text: _learned(call) for text, call in calls.items()})
     return discovered_rules(program)
+
+
+def adopt_rules(program: Program, stated: Mapping[str, str | None]) -> Mapping[str, str | None]:
+    """Take what a plan states of calls of `program`, by `Call.text`; what is known of them then, as of `learn_rules`.
+
+    A rule that this process did not find itself is proven first. Where the plan states rules, but none for a call (its
+    sizes are others), one is looked for. Raises PlanMismatchError for a rule that does not hold.
+    """
+    if not stated:
+        return discovered_rules(program)
+    known, calls = discovered_rules(program), undescribed(program)
+    new = {text: rule for text, rule in stated.items() if text in calls and known.get(text, "") != rule}
+    for text, rule in new.items():
+        if rule is not None and not is_proven(rule, calls[text]):
+            raise PlanMismatchError(
+                f"the plan states the rule {rule!r} for {text}, which does not hold when it is executed here: plan again"
+            )
+    take_rules(new)
+    return learn_rules(program)
 
 
 def _learned(call: Call) -> str | None:
@@ -56,7 +77,10 @@ def rule_by_execution(call: Call) -> tuple[str | None, str]:
     operator = positional(call)
     for scale, other in scales(call):
         arguments = example_of(call, scale, 0)
-        if not _in_child(lambda a=arguments, s=scale: _runs(operator, a, call, s)):
+        (runs,), crashes = run_in_child(lambda _, a=arguments, s=scale: _runs(operator, a, call, s), 1)
+        if crashes:
+            return None, "it crashes, or hangs, on values made up"
+        if not runs:
             reason = "no example with values made up runs and gives results of these shapes"
             continue
         try:
@@ -66,14 +90,24 @@ def rule_by_execution(call: Call) -> tuple[str | None, str]:
             continue
         if rule is None:
             return None, "no split holds"
-        examples = (arguments, example_of(call, other, 1))
-        if _in_child(lambda r=rule, e=examples: _holds(r, operator, e, call)):
+        if _holds_for(rule, operator, (arguments, example_of(call, other, 1)), call):
             return rule, ""
         reason = f"{rule!r} does not hold at other sizes"
     return None, reason
 
 
-def _in_child(question: Any) -> bool:
+def is_proven(rule: str, call: Call) -> bool:
+    """Whether a rule holds for the call when it is executed: at two sizes, with values made up."""
+    operator = positional(call)
+    pairs = ((example_of(call, scale, 0), example_of(call, other, 1)) for scale, other in scales(call))
+    return any(_holds_for(rule, operator, examples, call) for examples in pairs)
+
+
+def _holds_for(rule: str, operator: PositionalOperator, examples: tuple[tuple[Any, ...], ...], call: Call) -> bool:
+    return _in_child(lambda: _holds(rule, operator, examples, call))
+
+
+def _in_child(question: Callable[[], bool]) -> bool:
     (answer,), _ = run_in_child(lambda _: question(), 1)
     return answer is True
 
@@ -88,6 +122,7 @@ def _runs(operator: PositionalOperator, arguments: tuple[Any, ...], call: Call, 
 def _holds(rule: str, operator: PositionalOperator, examples: tuple[tuple[Any, ...], ...], call: Call) -> bool:
     """Whether the rule fits the call, and is proven by every example."""
     try:
+        refuse_implementations(rule, str(operator))
         bind_rule(rule, call)
         for arguments in examples:
             results = run_operator(operator, arguments)
