@@ -82,7 +82,7 @@ def scales(call: Call) -> Iterator[tuple[Scale, Scale]]:
 
 def _scaled(sizes: list[int], kept: int, fixed: list[int]) -> tuple[Scale, Scale]:
     """Sizes above `kept`, in their order, as multiples of what an integer may divide them by."""
-    unit = math.lcm(_PARTS, *(i for i in fixed if 1 < i <= 2 * SMALL))
+    unit = _PARTS * math.lcm(*(i for i in fixed if 1 < i <= 2 * SMALL))
     unit = unit if unit <= _MOST_UNIT else _PARTS
     first = kept // unit + 1
     moved = [size for size in sizes if size > kept]

@@ -82,7 +82,8 @@ def _work(trial: Callable[[int], Any], first: int, count: int, until: Any, write
     """Body of the child: never returns, runs no exit handlers of the parent."""
     status = 1
     try:
-        faulthandler.disable()  # a crash is a result here, not news
+        faulthandler.disable()  # a crash is a result here, not news,
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # also where the allocator of C finds it
         torch.set_num_threads(1)  # the threads of the parent do not exist here
         with os.fdopen(writer, "w", buffering=1) as out:
             for index in range(first, count):

@@ -297,7 +297,7 @@ def _compose(target: Any, arguments: tuple[Any, ...], found: Sequence[tuple[Cut,
                 chosen.append((cut, outcome))
     if not chosen:
         return None
-    floats = [x.is_floating_point() for x in _tensors(arguments)]
+    floats = [x.is_floating_point() or x.is_complex() for x in _tensors(arguments)]
     fitting = [m for m in _patterns(len(floats)) if all(f or not x for f, x in zip(floats, m, strict=True))]
     linear = [marks for marks in fitting if is_linear(target, arguments, results, marks)]
     text = _text(arguments, results, chosen, linear)

@@ -54,7 +54,8 @@ def adopt_rules(program: Program, stated: Mapping[str, str | None]) -> Mapping[s
     for text, rule in new.items():
         if rule is not None and not is_proven(rule, calls[text]):
             raise PlanMismatchError(
-                f"the plan states the rule {rule!r} for {text}, which does not hold when it is executed here: plan again"
+                f"the plan states the rule {rule!r} for {text}, which does not hold when it is executed here: "
+                "plan again"
             )
     take_rules(new)
     return learn_rules(program)

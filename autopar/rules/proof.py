@@ -63,16 +63,30 @@ def _marks(marks: Sequence[bool]) -> str:
 
 
 def is_linear(target: Any, arguments: tuple[Any, ...], results: tuple[Any, ...], marks: Sequence[bool]) -> bool:
-    """Whether summands of the marked operands give summands of the results."""
+    """Whether summands of the marked operands give summands of the results: multiples of the operands, and parts drawn
+    at random, since x * y / z passes multiples on and is not linear in the three."""
     leaves, spec = pytree.tree_flatten(arguments)
-    total: list[Tensor] | None = None
-    for weight in (3.0, -2.0):
-        mark = iter(marks)
-        local = [x * weight if isinstance(x, Tensor) and next(mark) else x for x in leaves]
-        values = [v for v in run_operator(target, pytree.tree_unflatten(local, spec)) if isinstance(v, Tensor)]
-        total = values if total is None else [a + b for a, b in zip(total, values, strict=True)]
     expected = [result for result in results if isinstance(result, Tensor)]
-    return all(equal_values(a, b) for a, b in zip(total or [], expected, strict=True))
+    for cut in (_multiples, _drawn_parts):
+        mark = iter(marks)
+        pairs = [cut(x) if isinstance(x, Tensor) and next(mark) else (x, x) for x in leaves]
+        one, other = (
+            [v for v in run_operator(target, pytree.tree_unflatten(local, spec)) if isinstance(v, Tensor)]
+            for local in ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        )
+        if not all(equal_values(a + b, whole) for a, b, whole in zip(one, other, expected, strict=True)):
+            return False
+    return True
+
+
+def _multiples(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 3.0, x * -2.0
+
+
+def _drawn_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(x.numel())
+    part = torch.randn(x.shape, generator=generator, dtype=x.dtype if x.is_complex() else torch.float32).to(x)
+    return part, x - part
 
 
 def equal_values(found: Tensor, expected: Tensor) -> bool:
