@@ -16,8 +16,9 @@ from autopar.plans.planned_cluster import cluster_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRates:
     """What stands behind one step. count: of `unit` ("tokens" or "samples") that it takes, None where the question does
-    not say; flops: of the model, forward and backward, nothing counted twice; dtype: of most of them; peak: FLOP/s of all
-    devices by their fastest product measured in `dtype`, None where the cluster is not known; device: "GPU" or "device"."""
+    not say; flops: of the model, forward and backward, nothing counted twice; dtype: of most of them; peak: FLOP/s of
+    all devices by their fastest product measured in `dtype`, None where the cluster is not known; device: "GPU" or
+    "device"."""
 
     count: int | None
     unit: str

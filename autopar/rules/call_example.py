@@ -29,9 +29,12 @@ MOST_OWN_ELEMENTS = 1 << 16
 """Of all operands of a call that is tried at its own sizes."""
 SMALL = 8
 """Sizes up to this one may have a meaning of their own: colours, the sides of a kernel."""
+WIDE = 1e4
+"""Of values that show bounds inside of an operator."""
+MOST_WIDE = 1e15
 _PARTS = 6  # sizes that 2 and 3 divide can be cut
 _MOST_UNIT = 96
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_SINGLE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,23 @@ def _elements(call: Call, scale: Scale) -> int:
     return sum(math.prod(scale.get(size, size) for size in spec.shape) for spec in call.operands)
 
 
-def example_of(call: Call, scale: Scale, seed: int) -> tuple[Any, ...]:
-    """Arguments for `positional(call)`: floats are distinct and of both signs, integers below every size. Half
-    precision becomes fp32, whose sums can be compared."""
+def spread_beyond(call: Call) -> float:
+    """Values so large lie on both sides of every number of the call: of a bound, or of a value that is filled in."""
+    numbers = [abs(n) for n in _numbers((call.args, tuple(value for _, value in call.kwargs))) if math.isfinite(n)]
+    return min(max([WIDE, *(4.0 * n for n in numbers)]), MOST_WIDE)
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def example_of(call: Call, scale: Scale, seed: int, spread: float = 1.0) -> tuple[Any, ...]:
+    """Arguments for `positional(call)`: floats are distinct and of both signs, `spread` large, integers below every
+    size. Half precision becomes fp32, whose sums can be compared."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [[scale.get(size, size) for size in spec.shape] for spec in call.operands]
     limit = min((size for shape in shapes for size in shape if size > 1), default=2)
@@ -112,7 +129,8 @@ def example_of(call: Call, scale: Scale, seed: int) -> tuple[Any, ...]:
     def made(value: Any) -> Any:
         if isinstance(value, TensorSpec):
             shape = tuple(scale.get(size, size) for size in value.shape)
-            return _drawn(shape, _WIDE.get(value.dtype, value.dtype), limit, generator)
+            drawn = _drawn(shape, _SINGLE.get(value.dtype, value.dtype), limit, generator)
+            return drawn * spread if drawn.is_floating_point() or drawn.is_complex() else drawn
         if isinstance(value, tuple):
             return [made(item) for item in value]
         if isinstance(value, int) and not isinstance(value, bool):
@@ -156,6 +174,6 @@ def is_the_same_call(call: Call, scale: Scale, results: tuple[Any, ...]) -> bool
 
 def _is_scaled(spec: TensorSpec, result: Tensor, seen: dict[int, int]) -> bool:
     """seen: size of the call -> size of the example, which sizes that only results have join."""
-    if result.dtype not in (spec.dtype, _WIDE.get(spec.dtype)) or result.dim() != len(spec.shape):
+    if result.dtype not in (spec.dtype, _SINGLE.get(spec.dtype)) or result.dim() != len(spec.shape):
         return False
     return all(seen.setdefault(size, found) == found for size, found in zip(spec.shape, result.shape, strict=True))

@@ -12,22 +12,36 @@ from its plan (`take_rules`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
 
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.program import Program
 from autopar.rules.binding import bind_rule
 from autopar.rules.call import Call
-from autopar.rules.call_example import PositionalOperator, Scale, example_of, is_the_same_call, positional, scales
+from autopar.rules.call_example import (
+    PositionalOperator,
+    Scale,
+    example_of,
+    is_the_same_call,
+    positional,
+    scales,
+    spread_beyond,
+)
 from autopar.rules.child_process import run_in_child
 from autopar.rules.discovery import search_rule
 from autopar.rules.engine import discovered_rules, take_rules, undescribed
 from autopar.rules.proof import BLOCK_ERRORS, call_for, prove_rule, run_operator
 from autopar.rules.registration import refuse_implementations
+from autopar.rules.rule import Rule
 from autopar.timing import phase
 
 log = logging.getLogger(__name__)
+
+Arguments: TypeAlias = tuple[Any, ...]
 
 
 def learn_rules(program: Program) -> Mapping[str, str | None]:
@@ -91,44 +105,69 @@ def rule_by_execution(call: Call) -> tuple[str | None, str]:
             continue
         if rule is None:
             return None, "no split holds"
-        if _holds_for(rule, operator, (arguments, example_of(call, other, 1)), call):
-            return rule, ""
-        reason = f"{rule!r} does not hold at other sizes"
+        for weaker in _weaker(rule):
+            if _holds_at(weaker, call, scale, other):
+                return weaker, ""
+        reason = f"{rule!r} does not hold at other sizes and values"
     return None, reason
 
 
+def _weaker(rule: str) -> Iterator[str]:
+    """The rule; without partial sums that pass; without splits that leave something else than a sum, either."""
+    signature, *effects = rule.split(" ; ")
+    named = [effect for effect in effects if not effect.startswith("linear:")]
+    yield rule
+    if len(named) < len(effects):
+        yield " ; ".join([signature, *named])
+    if named:
+        names = {effect.partition(":")[0] for effect in named}
+        whole = " ".join("_" + "," * token.endswith(",") if token.rstrip(",") in names else token
+                         for token in signature.split(" "))  # fmt: skip
+        if any(factor.isalpha() for factor in whole):
+            yield whole
+
+
 def is_proven(rule: str, call: Call) -> bool:
-    """Whether a rule holds for the call when it is executed: at two sizes, with values made up."""
+    """Whether a rule holds for the call when it is executed: at two sizes, with values made up, small and large."""
+    return any(_holds_at(rule, call, scale, other) for scale, other in scales(call))
+
+
+def _holds_at(rule: str, call: Call, scale: Scale, other: Scale) -> bool:
     operator = positional(call)
-    pairs = ((example_of(call, scale, 0), example_of(call, other, 1)) for scale, other in scales(call))
-    return any(_holds_for(rule, operator, examples, call) for examples in pairs)
-
-
-def _holds_for(rule: str, operator: PositionalOperator, examples: tuple[tuple[Any, ...], ...], call: Call) -> bool:
-    return _in_child(lambda: _holds(rule, operator, examples, call))
-
-
-def _in_child(question: Callable[[], bool]) -> bool:
-    (answer,), _ = run_in_child(lambda _: question(), 1)
+    wide = example_of(call, other, 2, spread_beyond(call))
+    examples = (example_of(call, scale, 0), example_of(call, other, 1))
+    (answer,), _ = run_in_child(lambda _: _holds(rule, operator, examples, wide, call), 1)
     return answer is True
 
 
-def _runs(operator: PositionalOperator, arguments: tuple[Any, ...], call: Call, scale: Scale) -> bool:
+def _runs(operator: PositionalOperator, arguments: Arguments, call: Call, scale: Scale) -> bool:
     try:
         return is_the_same_call(call, scale, run_operator(operator, arguments))
     except BLOCK_ERRORS:
         return False
 
 
-def _holds(rule: str, operator: PositionalOperator, examples: tuple[tuple[Any, ...], ...], call: Call) -> bool:
+def _holds(
+    rule: str, operator: PositionalOperator, examples: tuple[Arguments, ...], wide: Arguments, call: Call
+) -> bool:
     """Whether the rule fits the call, and is proven by every example."""
     try:
         refuse_implementations(rule, str(operator))
         bind_rule(rule, call)
         for arguments in examples:
             results = run_operator(operator, arguments)
-            bound = bind_rule(rule, call_for(operator, arguments, results))
-            prove_rule(operator, arguments, results, bound, rule)
+            prove_rule(operator, arguments, results, _bound(rule, operator, arguments, results), rule)
+        results = run_operator(operator, wide)
+        if all(map(_is_finite, results)):
+            prove_rule(operator, wide, results, _bound(rule, operator, wide, results), rule, is_wide=True)
     except (ConfigurationError, *BLOCK_ERRORS):
         return False
     return True
+
+
+def _bound(rule: str, operator: PositionalOperator, arguments: Arguments, results: tuple[Any, ...]) -> Rule:
+    return bind_rule(rule, call_for(operator, arguments, results))
+
+
+def _is_finite(result: Any) -> bool:
+    return not isinstance(result, Tensor) or bool(torch.isfinite(result).all())
