@@ -156,7 +156,8 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     count = math.prod(shape)
     order = torch.randperm(count, generator=generator, device="cpu")
     within = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu") / 2 + 0.25
-    return torch.special.ndtri((order + within) / count).reshape(shape)
+    values: Tensor = torch.special.ndtri((order + within) / count)
+    return values.reshape(shape)
 
 
 def is_the_same_call(call: Call, scale: Scale, results: tuple[Any, ...]) -> bool:

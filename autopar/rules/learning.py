@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -92,7 +93,7 @@ def rule_by_execution(call: Call) -> tuple[str | None, str]:
     operator = positional(call)
     for scale, other in scales(call):
         arguments = example_of(call, scale, 0)
-        (runs,), crashes = run_in_child(lambda _, a=arguments, s=scale: _runs(operator, a, call, s), 1)
+        (runs,), crashes = run_in_child(partial(_runs, operator, arguments, call, scale), 1)
         if crashes:
             return None, "it crashes, or hangs, on values made up"
         if not runs:
@@ -140,7 +141,7 @@ def _holds_at(rule: str, call: Call, scale: Scale, other: Scale) -> bool:
     return answer is True
 
 
-def _runs(operator: PositionalOperator, arguments: Arguments, call: Call, scale: Scale) -> bool:
+def _runs(operator: PositionalOperator, arguments: Arguments, call: Call, scale: Scale, _: int) -> bool:
     try:
         return is_the_same_call(call, scale, run_operator(operator, arguments))
     except BLOCK_ERRORS:
