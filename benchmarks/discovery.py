@@ -7,7 +7,8 @@
 One call of every operator of the table, the first of its cases in `tests/rules`. The rule is looked for without the
 table. Two rules are compared by what they allow: every split as the layouts of operands and results, and every pattern
 of partial sums that passes. An operator is "found again" where all that the table allows is found; "found less" says
-what is missing, and which implementation of ours (masks, halos, statistics) it would need.
+what is missing, and which implementation of ours (masks, halos, statistics) it would need. Where the table itself allows
+nothing (a factory without operands), there is "nothing to find".
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tests.rules.case_values import Case
 from tests.rules.execution import capture_call
 from tests.rules.operator_cases import CASES
 
-Verdict: TypeAlias = Literal["found again", "found more", "found less", "refused"]
+Verdict: TypeAlias = Literal["found again", "found more", "found less", "refused", "nothing to find"]
 SIZE = 12
 """Of the cases: 2 and 3 divide it."""
 WANTED = 150
@@ -117,7 +118,7 @@ def found_rule(case: Case) -> FoundRule:
         call=call.text,
         table=table,
         found=found,
-        verdict=_verdict(found, missing, extra),
+        verdict=_verdict(found, told, missing, extra),
         missing=missing,
         extra=extra,
         reason=reason,
@@ -125,9 +126,11 @@ def found_rule(case: Case) -> FoundRule:
     )
 
 
-def _verdict(found: str | None, missing: Sequence[str], extra: Sequence[str]) -> Verdict:
+def _verdict(found: str | None, told: Mapping[str, str], missing: Sequence[str], extra: Sequence[str]) -> Verdict:
+    if not told and not extra:
+        return "nothing to find"
     if found is None:
-        return "found again" if not missing else "refused"
+        return "refused"
     if missing:
         return "found less"
     return "found more" if extra else "found again"

@@ -16,9 +16,9 @@ from autopar.capture import capture
 from autopar.errors import PlanMismatchError
 from autopar.program import Program
 from autopar.rules import call_example, child_process, learning
-from autopar.rules.call import Call, TensorSpec
+from autopar.rules.call import Call, TensorSpec, call_of
 from autopar.rules.discovery import Discovery
-from autopar.rules.engine import undescribed, uncovered
+from autopar.rules.engine import rule_for, undescribed, uncovered
 from autopar.rules.learning import adopt_rules, is_proven, learn_rules, rule_by_execution
 from tests.rules.custom_operators import SCALED_SILU, Block, forget_rules
 
@@ -145,9 +145,11 @@ def test_a_plan_that_states_a_wrong_rule_is_refused(wrong: str) -> None:
 
 def test_a_plan_cannot_change_the_rules_of_the_table() -> None:
     program = block()
-    mm = next(text for node in program.graph.nodes if "mm" in str(node.target) for text in [f"{node.target}"])
-    adopt_rules(program, {mm: "[a] [b], [b] [c] -> [a] [c]"})
-    assert mm not in undescribed(program)
+    product = next(node for node in program.graph.nodes if str(node.target) == "aten.mm.default")
+    before = rule_for(product)
+    adopt_rules(program, {call_of(product).text: "_ _, _ _ -> _ _"})
+    assert rule_for(product) == before
+    assert call_of(product).text not in undescribed(program)
 
 
 def test_where_a_plan_has_rules_for_other_sizes_they_are_looked_for() -> None:
