@@ -6,9 +6,9 @@
 
 One call of every operator of the table, the first of its cases in `tests/rules`. The rule is looked for without the
 table. Two rules are compared by what they allow: every split as the layouts of operands and results, and every pattern
-of partial sums that passes. An operator is "found again" where all that the table allows is found; "found less" says
-what is missing, and which implementation of ours (masks, halos, statistics) it would need. Where the table itself allows
-nothing (a factory without operands), there is "nothing to find".
+of partial sums that passes. An operator is "found again" where all that the table allows is found, or "found more" if
+something else is, too; "found less" says what is missing, and which implementation of ours (masks, halos, statistics)
+it would need. Where the table itself allows nothing (a factory without operands), there is "nothing to find".
 """
 
 from __future__ import annotations

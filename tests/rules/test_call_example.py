@@ -59,7 +59,8 @@ def test_floats_are_distinct_of_both_signs_and_integers_are_positions() -> None:
     scale, _ = next(scales(call))
     value, _, index = example_of(call, scale, 0)
     assert torch.unique(value).numel() == value.numel()
-    assert bool((value > 0).any()) and bool((value < 0).any())
+    assert bool((value > 0).any())
+    assert bool((value < 0).any())
     assert int(index.max()) < value.shape[0]
 
 
@@ -86,6 +87,7 @@ def test_wide_values_lie_beyond_every_number_of_the_call() -> None:
 
 
 def test_keyword_arguments_are_given_by_position() -> None:
-    call = Call(aten.sum.dim_IntList, (spec(12, 6), (1,)), (("dtype", torch.float64),), (spec(12, dtype=torch.float64),))
+    dtypes = (("dtype", torch.float64),)
+    call = Call(aten.sum.dim_IntList, (spec(12, 6), (1,)), dtypes, (spec(12, dtype=torch.float64),))
     (value, dims, dtype) = example_of(call, {}, 0)
     assert positional(call)(value, dims, dtype).dtype == torch.float64

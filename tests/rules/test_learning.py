@@ -18,7 +18,7 @@ from autopar.program import Program
 from autopar.rules import call_example, child_process, learning
 from autopar.rules.call import Call, TensorSpec, call_of
 from autopar.rules.discovery import Discovery
-from autopar.rules.engine import rule_for, undescribed, uncovered
+from autopar.rules.engine import rule_for, uncovered, undescribed
 from autopar.rules.learning import adopt_rules, is_proven, learn_rules, rule_by_execution
 from tests.rules.custom_operators import SCALED_SILU, Block, forget_rules
 
