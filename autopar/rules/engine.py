@@ -89,6 +89,8 @@ def take_rules(found: Mapping[str, str | None]) -> None:
 
 def discovered_rules(program: Program) -> dict[str, str | None]:
     """`Call.text` -> what was discovered, for calls of the program that have no other rule; never tried: absent."""
+    if not _DISCOVERED:
+        return {}
     return {text: _DISCOVERED[text] for text in sorted(undescribed(program)) if text in _DISCOVERED}
 
 
