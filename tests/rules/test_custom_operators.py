@@ -209,6 +209,12 @@ def test_what_was_discovered_is_asked_for_and_kept_with_the_plan(own_cache: Path
     assert len(list((tmp_path / "plans").iterdir())) == 2
 
 
+def test_a_planner_forgets_what_it_worked_out_without_the_rules(own_cache: Path) -> None:
+    planner = autopar.Planner(Block("scaled"), (torch.randn(12, 8),), cluster="2 H100-SXM")
+    assert len(planner.plan(mesh=(2,), mode="fast").uncovered) == 2
+    assert not planner.plan(mesh=(2,), mode="fast", discover=True).uncovered
+
+
 def test_a_plan_from_a_file_brings_its_rules(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Block("scaled"), torch.randn(12, 8)
     plan = Plan.from_json(discovering(model, x, discover=True).to_json())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # what a custom operator imports when it first runs: once here, not in every child
 from torch import Tensor, nn
 
 from autopar.capture import capture
@@ -33,6 +34,11 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @torch.library.custom_op("autopar_learn::clamped", mutates_args=())
 def clamped(x: Tensor) -> Tensor:
     return x.clamp(-500, 500)
+
+
+@torch.library.custom_op("autopar_learn::grown", mutates_args=())
+def grown(x: Tensor) -> Tensor:
+    return x.exp().cumsum(0)
 
 
 @torch.library.custom_op("autopar_learn::sleeps", mutates_args=())
@@ -95,6 +101,12 @@ def test_a_bound_that_values_of_usual_size_never_meet_is_seen(monkeypatch: pytes
     assert rule_by_execution(call("clamped", FLOATS))[0] == "a b -> a b"
     monkeypatch.setattr(call_example, "WIDE", 1.0)
     assert rule_by_execution(call("clamped", FLOATS))[0] == "a b -> a b ; linear: x"
+
+
+def test_where_large_values_say_nothing_the_small_ones_prove() -> None:
+    assert rule_by_execution(call("grown", FLOATS))[0] == "_ a -> _ a"
+    assert not is_proven("a b -> a b", call("grown", FLOATS))
+    assert is_proven("_ b -> _ b", call("grown", FLOATS))
 
 
 @pytest.mark.parametrize(
