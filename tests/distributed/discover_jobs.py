@@ -39,9 +39,12 @@ def discover(cache: str, plan: bytes | None, wrong: dict[str, str], **options: A
     torch.manual_seed(0)
     model, x = UncoveredModel(), torch.randn(8, 8)
     reference = copy.deepcopy(model)
-    with _knowing_nothing(cache), mock.patch.object(
-        learning, "rule_by_execution", side_effect=_found(wrong) if wrong else learning.rule_by_execution
-    ) as search:
+    with (
+        _knowing_nothing(cache),
+        mock.patch.object(
+            learning, "rule_by_execution", side_effect=_found(wrong) if wrong else learning.rule_by_execution
+        ) as search,
+    ):
         given = None if plan is None else Plan.from_json(plan)
         try:
             module = autopar.compile(model, (x,), plan=given, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def call(name: str, *arguments: Any) -> Call:
 FLOATS = TensorSpec((4096, 1024), torch.float32)
 
 
+@cache
 def block(batch: int = 12) -> Program:
     torch.manual_seed(0)
     return capture(Block("scaled"), (torch.randn(batch, 8),), {})
