@@ -1,5 +1,5 @@
 # Each target works alone on a machine that has Python 3.10-3.13 and nothing else: it makes .venv first.
-#   make demo    plan a GPT for 2x8 H100 on this machine, then train one on four local processes
+#   make demo    plan a GPT for 16 GPUs on this machine, then train a small one on local processes
 #   make test    all tests, JOBS=2 files at a time; those that run four processes themselves come last
 #   make fast    the tier that takes a minute                              make lint    ruff and mypy
 #   make zoo     ten architectures planned and executed on four local processes

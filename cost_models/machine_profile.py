@@ -32,6 +32,8 @@ SAVED_WORLD_SIZES = range(1, 17)
 """Numbers of local processes for which `save_profile` leaves a cluster to `Cluster.detect`."""
 
 
+MOST_BUSY = 0.1
+"""Share of the CPU that other processes may take while a profile is measured."""
 CENSUS = "census."
 """How the names of points of `runtime/calibration/operator_census.py` begin."""
 
@@ -41,7 +43,7 @@ class Measurement:
     """One measured point: the mean rate of the ranks that ran it at the same time."""
 
     name: str
-    """ "matmul", "add", "overhead", a collective kind, or "census." and an ATen name."""
+    """ "matmul", "add", "overhead", a collective kind, "census." and an ATen name, or "crowd"."""
     world_size: int
     """Processes that were busy at the same time."""
     ranks: int
@@ -83,6 +85,18 @@ class Profile:
     ceilings: tuple[Ceilings, ...]
     collectives: tuple[GroupFit, ...]
     points: tuple[Measurement, ...]
+    crowd: float = 1.0
+    """Seconds that passed per second of CPU time of a process that had a core to itself, but for those of others."""
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the CPU that went to other processes while the profile was measured."""
+        return 1.0 - 1.0 / max(1.0, self.crowd)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much went to others that the numbers say little of an idle machine."""
+        return self.busy_share > MOST_BUSY
 
 
 def curves_through(samples: Iterable[tuple[str, float, float]], dtype: str) -> tuple[OperatorCurve, ...]:
@@ -165,7 +179,7 @@ def cluster_from_profile(profile: Profile, world_size: int) -> Cluster:
         intra_link=link,
         inter_link=link,
         collective_backend="gloo",
-        profile=f"measured: {profile.name}, {profile.date}",
+        profile=_measured(profile),
     )
 
 
@@ -183,6 +197,11 @@ def device_from_profile(profile: Profile, world_size: int, memory_bytes: int) ->
         operators=tuple(_slower(curve, crowding) for curve in ceilings.operators),
         sources={"*": source_of(profile)},
     )
+
+
+def _measured(profile: Profile) -> str:
+    others = f", while others took {profile.busy_share:.0%} of the CPU" if profile.is_busy else ""
+    return f"measured: {profile.name}, {profile.date}{others}"
 
 
 def source_of(profile: Profile) -> str:

@@ -1,4 +1,4 @@
-"""`autopar demo`: the two minutes that show what autopar does."""
+"""`autopar demo`: the minutes that show what autopar does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.demo.journey import run_demo
 @click.command()
 @as_json_option
 def demo(as_json: bool) -> None:
-    """Plan a GPT for 2x8 H100 on this machine, then train one on four local processes.
+    """Plan a GPT for 16 GPUs on this machine, then train one on local processes, beside plain torch.
 
     Example: autopar demo
     """

@@ -15,12 +15,12 @@ from autopar.cli.bound_plan import load_model
 from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE, OneOf, read_cluster
 from autopar.cli.output import as_json_option
 from autopar.cli.printed_plan import print_plan, what_became_of
-from autopar.cli.progress_line import progress_line
 from autopar.errors import ConfigurationError
 from autopar.files import decoded_text, file_content
 from autopar.importers.read_configurations import CODE, READERS, plan_options, read_configuration
 from autopar.later import later
 from autopar.plans.parallel_plan import Plan
+from autopar.report.progress_line import progress_line
 
 make_plan: Callable[..., Plan] = later("autopar.api", "plan")
 NO_BATCH = "the configuration does not say the {}: give --{}"

@@ -18,9 +18,9 @@ from autopar.cli.model_options import model_options
 from autopar.cli.options import OUTPUT_FILE, OneOf, planning_arguments, read_cluster
 from autopar.cli.output import as_json_option, print_question
 from autopar.cli.printed_plan import print_plan, verbose_option, what_became_of
-from autopar.cli.progress_line import progress_line
 from autopar.later import later
 from autopar.plans.parallel_plan import Plan
+from autopar.report.progress_line import progress_line
 from autopar.request import Request
 from autopar.request.model_name import configured_precision
 from autopar.request.precision_name import PRECISION_NAMES

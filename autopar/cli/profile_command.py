@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias, TypeVar
 
 import click
 import msgspec
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autopar.cli.options import OUTPUT_FILE
 from autopar.cli.output import as_json_option
 from autopar.files import write_atomically
 from autopar.hardware.operator_profile import OperatorProfile, load_profile, operator_profile_path, save_profile
+from autopar.report.progress_bars import with_progress
 from autopar.report.terminal_tables import table
 from autopar.runtime.calibration.measure_job import calibrate_job, in_job, job_tables
 from autopar.runtime.calibration.measure_machine import calibrate, tables
 from autopar.runtime.calibration.profile_kernels import profile_of_gpu
-
-OnProgress: TypeAlias = Callable[[int, int], None]
-Measured = TypeVar("Measured")
 
 
 @click.command()
@@ -46,13 +41,13 @@ def profile(force: bool, output: Path | None, as_json: bool) -> None:
         content = msgspec.json.encode(_gpu(console, force), order="deterministic")
     elif in_job():
         console.quiet = int(os.environ["RANK"]) != 0
-        job = _with_progress(console, "the job's links", lambda step: calibrate_job(force=force, on_progress=step))
+        job = with_progress(console, "the job's links", lambda step: calibrate_job(force=force, on_progress=step))
         if console.quiet:
             return
         console.print(*job_tables(job))
         content = msgspec.json.encode(job, order="deterministic")
     else:
-        found = _with_progress(
+        found = with_progress(
             console, "operators and collectives", lambda step: calibrate(force=force, on_progress=step)
         )
         console.print(*tables(found))
@@ -68,17 +63,9 @@ def _gpu(console: Console, force: bool) -> OperatorProfile:
     if path.exists() and not force:
         found = load_profile(path)
     else:
-        found = _with_progress(console, "kernels", profile_of_gpu)
+        found = with_progress(console, "kernels", profile_of_gpu)
         save_profile(found, path)
     counts = Counter((kernel.kind, kernel.dtype) for kernel in found.kernels)
     rows = [(kind, dtype, str(count)) for (kind, dtype), count in sorted(counts.items())]
     console.print(table(f"{found.device}, {found.date}", ("kernel", "dtype", "sizes"), rows))
     return found
-
-
-def _with_progress(console: Console, what: str, measure: Callable[[OnProgress], Measured]) -> Measured:
-    """Run `measure` with a function that takes (done, of) and moves a bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(what, total=None)
-        return measure(lambda done, of: progress.update(bar, completed=done, total=of))

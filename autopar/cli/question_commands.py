@@ -18,13 +18,13 @@ from rich.console import Console
 from autopar.cli.bound_plan import bound, given_options, needs_trust, says_its_model
 from autopar.cli.options import OUTPUT_FILE, parse_constraints, parse_dims, parse_mesh, read_cluster
 from autopar.cli.output import as_json_option, print_answer, print_document
-from autopar.cli.progress_line import progress_line
 from autopar.errors import ConfigurationError
 from autopar.explain.answers import Comparison, Explanations
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_summary import plan_columns, plan_row
 from autopar.plans.plan_text import matching_names
 from autopar.report.differences import changed_lines
+from autopar.report.progress_line import progress_line
 from autopar.report.terminal_tables import table
 
 PLAN_FILE = click.Path(dir_okay=False, path_type=Path)

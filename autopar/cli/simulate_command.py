@@ -18,7 +18,6 @@ from autopar.capture import Captures, normalize_example_inputs
 from autopar.cli.bound_plan import cluster_of, given_options, model_of, said_and_given
 from autopar.cli.options import OPTIMIZERS, OUTPUT_FILE
 from autopar.cli.output import as_json_option, print_document
-from autopar.cli.progress_line import progress_line
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.planner.batch.micro_batch_program import planned_parts
@@ -27,6 +26,7 @@ from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.program import MicroProgram, Program
 from autopar.questions import capture_model
 from autopar.report.measured import write_side_by_side
+from autopar.report.progress_line import progress_line
 from autopar.report.terminal_tables import table
 from autopar.request import Request
 from autopar.rules.learning import adopt_rules

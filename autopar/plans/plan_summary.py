@@ -56,10 +56,14 @@ def beside_known_plans(plan: PlanValue) -> str:
     if not plan.baselines:
         return proven
     best = min(priced, key=lambda known: known.predicted.step_seconds if known.predicted else 0.0, default=None)
+    late = sum(known.is_out_of_time for known in plan.baselines)
+    if late:
+        proven = f"{late} more were not priced, the time was over; {proven}" if priced else proven
     if best is None or best.predicted is None:
-        return f"none of {len(plan.baselines)} known plans runs; {proven}"
+        what = "was priced, the time was over" if late else "runs"
+        return f"none of {len(plan.baselines)} known plans {what}; {proven}"
     faster = best.predicted.step_seconds / plan.predicted.step_seconds - 1.0 if plan.predicted.step_seconds else 0.0
-    known = f"{best.name}, the best of {len(plan.baselines)} known plans"
+    known = f"{best.name}, the best of {len(plan.baselines) - late} known plans"
     if abs(faster) < LEAST_FASTER:
         return f"as fast as {known}; {proven}"
     if faster >= 1.0:
@@ -119,7 +123,8 @@ def _baseline_row(baseline: Baseline, rates: StepRates) -> tuple[str, ...]:
     name = (baseline.name, format_mesh(baseline.dims))
     cost = format_seconds(baseline.objective_seconds)
     if baseline.predicted is None:
-        return (*name, "does not run" if baseline.error else "not priced", "", "", "", cost)
+        impossible = baseline.error is not None and not baseline.is_out_of_time
+        return (*name, "does not run" if impossible else "not priced", "", "", "", cost)
     return (*name, *_figures(baseline.predicted, rates), cost)
 
 

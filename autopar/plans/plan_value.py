@@ -141,6 +141,10 @@ class Prediction:
     bytes_by_kind: Mapping[str, float] = field(default_factory=dict)
 
 
+OUT_OF_TIME = "not priced: the time was over"
+"""Error of a baseline that nothing speaks against."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """A baseline (DDP, ZeRO-3, Megatron) or the best of another mesh, priced by the same model; `error` says why it
@@ -152,6 +156,11 @@ class Baseline:
     bound_seconds: float | None = None
     predicted: Prediction | None = None
     error: str | None = None
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether it may run, and was not priced."""
+        return self.error == OUT_OF_TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -65,6 +66,11 @@ def ran(row: FrameworkRow, pool: Pool) -> RanRow:
     )  # fmt: skip
 
 
+def _without_places(text: str) -> str:
+    """Files of packages without the folder in which they are installed."""
+    return re.sub(r"/\S+?/(?=(?:accelerate|autopar|benchmarks|lightning|peft|torch|transformers)/)", "", text)
+
+
 def _runs(row: FrameworkRow, pool: Pool, *, ours: bool) -> list[Run] | str:
     """The run of every rank, or their error, on processes of its own."""
     with tempfile.TemporaryDirectory(prefix="autopar-row-") as folder:
@@ -73,7 +79,7 @@ def _runs(row: FrameworkRow, pool: Pool, *, ours: bool) -> list[Run] | str:
                 JOB, world_size=PROCESSES if ours else 1, timeout=SECONDS, name=row.name, ours=ours, folder=folder
             )
         except WorkerError as error:
-            return str(error).replace(f"{folder}/", "")
+            return _without_places(str(error).replace(f"{folder}/", ""))
         finally:
             pool.close()
     return found

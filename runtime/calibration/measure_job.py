@@ -37,6 +37,7 @@ from autopar.runtime.calibration.measuring_worker import (
     COLLECTIVES,
     Effort,
     census_points,
+    crowd,
     mean_over_ranks,
     operator_points,
 )
@@ -149,16 +150,11 @@ def _machine(step: Callable[[], None]) -> Profile:
 
 
 def _crowd() -> float:
-    """Seconds that pass per second of CPU time while every process computes, on average: 2 where a process gets half
-    a core, by the cores of its machine or by a limit that was set to it."""
-    matrix = torch.randn(WORK_ROWS, WORK_ROWS)
+    """`crowd` while every process computes, on average."""
     dist.barrier()
-    begin, busy = time.perf_counter(), time.thread_time()
-    while time.perf_counter() - begin < CROWD_SECONDS:
-        torch.mm(matrix, matrix)
-    found = torch.tensor([(time.perf_counter() - begin) / (time.thread_time() - busy)])
+    found = torch.tensor([crowd(CROWD_SECONDS)])
     dist.all_reduce(found)
-    return max(1.0, float(found) / dist.get_world_size())
+    return float(found) / dist.get_world_size()
 
 
 def collective(kind: str, group: dist.ProcessGroup, size: int) -> None:

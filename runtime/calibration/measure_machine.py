@@ -9,6 +9,7 @@ the overhead of an eager operator and the collectives, for 1, 2 and 4 processes 
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -38,7 +39,9 @@ from autopar.cost_models.operator_costs import STREAMING
 from autopar.errors import AutoparError
 from autopar.hardware.cluster import machine_name
 from autopar.hardware.devices import CollectiveFit, OperatorCurve
-from autopar.runtime.calibration.measuring_worker import COLLECTIVES, PROGRESS, WORLD_SIZES, Effort
+from autopar.runtime.calibration.measuring_worker import COLLECTIVES, CROWD, PROGRESS, WORLD_SIZES, Effort
+
+log = logging.getLogger(__name__)
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 
@@ -53,15 +56,23 @@ def no_progress(done: int, of: int) -> None:
 
 
 def calibrate(*, force: bool = False, effort: Effort = CAREFUL, on_progress: OnProgress = no_progress) -> Profile:
-    """The stored profile of this machine; measured (and stored) first where there is none, or with `force`.
+    """The stored profile of this machine; measured (and stored) first where there is none, where other processes took
+    part of the CPU while it was measured, or with `force`.
 
-    on_progress(done, of) is called while points are measured. Raises AutoparError where a measuring process fails, with
-    its output.
+    Of two that were measured on a busy machine the one with more of the CPU is kept. on_progress(done, of) is called
+    while points are measured. Raises AutoparError where a measuring process fails, with its output.
     """
     stored = None if force else load_profile()
-    if stored is not None:
+    if stored is not None and not stored.is_busy:
         return stored
     profile = profile_from_points(measure_points(effort=effort, on_progress=on_progress))
+    if profile.is_busy:
+        log.warning(
+            f"{profile.name} was busy while it was measured ({profile.busy_share:.0%} of the CPU went to other "
+            "processes): predictions will be off, and `autopar profile` measures again"
+        )
+    if stored is not None and stored.crowd < profile.crowd:
+        return stored
     save_profile(profile)
     return profile
 
@@ -128,6 +139,7 @@ def profile_from_points(points: Sequence[Measurement]) -> Profile:
         ceilings=tuple(_ceilings(points, census, world_size) for world_size in world_sizes),
         collectives=tuple(_group_fits(points)),
         points=tuple(points),
+        crowd=max((p.seconds for p in points if p.name == CROWD), default=1.0),
     )
 
 

@@ -45,6 +45,9 @@ WARMUP_CALLS = 2
 PROGRESS = ".progress"
 """Suffix of the file in which rank 0 leaves "done of", in points, beside its output."""
 CENSUS_WINDOW_SECONDS = 0.01
+CROWD = "crowd"
+"""Name of the points that hold what `crowd` found, in place of seconds."""
+BUSY_WINDOW_SECONDS = 0.3
 OVERHEAD_CALLS = 100
 """Calls of the tiny operator between two looks at the clock."""
 
@@ -132,6 +135,16 @@ def census_points(
         yield Measurement(name=CENSUS + sample.name, world_size=world_size, ranks=1, size=sample.work, seconds=median)
 
 
+def crowd(window_seconds: float) -> float:
+    """Seconds that pass per second of CPU time while this thread computes: 1 where it has a core to itself, 2 where it
+    gets half of one, by the cores of its machine, by a limit, or by other processes."""
+    matrix = torch.randn(WORK_ROWS, WORK_ROWS)
+    begin, busy = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - begin < window_seconds:
+        torch.mm(matrix, matrix)
+    return max(1.0, (time.perf_counter() - begin) / (time.thread_time() - busy))
+
+
 def collective_points(world_size: int, group: dist.ProcessGroup, effort: Effort) -> Iterator[Measurement]:
     """Time each collective within `group` while the other groups of `world_size` ranks do the same.
 
@@ -214,7 +227,10 @@ def measure(groups: dict[int, list[dist.ProcessGroup]], step: Callable[[], None]
         if own:
             points += operator_points(world_size, partial(dist.barrier, own[0]), effort)
             if _takes_census(world_size):
+                found = [crowd(BUSY_WINDOW_SECONDS)]
                 points += census_points(step, effort, world_size)
+                found.append(crowd(BUSY_WINDOW_SECONDS))
+                points.append(Measurement(name=CROWD, world_size=world_size, ranks=1, size=0, seconds=max(found)))
         if world_size > 1:
             for group in own:
                 points += collective_points(world_size, group, effort)

@@ -16,7 +16,7 @@ from autopar.plans.plan_summary import (
     plan_columns,
     plan_rows,
 )
-from autopar.plans.plan_value import Prediction
+from autopar.plans.plan_value import OUT_OF_TIME, Prediction
 from tests.plans.test_plan_text import small_plan
 
 INPUTS = {"mask": [[16, 128, 128], "torch.bool"], "input_ids": [[16, 128], "torch.int64"]}
@@ -67,6 +67,19 @@ def test_the_second_line_compares_with_the_best_known_plan_that_runs() -> None:
     assert beside_known_plans(equal).startswith("as fast as ZeRO-3")
     assert beside_known_plans(replace(plan, baselines=plan.baselines[1:])).startswith("none of 1 known plans runs")
     assert beside_known_plans(replace(plan, baselines=())) == "proven optimal on this mesh"
+
+
+def test_known_plans_that_were_not_priced_in_time_are_not_said_to_fail() -> None:
+    plan = small_plan()
+    late = replace(plan.baselines[1], error=OUT_OF_TIME)
+    some = replace(plan, baselines=(plan.baselines[0], late))
+    assert beside_known_plans(some) == (
+        "56 % faster than ZeRO-3, the best of 1 known plans; 1 more were not priced, the time was over; "
+        "proven optimal on this mesh"
+    )
+    none = beside_known_plans(replace(plan, baselines=(late,)))
+    assert none == "none of 1 known plans was priced, the time was over; proven optimal on this mesh"
+    assert [row[2] for row in plan_rows(some)][1:] == ["20 ms", "not priced"]
 
 
 def test_the_gap_over_all_meshes_is_named_where_it_is_larger() -> None:

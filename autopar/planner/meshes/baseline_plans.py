@@ -19,7 +19,7 @@ from autopar.planner.one_mesh.mesh_plan import Candidate, plan_on_mesh
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.limits import LIMITS
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_value import Baseline
+from autopar.plans.plan_value import OUT_OF_TIME, Baseline
 from autopar.request.constraints import Constraints
 
 Shapes: TypeAlias = Collection[tuple[int, ...]]
@@ -69,7 +69,7 @@ def solved_baselines(query: Query, shapes: Shapes | None, below: float = math.in
     found: dict[str, Candidate | InfeasibleError] = {}
     for name, mesh in baseline_meshes(query.cluster, shapes).items():
         if query.deadline.left() <= 0.0:
-            found[name] = InfeasibleError("not priced: the time was over")
+            found[name] = InfeasibleError(OUT_OF_TIME)
             continue
         try:
             found[name] = plan_on_mesh(free, mesh, below)

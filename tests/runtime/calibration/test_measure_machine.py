@@ -1,13 +1,15 @@
+from dataclasses import replace
+
 import pytest
 
 from autopar.cost_models.collective_costs import collective_seconds
-from autopar.cost_models.machine_profile import CENSUS, Measurement, load_profile
+from autopar.cost_models.machine_profile import CENSUS, Measurement, cluster_from_profile, load_profile, save_profile
 from autopar.cost_models.operator_costs import OPTIMIZER, STREAMING
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.runtime.calibration import measure_machine as calibration
 from autopar.runtime.calibration.measure_machine import calibrate, profile_from_points, tables
-from autopar.runtime.calibration.measuring_worker import COLLECTIVES, WORLD_SIZES, Effort
+from autopar.runtime.calibration.measuring_worker import COLLECTIVES, CROWD, WORLD_SIZES, Effort
 
 QUICK = Effort(passes=1, operator_seconds=0.002, census_calls=(1, 1), collective_calls=1, lone_layers=1)
 """Everything is measured; how well is no question of this test."""
@@ -26,11 +28,40 @@ def test_operators_are_scaled_where_only_one_process_was_measured_alone() -> Non
     assert profile.ceilings[0].memory_bytes_per_second == pytest.approx(1e10)
 
 
+def points(crowd: float, seconds: float) -> list[Measurement]:
+    return [
+        *[Measurement(name="matmul", world_size=size, ranks=1, size=256, seconds=seconds) for size in (1, 2)],
+        Measurement(name=CENSUS + STREAMING, world_size=1, ranks=1, size=3e6, seconds=3e-4),
+        *[
+            Measurement(name=kind, world_size=2, ranks=2, size=size, seconds=seconds)
+            for kind in COLLECTIVES
+            for size in (1e3, 1e6)
+        ],
+        *[Measurement(name=CROWD, world_size=size, ranks=1, size=0, seconds=crowd / size) for size in (1, 2)],
+    ]
+
+
+def test_a_profile_of_a_busy_machine_is_marked_and_measured_again(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    found = iter([points(1.5, 1e-3), points(2.0, 2e-3), points(1.02, 4e-4)])
+    monkeypatch.setattr(calibration, "measure_points", lambda **_: next(found))
+    first = calibrate()
+    assert first.crowd == 1.5
+    assert "was busy while it was measured (33% of the CPU went to other processes)" in caplog.text
+    assert cluster_from_profile(first, 1).profile.endswith(", while others took 33% of the CPU")
+    assert calibrate() == first  # the second was measured in an even busier hour
+    idle = calibrate()
+    assert (idle.crowd, idle.is_busy) == (1.02, False)
+    assert load_profile() == calibrate() == idle
+    assert cluster_from_profile(idle, 1).profile == f"measured: {idle.name}, {idle.date}"
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_machine_is_measured_once_and_its_cluster_is_detected_afterwards(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
-    profile = calibrate(effort=QUICK)
+    profile = replace(calibrate(effort=QUICK), crowd=1.0)  # however busy the machine of this test is
+    save_profile(profile)
     assert [c.world_size for c in profile.ceilings] == list(WORLD_SIZES)
     assert {(g.world_size, g.fit.ranks, g.fit.kind) for g in profile.collectives} == {
         (world_size, ranks, kind) for world_size, ranks in ((2, 2), (4, 2), (4, 4)) for kind in COLLECTIVES

@@ -17,6 +17,7 @@ from autopar.runtime.calibration.measuring_worker import (
     OVERHEAD_CALLS,
     Effort,
     census_points,
+    crowd,
     operator_points,
 )
 from autopar.runtime.calibration.product_census import Sample
@@ -77,3 +78,12 @@ def test_caches_are_cold_before_every_call_of_the_census(monkeypatch: pytest.Mon
     points = list(census_points(lambda: None, Effort(census_calls=(2, 2))))
     assert [point.size for point in points] == [1.0]
     assert done == ["relu", *["cold", "relu", "relu"] * 2]
+
+
+def test_a_crowd_is_what_passes_per_second_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that computes half of the time."""
+    passed = iter(range(100))
+    monkeypatch.setattr(measuring_worker.time, "perf_counter", lambda: float(next(passed)))
+    cpu = iter([0.0, 2.5])
+    monkeypatch.setattr(measuring_worker.time, "thread_time", lambda: next(cpu))
+    assert crowd(3.0) == pytest.approx(4.0 / 2.5)

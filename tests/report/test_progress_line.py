@@ -8,7 +8,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from autopar.cli.progress_line import FIRST, ProgressLine, progress_line
+from autopar.report.progress_line import FIRST, ProgressLine, progress_line
 from autopar.timing import phase
 
 log = logging.getLogger("autopar.somewhere")
