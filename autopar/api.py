@@ -39,6 +39,8 @@ from autopar.request import LossFunction, Request
 from autopar.request.argument_types import check_arguments
 from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
+from autopar.rules.engine import take_rules
+from autopar.rules.learning import adopt_rules
 from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
 from autopar.runtime.emit_step import emit_step
 from autopar.runtime.guards.beats import PATIENCE
@@ -75,6 +77,7 @@ def compile(
     differentiable: Sequence[str] = (),
     verify: bool = False,
     strict: bool = False,
+    discover: bool = False,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -107,6 +110,8 @@ def compile(
     differentiable: outputs beside the losses whose gradient is wanted, by name ("logits", "1", "hidden_states"); losses
         are the loss and every further 0-dim output. Such a step is not cut into micro-batches or stages.
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
+    discover: look for rules of operators that have none by executing them, on rank 0, in a child process; what is found
+        and proven stands in the plan (`plan.discovered`) and is kept on disk.
     mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
     micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.
@@ -154,6 +159,7 @@ def compile(
         batch_dims=batch_dims,
         differentiable=differentiable,
         strict=strict,
+        discover=discover,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -205,6 +211,7 @@ def plan(
     batch_dims: Mapping[str, int | None] | None = None,
     differentiable: Sequence[str] = (),
     strict: bool = False,
+    discover: bool = False,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -231,6 +238,7 @@ def plan(
         batch_dims=batch_dims,
         differentiable=differentiable,
         strict=strict,
+        discover=discover,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -300,7 +308,10 @@ class Journey:
         )
         agree_on_fingerprint(fingerprint(captured.program))
         chosen = self._plan(captured, pinned)  # enumerate, price, solve
+        _agree_on_rules(chosen, captured.program)
         parts = attempt_on_all(lambda: _in_parts(captured.program, chosen, captured), "micro-batches")
+        if parts is not None:
+            _agree_on_rules(chosen, parts.program)
         if chosen is self.given:
             _check_plan(chosen, captured.program if parts is None else parts.program)
         processes = groups or _processes_of(chosen, _device_type(model))
@@ -321,6 +332,12 @@ class Journey:
         return Plan.from_json(
             from_first_rank(lambda: plan_program(captured.program, self.request, captured).to_json(), "the plan")
         )
+
+
+def _agree_on_rules(chosen: Plan, program: Program) -> None:
+    """Take the rules that were discovered for calls of the program: rank 0 proves those it did not find itself."""
+    if chosen.discovered:
+        take_rules(from_first_rank(lambda: adopt_rules(program, chosen.discovered), "discovered rules"))
 
 
 def _processes_of(chosen: Plan, device_type: str) -> ProcessGroups:

@@ -29,7 +29,8 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import PipelinePlan
 from autopar.program import Program
 from autopar.request import Request
-from autopar.rules.engine import registered_rules
+from autopar.rules.engine import discovered_rules, registered_rules
+from autopar.rules.learning import adopt_rules, learn_rules
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import world_size
 from autopar.runtime.step.batches import input_leaves, ordered, route
@@ -37,6 +38,8 @@ from autopar.schedules.list_scheduler import TIMED_FAMILIES
 from autopar.timing import phase
 
 log = logging.getLogger(__name__)
+
+LOOK_FOR_RULES = "discover=True (--discover) looks for rules by executing them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,15 +109,44 @@ def capture_program(
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RuleBook:
+    """A `Recapture` that learns rules for the operators of what it captures that have none, where that is asked for.
+
+    found: call -> discovered rule, of all programs so far. is_new: whether the first program brought some."""
+
+    recapture: Recapture
+    discover: bool
+    found: dict[str, str | None]
+    is_new: bool
+
+    @staticmethod
+    def of(program: Program, discover: bool, recapture: Recapture) -> RuleBook:
+        """The book of a program, and of what is captured at other sizes of its batch."""
+        before = discovered_rules(program)
+        found = dict(learn_rules(program)) if discover else before
+        return RuleBook(recapture=recapture, discover=discover, found=found, is_new=found != before)
+
+    def at_batch(self, size: int) -> Program:
+        """The program at another size of its batch."""
+        program = self.recapture.at_batch(size)
+        self.found.update(learn_rules(program) if self.discover else discovered_rules(program))
+        return program
+
+
 def plan_program(program: Program, request: Request, recapture: Recapture, kept: ProgramCache | None = None) -> Plan:
     """A plan for a request, from its cache where it has one. kept: results of earlier questions about the program."""
+    rules = RuleBook.of(program, request.discover, recapture)
+    if rules.is_new and kept is not None:
+        kept.forget()
     path = _cache_path(program, request)
     if path is not None and path.exists():
         known = Plan.load(path)
-        _report_uncovered(known, request.strict)
+        adopt_rules(program, known.discovered)
+        _report_uncovered(known, request)
         return known
-    chosen = make_plan(program, request, recapture=recapture, kept=kept)
-    _report_uncovered(chosen, request.strict)
+    chosen = replace(make_plan(program, request, recapture=rules, kept=kept), discovered=rules.found)
+    _report_uncovered(chosen, request)
     if path is not None:
         write_atomically(path, chosen.to_json())
     return chosen
@@ -146,7 +178,8 @@ def plan_again(program: Program, request: Request, pinned: Plan, recapture: Reca
         with_baselines=False,
         mode=request.mode,
     )
-    return make_plan(program, again, recapture=recapture)
+    rules = RuleBook.of(program, request.discover or bool(pinned.discovered), recapture)
+    return replace(make_plan(program, again, recapture=rules), discovered=rules.found)
 
 
 def _same_stages(pinned: Plan, pipeline: PipelinePlan, batch: int | None) -> Plan:
@@ -175,6 +208,8 @@ def _cache_path(program: Program, request: Request) -> Path | None:
         request.time_limit,
         request.recompute,
         registered_rules(program),
+        request.discover,
+        discovered_rules(program),
     ]
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
     return Path(request.cache_dir) / f"plan-{digest[:24]}.json"
@@ -185,16 +220,17 @@ def _name_of(optimizer: Any) -> str:
     return getattr(kind, "__qualname__", repr(kind))
 
 
-def _report_uncovered(chosen: Plan, strict: bool) -> None:
+def _report_uncovered(chosen: Plan, request: Request) -> None:
     if not chosen.uncovered:
         return
     lines = ", ".join(f"{name} ({seconds * 1e3:.3f} ms)" for name, seconds in sorted(chosen.uncovered.items()))
-    if strict:
+    looked = "discover=True found none, the log says why" if request.discover else LOOK_FOR_RULES
+    if request.strict:
         raise UnsupportedOperatorError(
-            f"operators without a sharding rule (strict=True): {lines}; `autopar rules discover LIBRARY::OPERATOR "
-            "--example '...'` proposes one, autopar.register_rule adds it"
+            f"operators without a sharding rule (strict=True): {lines}; {looked}; `autopar rules discover "
+            "LIBRARY::OPERATOR --example '...'` proposes one, autopar.register_rule adds it"
         )
-    log.warning("operators without a sharding rule run whole on every device, predicted cost: %s", lines)
+    log.warning("operators without a sharding rule run whole on every device, predicted cost: %s; %s", lines, looked)
 
 
 def as_cluster(cluster: Cluster | str | None) -> Cluster:

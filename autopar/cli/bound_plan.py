@@ -133,5 +133,5 @@ def asked(said: Mapping[str, Any]) -> dict[str, Any]:
     the memory limit is all that is known."""
     if "cluster_text" not in said:
         return {}
-    arguments = planning_arguments({"memory_limit": None, "constraints": (), **said})
+    arguments = planning_arguments({"memory_limit": None, "constraints": (), "discover": False, **said})
     return {**arguments, "mode": said.get("mode", "default")}

@@ -93,6 +93,7 @@ def _priced(plan: Plan, uniform: UniformPlan, trust: bool) -> Plan:
         optimizer=arguments["optimizer"],
         precision=plan.precision,
         memory_limit=arguments["memory_limit"],
+        discover=arguments["discover"],
         micro_batches=uniform.micro_batches if uniform.micro_batches > 1 else None,
         schedule=uniform.schedule,
     )

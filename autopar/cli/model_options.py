@@ -20,6 +20,9 @@ def model_options(command: Command) -> Command:
             "--constraint", "constraints", multiple=True,
             help="PATTERN=R, PATTERN:AXIS=S(0), PATTERN:recompute=full, or no_replicated_compute.",
         ),
+        click.option(
+            "--discover", is_flag=True, help="Look for rules of operators that have none, by executing them."
+        ),
         click.option("--recompute", type=OneOf(get_args(Recompute)), help="Default: as memory asks."),
         click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),
         click.option(

@@ -73,7 +73,7 @@ def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "mesh": parse_mesh(options["mesh"]),
         "dims": parse_dims(options["dims"]),
         "constraints": parse_constraints(options["constraints"]),
-        **{name: options[name] for name in ("memory_limit", "micro_batches", "schedule", "recompute")},
+        **{name: options[name] for name in ("memory_limit", "micro_batches", "schedule", "recompute", "discover")},
     }
 
 

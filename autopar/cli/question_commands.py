@@ -92,6 +92,7 @@ def memory(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
 @click.option("--mesh", help="Sizes of the axes: 2,8.")
 @click.option("--constraint", "constraints", multiple=True, help="PATTERN=R, PATTERN:AXIS=S(0), ...")
 @click.option("--micro-batches", type=click.IntRange(min=1), help="Parts of the batch.")
+@click.option("--discover", is_flag=True, help="Look for rules of operators that have none, by executing them.")
 @click.option("--on", "other_cluster", help='Another cluster: "4x8 H100-SXM".')
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
 @given_options
@@ -103,6 +104,7 @@ def what_if(
     mesh: str | None,
     constraints: tuple[str, ...],
     micro_batches: int | None,
+    discover: bool,
     other_cluster: str | None,
     output: Path | None,
     as_json: bool,
@@ -112,7 +114,13 @@ def what_if(
 
     Example: autopar what-if plan.json --dims dp_shard=-1 -o fsdp.json
     """
-    words = {"memory_limit": memory_limit, "dims": dims, "mesh": mesh, "micro_batches": micro_batches}
+    words = {
+        "memory_limit": memory_limit,
+        "dims": dims,
+        "mesh": mesh,
+        "micro_batches": micro_batches,
+        "discover": discover or None,
+    }
     changes: dict[str, Any] = {name: word for name, word in words.items() if word is not None}
     changes |= {"dims": parse_dims(dims)} if dims else {}
     changes |= {"mesh": parse_mesh(mesh)} if mesh else {}
@@ -120,7 +128,7 @@ def what_if(
     changes |= {"cluster": read_cluster(other_cluster)} if other_cluster else {}
     if not changes:
         raise ConfigurationError(
-            "what if what? Give --memory-limit, --dims, --mesh, --constraint, --micro-batches or --on"
+            "what if what? Give --memory-limit, --dims, --mesh, --constraint, --micro-batches, --discover or --on"
         )
     with progress_line():
         asked = bound(path, given)

@@ -29,6 +29,7 @@ from autopar.report.measured import write_side_by_side
 from autopar.report.progress_line import progress_line
 from autopar.report.terminal_tables import table
 from autopar.request import Request
+from autopar.rules.learning import adopt_rules
 from autopar.simulation.played_plan import Simulation, simulate_plan
 
 COLUMNS = ("", "simulated", "predicted by the planner")
@@ -78,9 +79,12 @@ def program_of(plan: Plan, given: Mapping[str, Any], cluster: Cluster) -> Progra
     model, inputs = model_of(plan, given)
     request = Request(cluster=cluster, precision=said_and_given(plan, given).get("precision"))
     captured = capture_model(model, *normalize_example_inputs(inputs), request, Captures())
+    adopt_rules(captured.program, plan.discovered)
     if plan.in_one_part:
         return captured.program
-    return planned_parts(captured.program, plan.micro_batches, captured)
+    parts = planned_parts(captured.program, plan.micro_batches, captured)
+    adopt_rules(parts.program, plan.discovered)
+    return parts
 
 
 def document(found: Simulation) -> dict[str, Any]:

@@ -26,11 +26,12 @@ from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram
 from autopar.questions import as_cluster
 from autopar.request import Request
+from autopar.rules.learning import adopt_rules
 
 WISHES = frozenset(
     {
         "cluster", "mesh", "dims", "memory_limit", "constraints", "micro_batches", "schedule", "recompute", "mode",
-        "time_limit",
+        "time_limit", "discover",
     }
 )  # fmt: skip
 """What `what_if` takes."""
@@ -43,8 +44,10 @@ def remembering(plan: Plan, source: Source) -> Plan:
 
 def bound(plan: Plan, source: Source) -> Plan:
     """A plan of unknown origin with this source. Raises PlanMismatchError for the plan of another program."""
+    adopt_rules(source.program, plan.discovered)
     found = source.program_of(plan)
     program = found.program if isinstance(found, MicroProgram) else found
+    adopt_rules(program, plan.discovered)
     mark = fingerprint(program)
     if plan.fingerprint != mark:
         raise PlanMismatchError(
@@ -78,7 +81,8 @@ class Remembered:
 
     def edit(self, plan: Plan, changes: Mapping[str, object]) -> Plan:
         """The plan with these choices fixed and the others made again."""
-        return remembering(edited(self.source, plan, changes), self.source)
+        found = edited(self.source, plan, changes)
+        return remembering(replace(found, discovered=plan.discovered), self.source)
 
     def code(self, plan: Plan, rank: int) -> RankProgram:
         """What one rank runs, as Python."""

@@ -21,6 +21,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import CapturedModel, plan_program
 from autopar.request import Request
+from autopar.rules.learning import learn_rules
 
 KEPT_MESHES = 32
 """Problems that are kept for the next question; those of a large model take some hundred MB each."""
@@ -65,7 +66,10 @@ class Source:
         captured = CapturedModel(
             program=self.program, model=model, args=args, kwargs=kwargs, request=self.request, captures=self.captures
         )
-        return captured.at_batch(size)
+        program = captured.at_batch(size)
+        if self.request.discover:
+            learn_rules(program)
+        return program
 
     def in_parts(self, count: int) -> MicroProgram:
         """The program of one of `count` micro-batches. Raises PlanMismatchError where the model does not run so."""

@@ -78,6 +78,7 @@ class Planner:
         mode: Mode = "default",
         time_limit: float | None = None,
         warm_start: Plan | str | Path | None = None,
+        discover: bool = False,
         with_baselines: bool = False,
     ) -> Plan:
         """The best plan under these restrictions; each question stands for itself, nothing is carried over.
@@ -96,6 +97,7 @@ class Planner:
             mode=mode,
             time_limit=time_limit,
             warm_start=warm_start or self._last,
+            discover=discover,
             with_baselines=with_baselines,
         )
         with without_wrappers(self._model):

@@ -160,7 +160,7 @@ def legend(plan: PlanValue) -> str:
 
 def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
     """Lines that belong under the table: cluster, parts of the step, largest memory, why baselines do not run,
-    uncovered operators, notes. verbose: what the search counted, too."""
+    uncovered operators, discovered rules, notes. verbose: what the search counted, too."""
     gap = f"gap {plan.gap:.1e}" if plan.gap > ROUNDING else "gap 0"
     lines = [
         f"cluster {plan.cluster}, priced by {plan.profile}",
@@ -184,6 +184,7 @@ def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
         lines.extend(f"{name}: {_number(value)}" for name, value in plan.statistics.items())
     for operator, seconds in plan.uncovered.items():
         lines.append(f"no rule for {operator}: replicated, +{format_seconds(seconds)} per step")
+    lines.extend(f"rule discovered for {call}: {rule}" for call, rule in plan.discovered.items() if rule is not None)
     return [*lines, *plan.notes]
 
 

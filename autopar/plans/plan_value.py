@@ -175,7 +175,7 @@ class PlanValue:
     leave out, as it runs beside computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th
     of the batch, and a step runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout
     is one on the other axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of
-    each, and `num_ranks` counts devices."""
+    each, and `num_ranks` counts devices. `discovered`: call -> rule that was found by execution, None: none holds."""
 
     mesh: Mesh
     parameters: Mapping[str, ParameterPlan]
@@ -202,6 +202,7 @@ class PlanValue:
     baselines: tuple[Baseline, ...] = ()
     alternatives: tuple[Baseline, ...] = ()
     uncovered: Mapping[str, float] = field(default_factory=dict)
+    discovered: Mapping[str, str | None] = field(default_factory=dict)
     statistics: Mapping[str, float | int | str] = field(default_factory=dict)
     explanations: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -56,6 +56,7 @@ class Request:
     batch_dims: Mapping[str, int | None] | None = None
     differentiable: Sequence[str] = ()
     strict: bool = False
+    discover: bool = False
     mode: Mode = "default"
     cache_dir: str | Path | None = None
     micro_batches: int | None = None

@@ -39,6 +39,12 @@ class Call:
         """Tensor operands in the order of `tensor_operands`."""
         return tuple(_leaves((self.args, tuple(value for _, value in self.kwargs))))
 
+    @cached_property
+    def text(self) -> str:
+        """The call in one line: operator, dtypes and shapes, attributes."""
+        named = [f"{name}={_text(value)}" for name, value in self.kwargs]
+        return f"{self.target}({', '.join([*map(_text, self.args), *named])})"
+
     def argument(self, name: str) -> Any:
         """Value of the argument `name`, its default where it is not given. Raises KeyError for an unknown name."""
         for key, value in self.kwargs:
@@ -46,6 +52,14 @@ class Call:
                 return value
         position, default = argument_slot(self.target, name)
         return self.args[position] if position < len(self.args) else default
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, TensorSpec):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return repr(value)
 
 
 def _leaves(value: Any) -> Iterator[TensorSpec]:

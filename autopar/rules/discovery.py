@@ -18,9 +18,11 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,11 @@ from autopar.rules.registration import find_operator
 log = logging.getLogger(__name__)
 
 MAX_TRIALS = 4096
-_VERSION = 1  # of the search: part of the cache key
+LEAST_FINITE = 4
+"""One of so many values of a result must be finite: NaN equals NaN, however the operands were cut."""
+MOST_PATTERNS = 6
+"""Of more float operands than this, linear in which together is tried for each alone and for all."""
+_VERSION = 2  # of the search: part of the cache key
 _REDUCTIONS = ("sum", "max", "min")
 Cut = tuple[int | None, ...]  # per tensor operand: the dim that is cut
 Outcome = tuple[int | str, ...]  # per tensor result: the dim along which parts concatenate, a reduction, or "-": equal
@@ -69,26 +75,42 @@ def discover(name: str, example: Sequence[Any] | None = None, *, use_cache: bool
     """Propose a rule for the operator `name` ("lib::op[.overload]") from positional example arguments.
 
     example: float tensors with distinct values of both signs; dims whose sizes 2 or 3 divide are tried (6 and 12 are
-    good sizes). Without it, small shapes are tried until the operator runs. The result is cached by operator, torch
-    version and example shapes, and is not registered: pass it to `register_rule`. Raises ConfigurationError for
-    operators and examples that are refused (see the module), and where no example can be made up.
+    good sizes). Without it, small shapes are tried until the operator runs. The result is cached by operator, versions
+    of torch and of the operator's package, and example shapes, and is not registered: pass it to `register_rule`.
+    Raises ConfigurationError for operators and examples that are refused (see the module), and where no example can be
+    made up.
     """
     target = find_operator(name)
+    return search_rule(target, made_up_example(target) if example is None else tuple(example), use_cache=use_cache)
+
+
+def search_rule(target: Any, arguments: tuple[Any, ...], *, use_cache: bool = True) -> Discovery:
+    """`discover` for an operator in hand."""
     _check_tags(target)
-    arguments = made_up_example(target) if example is None else tuple(example)
     _check_example(target, arguments)
     path = _cache_path(target, arguments)
     if use_cache and path.exists():
-        log.info("rule of %s: taken from %s", name, path)
+        log.info("rule of %s: taken from %s", target, path)
         return read_discovery(path, str(target))
     cuts = list(_cuts(arguments))
-    log.info("rule of %s: %d ways to cut its operands are tried in a child process", name, len(cuts))
+    log.info("rule of %s: %d ways to cut its operands are tried in a child process", target, len(cuts))
     outcomes, crashes = run_in_child(lambda index: _trial(target, arguments, cuts[index]), len(cuts))
     found = [(cut, outcome) for cut, outcome in zip(cuts, outcomes, strict=True) if outcome is not None]
-    rule = run_in_child(lambda _: _compose(target, arguments, found), 1)[0][0] if found else None
+    rule = _composed(target, arguments, found) if found else None
     discovery = Discovery(operator=str(target), rule=rule, trials=len(cuts), crashes=crashes)
-    write_atomically(path, json.dumps(asdict(discovery)).encode())
+    try:
+        write_atomically(path, json.dumps(asdict(discovery)).encode())
+    except ConfigurationError as error:
+        log.warning("the rule of %s is not kept for the next time: %s", target, error)
     return discovery
+
+
+def _composed(target: Any, arguments: tuple[Any, ...], found: Sequence[tuple[Cut, Outcome]]) -> str | None:
+    (rule,), crashes = run_in_child(lambda _: _compose(target, arguments, found), 1)
+    if crashes:
+        raise ConfigurationError(f"{target} crashes, or hangs, while the splits that hold are put together")
+    assert rule is None or isinstance(rule, str)
+    return rule
 
 
 def read_discovery(path: Path, operator: str) -> Discovery:
@@ -129,7 +151,7 @@ def _check_example(target: Any, arguments: tuple[Any, ...]) -> None:
     outcome, crashes = run_in_child(lambda _: _misbehaviour(target, arguments), 1)
     if crashes or outcome[0]:
         raise ConfigurationError(
-            f"{target} {outcome[0] or 'crashes on the example'}: no rule can be discovered by trying"
+            f"{target} {outcome[0] or 'crashes, or hangs, on the example'}: no rule can be discovered by trying"
         )
 
 
@@ -145,7 +167,19 @@ def _misbehaviour(target: Any, arguments: tuple[Any, ...]) -> str:
     if not all(torch.equal(a, b) for a, b in zip(before, _tensors(arguments), strict=True)):
         return "changes its operands"
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, Tensor)]
-    return "" if all(equal_values(a, b) for a, b in pairs) else "gives another result each time"
+    if not all(equal_values(a, b) for a, b in pairs):
+        return "gives another result each time"
+    return next(filter(None, map(_says_nothing, first)), "")
+
+
+def _says_nothing(result: Any) -> str:
+    """Why every split would look right by this result; empty if it would not."""
+    if not isinstance(result, Tensor) or result.numel() < 2:
+        return ""
+    if bool((result == result.flatten()[0]).all()):
+        return "gives one value everywhere"
+    finite = int(torch.isfinite(result).sum())
+    return "" if finite * LEAST_FINITE >= result.numel() else f"gives only {finite} finite of {result.numel()} values"
 
 
 def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
@@ -155,17 +189,15 @@ def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
 def _cuts(arguments: tuple[Any, ...]) -> Iterator[Cut]:
     """Every choice of one dim, or none, per tensor operand; the chosen ones have one size that 2 or 3 divides."""
     shapes = [tuple(x.shape) for x in _tensors(arguments)]
-    if (
-        sum(1 for _ in itertools.islice(itertools.product(*[range(len(s) + 1) for s in shapes]), MAX_TRIALS + 1))
-        > MAX_TRIALS
-    ):
+    sizes = sorted({size for shape in shapes for size in shape if size and any(size % p == 0 for p in NUM_PARTS)})
+    choices = {n: [(None, *(dim for dim, size in enumerate(shape) if size == n)) for shape in shapes] for n in sizes}
+    ways = sum(math.prod(map(len, dims)) - 1 for dims in choices.values())
+    if ways > MAX_TRIALS:
         raise ConfigurationError(
-            f"{len(shapes)} operands can be cut in more than {MAX_TRIALS} ways; write the rule by hand"
+            f"{len(shapes)} operands can be cut in {ways} ways, {MAX_TRIALS} are tried at most; write the rule by hand"
         )
-    for cut in itertools.product(*[(None, *range(len(shape))) for shape in shapes]):
-        sizes = {shape[dim] for shape, dim in zip(shapes, cut, strict=True) if dim is not None}
-        if len(sizes) == 1 and any(size % parts == 0 and size >= parts for size in sizes for parts in NUM_PARTS):
-            yield cut
+    for dims in choices.values():
+        yield from (cut for cut in itertools.product(*dims) if any(dim is not None for dim in cut))
 
 
 def _trial(target: Any, arguments: tuple[Any, ...], cut: Cut) -> Outcome | None:
@@ -265,12 +297,18 @@ def _compose(target: Any, arguments: tuple[Any, ...], found: Sequence[tuple[Cut,
                 chosen.append((cut, outcome))
     if not chosen:
         return None
-    floats = [x.is_floating_point() for x in _tensors(arguments)]
-    patterns = [marks for marks in itertools.product((True, False), repeat=len(floats)) if any(marks)]
-    fitting = [m for m in patterns if all(f or not x for f, x in zip(floats, m, strict=True))]
+    floats = [x.is_floating_point() or x.is_complex() for x in _tensors(arguments)]
+    fitting = [m for m in _patterns(len(floats)) if all(f or not x for f, x in zip(floats, m, strict=True))]
     linear = [marks for marks in fitting if is_linear(target, arguments, results, marks)]
     text = _text(arguments, results, chosen, linear)
     return text if _holds(target, arguments, results, text) else _text(arguments, results, chosen, ())
+
+
+def _patterns(count: int) -> list[tuple[bool, ...]]:
+    """Which operands an operator may be linear in together."""
+    if count > MOST_PATTERNS:
+        return [(True,) * count, *(tuple(i == alone for i in range(count)) for alone in range(count))]
+    return [marks for marks in itertools.product((True, False), repeat=count) if any(marks)]
 
 
 def _preference(candidate: tuple[Cut, Outcome]) -> tuple[int, int, tuple[int, ...]]:
@@ -337,6 +375,15 @@ def _cache_path(target: Any, arguments: tuple[Any, ...]) -> Path:
         f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, Tensor) else repr(leaf)
         for leaf in pytree.tree_leaves(arguments)
     ]
-    question = [_VERSION, torch.__version__, str(target._schema), described]
+    versions = [_VERSION, torch.__version__, _package_version(target)]
+    question = [*versions, str(target._schema), described, *getattr(target, "names", ())]
     digest = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:24]
     return cache_directory() / "rules" / f"{target!s}-{digest}.json"
+
+
+def _package_version(target: Any) -> str:
+    """Version of the package that is called as the operator's library is; empty where there is none."""
+    try:
+        return version(str(target).partition(".")[0])
+    except PackageNotFoundError:
+        return ""

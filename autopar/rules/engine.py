@@ -2,14 +2,15 @@
 
     rule_for(node)  ->  Rule, or None: the operator has no rule and appears in `uncovered`
 
-Rules come from the tables, from `register_rule`, or, for operators that torch tags as pointwise, from `POINTWISE`.
-A rule depends on shapes and attributes only and is derived once per distinct call.
+Rules come from the tables, from `register_rule`, or, for operators that torch tags as pointwise, from `POINTWISE`; a
+call that has none of these has the one that was discovered for it, if any (`learning`). A rule depends on shapes and
+attributes only and is derived once per distinct call.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -77,6 +78,22 @@ def add_rule(name: str, text: str) -> None:
     rule_of.cache_clear()
 
 
+_DISCOVERED: dict[str, str | None] = {}  # by `Call.text`; None: none was found. Filled by `take_rules` only
+
+
+def take_rules(found: Mapping[str, str | None]) -> None:
+    """Take rules that were discovered and proven for calls, by `Call.text`."""
+    _DISCOVERED.update(found)
+    rule_of.cache_clear()
+
+
+def discovered_rules(program: Program) -> dict[str, str | None]:
+    """`Call.text` -> what was discovered, for calls of the program that have no other rule; never tried: absent."""
+    if not _DISCOVERED:
+        return {}
+    return {text: _DISCOVERED[text] for text in sorted(undescribed(program)) if text in _DISCOVERED}
+
+
 def registered_rules(program: Program) -> dict[str, str]:
     """Operator -> rule of those operators of the program whose rule comes from a user."""
     names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
@@ -110,6 +127,12 @@ def rule_of(call: Call) -> Rule | None:
 
 def rule_text(call: Call) -> str | None:
     """The string from which the rule of `call` is made."""
+    text = _described_text(call)
+    return _DISCOVERED.get(call.text) if text is None and _DISCOVERED else text
+
+
+def _described_text(call: Call) -> str | None:
+    """What a user or the table says of `call`."""
     entry = table_entry(call.target)
     return entry(call) if callable(entry) else entry
 
@@ -143,12 +166,19 @@ def table_key(target: Any) -> str | None:
 
 def uncovered(program: Program) -> dict[str, fx.Node]:
     """Operator name -> node of every operator with a tensor output that has no rule."""
-    return {
-        node.meta["operator"]: node
-        for node in program.graph.nodes
-        if node.op == "call_function"
-        and node.target is not operator.getitem
-        and not is_view(node)
-        and any(isinstance(output, TensorSpec) for output in call_of(node).outputs)
-        and rule_for(node) is None
-    }
+    return {node.meta["operator"]: node for node in _deciding(program) if rule_for(node) is None}
+
+
+def undescribed(program: Program) -> dict[str, Call]:
+    """`Call.text` -> call with a tensor output for which neither a user nor the table has a rule."""
+    calls = set(map(call_of, _deciding(program)))
+    return {call.text: call for call in calls if _described_text(call) is None}
+
+
+def _deciding(program: Program) -> Iterator[fx.Node]:
+    """Nodes that carry a decision: calls with a tensor output that are no views."""
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem or is_view(node):
+            continue
+        if any(isinstance(output, TensorSpec) for output in call_of(node).outputs):
+            yield node

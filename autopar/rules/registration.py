@@ -35,9 +35,7 @@ def register_rule(name: str, text: str, example: Sequence[Any] | None = None) ->
     up or does not run, and a split whose result differs from the plain operator's.
     """
     target = find_operator(name)
-    pattern = parse_pattern(text)
-    if any(effect.implementation for effect in (*pattern.effects.values(), pattern.reduce_effect)):
-        raise ConfigurationError(f"rule {text!r} of {name}: implementations belong to autopar's own operators")
+    pattern = refuse_implementations(text, name)
     arguments = tuple(example) if example is not None else _made_up_arguments(target, pattern)
     try:
         results = run_operator(target, arguments)
@@ -48,6 +46,14 @@ def register_rule(name: str, text: str, example: Sequence[Any] | None = None) ->
         ) from error
     prove_rule(target, arguments, results, bind_rule(text, call_for(target, arguments, results)), text)
     add_rule(str(target), text)
+
+
+def refuse_implementations(text: str, name: str) -> Pattern:
+    """The rule read. Raises ConfigurationError where it does not parse, or names an implementation of ours."""
+    pattern = parse_pattern(text)
+    if any(effect.implementation for effect in (*pattern.effects.values(), pattern.reduce_effect)):
+        raise ConfigurationError(f"rule {text!r} of {name}: implementations belong to autopar's own operators")
+    return pattern
 
 
 def find_operator(name: str) -> Any:

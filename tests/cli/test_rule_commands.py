@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.cli import main, rule_commands
+from autopar.rules import engine
 from tests.distributed.uncovered import UncoveredModel
 
 
@@ -89,6 +90,30 @@ def test_coverage_of_a_covered_model_has_no_gap(capsys: pytest.CaptureFixture[st
     )
     assert code == 0
     assert "without a rule" not in out
+
+
+def test_a_plan_that_discovers_is_played_where_nothing_was_discovered(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path / "cache"))
+    model, file = "tests.cli.test_rule_commands:uncovered_model", str(tmp_path / "plan.json")
+    where = ("--cluster", "2 H100-SXM", "--batch", "4", "--dims", "dp_replicate=2")
+    for discover, found in ((False, 0), (True, 2)):
+        monkeypatch.setattr(engine, "_DISCOVERED", {})
+        engine.rule_of.cache_clear()
+        code, out = run(capsys, "plan", model, *where, *["--discover"] * discover, "-o", file, "--json")
+        assert code == 0
+        plan = json.loads(out)
+        assert (len(plan["discovered"]), len(plan["uncovered"])) == (found, 2 - found)
+        assert plan["question"]["discover"] is discover
+    monkeypatch.setattr(engine, "_DISCOVERED", {})
+    engine.rule_of.cache_clear()
+    code, out = run(capsys, "simulate", file, "--trust", "--json")
+    assert code == 0, out
+    assert set(engine._DISCOVERED.values()) == {"a b -> a b", "a b, a b -> a b ; linear: x -"}
+    code, out = run(capsys, "explain", file, "/cube#0", "--trust", "--json")
+    assert code == 0, out
+    engine.rule_of.cache_clear()
 
 
 def covered_model() -> tuple[nn.Module, dict[str, Tensor]]:

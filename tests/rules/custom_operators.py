@@ -87,8 +87,9 @@ class Block(nn.Module):
 
 
 def forget_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Rules that a test registers end with it; a fixture of every module that registers some."""
+    """Rules that a test registers or discovers end with it; a fixture of every module that does."""
     monkeypatch.setattr(engine, "_REGISTERED", {})
+    monkeypatch.setattr(engine, "_DISCOVERED", {})
     engine.rule_of.cache_clear()
     yield
     engine.rule_of.cache_clear()

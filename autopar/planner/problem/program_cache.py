@@ -46,6 +46,11 @@ class ProgramCache:
     a memory limit."""
 
     def __init__(self, size: int = 0) -> None:
-        self.factorisations: Memo[Factorisation] = Memo(size)
-        self.built: Memo[Built] = Memo(size)
-        self.solved: Memo[Solution] = Memo(size)
+        self._size = size
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: the operators' rules are others now."""
+        self.factorisations: Memo[Factorisation] = Memo(self._size)
+        self.built: Memo[Built] = Memo(self._size)
+        self.solved: Memo[Solution] = Memo(self._size)
