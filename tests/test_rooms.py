@@ -59,6 +59,7 @@ TOPICS = (
     "test_docs.py",
     "test_import_order.py",
     "test_intake_trains.py",
+    "test_platforms.py",
     "test_quickstart.py",
     "test_rooms.py",
     "test_silent_tests.py",
