@@ -162,7 +162,6 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--only", default="", help="operators whose name holds this")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help='the document; "-": on stdout')
     options = parser.parse_args(words)
-    logging.getLogger("autopar").setLevel(logging.ERROR)
     rows = []
     for row in found_rules([case for case in operator_cases() if options.only in str(case.target)]):
         rows.append(row)
@@ -185,4 +184,5 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("autopar").setLevel(logging.ERROR)
     main(sys.argv[1:])

@@ -26,6 +26,7 @@ from torch import nn
 import autopar
 from autopar.ops.row_chunks import rows_joined
 from autopar.plans.parallel_plan import Plan
+from autopar.runtime.kernels.named_calls import NamedGraph
 from autopar.runtime.step.whole_step import WholeStep
 from benchmarks.agreement import compare, loss_of, reference
 from benchmarks.results import write_results
@@ -65,7 +66,9 @@ def steps_in_turn(steps: int) -> list[dict[str, Any]]:
         agreement = compare(module, inputs, expected)
         step, _ = module.step_for((), inputs)
         assert isinstance(step, WholeStep)
-        graphs = [graph.graph for graph in (step.forward, step.backward) if isinstance(graph, torch.fx.GraphModule)]
+        graphs = [
+            call.graph_module.graph for call in (step.forward, step.backward) if isinstance(call, NamedGraph)
+        ]
         cuts = sum(node.target is rows_joined for graph in graphs for node in graph.nodes)
         rows.append({
             "chunks": chunks, "products_cut": cuts, "gradient_error": agreement.gradient_error,

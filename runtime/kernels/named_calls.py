@@ -21,19 +21,19 @@ from autopar.graphs.graph_copies import copied
 
 
 class NamedGraph:
-    """A graph as a callable, and the same with names in traces while a profiler runs. graph: takes one list."""
+    """A graph as a callable, and the same with names in traces while a profiler runs. graph_module: takes one list."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
-        self.graph = graph
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.graph_module = graph_module
 
     @cached_property
     def named(self) -> fx.GraphModule:
         """The graph whose operators say their names; made when a profiler first runs."""
-        return with_names(self.graph)
+        return with_names(self.graph_module)
 
     def __call__(self, arguments: list[Any]) -> Any:
         """What the graph returns."""
-        return self.named(arguments) if profiler_is_on() else self.graph(arguments)
+        return self.named(arguments) if profiler_is_on() else self.graph_module(arguments)
 
 
 def with_names(graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -11,6 +11,7 @@ from torch import nn
 
 from autopar.ops.row_chunks import rows_joined
 from autopar.plans.parallel_plan import Plan
+from autopar.runtime.kernels.named_calls import NamedGraph
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, zoo_model
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
@@ -34,7 +35,7 @@ def in_chunks(name: str, chunks: int) -> tuple[Agreement, int]:
     module = compile_once(f"zoo {name}", copy.deepcopy(model), inputs, plan=cut)
     agreement = compare(module, inputs, expected)
     step, _ = module.step_for((), inputs)
-    graphs = [graph for graph in (step.forward, step.backward) if isinstance(graph, torch.fx.GraphModule)]
+    graphs = [call.graph_module for call in (step.forward, step.backward) if isinstance(call, NamedGraph)]
     return agreement, sum(node.target is rows_joined for graph in graphs for node in graph.graph.nodes)
 
 

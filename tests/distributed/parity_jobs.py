@@ -12,6 +12,7 @@ import transformers
 from torch import nn
 
 from autopar.runtime.collectives import host_graphs
+from autopar.runtime.kernels.named_calls import NamedGraph
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, zoo_model
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
@@ -70,8 +71,9 @@ def scaled_gather(name: str, factor: float) -> Agreement:
     expected = reference(model, inputs)
     module = compile_once(f"zoo {name}", model, inputs, dims={"dp_shard": 4})
     step, _ = module.step_for((), inputs)
-    for graph_module in (step.forward, step.backward):
-        assert isinstance(graph_module, torch.fx.GraphModule)
+    for call in (step.forward, step.backward):
+        assert isinstance(call, NamedGraph)
+        graph_module = call.graph_module
         gathers = graph_module.graph.find_nodes(op="call_function", target=host_graphs.all_gather)
         assert gathers
         for node in gathers:

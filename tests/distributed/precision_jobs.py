@@ -11,6 +11,7 @@ import torch
 import autopar
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.runtime.collectives import host_graphs
+from autopar.runtime.kernels.named_calls import NamedGraph
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.models import captured_tied, tied_model, tokens
 from tests.distributed.training_jobs import full_gradients
@@ -97,12 +98,13 @@ def spoiled_reduction(dims: dict[str, int]) -> str:
     """What verify says of a bf16 module whose gradients miss their reduction; "" where it notices nothing."""
     module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16")
     step, _ = module.step_for((), tokens(0))
-    assert isinstance(step.backward, torch.fx.GraphModule)
-    for node in list(step.backward.graph.nodes):
+    assert isinstance(step.backward, NamedGraph)
+    backward = step.backward.graph_module
+    for node in list(backward.graph.nodes):
         if node.target in (host_graphs.all_reduce, host_graphs.all_reduce_):
             node.replace_all_uses_with(node.args[0])
-            step.backward.graph.erase_node(node)
-    step.backward.recompile()
+            backward.graph.erase_node(node)
+    backward.recompile()
     try:
         autopar.verify(module, tokens(0))
     except autopar.VerificationError as error:

@@ -19,6 +19,7 @@ from autopar.passes.lowering.checks import CheckFailed, collective_order
 from autopar.runtime import emit_step
 from autopar.runtime.collectives import host_graphs
 from autopar.runtime.consensus import attempt_on_all, from_first_rank
+from autopar.runtime.kernels.named_calls import NamedGraph
 from autopar.runtime.parameters import full_tensor
 from tests.distributed.captured_once import compile_once, prepared_by
 from tests.distributed.models import NormalisedModel, TiedModel, captured_tied, tied_model, tokens
@@ -291,12 +292,13 @@ def planted_fault(fault: str, dims: dict[str, int]) -> str:
     module = compile_once("tied model", tied_model(), tokens(0), dims=dims)
     step, _ = module.step_for((), tokens(0))
     reductions = (host_graphs.all_reduce, host_graphs.all_reduce_)
-    for graph_module in (step.forward, step.backward):
-        assert isinstance(graph_module, torch.fx.GraphModule)
+    for call in (step.forward, step.backward):
+        assert isinstance(call, NamedGraph)
+        graph_module = call.graph_module
         for node in list(graph_module.graph.nodes):
             if fault == "maximum instead of sum" and node.target in reductions:
                 node.args = (node.args[0], "max", *node.args[2:])
-            in_backward = graph_module is step.backward
+            in_backward = call is step.backward
             if fault == "no reduction in backward" and in_backward and node.target in reductions:
                 node.replace_all_uses_with(node.args[0])
                 graph_module.graph.erase_node(node)
