@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -162,7 +163,6 @@ def safetensors_of(folder: Path) -> dict[str, Path]:
 
 
 def _tensor(file: Path, name: str) -> torch.Tensor:
-
     with safe_open(file, "pt") as opened:
         tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("result", nargs="?", type=Path)
     arguments = parser.parse_args()
     rows = measure(arguments.layers)
-    content = {"command": "python -m benchmarks.weights --json", "rows": rows}
+    content = {"command": ["python", "-m", "benchmarks.weights", *sys.argv[1:]], "rows": rows}
     if arguments.json:
         print(json.dumps(document(content), indent=1))
     else:

@@ -33,7 +33,7 @@ SAVED_WORLD_SIZES = range(1, 17)
 
 
 MOST_BUSY = 0.1
-"""Share of the CPU that other processes may take while a profile is measured."""
+"""Share of the CPU that other processes may take while something is measured; with more, its seconds say little."""
 CENSUS = "census."
 """How the names of points of `runtime/calibration/operator_census.py` begin."""
 

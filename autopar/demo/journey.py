@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from autopar.cost_models.machine_profile import load_profile
+from autopar.cost_models.machine_profile import MOST_BUSY, load_profile
 from autopar.demo.large_plan import CLUSTER, TITLE, plan_large_gpt
 from autopar.demo.training import STEPS, Training, train
 from autopar.plans.parallel_plan import Plan
@@ -21,8 +21,6 @@ from autopar.runtime.calibration.measure_machine import calibrate
 from autopar.runtime.calibration.measuring_worker import usable_cores
 
 MOST_PROCESSES = 4
-MOST_BUSY = 0.1
-"""Share of the CPU that may go to other processes; with more, seconds say little."""
 NEXT = f'autopar plan autopar.demo.large_plan:build --cluster "{CLUSTER}" -o plan.json'
 
 

@@ -26,6 +26,7 @@ from autopar.runtime.weights.safetensors_file import SavedTensor
 _SMALLEST_GAP = 512
 """Bytes between two ranges that are read rather than skipped."""
 _MOST_AT_ONCE = 16 << 20
+"""Bytes of one call, and about those of a span that is read for its parts."""
 
 Runs: TypeAlias = Sequence[tuple[int, int]]
 """(start, length) of indices along a dim, ascending."""

@@ -32,7 +32,7 @@ def test_operators_of_forward_and_backward_are_named_and_compute_the_same() -> N
     model, x = Model(), torch.randn(6, 8)
     loss = model(x)
     loss.backward()
-    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}  # type: ignore[union-attr]
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     module = autopar.compile(model, {"x": x})
     found = names_of_a_step(module, x)
