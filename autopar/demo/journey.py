@@ -52,7 +52,7 @@ def _measure_machine(console: Console) -> None:
     if stored is not None and not stored.is_busy:
         console.print(f"2 of 3   what processes on this machine can do was measured on {stored.date[:10]}")
         return
-    console.print("2 of 3   what processes on this machine can do: two minutes once, then it is kept")
+    console.print("2 of 3   what processes on this machine can do: two to three minutes once, then it is kept")
     with_progress(console, "operators and collectives", lambda step: calibrate(on_progress=step))
 
 
