@@ -1,6 +1,8 @@
 """What holds for all tests: plans are priced by presets, not by what somebody measured on this machine before.
 
-What is imported by then stays to the end: the garbage collector need not look through it again and again.
+What is imported by then stays to the end: the garbage collector need not look through it again and again. Seeds set
+torch's generator of the CPU alone where there is no accelerator: torch writes pytest's whole stack down at each, once
+per kind of device, for an error on a device that never comes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import tempfile
 from collections import Counter
 
 import pytest
+import torch
 
 from autopar import api
 from autopar.cli import simulate_command
@@ -28,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("AUTOPAR_CHECK", "1")
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(gc.unfreeze)
+    if not torch.accelerator.is_available():
+        torch.manual_seed = torch.default_generator.manual_seed
 
 
 @pytest.fixture

@@ -10,16 +10,19 @@ corrupt their data.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from autopar.layouts.placement import Mesh
 
 _c10d = torch.ops._c10d_functional
+
+Runnable = fx.GraphModule | fx.Graph
+"""A graph is enough where it reads no attributes; a module of it would be written as Python and compiled."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Meeting:
     group: str
 
 
-def run_ranks(graphs: list[fx.GraphModule], inputs: list[list[Tensor]], mesh: Mesh) -> list[tuple[Any, ...]]:
+def run_ranks(graphs: Sequence[Runnable], inputs: list[list[Tensor]], mesh: Mesh) -> list[tuple[Any, ...]]:
     """Outputs of every rank, in rank order. `inputs[rank]` are the values of the placeholders of `graphs[rank]`."""
     assert len(graphs) == len(inputs) == mesh.size
     programs = [_advance(graph, values) for graph, values in zip(graphs, inputs, strict=True)]
@@ -61,11 +64,12 @@ def _resume(
             outputs[rank] = stop.value
 
 
-def _advance(graph: fx.GraphModule, values: list[Tensor]) -> Generator[Meeting, Any, tuple[Any, ...]]:
+def _advance(runnable: Runnable, values: list[Tensor]) -> Generator[Meeting, Any, tuple[Any, ...]]:
     """Interpret one graph; yields in front of every collective and takes its result."""
-    interpreter = fx.Interpreter(graph, garbage_collect_values=False)
+    module, graph = (runnable, runnable.graph) if isinstance(runnable, fx.GraphModule) else (nn.Module(), runnable)
+    interpreter = fx.Interpreter(module, garbage_collect_values=False, graph=graph)
     interpreter.args_iter = iter(values)
-    for node in graph.graph.nodes:
+    for node in graph.nodes:
         if node.op == "output":
             result = interpreter.run_node(node)
             return tuple(result) if isinstance(result, tuple | list) else (result,)

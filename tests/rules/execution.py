@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -141,7 +142,7 @@ def _message(where: str) -> Callable[[str], str]:
     return lambda text: f"{where}: {text}"
 
 
-def local_graph(node: fx.Node, plan: OperatorPlan, mesh: Mesh, rank: int) -> fx.GraphModule:
+def local_graph(node: fx.Node, plan: OperatorPlan, mesh: Mesh, rank: int) -> fx.Graph:
     """The graph of one rank: a placeholder per tensor operand, the seed, and the local form of the call."""
     graph = fx.Graph()
     operands = iter([graph.placeholder(f"x{index}") for index in range(len(tensor_operands(node)))])
@@ -154,10 +155,11 @@ def local_graph(node: fx.Node, plan: OperatorPlan, mesh: Mesh, rank: int) -> fx.
     seed = graph.placeholder("seed")
     context = LocalContext(node=node, plan=plan, mesh=mesh, coordinate=mesh.coordinate(rank), graph=graph, seed=seed)
     graph.output(emit_local_call(context, args, kwargs))
-    return fx.GraphModule({}, graph)
+    return graph
 
 
-def _indices(shape: Sequence[int], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> list[Tensor]:
+@lru_cache(maxsize=4096)  # few sizes and layouts, asked for by every operator
+def _indices(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> list[Tensor]:
     """Per dim, the global indices that a rank holds."""
     runs = [local_runs(size, layout, dim, mesh, coordinate) for dim, size in enumerate(shape)]
     empty = torch.empty(0, dtype=torch.long)
@@ -165,7 +167,7 @@ def _indices(shape: Sequence[int], layout: Layout, mesh: Mesh, coordinate: tuple
 
 
 def _block(x: Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> Tensor:
-    for dim, indices in enumerate(_indices(x.shape, layout, mesh, coordinate)):
+    for dim, indices in enumerate(_indices(tuple(x.shape), layout, mesh, coordinate)):
         x = x.index_select(dim, indices)
     return x.clone()
 

@@ -1,13 +1,6 @@
-"""Runs the Triton dropout in Triton's interpreter (TRITON_INTERPRET=1) beside the torch reference; prints a count.
-
-    TRITON_INTERPRET=1 python -m tests.runtime.interpreted_dropout [shift]
-
-`shift` moves the first number that the kernel is told: a fault that the comparison must see.
-"""
+"""The Triton dropout in Triton's interpreter beside the torch reference (`tests.runtime.interpreted` runs it)."""
 
 from __future__ import annotations
-
-import sys
 
 import torch
 
@@ -27,7 +20,8 @@ SALTS = (0, 1, 77, (1 << 31) + 5)
 
 
 def compare(shift: int) -> int:
-    """Compares every block; raises AssertionError where they differ."""
+    """How many blocks agree; raises AssertionError where one does not. shift: moves the first number that the kernel
+    is told, a fault that the comparison must see."""
     count = 0
     for seed in (torch.tensor(1), torch.tensor(-(1 << 40) - 7)):
         for rows, columns, first, row_stride in BLOCKS:
@@ -39,7 +33,3 @@ def compare(shift: int) -> int:
                 torch.testing.assert_close(out, expected)
                 count += 1
     return count
-
-
-if __name__ == "__main__":
-    print(compare(int(sys.argv[1]) if len(sys.argv) > 1 else 0))

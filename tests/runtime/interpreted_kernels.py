@@ -1,14 +1,10 @@
-"""Runs every Triton kernel in Triton's interpreter (TRITON_INTERPRET=1) beside its torch reference; prints a count.
+"""Every Triton kernel in Triton's interpreter beside its torch reference (`tests.runtime.interpreted` runs it).
 
-    TRITON_INTERPRET=1 python -m tests.runtime.interpreted_kernels [operator]
-
-`operator` names a kernel whose first tensor is changed by 1 % before it is told: a fault that the comparison must see.
 The interpreter rounds fp32 to bf16 by cutting, so bf16 is compared to one unit in its last place.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,7 +75,8 @@ def cross_entropy_cases(width: int, dtype: torch.dtype) -> Iterator[tuple[str, t
 
 
 def compare(changed: str) -> int:
-    """Compares every case; raises AssertionError where they differ."""
+    """How many cases agree; raises AssertionError where one does not. changed: a kernel whose first tensor is changed
+    by 1 % before it is told, a fault that the comparison must see."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # what a kernel leaves out is NaN, never what lay there before
     triton_norms.LARGEST_PROGRAMS = 2  # several rows for each program of a backward pass
@@ -101,7 +98,3 @@ def outputs(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A tuple, also of one output; infinities (the maximum of a masked row) compare as numbers."""
     several = value if isinstance(value, tuple) else (value,)
     return tuple(one.nan_to_num(posinf=1e4, neginf=-1e4) for one in several)
-
-
-if __name__ == "__main__":
-    print(compare(sys.argv[1] if len(sys.argv) > 1 else ""))

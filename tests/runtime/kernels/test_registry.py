@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -46,20 +47,22 @@ def test_blocks_in_rows_are_found_and_equal_the_general_form(runs: Runs, in_rows
             assert torch.equal(found, wanted)
 
 
-def interpreted(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, int | str]:
     """Triton reads the variable when a kernel is defined, so the interpreter gets a process of its own."""
-    command = [sys.executable, "-m", f"tests.runtime.{module}", *arguments]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "tests.runtime.interpreted"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    outcomes: dict[str, int | str] = json.loads(done.stdout.splitlines()[-1])
+    return outcomes
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 114)])
-def test_numerics_in_the_interpreter(module: str, count: int) -> None:
-    done = interpreted(module)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) == count
+def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[str, int | str]) -> None:
+    assert interpreted[module] == count
 
 
 @needs_triton
@@ -68,10 +71,8 @@ def test_numerics_in_the_interpreter(module: str, count: int) -> None:
     ("module", "fault"),
     [("interpreted_dropout", "1"), ("interpreted_kernels", "rms_norm_backward"), ("interpreted_kernels", "pack")],
 )
-def test_a_fault_is_noticed(module: str, fault: str) -> None:
-    done = interpreted(module, fault)
-    assert done.returncode != 0
-    assert "AssertionError" in done.stderr
+def test_a_fault_is_noticed(module: str, fault: str, interpreted: dict[str, int | str]) -> None:
+    assert str(interpreted[f"{module} {fault}"]).startswith("AssertionError")
 
 
 @needs_triton
