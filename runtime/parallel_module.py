@@ -27,6 +27,7 @@ from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
+from autopar.runtime.checkpoints.strided_chunks import checkpoint_strided_blocks
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank, shared_seed
 from autopar.runtime.guards.call_guard import CHECK_CALLS
@@ -183,6 +184,7 @@ class ParallelModule(PlannedModel):
         self._hold(model)
         if world_size() > 1:
             read_whole_values()
+            checkpoint_strided_blocks()
         self._tree = ModuleTree(model)
         self.register_load_state_dict_pre_hook(_shard_loaded)  # type: ignore[no-untyped-call]
 

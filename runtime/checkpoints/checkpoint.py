@@ -39,7 +39,7 @@ from autopar.runtime.checkpoints.extra_state import (
     states_to_take,
     take_states,
 )
-from autopar.runtime.checkpoints.loaded_state import check_ties, empty_slots, settled, take
+from autopar.runtime.checkpoints.loaded_state import check_ties, empty_slots, take
 from autopar.runtime.checkpoints.manifest import FORMAT, Manifest, SavedFile, saved_file
 from autopar.runtime.checkpoints.tensor_files import INDEX, State, read_metadata, read_tensors, write_tensors
 from autopar.runtime.checkpoints.training_state import EXTRA, OPTIMIZER, flat_state, group_names
@@ -222,7 +222,6 @@ def _load(
     names = identities.agreeing(saved, state, module, optimizer is not None, left_out)
     values = attempt_on_all(lambda: empty_slots(names, state, module))
     read_tensors(values, found.data, index)
-    values = settled(values, state, module)
     attempt_on_all(lambda: check_ties(values, module))
     take_states(states_to_take(values, module, extra))
     kept = identities.differing_parameters(module, left_out)

@@ -10,15 +10,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
 
 import autopar
 from autopar.layouts.placement import Layout, Mesh, Replicate, Shard
-from autopar.runtime.checkpoints.tensor_files import in_plain_blocks
+from autopar.runtime.checkpoints.strided_chunks import checkpoint_strided_blocks
 from autopar.runtime.checkpoints.training_state import flat_state
 from autopar.runtime.parameters import full_tensor, local_tensor, shard_tensor
 from autopar.runtime.process_groups import ProcessGroups
 from tests.distributed.captured_once import compile_once, prepared_by
 from tests.distributed.models import captured_tied, tied_model, tokens
+from tests.distributed.weight_jobs import BATCH, captured_fused, fused
 
 
 def _step(module: autopar.ParallelModule, optimizer: torch.optim.Optimizer, seed: int) -> float:
@@ -139,7 +151,7 @@ def _saved_on_a_full_disk(path: str, module: autopar.ParallelModule, optimizer: 
 
 
 def strided_round_trip(path: str) -> float:
-    """Save a tensor in strided layouts, load it into another layout; the largest difference of the full tensors."""
+    """Save a tensor in strided layouts, load it into another layout and its own; the largest difference."""
     layouts: list[Layout] = [
         (Shard(0), Shard(1, split=3)),
         (Replicate(), Shard(1, split=3)),
@@ -165,13 +177,86 @@ def strided_round_trip_on_three_axes(path: str) -> float:
 
 def _round_trips(mesh: Mesh, layouts: list[Layout], other: Layout, path: str) -> float:
     groups = ProcessGroups(mesh, "cpu")
+    checkpoint_strided_blocks()
     full = torch.arange(4.0 * 24).reshape(4, 24)
     worst = 0.0
     for layout in layouts:
         strided = shard_tensor(full, layout, groups)
         worst = max(worst, float((full_tensor(strided) - full).abs().max()))
-        dcp.save(in_plain_blocks({"w": strided}), checkpoint_id=path)
+        dcp.save({"w": strided}, checkpoint_id=path)
         loaded = shard_tensor(torch.zeros_like(full), other, groups)
         dcp.load({"w": loaded}, checkpoint_id=path)
         worst = max(worst, float((loaded.full_tensor() - full).abs().max()))
+        back = shard_tensor(torch.zeros_like(full), layout, groups)
+        dcp.load({"w": back}, checkpoint_id=path)
+        worst = max(worst, float((local_tensor(back) - local_tensor(strided)).abs().max()))
     return worst
+
+
+def _fully_sharded(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The fused model as FSDP2 of torch has it."""
+    model = fused(seed)
+    fully_shard(model.fused)
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def _planned(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    module = compile_once("fused", fused(seed), BATCH, dims={"tp": 2})
+    assert any("split" in str(layout) for layout in module.plan.placements.values())
+    return module, torch.optim.AdamW(module.parameters(), lr=0.05)
+
+
+def _fused_losses(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        loss = module(*BATCH)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def _torchtitan_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """As torchtitan's checkpointer has it: weights by their names, the optimizer's state in flat names."""
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    return {**get_model_state_dict(module), "optimizer": get_optimizer_state_dict(module, optimizer, options=flat)}
+
+
+def _take_torchtitan_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    set_optimizer_state_dict(module, optimizer, state.pop("optimizer"), options=flat)
+    set_model_state_dict(module, state)
+
+
+def _nested_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """As torch's recipe has it."""
+    model, optim = get_state_dict(module, optimizer)
+    return {"model": model, "optim": optim}
+
+
+def _take_nested_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+
+
+FORMS = {"nested": (_nested_state, _take_nested_state), "torchtitan": (_torchtitan_state, _take_torchtitan_state)}
+RUNS = {"fsdp2": _fully_sharded, "autopar": _planned}
+
+
+@prepared_by(captured_fused)
+def carried_over(path: str, writer: str, reader: str, form: str, planted: bool = False) -> float:
+    """Largest difference of the next two losses of a run and of one of another kind that took its DCP checkpoint.
+    planted: the optimizer's state stays behind."""
+    read, take = FORMS[form]
+    module, optimizer = RUNS[writer](3)
+    _fused_losses(module, optimizer, 2)
+    dcp.save(read(module, optimizer), checkpoint_id=path)
+    other, again = RUNS[reader](8)
+    state = read(other, again)
+    dcp.load(state, checkpoint_id=path)
+    take(other, again, state)
+    if planted:
+        again.state.clear()
+    pairs = zip(_fused_losses(module, optimizer, 2), _fused_losses(other, again, 2), strict=True)
+    return max(abs(one - two) for one, two in pairs)

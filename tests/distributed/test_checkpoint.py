@@ -59,3 +59,13 @@ def test_what_one_rank_cannot_do_is_heard_on_all_and_changes_nothing(pool: Pool,
         assert whole == "whole"
         assert "is damaged, nothing was changed" in damaged
         assert after == "unchanged"
+
+
+@pytest.mark.parametrize("form", ["nested", "torchtitan"])
+@pytest.mark.parametrize(("writer", "reader"), [("fsdp2", "autopar"), ("autopar", "fsdp2")])
+def test_dcp_checkpoints_go_from_fsdp2_to_a_plan_with_strided_blocks_and_back(
+    pool: Pool, tmp_path: Path, writer: str, reader: str, form: str
+) -> None:
+    job, path = "tests.distributed.checkpoint_jobs:carried_over", str(tmp_path / "run")
+    for error in pool.run(job, world_size=2, path=path, writer=writer, reader=reader, form=form):
+        assert error < 1e-5
