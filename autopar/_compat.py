@@ -45,7 +45,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import profiler
 from torch.distributed import ProcessGroup, distributed_c10d
-from torch.distributed._composable.contract import REGISTRY_KEY as WRAPPERS_OF_MODULE
+from torch.distributed._composable.contract import STATE_KEY as STATES_OF_WRAPPERS
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -235,7 +235,7 @@ warn_about_untested_torch()
 __all__ = [
     "GLOBAL_HOOKS",
     "NEWEST_TESTED_TORCH",
-    "WRAPPERS_OF_MODULE",
+    "STATES_OF_WRAPPERS",
     "BufferAOTInput",
     "DTensorSpec",
     "DataDependentOutputException",

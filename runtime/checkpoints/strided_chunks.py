@@ -12,12 +12,10 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as TorchShard
 
@@ -35,7 +33,7 @@ class Chunk:
 
 @functools.cache
 def checkpoint_strided_blocks() -> None:
-    """From now on, in this process."""
+    """From now on, in this process. What torch makes of the one box is the form of what each chunk becomes."""
     write_items, chunk_list, tensor_shard = (
         DTensor.__create_write_items__,
         DTensor.__create_chunk_list__,
@@ -43,13 +41,15 @@ def checkpoint_strided_blocks() -> None:
     )
 
     def of_writes(self: DTensor, name: str, value: Any) -> Any:
-        return _write_items(self, name) if _is_in_chunks(self) else write_items(self, name, value)
+        items = write_items(self, name, value)
+        return [_item(items[0], chunk) for chunk in chunks(self)] if _is_in_chunks(self) else items
 
     def of_chunks(self: DTensor) -> Any:
-        return [_stored(chunk) for chunk in chunks(self)] if _is_in_chunks(self) else chunk_list(self)
+        boxes = chunk_list(self)
+        return [_box(boxes[0], chunk) for chunk in chunks(self)] if _is_in_chunks(self) else boxes
 
-    def of_values(self: DTensor, index: MetadataIndex) -> Any:
-        return _values_at(self, index) if _is_in_chunks(self) else tensor_shard(self, index)
+    def of_values(self: DTensor, index: Any) -> Any:
+        return _values_at(self, index.offset) if _is_in_chunks(self) else tensor_shard(self, index)
 
     for name, method in (
         ("__create_write_items__", of_writes),
@@ -89,26 +89,15 @@ def chunks(tensor: DTensor) -> list[Chunk]:
     return found
 
 
-def _stored(chunk: Chunk) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=chunk.values.size())
+def _box(box: Any, chunk: Chunk) -> Any:
+    return replace(box, offsets=torch.Size(chunk.offsets), sizes=chunk.values.size())
 
 
-def _write_items(tensor: DTensor, name: str) -> Sequence[WriteItem]:
-    return [
-        WriteItem(
-            index=MetadataIndex(name, chunk.offsets),
-            type=WriteItemType.SHARD,
-            tensor_data=TensorWriteData(
-                chunk=_stored(chunk),
-                properties=TensorProperties.create_from_tensor(local_tensor(tensor)),
-                size=tensor.size(),
-            ),
-        )
-        for chunk in chunks(tensor)
-    ]
+def _item(item: Any, chunk: Chunk) -> Any:
+    data = replace(item.tensor_data, chunk=_box(item.tensor_data.chunk, chunk))
+    return replace(item, index=replace(item.index, offset=torch.Size(chunk.offsets)), tensor_data=data)
 
 
-def _values_at(tensor: DTensor, index: MetadataIndex) -> torch.Tensor:
-    """The view of the block that starts at an offset, to be written or to be read into."""
-    assert index.offset is not None, f"{index.fqn} is asked for without an offset"
-    return next(chunk.values for chunk in chunks(tensor) if chunk.offsets == tuple(index.offset))
+def _values_at(tensor: DTensor, offsets: Sequence[int]) -> torch.Tensor:
+    """The view of the block that begins at these offsets, to be written or to be read into."""
+    return next(chunk.values for chunk in chunks(tensor) if chunk.offsets == tuple(offsets))

@@ -3,9 +3,9 @@
     write_tensors({"model.0.weight": tensor, "extra.epoch": 3}, folder)     # every rank its blocks, each block once
     read_tensors(state, folder, read_metadata(folder))                     # into the tensors of `state`, any layout
 
-Tensors in strided layouts (fused q|k|v over tensor-parallel ranks) are written and read as `strided_chunks`. The index of
-blocks is a pickle, and so are values that are no tensors: the index may only name what such an index consists of, and
-values are read with `weights_only`.
+Tensors in strided layouts (fused q|k|v over tensor-parallel ranks) are written and read as `strided_chunks`. The index
+is a pickle, and so are values that are no tensors: the index may only name what such an index consists of, and values
+are read with `weights_only`.
 """
 
 from __future__ import annotations

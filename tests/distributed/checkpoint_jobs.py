@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -193,29 +194,28 @@ def _round_trips(mesh: Mesh, layouts: list[Layout], other: Layout, path: str) ->
     return worst
 
 
-def _fully_sharded(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _fully_sharded(seed: int, rate: float) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The fused model as FSDP2 of torch has it."""
     model = fused(seed)
     fully_shard(model.fused)
     fully_shard(model)
-    return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+    return model, torch.optim.AdamW(model.parameters(), lr=rate)
 
 
-def _planned(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _planned(seed: int, rate: float) -> tuple[nn.Module, torch.optim.Optimizer]:
     module = compile_once("fused", fused(seed), BATCH, dims={"tp": 2})
     assert any("split" in str(layout) for layout in module.plan.placements.values())
-    return module, torch.optim.AdamW(module.parameters(), lr=0.05)
+    return module, torch.optim.AdamW(module.parameters(), lr=rate)
 
 
-def _fused_losses(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
-    losses = []
-    for _ in range(steps):
+def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    """The loss of the second of two steps."""
+    for _ in range(2):
         loss = module(*BATCH)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
+    return float(loss.detach())
 
 
 def _torchtitan_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -245,18 +245,34 @@ RUNS = {"fsdp2": _fully_sharded, "autopar": _planned}
 
 
 @prepared_by(captured_fused)
-def carried_over(path: str, writer: str, reader: str, form: str, planted: bool = False) -> float:
-    """Largest difference of the next two losses of a run and of one of another kind that took its DCP checkpoint.
-    planted: the optimizer's state stays behind."""
+def carried_over(path: str, writer: str, reader: str, form: str) -> tuple[float, float]:
+    """Largest difference of weights, buffers, optimizer state and rates between a run and one of another kind: before
+    and after that one took the DCP checkpoint of the first. It trains on then."""
     read, take = FORMS[form]
-    module, optimizer = RUNS[writer](3)
-    _fused_losses(module, optimizer, 2)
+    module, optimizer = RUNS[writer](3, 0.05)
+    _trained(module, optimizer)
+    written = _numbers(module, optimizer)
     dcp.save(read(module, optimizer), checkpoint_id=path)
-    other, again = RUNS[reader](8)
+    other, again = RUNS[reader](8, 0.5)
+    _trained(other, again)
+    before = _difference(written, _numbers(other, again))
     state = read(other, again)
     dcp.load(state, checkpoint_id=path)
     take(other, again, state)
-    if planted:
-        again.state.clear()
-    pairs = zip(_fused_losses(module, optimizer, 2), _fused_losses(other, again, 2), strict=True)
-    return max(abs(one - two) for one, two in pairs)
+    after = _difference(written, _numbers(other, again))
+    assert math.isfinite(_trained(other, again))
+    return before, after
+
+
+def _difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((value - other[name]).abs().max()) for name, value in one.items())
+
+
+def _numbers(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Whole tensors and rates, copied, by their names."""
+    state = _torchtitan_state(module, optimizer)
+    optim = state.pop("optimizer")
+    named = {**state, **{f"optimizer.{name}": value for name, value in optim.items()}}
+    tensors = {name: torch.as_tensor(value) for name, value in named.items() if isinstance(value, torch.Tensor | float)}
+    return {name: full_tensor(value.detach()).clone() for name, value in tensors.items()}
