@@ -276,3 +276,31 @@ def _numbers(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, t
     named = {**state, **{f"optimizer.{name}": value for name, value in optim.items()}}
     tensors = {name: torch.as_tensor(value) for name, value in named.items() if isinstance(value, torch.Tensor | float)}
     return {name: full_tensor(value.detach()).clone() for name, value in tensors.items()}
+
+
+class Loader:
+    """Rows of a dataset for one part of the batch; its position is its state."""
+
+    def __init__(self, part: int) -> None:
+        self.state = {"part": part, "position": 0}
+
+    def state_dict(self) -> dict[str, int]:
+        """The state."""
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take the state."""
+        self.state = dict(state)
+
+
+@prepared_by(captured_fused)
+def loaders(path: str) -> tuple[dict[str, int], str]:
+    """The state of this rank's loader once it was saved and loaded, and what a run with one part hears of it."""
+    module = compile_once("fused", fused(3), BATCH, dims={"dp_shard": 2})
+    saved = Loader(module.data_shard()[0])
+    saved.state["position"] = 4 + dist.get_rank()
+    autopar.save(path, module, extra={"loader": autopar.PerDataRank(saved)})
+    loaded = Loader(-1)
+    autopar.load(path, module, extra={"loader": autopar.PerDataRank(loaded)})
+    whole = compile_once("fused", fused(3), BATCH, dims={"tp": 2})
+    return loaded.state, _heard(lambda: autopar.load(path, whole, extra={"loader": autopar.PerDataRank(loaded)}))
