@@ -27,13 +27,13 @@ from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
-from autopar.runtime.checkpoints.strided_chunks import checkpoint_strided_blocks
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank, shared_seed
 from autopar.runtime.guards.call_guard import CHECK_CALLS
 from autopar.runtime.guards.module_tree import ModuleTree
 from autopar.runtime.guards.spread_values import read_whole_values
 from autopar.runtime.guards.state_of_calls import StateOfCalls
+from autopar.runtime.guards.strided_chunks import checkpoint_strided_blocks
 from autopar.runtime.module_calls import ModuleCalls
 from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size

@@ -89,8 +89,8 @@ def save(
 
     It holds parameters, buffers, optimizer state, the state of the random draws, and `extra`: name -> plain data, or
     what has `state_dict` and `load_state_dict`, such as a scheduler; in a `PerDataRank` where it differs by rank.
-    step: of the run (default: the module's calls). keep_last: `path` is a series; write `path/step-00000100` and keep the last so many.
-    Every rank calls it.
+    step: of the run (default: the module's calls). keep_last: `path` is a series; write `path/step-00000100` and keep
+    the last so many. Every rank calls it.
 
     Raises ConfigurationError for what cannot be saved, and for what the system refuses (a full disk, a closed
     folder); what was there before is whole then.

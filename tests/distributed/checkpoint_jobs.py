@@ -25,8 +25,8 @@ from torch.distributed.fsdp import fully_shard
 
 import autopar
 from autopar.layouts.placement import Layout, Mesh, Replicate, Shard
-from autopar.runtime.checkpoints.strided_chunks import checkpoint_strided_blocks
 from autopar.runtime.checkpoints.training_state import flat_state
+from autopar.runtime.guards.strided_chunks import checkpoint_strided_blocks
 from autopar.runtime.parameters import full_tensor, local_tensor, shard_tensor
 from autopar.runtime.process_groups import ProcessGroups
 from tests.distributed.captured_once import compile_once, prepared_by
