@@ -1,7 +1,7 @@
 """Every private symbol of torch that autopar uses, in one place.
 
-Supported are torch 2.11 to 2.14; pyproject.toml caps it there. A newer torch imports with a warning: if a symbol moved, this module is where the
-import fails and the only file to change (`tests/test_compat.py` names each symbol).
+Supported are torch 2.11 to 2.14; pyproject.toml caps it there. A newer torch imports with a warning: if a symbol moved,
+this module is where the import fails and the only file to change (`tests/test_compat.py` names each symbol).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Renamed: documented names that have a new one, and until which version the old one works.
 
-    renamed("module.gather", stacklevel=2)     DeprecationWarning: module.gather is called module.full since autopar 0.1;
-                                               the old name works until autopar 0.3
+    renamed("module.gather", stacklevel=2)     DeprecationWarning: module.gather is called module.full since
+                                               autopar 0.1; the old name works until autopar 0.3
 
 The rule stands in docs/api.md: an old name stays for two minor versions, and says the new one whenever it is used.
 `tests/test_renamed.py` fails in the version in which one has to go.

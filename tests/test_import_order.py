@@ -28,7 +28,7 @@ class Layer(NamedTuple):
 
 LAYERS: tuple[Layer, ...] = (
     Layer(
-        "user errors; every private torch symbol; atomic files; what is loaded later; old names; how long a station took",
+        "user errors; every private torch symbol; atomic files; what is loaded later; old names; how long it took",
         {"_compat", "errors", "files", "later", "nearest_name", "renamed", "timing"},
     ),
     Layer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+import re
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,9 @@ def overdue(version: tuple[int, int]) -> list[str]:
 
 
 def test_no_old_name_outlives_its_time() -> None:
-    major, minor, _ = tomllib.loads(PROJECT.read_text())["project"]["version"].split(".")
-    assert overdue((int(major), int(minor))) == []
+    found = re.search(r'^version = "(\d+)\.(\d+)', PROJECT.read_text(), re.MULTILINE)
+    assert found is not None
+    assert overdue((int(found[1]), int(found[2]))) == []
     assert overdue((9, 0)) == [each.old for each in RENAMED]
 
 
@@ -32,7 +33,7 @@ def test_an_old_name_says_its_new_one_where_it_is_used() -> None:
             return values
 
     x = torch.ones(2)
-    with pytest.warns(DeprecationWarning, match=r"is called module.full since .* until autopar 0.3") as told:
+    with pytest.warns(DeprecationWarning, match=r"is called module\.full since .* until autopar 0.3") as told:
         assert Model.gather(nn.Module.__new__(Model), x) is x
     assert told[0].filename == __file__
     assert str(Renamed(old="a", new="b", since=(1, 4))).endswith("until autopar 1.6")

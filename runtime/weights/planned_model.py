@@ -27,8 +27,8 @@ from torch.distributed.tensor import DTensor
 from autopar._compat import tree_map_only
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
-from autopar.request.memory_limit import number_of_bytes
 from autopar.renamed import renamed
+from autopar.request.memory_limit import number_of_bytes
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank
 from autopar.runtime.guards.held_model import HeldModel
