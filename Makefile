@@ -3,6 +3,7 @@
 #   make test    all tests, JOBS=2 files at a time; those that run four processes themselves come last
 #   make fast    the tier that takes a minute                              make lint    ruff and mypy
 #   make zoo     ten architectures planned and executed on four local processes
+#   make wheel   the wheel, built, installed apart from the checkout and used: files, a plan, two processes that train
 #   make golden  writes the plans and programs of tests/golden anew, to be read as a diff
 #   make validation DATA=folder    cost models against published measurements
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu      takes torch's CPU build
@@ -22,7 +23,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(JOBS) --dist lo
 # Python keeps the bytecode of our modules and tests: the tests start hundreds of processes, a second each otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fast golden zoo validation lint install clean
+.PHONY: demo test fast golden wheel zoo validation lint install clean
 
 demo: $(STAMP)
 	$(BIN)/autopar demo
@@ -35,6 +36,9 @@ fast: $(STAMP)
 
 golden: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m tests.golden --update
+
+wheel: $(STAMP)
+	PYTHON="$(abspath $(BIN))/python" .ci/wheel
 
 zoo: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.zoo --ci --seconds 100

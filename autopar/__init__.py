@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autopar.plans.parallel_plan import Plan
     from autopar.rules.registration import register_rule
     from autopar.runtime.checkpoints.checkpoint import load, save
+    from autopar.runtime.checkpoints.extra_state import PerDataRank
     from autopar.runtime.parallel_module import ParallelModule
     from autopar.runtime.step_log import StepLog
     from autopar.runtime.weights.clip_grad import clip_grad_norm_
@@ -44,6 +45,7 @@ __all__ = [
     "InfeasibleError",
     "ParallelModule",
     "Partial",
+    "PerDataRank",
     "Plan",
     "PlanMismatchError",
     "Planner",
@@ -68,6 +70,7 @@ LOADED_LATER = {
     "Cluster": "autopar.hardware.cluster",
     "ParallelModule": "autopar.runtime.parallel_module",
     "Partial": "autopar.layouts.placement",
+    "PerDataRank": "autopar.runtime.checkpoints.extra_state",
     "Plan": "autopar.plans.parallel_plan",
     "Planner": "autopar.explain.what_if",
     "Replicate": "autopar.layouts.placement",

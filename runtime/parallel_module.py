@@ -33,6 +33,7 @@ from autopar.runtime.guards.call_guard import CHECK_CALLS
 from autopar.runtime.guards.module_tree import ModuleTree
 from autopar.runtime.guards.spread_values import read_whole_values
 from autopar.runtime.guards.state_of_calls import StateOfCalls
+from autopar.runtime.guards.strided_chunks import checkpoint_strided_blocks
 from autopar.runtime.module_calls import ModuleCalls
 from autopar.runtime.parameters import set_parameter
 from autopar.runtime.process_groups import ProcessGroups, world_size
@@ -183,6 +184,7 @@ class ParallelModule(PlannedModel):
         self._hold(model)
         if world_size() > 1:
             read_whole_values()
+            checkpoint_strided_blocks()
         self._tree = ModuleTree(model)
         self.register_load_state_dict_pre_hook(_shard_loaded)  # type: ignore[no-untyped-call]
 

@@ -12,6 +12,7 @@ import math
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -211,6 +212,27 @@ def _global_indices(tensor: DTensor, dim: int, coordinate: Sequence[int]) -> tor
         elif isinstance(placement, TorchShard) and placement.dim == dim:
             indices = indices.chunk(tensor.device_mesh.size(axis))[coordinate[axis]]
     return indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRun:
+    """Neighbouring elements of a dim: `start` counts in the whole tensor, `inside` in the block of the rank."""
+
+    start: int
+    inside: int
+    length: int
+
+
+def held_runs(tensor: DTensor, dim: int) -> list[HeldRun]:
+    """What the rank holds along `dim`, as few runs as there are."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    held = _global_indices(tensor, dim, coordinate).tolist()
+    begins = [place for place, index in enumerate(held) if place == 0 or index != held[place - 1] + 1]
+    return [
+        HeldRun(start=held[begin], inside=begin, length=end - begin)
+        for begin, end in pairwise([*begins, len(held)])
+    ]
 
 
 def unique_parameters(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:

@@ -10,7 +10,8 @@ One JSON line per step, written by rank 0: {"step": 0, "seconds": 0.41, "exposed
 "peak_bytes": 3100000000, "predicted": {"seconds": 0.38, "exposed_communication_seconds": 0.1, "peak_bytes": ...}}.
 Exposed communication is the time in which this rank waited for collectives; on GPUs, whose waits only order streams, it
 is null. Peak memory is that of tensors on a GPU, and of the whole process on a CPU, Python and torch included; it is 0
-on Windows.
+on Windows. Trackers (`autopar.integrations.tensorboard`, `.wandb`) get the same numbers, by name: seconds/measured,
+seconds/predicted and so on.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
 
@@ -35,12 +36,24 @@ from autopar.runtime.collectives.communicator import waited_seconds
 from autopar.runtime.process_groups import rank
 
 
+class StepTracker(Protocol):
+    """Who keeps the numbers of steps elsewhere. It opens its files when it gets the first ones, which only rank 0
+    does."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Keep the numbers of a step, by name."""
+
+    def close(self) -> None:
+        """Write what is left; only after numbers came."""
+
+
 class StepLog:
     """See the module docstring. Only rank 0 opens the file; the others run their steps unlogged."""
 
-    def __init__(self, path: str | Path, plan: Plan) -> None:
-        """Begin a new log at `path`, of a module that runs under `plan`. Raises ConfigurationError where it cannot be
-        written there; what was there stays then."""
+    def __init__(self, path: str | Path, plan: Plan, *, trackers: Sequence[StepTracker] = ()) -> None:
+        """Begin a new log at `path`, of a module that runs under `plan`; trackers get its numbers, too. Raises
+        ConfigurationError where it cannot be written there; what was there stays then."""
+        self._trackers = tuple(trackers)
         self._file = _opened(Path(path)) if rank() == 0 else None
         self._steps = 0
         self._predicted = {
@@ -57,6 +70,8 @@ class StepLog:
     ) -> None:
         if self._file is not None:
             self._file.close()
+            for tracker in self._trackers if self._steps else ():
+                tracker.close()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -84,7 +99,18 @@ class StepLog:
         if self._file is not None:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
+            for tracker in self._trackers:
+                tracker.log(line["step"], _numbers_of(line))
 
+
+def _numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """{"seconds/measured": 0.41, "seconds/predicted": 0.38, ...}, without what was not measured."""
+    return {
+        f"{name}/{kind}": float(values[name])
+        for name in line["predicted"]
+        for kind, values in (("measured", line), ("predicted", line["predicted"]))
+        if values[name] is not None
+    }
 
 
 def _opened(path: Path) -> TextIO:

@@ -39,7 +39,7 @@ def test_versions_are_parsed() -> None:
 
 
 def test_newer_torch_warns() -> None:
-    with pytest.warns(UserWarning, match=r"tested with torch up to 2\.13, this is 9\.9"):
+    with pytest.warns(UserWarning, match=r"tested with torch up to 2\.14, this is 9\.9"):
         _compat.warn_about_untested_torch("9.9.0")
 
 

@@ -28,8 +28,8 @@ class Layer(NamedTuple):
 
 LAYERS: tuple[Layer, ...] = (
     Layer(
-        "user errors; every private torch symbol; atomic files; what is loaded later; how long a station took",
-        {"_compat", "errors", "files", "later", "nearest_name", "timing"},
+        "user errors; every private torch symbol; atomic files; what is loaded later; old names; how long it took",
+        {"_compat", "errors", "files", "later", "nearest_name", "renamed", "timing"},
     ),
     Layer(
         "values: devices and links, placements and what moves between them, our operators, a graph with its roles",

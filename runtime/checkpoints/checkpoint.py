@@ -38,8 +38,9 @@ from autopar.runtime.checkpoints.extra_state import (
     extra_state,
     states_to_take,
     take_states,
+    with_all_data_ranks,
 )
-from autopar.runtime.checkpoints.loaded_state import check_ties, empty_slots, settled, take
+from autopar.runtime.checkpoints.loaded_state import check_ties, empty_slots, take
 from autopar.runtime.checkpoints.manifest import FORMAT, Manifest, SavedFile, saved_file
 from autopar.runtime.checkpoints.tensor_files import INDEX, State, read_metadata, read_tensors, write_tensors
 from autopar.runtime.checkpoints.training_state import EXTRA, OPTIMIZER, flat_state, group_names
@@ -87,8 +88,9 @@ def save(
     """Write a checkpoint to the folder `path`, in place of one that is there, and return its folder.
 
     It holds parameters, buffers, optimizer state, the state of the random draws, and `extra`: name -> plain data, or
-    what has `state_dict` and `load_state_dict`, such as a scheduler. step: of the run (default: the module's calls).
-    keep_last: `path` is a series; write `path/step-00000100` and keep the last so many. Every rank calls it.
+    what has `state_dict` and `load_state_dict`, such as a scheduler; in a `PerDataRank` where it differs by rank.
+    step: of the run (default: the module's calls). keep_last: `path` is a series; write `path/step-00000100` and keep
+    the last so many. Every rank calls it.
 
     Raises ConfigurationError for what cannot be saved, and for what the system refuses (a full disk, a closed
     folder); what was there before is whole then.
@@ -114,6 +116,7 @@ def take_snapshot(
     """What `save` writes, without writing it; every rank calls it. Raises as `save`."""
     state = attempt_on_all(lambda: flat_state(module, optimizer))
     beside_it = attempt_on_all(lambda: extra_state(extra))
+    beside_it = with_all_data_ranks(beside_it, extra, module)
     agree_on_extra(beside_it)
     return Snapshot(
         state=state | (beside_it if rank() == 0 else {}),
@@ -222,9 +225,8 @@ def _load(
     names = identities.agreeing(saved, state, module, optimizer is not None, left_out)
     values = attempt_on_all(lambda: empty_slots(names, state, module))
     read_tensors(values, found.data, index)
-    values = settled(values, state, module)
     attempt_on_all(lambda: check_ties(values, module))
-    take_states(states_to_take(values, module, extra))
+    take_states(attempt_on_all(lambda: states_to_take(values, module, extra)))
     kept = identities.differing_parameters(module, left_out)
     take(values, state, module, None if OPTIMIZER in left_out else optimizer, kept)
     return LoadedCheckpoint(

@@ -3,7 +3,8 @@
     {"scheduler": scheduler, "sampler": {"epoch": 3, "position": 512}}
 
 What has a state (`state_dict`, `load_state_dict`) is saved by it and takes it back; other values are plain data, which
-a load returns. All ranks of a job save the same.
+a load returns. All ranks of a job save the same, but for a `PerDataRank`, of which the states of all parts of the batch
+are saved as a list.
 """
 
 from __future__ import annotations
@@ -36,6 +37,36 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
         """Take the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerDataRank:
+    """What has a state of its own for every part of the batch, such as torchdata's StatefulDataLoader; ranks that load
+    one part have one state.
+
+    autopar.save("run", module, optimizer, extra={"loader": autopar.PerDataRank(loader)})
+    """
+
+    value: Stateful
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state on this rank."""
+        return self.value.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take the state of this rank."""
+        return self.value.load_state_dict(state_dict)
+
+
+def with_all_data_ranks(state: State, extra: Mapping[str, Any], module: ParallelModule) -> State:
+    """What is written, with the states of all parts of the batch where each has its own; every rank calls it."""
+    names = [EXTRA + name for name, value in extra.items() if isinstance(value, PerDataRank)]
+    if not names:
+        return state
+    index, count = module.data_shard()
+    ranks = gather_from_all((index, {name: state[name][0] for name in names}))
+    first = dict(reversed(ranks))
+    return state | {name: [[first[part][name] for part in range(count)]] for name in names}
 
 
 def extra_state(extra: Mapping[str, Any]) -> State:
@@ -78,7 +109,9 @@ class TakenState:
 def states_to_take(values: State, module: ParallelModule, extra: Mapping[str, Any]) -> list[TakenState]:
     """Those of `extra`, and the extra state of the module's parts, as far as `values` has them."""
     found = [
-        TakenState(read=owner.state_dict, take=owner.load_state_dict, value=values[EXTRA + name][0])
+        TakenState(
+            read=owner.state_dict, take=owner.load_state_dict, value=_of_this_rank(name, owner, values, module)
+        )
         for name, owner in extra.items()
         if EXTRA + name in values
     ]
@@ -88,6 +121,21 @@ def states_to_take(values: State, module: ParallelModule, extra: Mapping[str, An
             part = module.get_submodule(path)
             found.append(TakenState(read=part.get_extra_state, take=part.set_extra_state, value=value[0]))
     return found
+
+
+def _of_this_rank(name: str, owner: Any, values: State, module: ParallelModule) -> Any:
+    """The state for `owner`. Raises ConfigurationError where the batch had another number of parts."""
+    value = values[EXTRA + name][0]
+    if not isinstance(owner, PerDataRank):
+        return value
+    index, count = module.data_shard()
+    if not isinstance(value, list) or len(value) != count:
+        saved = f"{len(value)} parts" if isinstance(value, list) else "no PerDataRank"
+        raise ConfigurationError(
+            f"extra[{name!r}] is of {saved} in the checkpoint, and the batch has {count} here: a part's state fits no "
+            f"other cut; leave it out, what was saved comes back as load(...).extra[{name!r}]"
+        )
+    return value[index]
 
 
 def take_states(states: Sequence[TakenState]) -> None:

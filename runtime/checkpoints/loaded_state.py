@@ -2,8 +2,7 @@
 
     slots = empty_slots(names, state, module)       # host tensors in the layouts that their values will have
     read_tensors(...)                               # may fail
-    values = settled(slots, values, module)         # may fail
-    take(values, ...)                               # copies; nothing to fail
+    take(slots, ...)                                # copies; nothing to fail
 
 So a load that fails has changed nothing, at the price of host memory for what this rank holds.
 """
@@ -23,7 +22,7 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from autopar._compat import dtensor
 from autopar.errors import ConfigurationError
 from autopar.runtime.checkpoints.manifest import TensorForm
-from autopar.runtime.checkpoints.tensor_files import State, is_strided, plain_placements
+from autopar.runtime.checkpoints.tensor_files import State
 from autopar.runtime.checkpoints.training_state import GROUPS, MODEL, RANDOM, form_of, state_entry
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.parameters import local_tensor, unique_parameters
@@ -59,18 +58,11 @@ def _likes(
 def _slot(form: TensorForm, like: torch.Tensor | None) -> torch.Tensor:
     dtype = getattr(torch, form.dtype)
     if isinstance(like, DTensor) and form.shape == tuple(like.shape):
-        return _strided_slot(like, dtype) if is_strided(like) else _host_twin(like, dtype)
+        return _host_twin(like, dtype)
     if isinstance(like, DTensor) and form.shape:  # a part of its state that is no block of it, such as sums of rows
         replicated = [TorchReplicate()] * like.device_mesh.ndim
         return distributed.empty(*form.shape, dtype=dtype, device_mesh=like.device_mesh, placements=replicated)
     return torch.empty(form.shape, dtype=dtype)
-
-
-def _strided_slot(like: DTensor, dtype: torch.dtype) -> DTensor:
-    """On the device: its blocks are exchanged before they are taken."""
-    return distributed.empty(
-        *like.shape, dtype=dtype, device_mesh=like.device_mesh, placements=plain_placements(like)
-    )
 
 
 def _host_twin(like: DTensor, dtype: torch.dtype) -> DTensor:
@@ -80,18 +72,6 @@ def _host_twin(like: DTensor, dtype: torch.dtype) -> DTensor:
         spec = copy.copy(spec)
         spec.tensor_meta = meta
     return dtensor(torch.empty(local_tensor(like).shape, dtype=dtype), spec)
-
-
-def settled(values: State, state: State, module: ParallelModule) -> State:
-    """The values in the layouts that they will have. Every rank calls it: strided blocks are exchanged."""
-    likes = _likes({name: form_of(value) for name, value in values.items()}, state, module)
-    return {name: _in_layout_of(likes[name], value) for name, value in values.items()}
-
-
-def _in_layout_of(like: torch.Tensor | None, value: Any) -> Any:
-    if isinstance(like, DTensor) and isinstance(value, DTensor) and is_strided(like) and value.shape == like.shape:
-        return value.redistribute(placements=like.placements)
-    return value
 
 
 def check_ties(values: State, module: ParallelModule) -> None:

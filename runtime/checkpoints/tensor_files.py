@@ -3,9 +3,9 @@
     write_tensors({"model.0.weight": tensor, "extra.epoch": 3}, folder)     # every rank its blocks, each block once
     read_tensors(state, folder, read_metadata(folder))                     # into the tensors of `state`, any layout
 
-It stores contiguous blocks only, so tensors in strided layouts (fused q|k|v over tensor-parallel ranks) are written in
-plain blocks of the same dim. Its index of blocks is a pickle, and so are values that are no tensors: the index may only
-name what such an index consists of, and values are read with `weights_only`.
+Tensors in strided layouts (fused q|k|v over tensor-parallel ranks) are written and read as `strided_chunks`. The index
+is a pickle, and so are values that are no tensors: the index may only name what such an index consists of, and values
+are read with `weights_only`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,9 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor import Shard as TorchShard
-from torch.distributed.tensor.placement_types import Placement
 
-from autopar._compat import StridedShard, tree_map_only
 from autopar.errors import ConfigurationError
 from autopar.runtime.consensus import exchanging
-from autopar.runtime.parameters import full_tensor
 
 State = dict[str, Any]
 """Name -> tensor, DTensor or plain data."""
@@ -61,7 +56,7 @@ def write_tensors(state: State, folder: Path) -> Metadata:
     try:
         with exchanging(f"what each rank writes to {folder}"):
             index: Metadata = state_dict_saver.save(
-                in_plain_blocks(state),
+                state,
                 storage_writer=FileSystemWriter(folder),
                 planner=DefaultSavePlanner(**_AS_THEY_ARE),
             )
@@ -103,27 +98,6 @@ def is_plain(value: Any) -> bool:
     except Exception:  # whatever a user's class raises
         return False
     return True
-
-
-def in_plain_blocks(state: Any) -> Any:
-    """The state with every strided DTensor as one of contiguous blocks of the same dim; others are shared."""
-    return tree_map_only(DTensor, _plain_blocks, state)
-
-
-def plain_placements(tensor: DTensor) -> list[Placement]:
-    """The placements of the tensor, contiguous where they are strided."""
-    return [TorchShard(p.dim) if isinstance(p, StridedShard) else p for p in tensor.placements]
-
-
-def is_strided(tensor: DTensor) -> bool:
-    """Whether the blocks of the tensor are not contiguous."""
-    return any(isinstance(placement, StridedShard) for placement in tensor.placements)
-
-
-def _plain_blocks(tensor: DTensor) -> DTensor:
-    if not is_strided(tensor):
-        return tensor
-    return distribute_tensor(full_tensor(tensor), tensor.device_mesh, plain_placements(tensor), src_data_rank=None)
 
 
 def _read_plain(stream: io.BytesIO) -> Any:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar._compat import WRAPPERS_OF_MODULE
+from autopar._compat import STATES_OF_WRAPPERS
 from autopar.errors import ConfigurationError
 from autopar.runtime.guards.module_tree import ModuleTree, refuse_conversion
-from autopar.runtime.guards.wrapped_again import WrapperRegistry, refuse_wrapper, say_compiled
+from autopar.runtime.guards.wrapped_again import WrapperStates, refuse_wrapper, say_compiled
 
 
 class HeldModel(nn.Module):
@@ -33,7 +33,7 @@ class HeldModel(nn.Module):
         """From now on `model` is the original; once more behind a change of its dicts."""
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             object.__setattr__(self, name, vars(model)[name])
-        vars(self)[WRAPPERS_OF_MODULE] = WrapperRegistry()
+        vars(self)[STATES_OF_WRAPPERS] = WrapperStates()
         object.__setattr__(self, "_model", (model,))  # a tuple, so that it is not a submodule of its own tree
 
     @property

@@ -36,12 +36,9 @@ def say_compiled() -> None:
         )
 
 
-class WrapperRegistry(dict[str, Any]):
-    """The registry in which torch's composable wrappers look for their own name before they begin."""
+class WrapperStates(dict[Any, Any]):
+    """What torch's composable wrappers keep of a module, where each looks for itself before it begins. Readers of
+    modules, such as `torch.distributed.checkpoint.state_dict`, look by other ways, and are let in."""
 
-    def __contains__(self, name: object) -> bool:
-        refuse_wrapper(_WRAPPERS.get(str(name), str(name)))
-
-
-_WRAPPERS = {"replicate": "FullyShardedDataParallel or replicate"}
-"""By the name that is looked up; FullyShardedDataParallel looks whether the other was there."""
+    def __contains__(self, wrapper: object) -> bool:
+        refuse_wrapper(getattr(wrapper, "__name__", str(wrapper)))

@@ -14,7 +14,6 @@ All ranks call each of them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from autopar._compat import tree_map_only
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
+from autopar.renamed import renamed
 from autopar.request.memory_limit import number_of_bytes
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank
@@ -95,7 +95,7 @@ class PlannedModel(HeldModel):
 
     def gather(self, output: Any) -> Any:
         """The old name of `full`."""
-        warnings.warn("module.gather(...) is called module.full(...) now", DeprecationWarning, stacklevel=2)
+        renamed("module.gather", stacklevel=2)
         return self.full(output)
 
     def _whole(self, tensor: torch.Tensor) -> torch.Tensor:

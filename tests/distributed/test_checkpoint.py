@@ -59,3 +59,22 @@ def test_what_one_rank_cannot_do_is_heard_on_all_and_changes_nothing(pool: Pool,
         assert whole == "whole"
         assert "is damaged, nothing was changed" in damaged
         assert after == "unchanged"
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "form"), [("fsdp2", "autopar", "nested"), ("autopar", "fsdp2", "torchtitan")]
+)
+def test_dcp_checkpoints_go_from_fsdp2_to_a_plan_with_strided_blocks_and_back(
+    pool: Pool, tmp_path: Path, writer: str, reader: str, form: str
+) -> None:
+    job, path = "tests.distributed.checkpoint_jobs:carried_over", str(tmp_path / "run")
+    for before, after in pool.run(job, world_size=2, path=path, writer=writer, reader=reader, form=form):
+        assert before > 0.1
+        assert after == 0.0
+
+
+def test_every_part_of_the_batch_has_its_loader_back(pool: Pool, tmp_path: Path) -> None:
+    found = pool.run("tests.distributed.checkpoint_jobs:loaders", world_size=2, path=str(tmp_path / "run"))
+    for rank, (state, heard) in enumerate(found):
+        assert state == {"part": rank, "position": 4 + rank}
+        assert "extra['loader'] is of 2 parts in the checkpoint, and the batch has 1 here" in heard

@@ -35,7 +35,8 @@ class Fused(nn.Module):
         return self.norm(self.out(torch.tanh(q * k) + v)).pow(2).mean() + self.norm.running_mean.sum()
 
 
-def _fused(seed: int) -> Fused:
+def fused(seed: int) -> Fused:
+    """The same weights for the same seed."""
     torch.manual_seed(seed)
     model = Fused()
     model.norm.running_mean.fill_(float(seed))
@@ -47,7 +48,7 @@ BATCH = (torch.linspace(-1.0, 1.0, 128).view(8, 16),)
 
 def captured_fused(**_: Any) -> bool:
     """Capture the fused model."""
-    return capture_once("fused", _fused(0), BATCH)
+    return capture_once("fused", fused(0), BATCH)
 
 
 def _error(module: nn.Module, reference: nn.Module) -> float:
@@ -70,9 +71,9 @@ def seeded_apart(dims: dict[str, int], planted: bool = False) -> float:
 @prepared_by(captured_fused)
 def fused_apart(dims: dict[str, int]) -> tuple[float, bool]:
     """The same with strided blocks and a buffer that differs; whether any block is strided."""
-    module = compile_once("fused", _fused(dist.get_rank()), BATCH, dims=dims)
+    module = compile_once("fused", fused(dist.get_rank()), BATCH, dims=dims)
     strided = any("split" in str(layout) for layout in module.plan.placements.values())
-    return _error(module, _fused(0)), strided
+    return _error(module, fused(0)), strided
 
 
 @prepared_by(captured_case)

@@ -22,7 +22,7 @@ for package, module in {cases}:
 """
 CASES = [
     ("accelerate", "accelerate"), ("accelerate", "transformers"), ("lightning", "lightning"), ("lightning", "fabric"),
-    ("peft", "peft"),
+    ("peft", "peft"), ("tensorboard", "tensorboard"), ("wandb", "wandb"),
 ]  # fmt: skip
 
 

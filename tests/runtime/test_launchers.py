@@ -1,18 +1,25 @@
-"""Launchers: what their variables say, and the README's example under torchrun, which is one job and not several."""
+"""Launchers: what their variables say, and the README's example under each, which is one job and not several."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from autopar.errors import AutoparError, ConfigurationError, RankLostError
 from autopar.runtime.launchers import Launched, launched_process, met_store
+from tests.runtime import one_node_slurm
 from tests.test_quickstart import ROOT, readme_example
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "head", "MASTER_PORT": "29400"}
@@ -71,20 +78,67 @@ def test_ports_of_two_jobs_differ() -> None:
     assert len(ports) == 2
 
 
+MORE_STEPS = """
+import json
+losses = [float(loss.detach())]
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(**batch)
+    loss.backward()
+    optimizer.step()
+    losses.append(float(loss.detach()))
+print(json.dumps([torch.distributed.get_world_size(), losses]), flush=True)
+"""
+
+
+def plain_losses() -> list[float]:
+    """Of the README's example without autopar, in one process."""
+    names: dict[str, Any] = {}
+    exec(readme_example().split("print(autopar.plan")[0], names)
+    optimizer = torch.optim.AdamW(names["model"].parameters(), lr=1e-3)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = names["model"](**names["batch"])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@contextmanager
+def launcher(name: str, folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """(command, variables) with which a launcher starts two Python processes; skips the test where it is absent."""
+    python = [sys.executable]
+    if name == "torchrun":
+        yield [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], {}
+    elif name == "mpirun":
+        if shutil.which("ompi_info") is None:
+            pytest.skip("mpirun of Open MPI is not installed (Debian: openmpi-bin)")
+        as_anyone = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+        yield ["mpirun", "-n", "2", *python], {**as_anyone, "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    else:
+        if absent := one_node_slurm.missing():
+            pytest.skip(f"{absent} of Slurm not installed (Debian: slurm-wlm)")
+        with one_node_slurm.one_node_slurm(folder / "slurm") as variables:
+            yield ["srun", "-n", "2", *python], variables
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_the_readme_under_torchrun_is_one_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["torchrun", "mpirun", "srun"])
+def test_the_readme_under_a_launcher_is_one_job_that_trains_as_one_process(name: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    told = "print(json.dumps([torch.distributed.get_world_size(), float(loss)]), flush=True)"
-    script.write_text(f"{readme_example()}\nimport json\n{told}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script],
-        cwd=ROOT, text=True, capture_output=True, check=False,
-    )  # fmt: skip
+    script.write_text(readme_example() + MORE_STEPS)
+    with launcher(name, tmp_path) as (command, variables):
+        done = subprocess.run(
+            [*command, str(script)],
+            cwd=ROOT, env={**os.environ, **variables}, text=True, capture_output=True, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[2, ")]
+    found = [json.loads(line)[1] for line in done.stdout.splitlines() if line.startswith("[2, ")]
     assert len(found) == 2, done.stdout
-    assert found[0] == found[1]
+    assert found[0] == found[1] == pytest.approx(plain_losses(), rel=1e-5)
 
 
 def launched(rank: int, size: int, port: int) -> Launched:

@@ -72,3 +72,23 @@ def test_names_that_were_not_saved_and_values_that_take_nothing_are_refused(tmp_
         autopar.load(tmp_path / "run", compiled(), extra={"sampler": Sampler(1)})
     with pytest.raises(autopar.ConfigurationError, match="is a int without load_state_dict"):
         autopar.load(tmp_path / "run", compiled(), extra={"epoch": 1})
+
+
+def test_a_stateful_data_loader_goes_on_behind_its_last_batch(tmp_path: Path) -> None:
+    reason = "torchdata is not installed: pip install 'autopar[data]'"
+    loaders = pytest.importorskip("torchdata.stateful_dataloader", reason=reason)
+
+    def loader() -> Any:
+        torch.manual_seed(5)
+        return loaders.StatefulDataLoader(list(range(20)), batch_size=4, shuffle=True)
+
+    running = loader()
+    rows = iter(running)
+    next(rows), next(rows)
+    autopar.save(tmp_path / "run", compiled(), extra={"loader": autopar.PerDataRank(running)})
+    rest = [batch.tolist() for batch in rows]
+    again = loader()
+    autopar.load(tmp_path / "run", compiled(), extra={"loader": autopar.PerDataRank(again)})
+    torch.manual_seed(6)
+    assert [batch.tolist() for batch in again] == rest
+    assert len(rest) == 3
