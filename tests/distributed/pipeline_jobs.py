@@ -217,7 +217,7 @@ def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[floa
         name, case.model(), case.batch(0), plan=Plan.from_json(plan), scaler=scaler, check_calls=checks
     )
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    together, found = parts_step._overflow_together, list[tuple[float, bool, float]]()
+    together, found = parts_step.overflow_together, list[tuple[float, bool, float]]()
 
     def overflow(gradients: dict[str, torch.Tensor], device: torch.device) -> None:
         if not found and dist.get_rank() == dist.get_world_size() - 1:
@@ -226,7 +226,7 @@ def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[floa
             together(gradients, device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts_step, "_overflow_together", overflow)
+        patch.setattr(parts_step, "overflow_together", overflow)
         for _ in range(2):
             before = [full_tensor(p.detach()).clone() for p in module.parameters()]
             optimizer.zero_grad()
