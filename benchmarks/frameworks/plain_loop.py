@@ -58,7 +58,7 @@ def looped(
     **options: Any,
 ) -> Run:
     """autocast: around the call, instead of `precision`; scaler: settings of a GradScaler, which `compile` is told of
-    where `told`; resumed: half of the steps, then all from a checkpoint; options: of `compile`."""
+    where `told`; resumed: half of the steps, then all from a checkpoint; clip: in place of torch's, with autopar; options: of `compile`."""
     model, data = small_gpt(dtype), batches()
     scaling = torch.amp.GradScaler("cpu", enabled=scaler is not None, **(scaler or {}))
     if stand.ours:
@@ -67,7 +67,8 @@ def looped(
         with _narrow(autocast):
             model: Any = autopar.compile(model, data[0], optimizer=optimizer, **options)
     around = autocast or (None if stand.ours else precision)
-    loop = _Loop(model, optimizer(taken(model), **(settings or {})), scaling, around, clip)
+    clipping = clip if stand.ours or clip is None else clip_by_torch
+    loop = _Loop(model, optimizer(taken(model), **(settings or {})), scaling, around, clipping)
     losses = loop.run(data[: STEPS // 2])
     if resumed:
         loop.save_and_spoil(stand)

@@ -17,8 +17,11 @@ from benchmarks.frameworks.plain_loop import clip_by_autopar, clip_by_torch, loo
 DP, FSDP, TP, PP = ({"dims": {name: 2}} for name in ("dp_replicate", "dp_shard", "tp", "pp"))
 SCALER: dict[str, Any] = {"init_scale": 2.0**100, "backoff_factor": 2.0**-86, "growth_interval": 20}
 HALVES: dict[str, Any] = {"dtype": torch.bfloat16, "settings": {"lr": 0.5}}
+WIDE_SCALER: dict[str, Any] = {**SCALER, "init_scale": 2.0**127, "backoff_factor": 2.0**-113}
+"""Overflows once in fp32."""
 single = partial(looped, settings={"lr": 0.1}, dtype=torch.float32)
 
+wide = partial(looped, settings={"lr": 0.02}, dtype=torch.float32, scaler=WIDE_SCALER)
 
 ROWS = (
     row("precision", "autocast bf16", partial(single, autocast="bf16", **DP), precision="bf16"),
@@ -28,12 +31,12 @@ ROWS = (
         precision="fp16"),
     row("precision", "GradScaler, unscale_ and clip", partial(single, autocast="fp16", scaler=SCALER, told=False,
         clip=clip_by_torch, **TP), precision="fp16"),
-    row("precision", "GradScaler in fp32", partial(single, scaler=SCALER, told=False, clip=clip_by_torch, **FSDP)),
+    row("precision", "GradScaler in fp32", partial(wide, told=False, clip=clip_by_torch, **FSDP)),
     row("precision", "GradScaler in two stages", partial(single, autocast="fp16", scaler=SCALER, clip=clip_by_autopar,
         **PP), precision="fp16", change="compile(scaler=scaler)"),
     row("precision", "GradScaler that two stages are not told of", partial(single, autocast="fp16", scaler=SCALER,
         told=False, **PP), precision="fp16", refused=r"pass the scaler to autopar\.compile"),
-    row("precision", "GradScaler in fp32, two stages", partial(single, scaler=SCALER, told=False, **PP)),
+    row("precision", "GradScaler in fp32, two stages", partial(wide, told=False, **PP)),
     row("precision", "the scaler's state saved", partial(single, autocast="fp16", scaler=SCALER, resumed=True, **FSDP),
         precision="fp16", change='save(..., extra={"scaler": scaler})'),
     row("precision", "fp32 masters, bf16", partial(single, precision="bf16", **FSDP), precision="bf16",
