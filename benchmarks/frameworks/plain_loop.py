@@ -57,8 +57,9 @@ def looped(
     resumed: bool = False,
     **options: Any,
 ) -> Run:
-    """autocast: around the call, instead of `precision`; scaler: settings of a GradScaler, which `compile` is told of
-    where `told`; resumed: half of the steps, then all from a checkpoint; clip: in place of torch's, with autopar; options: of `compile`."""
+    """autocast: around the call, instead of `precision`; scaler: settings of a GradScaler, of which `compile` is told
+    where `told`; resumed: half of the steps, then all from a checkpoint; clip: in place of torch's, with autopar;
+    options: of `compile`."""
     model, data = small_gpt(dtype), batches()
     scaling = torch.amp.GradScaler("cpu", enabled=scaler is not None, **(scaler or {}))
     if stand.ours:

@@ -16,7 +16,7 @@ from benchmarks.frameworks.plain_loop import clip_by_autopar, clip_by_torch, loo
 
 DP, FSDP, TP, PP = ({"dims": {name: 2}} for name in ("dp_replicate", "dp_shard", "tp", "pp"))
 SCALER: dict[str, Any] = {"init_scale": 2.0**100, "backoff_factor": 2.0**-86, "growth_interval": 20}
-HALVES: dict[str, Any] = {"dtype": torch.bfloat16, "settings": {"lr": 0.5}}
+HALVES: dict[str, Any] = {"dtype": torch.bfloat16, "settings": {"lr": 0.05}}
 WIDE_SCALER: dict[str, Any] = {**SCALER, "init_scale": 2.0**127, "backoff_factor": 2.0**-113}
 """Overflows once in fp32."""
 single = partial(looped, settings={"lr": 0.1}, dtype=torch.float32)

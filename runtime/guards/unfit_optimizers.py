@@ -35,8 +35,9 @@ def refuse_unfit(optimizer: torch.optim.Optimizer, held: Sequence[Tensor]) -> No
 
 def _name(optimizer: torch.optim.Optimizer) -> str:
     """torch.optim.AdamW, torchao.optim.AdamW8bit."""
-    package = type(optimizer).__module__.partition(".")[0]
-    return f"{package}.optim.{type(optimizer).__name__}"
+    module = type(optimizer).__module__
+    package = module.partition(".")[0]
+    return f"{f'{package}.optim' if package in ('torch', 'torchao') else module}.{type(optimizer).__name__}"
 
 
 def _why_unfit(optimizer: torch.optim.Optimizer, ours: Sequence[DTensor]) -> str | None:
