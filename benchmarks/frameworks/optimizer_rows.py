@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.frameworks.framework_row import FrameworkRow, row
+from benchmarks.frameworks.framework_row import row
 from benchmarks.frameworks.plain_loop import looped
 
-PLANS: dict[str, dict[str, Any]] = {
-    "dp_replicate": {"dims": {"dp_replicate": 2}},
-    "dp_shard": {"dims": {"dp_shard": 2}},
-    "tp": {"dims": {"tp": 2}},
-    "pp": {"dims": {"pp": 2}},
-}
+DP, FSDP, TP, PP = ({"dims": {name: 2}} for name in ("dp_replicate", "dp_shard", "tp", "pp"))
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
@@ -27,29 +21,28 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-    "LBFGS": {"lr": 0.1, "max_iter": 3},
-    "Muon": {"lr": 0.01},
-    "Adam": {"foreach": True},
+    "Adam": {"foreach": True, "amsgrad": True},
     "AdamW": {"fused": True},
-    "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {},
-    "Rprop": {},
+    "Adadelta": {}, "Adagrad": {}, "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9},
+    "LBFGS": {"lr": 0.1, "max_iter": 3},
 }  # fmt: skip
-REFUSED = {
-    ("Rprop", "dp_replicate"): "mixes tensors", ("Rprop", "dp_shard"): "mixes tensors", ("Rprop", "tp"): "mixes tensors",
-    ("Rprop", "pp"): "mixes tensors",
-    ("Adafactor", "dp_shard"): "means of whole rows", ("Adafactor", "tp"): "means of whole rows",
-    ("LBFGS", "pp"): "need all parameters",
-}  # fmt: skip
+"""Of those that act on every element alone, and of LBFGS, whose products DTensor knows."""
 
 
-def rows() -> Iterable[FrameworkRow]:
-    """Every optimizer under every plan."""
-    for name, settings in SETTINGS.items():
-        for plan, options in PLANS.items():
-            more: dict[str, Any] = {"taken": matrices} if name == "Muon" else {}
-            loop = partial(looped, optimizer=getattr(torch.optim, name), settings=settings, **more, **options)
-            yield row("optimizers", f"{name}, {plan}", loop, precision="bf16" if name == "Muon" else "fp64",
-                      refused=REFUSED.get((name, plan), ""))  # fmt: skip
+def of(name: str, plan: dict[str, Any], **more: Any) -> Any:
+    """The loop of an optimizer."""
+    return partial(looped, optimizer=getattr(torch.optim, name), settings=SETTINGS.get(name), **more, **plan)
 
 
-ROWS = tuple(rows())
+ROWS = (
+    *(row("optimizers", f"{name}, sharded", of(name, FSDP), precision="fp64") for name in SETTINGS),
+    *(row("optimizers", f"{name}, tensor parallelism", of(name, TP), precision="fp64") for name in SETTINGS),
+    row("optimizers", "AdamW, two stages", of("AdamW", PP), precision="fp64"),
+    row("optimizers", "Muon, sharded", of("Muon", FSDP, taken=matrices), precision="bf16"),
+    row("optimizers", "Muon, tensor parallelism", of("Muon", TP, taken=matrices), precision="bf16"),
+    row("optimizers", "Adafactor, whole weights", of("Adafactor", DP), precision="fp64"),
+    row("optimizers", "Adafactor, sharded", of("Adafactor", FSDP), refused="means of whole rows and columns"),
+    row("optimizers", "Adafactor, tensor parallelism", of("Adafactor", TP), refused="means of whole rows and columns"),
+    row("optimizers", "Rprop", of("Rprop", DP), refused="mixes tensors of its own"),
+    row("optimizers", "LBFGS, two stages", of("LBFGS", PP), refused="its products need all parameters"),
+)
