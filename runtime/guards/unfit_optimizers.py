@@ -65,8 +65,8 @@ def _why_rounded_apart(ours: Sequence[DTensor]) -> str | None:
     shared = [each for each in ours if stage_copies(each) > 1]
     if shared:
         return (
-            f"it rounds at random, and a weight of shape {tuple(shared[0].shape)} stands in several stages, whose ranks "
-            f"draw differently; plan without pp, or bf16_stochastic_round=False"
+            f"it rounds at random, and a weight of shape {tuple(shared[0].shape)} stands in several stages, "
+            "whose ranks draw differently; plan without pp, or bf16_stochastic_round=False"
         )
     unequal = [each for each in ours if not _blocks_are_equal(each)]
     if unequal:

@@ -1,8 +1,8 @@
 """Overflow: what a `GradScaler` skips, all ranks of a pipeline skip, though each sees the gradients of its stages only.
 
-    told (`compile(scaler=...)`)       backward inside of the call ran at the scale; one all-reduce makes overflows common
-    not told, the loss is scaled       fp32, bf16: the same, behind the scaling; fp16: a GradientError, as small gradients
-                                       vanished in a backward pass that ran unscaled
+    compile(scaler=scaler)             backward inside of the call ran at the scale; one all-reduce shares overflows
+    not told, and the loss is scaled   fp32, bf16: the same, behind the scaling; fp16: a GradientError, as small
+                                       gradients vanished in a backward pass that ran unscaled
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Step(ABC):
         return tuple(output for output in self.program.outputs if output.role in ("mutation", "loss", "output"))
 
     def parameter_gradient(self, name: str, block: torch.Tensor | None) -> torch.Tensor | None:
-        """The gradient of the parameter `name` as the module holds it, from the local block, which may be of `reduce_dtype`.
+        """The gradient of the parameter `name` as the module holds it, from the local block (of `reduce_dtype`).
 
         Raises ConfigurationError where autograd is going to look for NaN in it, which it cannot do in a DTensor."""
         if block is None:

@@ -82,7 +82,8 @@ def test_gradients_reach_parameters_in_their_dtype_and_are_those_of_one_cast() -
         module = autopar.compile(copy.deepcopy(model), x, micro_batches=16, reduce_dtype=reduce_dtype, mode="fast")
         module(x).backward()
         weight = module.get_parameter("first.weight")
-        assert weight.grad is not None and weight.grad.dtype == torch.bfloat16
+        assert weight.grad is not None
+        assert weight.grad.dtype == torch.bfloat16
         true = exact.first.weight.grad
         errors[reduce_dtype] = float((weight.grad.double() - true).norm() / true.norm())
     assert errors["fp32"] < 0.8 * errors[None], errors
