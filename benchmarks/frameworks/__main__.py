@@ -6,8 +6,8 @@
     python -m benchmarks.frameworks --resume FILE --json FILE                 # rows that were bad there, and new ones
     python -m benchmarks.frameworks --list
 
-A framework whose package is not installed has no rows: pip install 'autopar[accelerate,lightning,peft,torchao]'. Exits with 1
-where a row neither works nor is refused by name.
+A framework whose package is not installed has no rows: pip install 'autopar[accelerate,lightning,peft,torchao]'.
+Exits with 1 where a row neither works nor is refused by name.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class OptimizerDraws:
 
     def begin(self) -> None:
         """In front of a step."""
-        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         self._before = torch.get_rng_state(), devices
         self._steps += 1
         torch.manual_seed((self._seed + self._steps * _STRIDE) % (1 << _SEED_BITS))
