@@ -23,10 +23,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "Adam": {"foreach": True, "amsgrad": True},
     "AdamW": {"fused": True},
-    "Adadelta": {}, "Adagrad": {}, "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9},
+    "Adadelta": {}, "Adagrad": {"eps": 1e-6}, "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9},
     "LBFGS": {"lr": 0.1, "max_iter": 3},
 }  # fmt: skip
-"""Of those that act on every element alone, and of LBFGS, whose products DTensor knows."""
+"""Of those that act on every element alone, and of LBFGS, whose products DTensor knows. Adagrad's eps: the bias
+of a key has the gradient 0, and divides rounding by rounding."""
 
 
 def of(name: str, plan: dict[str, Any], **more: Any) -> Any:
