@@ -23,7 +23,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "Adam": {"foreach": True, "amsgrad": True},
     "AdamW": {"fused": True},
-    "Adadelta": {}, "Adagrad": {"eps": 1e-6}, "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9},
+    "Adagrad": {"eps": 1e-6}, "RMSprop": {"momentum": 0.9},
+    "Adadelta": {}, "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {},
     "LBFGS": {"lr": 0.1, "max_iter": 3},
 }  # fmt: skip
 """Of those that act on every element alone, and of LBFGS, whose products DTensor knows. Adagrad's eps: the bias
