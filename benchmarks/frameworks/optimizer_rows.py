@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "Adam": {"foreach": True, "amsgrad": True},
     "AdamW": {"fused": True},
-    "Adagrad": {"eps": 1e-6}, "RMSprop": {"momentum": 0.9},
+    "Adagrad": {"eps": 1e-6}, "RMSprop": {"lr": 1e-3, "momentum": 0.9, "eps": 1e-6},
     "Adadelta": {}, "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {},
     "LBFGS": {"lr": 0.1, "max_iter": 3},
 }  # fmt: skip
