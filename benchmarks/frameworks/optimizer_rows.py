@@ -11,7 +11,8 @@ from torch import nn
 from benchmarks.frameworks.framework_row import row
 from benchmarks.frameworks.plain_loop import looped
 
-DP, FSDP, TP, PP = ({"dims": {name: 2}} for name in ("dp_replicate", "dp_shard", "tp", "pp"))
+PLANS: tuple[dict[str, Any], ...] = tuple({"dims": {name: 2}} for name in ("dp_replicate", "dp_shard", "tp", "pp"))
+DP, FSDP, TP, PP = PLANS
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:

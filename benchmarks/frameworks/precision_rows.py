@@ -14,14 +14,15 @@ import torch
 from benchmarks.frameworks.framework_row import row
 from benchmarks.frameworks.plain_loop import clip_by_autopar, clip_by_torch, looped
 
-DP, FSDP, TP, PP = ({"dims": {name: 2}} for name in ("dp_replicate", "dp_shard", "tp", "pp"))
+PLANS: tuple[dict[str, Any], ...] = tuple({"dims": {name: 2}} for name in ("dp_replicate", "dp_shard", "tp", "pp"))
+DP, FSDP, TP, PP = PLANS
 SCALER: dict[str, Any] = {"init_scale": 2.0**100, "backoff_factor": 2.0**-86, "growth_interval": 20}
 HALVES: dict[str, Any] = {"dtype": torch.bfloat16, "settings": {"lr": 0.05}}
 WIDE_SCALER: dict[str, Any] = {**SCALER, "init_scale": 2.0**127, "backoff_factor": 2.0**-113}
 """Overflows once in fp32."""
-single = partial(looped, settings={"lr": 0.1}, dtype=torch.float32)
+single: Any = partial(looped, settings={"lr": 0.1}, dtype=torch.float32)
 
-wide = partial(looped, settings={"lr": 0.02}, dtype=torch.float32, scaler=WIDE_SCALER)
+wide: Any = partial(looped, settings={"lr": 0.02}, dtype=torch.float32, scaler=WIDE_SCALER)
 
 ROWS = (
     row("precision", "autocast bf16", partial(single, autocast="bf16", **DP), precision="bf16"),

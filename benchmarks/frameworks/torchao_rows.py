@@ -15,7 +15,8 @@ from torchao.optim import Adam8bit, AdamW4bit, AdamW8bit, _AdamW
 from benchmarks.frameworks.framework_row import row
 from benchmarks.frameworks.plain_loop import looped
 
-DP, FSDP, TP, PP = ({"dims": {name: 2}} for name in ("dp_replicate", "dp_shard", "tp", "pp"))
+PLANS: tuple[dict[str, Any], ...] = tuple({"dims": {name: 2}} for name in ("dp_replicate", "dp_shard", "tp", "pp"))
+DP, FSDP, TP, PP = PLANS
 rounded: Any = partial(
     looped, optimizer=partial(_AdamW, bf16_stochastic_round=True), settings={"lr": 1e-3}, dtype=torch.bfloat16
 )
