@@ -39,7 +39,7 @@ def small_gpt(dtype: torch.dtype) -> GPT:
 def batches() -> list[tuple[Tensor, Tensor]]:
     """Tokens, and themselves as labels; whole on every rank."""
     tokens = Texts(8 * STEPS).tokens
-    return [(each, each) for each in tokens.split(8)]
+    return [(each, each) for each in torch.split(tokens, 8)]
 
 
 def looped(
@@ -60,13 +60,14 @@ def looped(
     """autocast: around the call, instead of `precision`; scaler: settings of a GradScaler, of which `compile` is told
     where `told`; resumed: half of the steps, then all from a checkpoint; clip: in place of torch's, with autopar;
     options: of `compile`."""
-    model, data = small_gpt(dtype), batches()
+    model: Any = small_gpt(dtype)
+    data = batches()
     scaling = torch.amp.GradScaler("cpu", enabled=scaler is not None, **(scaler or {}))
     if stand.ours:
         options |= {"precision": precision} if precision else {}
         options |= {"scaler": scaling} if scaler is not None and told else {}
         with _narrow(autocast):
-            model: Any = autopar.compile(model, data[0], optimizer=optimizer, **options)
+            model = autopar.compile(model, data[0], optimizer=optimizer, **options)
     around = autocast or (None if stand.ours else precision)
     clipping = clip if stand.ours or clip is None else clip_by_torch
     loop = _Loop(model, optimizer(taken(model), **(settings or {})), scaling, around, clipping)
@@ -100,7 +101,7 @@ class _Loop:
             return loss.detach()
 
         if isinstance(self.optimizer, torch.optim.LBFGS):
-            return float(self.optimizer.step(closure))  # type: ignore[arg-type]
+            return float(self.optimizer.step(closure))  # type: ignore[no-untyped-call]
         loss = closure()
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
