@@ -72,6 +72,7 @@ def compile(
     memory_limit: float | str | None = None,
     constraints: Any = None,
     precision: str | None = None,
+    reduce_dtype: str | None = None,
     batch: BatchMode = "global",
     batch_dims: Mapping[str, int | None] | None = None,
     differentiable: Sequence[str] = (),
@@ -104,7 +105,10 @@ def compile(
     cluster: default: the running processes on this machine. mesh, dims: fix sizes, or named axes (-1 fills); "pp" cuts
         the model into stages: on a number of equal groups, or on groups of the devices that a list gives.
     schedule: the family of the pipeline ("1f1b", "zb-h1", ...); default: the best simulated.
-    precision: "bf16" computes in bf16 from fp32 parameters; gradients, their reductions and the loss stay fp32.
+    precision: "bf16" computes in bf16 from fp32 parameters; gradients, their reductions and the loss stay fp32. "fp16"
+        does the same in fp16, for a `torch.amp.GradScaler`.
+    reduce_dtype: in which gradients are added over ranks and micro-batches: "fp32" also for bf16 parameters (twice
+        the bytes, which the plan prices), "bf16" also for fp32 ones under precision="bf16"; default: as computed.
     plan: a Plan or its file, instead of planning; its precision holds where none is given. Default: $AUTOPAR_PLAN.
     batch: "global" (each rank passes all of it) or "local" (its part, see `ParallelModule.data_shard`).
     differentiable: outputs beside the losses whose gradient is wanted, by name ("logits", "1", "hidden_states"); losses
@@ -147,6 +151,8 @@ def compile(
     given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)), "the cluster")
     if precision is None and given is not None:
         precision = given.precision
+    if reduce_dtype is None and given is not None:
+        reduce_dtype = given.reduce_dtype
     request = Request(
         cluster=running,
         loss_fn=loss_fn,
@@ -156,6 +162,7 @@ def compile(
         memory_limit=memory_limit,
         constraints=constraints,
         precision=precision,
+        reduce_dtype=reduce_dtype,
         batch_dims=batch_dims,
         differentiable=differentiable,
         strict=strict,
@@ -208,6 +215,7 @@ def plan(
     memory_limit: float | str | None = None,
     constraints: Any = None,
     precision: str | None = None,
+    reduce_dtype: str | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
     differentiable: Sequence[str] = (),
     strict: bool = False,
@@ -235,6 +243,7 @@ def plan(
         memory_limit=memory_limit,
         constraints=constraints,
         precision=precision,
+        reduce_dtype=reduce_dtype,
         batch_dims=batch_dims,
         differentiable=differentiable,
         strict=strict,

@@ -105,6 +105,7 @@ def capture_program(
             batch_dims=request.batch_dims,
             training=training,
             precision=request.precision,
+            reduce_dtype=request.reduce_dtype,
             differentiable=request.differentiable,
         )
 
@@ -175,6 +176,7 @@ def plan_again(program: Program, request: Request, pinned: Plan, recapture: Reca
         memory_limit=request.memory_limit,
         parameter_layouts=pinned.parameters,
         precision=request.precision,
+        reduce_dtype=request.reduce_dtype,
         with_baselines=False,
         mode=request.mode,
     )

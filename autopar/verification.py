@@ -22,7 +22,7 @@ from torch import nn
 
 from autopar._compat import tree_map_only
 from autopar.capture import normalize_example_inputs
-from autopar.capture.precision import canonical_names, computing_in, narrowed, precision_dtype
+from autopar.capture.precision import REDUCED_IN, canonical_names, computing_in, narrowed, precision_dtype
 from autopar.capture.training_step import find_loss
 from autopar.errors import ConfigurationError, VerificationError
 from autopar.layouts.placement import Mesh, replicated
@@ -85,7 +85,8 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
         plain.eval()  # its own rounding error is measured without random numbers
     own_loss, own = _plain(plain, module, args, kwargs, None)
     exact_loss, exact = _plain(plain, module, args, kwargs, torch.float64)
-    floor = max(RELATIVE_ERROR, torch.finfo(precision_dtype(module.precision) or torch.float32).eps)
+    dtypes = (precision_dtype(module.precision), REDUCED_IN[module.plan.reduce_dtype])
+    floor = max(RELATIVE_ERROR, *(torch.finfo(dtype or torch.float32).eps for dtype in dtypes))
     reference_loss, reference = (own_loss, own) if alone is None else alone
     result = Verification(
         loss=loss,

@@ -34,6 +34,10 @@ OPTIMIZER_STATE_BYTES: Mapping[str, float] = {
 """State bytes per element of a float32 parameter, from the update rules; the test measures each torch class.
 Adafactor keeps a row and a column of a matrix: nothing per element."""
 
+LBFGS_TENSORS = 2 * 100 + 2
+"""Of the size of all parameters, once torch.optim.LBFGS has its history: steps and changes of the gradient, a hundred
+of each by default, the direction and the last gradient. It is no step that could be measured without a closure."""
+
 MASTER_PARAMETER_BYTES = 4
 """float32 master copy of a parameter that is stored in 16 bits."""
 
@@ -57,6 +61,8 @@ def optimizer_state_bytes(
     master = MASTER_PARAMETER_BYTES if float32_master and parameter_dtype != torch.float32 else 0
     if key is not None:
         return OPTIMIZER_STATE_BYTES[key] * state_dtype.itemsize / torch.float32.itemsize + master
+    if name == "LBFGS":
+        return LBFGS_TENSORS * state_dtype.itemsize + master
     if isinstance(optimizer, str):
         raise ConfigurationError(
             f"unknown optimizer {optimizer!r}: pass its class, or one of {', '.join(OPTIMIZER_STATE_BYTES)}"

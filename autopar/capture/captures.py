@@ -44,6 +44,7 @@ class Captures:
         batch_dims: Mapping[str, int | None] | None,
         training: bool,
         precision: str | None,
+        reduce_dtype: str | None = None,
         differentiable: Sequence[str] = (),
     ) -> Program:
         """As `autopar.capture.capture`, from earlier captures of the model where they predict this one."""
@@ -73,6 +74,7 @@ class Captures:
             batch_dims=batch_dims,
             training=training,
             precision=precision,
+            reduce_dtype=reduce_dtype,
             differentiable=differentiable,
         )
         self.traces += 1

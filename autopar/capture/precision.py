@@ -1,4 +1,4 @@
-"""Mixed precision: products in bf16, the parameters, their gradients and the loss in fp32.
+"""Mixed precision: products in bf16 (or fp16), the parameters, their gradients and the loss in fp32.
 
     x = linear(x, weight)   -->   x = linear(x, weight.to(bf16))      weight: fp32, the master copy
 
@@ -23,8 +23,15 @@ from torch.overrides import TorchFunctionMode
 from autopar._compat import tree_leaves, tree_map_only
 from autopar.request.precision_name import check_precision
 
-PRECISIONS: dict[str | None, torch.dtype | None] = {None: None, "fp32": None, "bf16": torch.bfloat16}
+PRECISIONS: dict[str | None, torch.dtype | None] = {
+    None: None,
+    "fp32": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 """Name -> dtype of the products; None: as the model has it."""
+REDUCED_IN: dict[str | None, torch.dtype | None] = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
+"""Name -> dtype in which gradients are added over ranks; None: that of their operators."""
 
 WIDE_FUNCTIONS = frozenset(
     {

@@ -29,12 +29,13 @@ from autopar.capture.expert_layers import adapted_experts
 from autopar.capture.failures import NUMPY_HINT, explained
 from autopar.capture.fake import fake_parameters, fake_twin
 from autopar.capture.fallback import dynamo_forward, replaced_forward
+from autopar.capture.gradient_dtype import return_gradients_in
 from autopar.capture.huggingface import adapted_huggingface
 from autopar.capture.idle_hooks import reported_hooks
 from autopar.capture.inputs import FlatInputs, check_signature, find_batch_dims, flatten_inputs
 from autopar.capture.known_values import KnownValues, fold_known_shapes
 from autopar.capture.module_paths import module_paths
-from autopar.capture.precision import canonical_names, precision_dtype
+from autopar.capture.precision import REDUCED_IN, canonical_names, precision_dtype
 from autopar.capture.python_state import all_attributes, recorded_reads
 from autopar.capture.random_draws import random_decompositions, refuse_other_draws
 from autopar.capture.roles import Names, assign_roles
@@ -59,6 +60,7 @@ def capture(
     batch_dims: Mapping[str, int | None] | None = None,
     training: bool | None = None,
     precision: str | None = None,
+    reduce_dtype: str | None = None,
     differentiable: Sequence[str] = (),
 ) -> Program:
     """The joint forward and backward graph of `model(*args, **kwargs)` at the global shapes of the arguments.
@@ -68,6 +70,7 @@ def capture(
     batch_dims: input name -> batch dim or None, where it is not dim 0.
     training: False leaves the backward pass out; default: the model is in training mode and gradients are enabled.
     precision: "bf16" computes with bf16 casts of the parameters (see `precision.py`); default: the model's dtypes.
+    reduce_dtype: "fp32" or "bf16", in which gradients of parameters are returned (see `gradient_dtype.py`).
     differentiable: outputs beside the losses through which gradients flow (see `training_step.py`).
 
     The model is left as it was. Raises CaptureError (not a module, inputs that do not fit, data-dependent control
@@ -86,6 +89,7 @@ def capture(
     graph_module = _trace_with_fallback(step, inputs, args, kwargs, training)
     names = _names(model, step, inputs, dims, training, canonical)
     program_inputs, program_outputs = assign_roles(graph_module, names)
+    return_gradients_in(graph_module, program_inputs, program_outputs, REDUCED_IN[reduce_dtype])
     graph_module = _tidy(graph_module, program_inputs, program_outputs)
     return Program(
         graph_module=graph_module,

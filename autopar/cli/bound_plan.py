@@ -90,6 +90,7 @@ def bound(path: Path, given: Mapping[str, Any]) -> Bound:
         cluster=cluster,
         optimizer=OPTIMIZERS.get(str(optimizer), optimizer),
         precision=said.get("precision"),
+        reduce_dtype=said.get("reduce_dtype"),
     )
     return Bound(
         planner.bind(plan, **{name: value for name, value in arguments.items() if name != "optimizer"}), planner

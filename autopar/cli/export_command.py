@@ -92,6 +92,7 @@ def _priced(plan: Plan, uniform: UniformPlan, trust: bool) -> Plan:
         dims=uniform.dims or None,
         optimizer=arguments["optimizer"],
         precision=plan.precision,
+        reduce_dtype=plan.reduce_dtype,
         memory_limit=arguments["memory_limit"],
         discover=arguments["discover"],
         micro_batches=uniform.micro_batches if uniform.micro_batches > 1 else None,

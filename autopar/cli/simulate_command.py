@@ -77,7 +77,8 @@ def simulated(plan: Plan, given: Mapping[str, Any]) -> Simulation:
 def program_of(plan: Plan, given: Mapping[str, Any], cluster: Cluster) -> Program | MicroProgram:
     """The captured program that a plan speaks of. Raises ConfigurationError where nothing says the model."""
     model, inputs = model_of(plan, given)
-    request = Request(cluster=cluster, precision=said_and_given(plan, given).get("precision"))
+    said = said_and_given(plan, given)
+    request = Request(cluster=cluster, precision=said.get("precision"), reduce_dtype=said.get("reduce_dtype"))
     captured = capture_model(model, *normalize_example_inputs(inputs), request, Captures())
     adopt_rules(captured.program, plan.discovered)
     if plan.in_one_part:

@@ -45,6 +45,7 @@ class Planner:
         loss_fn: LossFunction | None = None,
         optimizer: Any = None,
         precision: str | None = None,
+        reduce_dtype: str | None = None,
         batch_dims: Mapping[str, int | None] | None = None,
     ) -> None:
         check_model(model)
@@ -53,6 +54,7 @@ class Planner:
             loss_fn=loss_fn,
             optimizer=optimizer,
             precision=precision,
+            reduce_dtype=reduce_dtype,
             batch_dims=batch_dims,
             with_baselines=False,
         )

@@ -109,9 +109,14 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         batch=None if shape is None else shape[0],
         sequence=None if shape is None else shape[1],
         recompute=recompute,
-        precision=plan.precision or "fp32",
+        precision="bf16" if plan.precision == "bf16" else "fp32",
         stages={},
-        lost=(*_lost_parameters(plan, roles), *_lost_operators(plan, roles), *recompute_lost),
+        lost=(
+            *_lost_parameters(plan, roles),
+            *_lost_operators(plan, roles),
+            *recompute_lost,
+            *_lost_precision(plan),
+        ),
     )
 
 
@@ -154,6 +159,14 @@ def _lost_parameters(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
         if others:
             does = "stay whole" if wanted else "are stored split"
             yield _counted(len(others), len(plan.parameters), f"parameters {does} over {_axis(plan, axis)}", others[0])
+
+
+def _lost_precision(plan: Plan) -> Iterator[str]:
+    """Words that configurations here have for bf16 alone."""
+    if plan.precision == "fp16":
+        yield "products in fp16: set them, and the scaling of the loss, in the configuration"
+    if plan.reduce_dtype is not None:
+        yield f"gradients are added over ranks in {plan.reduce_dtype}: set it in the configuration"
 
 
 def _lost_operators(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:

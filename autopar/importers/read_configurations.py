@@ -119,7 +119,7 @@ def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
         ("pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
         "the planner cuts the model into stages itself",
     )
-    flags.refuse_where_on(("fp16", "fp8-format", "fp4-format"), "a plan computes in fp32 or bf16")
+    flags.refuse_where_on(("fp16", "fp8-format", "fp4-format"), "an imported plan computes in fp32 or bf16")
     flags.refuse_where_on(("optimizer-cpu-offload", "cpu-offloading"), "states live on the device")
     tp, pp = flags.count("tensor-model-parallel-size"), flags.count("pipeline-model-parallel-size")
     strategy = flags.one_of("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
@@ -163,7 +163,7 @@ def deepspeed(text: str, num_devices: int, origin: str) -> UniformPlan:
     document.refuse_where_on(("pipeline",), "stages are asked for by dims pp")
     for half in ("fp16", "fp8"):
         if Settings(document.get(half, {}), f"{origin} {half}").get("enabled"):
-            raise ConfigurationError(f"{origin}: {half} is enabled; a plan computes in fp32 or bf16")
+            raise ConfigurationError(f"{origin}: {half} is enabled; an imported plan computes in fp32 or bf16")
     tensor = Settings(document.get("tensor_parallel", {}), f"{origin} tensor_parallel")
     tp, stage = tensor.count("autotp_size"), zero.count("stage", 0, least=0, most=3)
     data = max(1, num_devices // tp)

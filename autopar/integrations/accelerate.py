@@ -73,7 +73,8 @@ class Accelerator(accelerate.Accelerator):
             )
         if self.mixed_precision not in _PRECISIONS:
             raise ConfigurationError(
-                f'mixed_precision="{self.mixed_precision}": a compiled module computes in fp32 or bf16, so pass "bf16"'
+                f'mixed_precision="{self.mixed_precision}": with Accelerate a compiled module computes '
+                'in fp32 or bf16, so pass "bf16"; a plain loop takes precision="fp16" and a GradScaler'
             )
         if self.state.dynamo_plugin.backend.value != "NO":
             raise ConfigurationError(

@@ -43,7 +43,8 @@ def compiled_precision(name: str) -> str | None:
     """What `compile(precision=)` is for a precision of Lightning. Raises ConfigurationError for fp16 and fp8."""
     if name not in ("32-true", "64-true", "bf16-true", "bf16-mixed"):
         raise ConfigurationError(
-            f'precision="{name}": a compiled module computes in fp32, fp64 or bf16, so pass "bf16-mixed" or "bf16-true"'
+            f'precision="{name}": in Lightning a compiled module computes in fp32, fp64 or bf16, so pass "bf16-mixed" '
+            'or "bf16-true"; a plain loop takes precision="fp16" and a GradScaler'
         )
     return "bf16" if name == "bf16-mixed" else None
 

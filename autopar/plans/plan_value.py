@@ -279,6 +279,12 @@ class PlanValue:
         return None if said is None else str(said)
 
     @property
+    def reduce_dtype(self) -> str | None:
+        """In which the plan's question says that gradients are added over ranks; None: as they are computed."""
+        said = self.question.get("reduce_dtype")
+        return None if said is None else str(said)
+
+    @property
     def input_shapes(self) -> dict[str, list[int]]:
         """Input -> its shape, of those that the plan's question tells."""
         said = self.question.get("inputs")

@@ -23,7 +23,7 @@ from autopar.request.constraints import Recompute, check_recompute, parse_constr
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
 from autopar.request.pipeline_request import Dims, check_stages, pipeline_request, without_stages
-from autopar.request.precision_name import check_precision
+from autopar.request.precision_name import check_precision, check_reduce_dtype
 from autopar.request.search_mode import Mode, check_search
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Request:
     constraints: Any = None
     parameter_layouts: Mapping[str, ParameterPlan] | None = None
     precision: str | None = None
+    reduce_dtype: str | None = None
     batch_dims: Mapping[str, int | None] | None = None
     differentiable: Sequence[str] = ()
     strict: bool = False
@@ -70,6 +71,7 @@ class Request:
         check_arguments(**{each.name: getattr(self, each.name) for each in fields(self) if each.name in ARGUMENT_TYPES})
         check_search(self.mode, self.time_limit)
         check_precision(self.precision)
+        check_reduce_dtype(self.reduce_dtype)
         parse_constraints(self.constraints, self.parameter_layouts)
         budget(self.memory_limit, self.cluster)
         if self.recompute is not None:
@@ -86,6 +88,7 @@ class Request:
             "mesh": None if self.mesh is None else list(self.mesh),
             "dims": None if self.dims is None else dict(self.dims),
             "precision": self.precision,
+            **({} if self.reduce_dtype is None else {"reduce_dtype": self.reduce_dtype}),
             "micro_batches": self.micro_batches,
             "schedule": self.schedule,
             "constraints": None if self.constraints is None else str(self.constraints),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from autopar.errors import ConfigurationError
 from autopar.nearest_name import did_you_mean
 
-PRECISION_NAMES = ("fp32", "bf16")
-NAMES_ELSEWHERE = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
+PRECISION_NAMES = ("fp32", "bf16", "fp16")
+REDUCE_NAMES = ("fp32", "bf16")
+"""What `reduce_dtype=` may say."""
+NAMES_ELSEWHERE = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16"}
 """torch's names, beside which ours are meant."""
 
 
@@ -14,9 +16,22 @@ def check_precision(precision: str | None) -> None:
     """Raise ConfigurationError for an unknown name, with the one that is meant."""
     if precision is None or precision in PRECISION_NAMES:
         return
-    named = str(precision).removeprefix("torch.")
-    near = did_you_mean(NAMES_ELSEWHERE.get(named, precision), PRECISION_NAMES)
+    near = _meant(precision, PRECISION_NAMES)
     raise ConfigurationError(
         f'precision={precision!r} is unknown: write "bf16" (products in bf16, fp32 parameters, reductions and '
-        f'loss) or "fp32" (the dtypes of the model){near}'
+        f'loss), "fp16" (the same in fp16, for a GradScaler) or "fp32" (the dtypes of the model){near}'
     )
+
+
+def check_reduce_dtype(reduce_dtype: str | None) -> None:
+    """Raise ConfigurationError for an unknown name, with the one that is meant."""
+    if reduce_dtype is None or reduce_dtype in REDUCE_NAMES:
+        return
+    raise ConfigurationError(
+        f'reduce_dtype={reduce_dtype!r} is unknown: write "fp32" (gradients are added over ranks in fp32, also those '
+        f'of bf16 parameters, at twice their bytes) or "bf16" (half the bytes){_meant(reduce_dtype, REDUCE_NAMES)}'
+    )
+
+
+def _meant(given: str, names: tuple[str, ...]) -> str:
+    return did_you_mean(NAMES_ELSEWHERE.get(str(given).removeprefix("torch."), given), names)

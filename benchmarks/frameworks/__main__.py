@@ -6,8 +6,8 @@
     python -m benchmarks.frameworks --resume FILE --json FILE                 # rows that were bad there, and new ones
     python -m benchmarks.frameworks --list
 
-A framework whose package is not installed has no rows: pip install 'autopar[accelerate,lightning,peft]'. Exits with 1
-where a row neither works nor is refused by name.
+A framework whose package is not installed has no rows: pip install 'autopar[accelerate,lightning,peft,torchao]'.
+Exits with 1 where a row neither works nor is refused by name.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.faults.__main__ import commit
+from benchmarks.frameworks.agreements import LOOSE
 from benchmarks.frameworks.framework_row import PROCESSES, FrameworkRow
 from benchmarks.frameworks.row_job import NEEDS, rows_of
 from benchmarks.frameworks.row_runner import RanRow, pool_for, run_rows
 from benchmarks.results import document, write_results
 
-PACKAGES = ("accelerate", "lightning", "peft")
+PACKAGES = ("accelerate", "lightning", "peft", "torchao")
 
 
 def all_rows(only: str | None) -> list[FrameworkRow]:
@@ -51,7 +52,7 @@ def good_before(found: dict[str, Any], names: Sequence[str]) -> dict[str, RanRow
 
 def content_of(rows: Sequence[RanRow], kept_of: str | None) -> dict[str, Any]:
     """The document of these rows."""
-    tight = [row for row in rows if row.good and row.precision != "bf16"]
+    tight = [row for row in rows if row.good and row.precision not in LOOSE]
     return {
         "commit": commit(),
         "command": ["python", "-m", "benchmarks.frameworks", *sys.argv[1:]],

@@ -23,7 +23,8 @@ Word = Literal["works as it is", "works with a change", "refused", "differs", "f
 GOOD: frozenset[Word] = frozenset({"works as it is", "works with a change", "refused"})
 TOLERANCE = 1e-5
 MEAN_LOSS = 0.01
-"""Of bf16, whose single steps round differently."""
+LOOSE = ("bf16", "fp16")
+"""Whose single steps round differently: their mean loss counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ def judged(row: FrameworkRow, alone: Run | str, together: Sequence[Run] | str) -
 
 def _compared(row: FrameworkRow, alone: Run, together: Sequence[Run]) -> Finding:
     ours = together[0]
-    loose = row.precision == "bf16"
+    loose = row.precision in LOOSE
     losses = mean_error(alone.losses, ours.losses) if loose else largest_error(alone.losses, ours.losses)
     weights = weight_error(alone.weights, ours.weights)
     metrics = largest_error(list(alone.metrics.values()), list(ours.metrics.values()))

@@ -14,16 +14,17 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-Framework = Literal["accelerate", "trainer", "lightning", "fabric", "peft"]
-Precision = Literal["fp32", "fp64", "bf16"]
+Framework = Literal["accelerate", "trainer", "lightning", "fabric", "peft", "precision", "optimizers", "torchao"]
+Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 
+PLAIN_LOOP = "model = autopar.compile(model, batch, optimizer=optimizer)"
 CHANGES: Mapping[Framework, str] = MappingProxyType(
     {
         "accelerate": "from autopar.integrations.accelerate import Accelerator",
         "trainer": "from autopar.integrations.transformers import Trainer",
         "lightning": "Trainer(strategy=AutoparStrategy())",
         "fabric": "Fabric(strategy=AutoparFabricStrategy())",
-        "peft": "model = autopar.compile(model, batch, optimizer=optimizer)",
+        **dict.fromkeys(("peft", "precision", "optimizers", "torchao"), PLAIN_LOOP),
     }
 )
 """The line that a user changes (and its import); a feature may ask for a further one."""

@@ -23,6 +23,9 @@ NEEDS = MappingProxyType(
         "lightning": ("lightning_rows", ("lightning",)),
         "fabric": ("fabric_rows", ("lightning",)),
         "peft": ("peft_rows", ("peft", "accelerate")),
+        "precision": ("precision_rows", ()),
+        "optimizers": ("optimizer_rows", ()),
+        "torchao": ("torchao_rows", ("torchao",)),
     }
 )
 """Framework -> the module of its rows, and the packages without which they do not run."""

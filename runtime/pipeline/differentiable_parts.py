@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from autopar.errors import GradientError
+from autopar.runtime.pipeline.overflow import agree_on_scaled, refuse_unscaled
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.differentiation import (
     Gradients,
@@ -40,7 +41,7 @@ def run_differentiably(
     """
     anchor = torch.zeros((), device=step.groups.device, requires_grad=True)  # for ranks without a parameter
     results: tuple[torch.Tensor, ...] = _PartsFunction.apply(  # type: ignore[no-untyped-call]
-        step, run, held, loss_scale or 1.0, anchor, *parameters
+        step, run, held, loss_scale, anchor, *parameters
     )
     return results
 
@@ -52,7 +53,7 @@ class _PartsFunction(torch.autograd.Function):
         step: Step,
         run: Callable[[], ResultsAndGradients],
         held: HeldGradients,
-        loss_scale: float,
+        loss_scale: float | None,
         anchor: torch.Tensor,
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
@@ -75,9 +76,13 @@ class _PartsFunction(torch.autograd.Function):
         left_out = unreached(step, by_name)
         gradients = {name: gradient for name, gradient in ctx.gradients.items() if name not in left_out}
         ctx.gradients = None
-        factor = tangent / ctx.loss_scale
+        factor = tangent / (ctx.loss_scale or 1.0)
+        if ctx.loss_scale is None:
+            refuse_unscaled(step, factor)
         for gradient in gradients.values():
             gradient.mul_(factor.to(gradient.dtype))
+        if ctx.loss_scale is None:
+            agree_on_scaled(step, gradients, factor)
         for name, late in ctx.held.release():
             gradients[name] = gradients[name] + late if name in gradients else late
         parameters = [value.name for value in step.bound_inputs if value.role == "parameter"]

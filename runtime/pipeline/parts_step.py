@@ -21,12 +21,12 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import fx
 
 from autopar.errors import ConfigurationError
 from autopar.program import Input
 from autopar.runtime.pipeline.differentiable_parts import ResultsAndGradients, run_differentiably
+from autopar.runtime.pipeline.overflow import overflow_together
 from autopar.runtime.pipeline.pipeline_routes import SentPiece
 from autopar.runtime.pipeline.pipeline_run import BindPart, PipelineRun, ScheduledStep, named
 from autopar.runtime.pipeline.pipeline_wires import Form, Message, Wires, message_order
@@ -110,7 +110,7 @@ class PartsStep(ScheduledStep):
                 gradients[name] = torch.zeros(form.shape, dtype=form.dtype, device=device)
         self.shared.complete(gradients)
         if loss_scale is not None and len(self.groups.meshes) > 1:
-            _overflow_together(gradients, device)
+            overflow_together(gradients, device)
         return results, gradients
 
     def _run(
@@ -173,14 +173,3 @@ class PartsStep(ScheduledStep):
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
         names = [output.name for output in self.program.outputs if output.role == "statistic"]
         return {n: scaled(value, self.micro.statistic_scales[n]) for n, value in zip(names, sums, strict=True)}
-
-
-def _overflow_together(gradients: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Make the gradients of every rank infinite where those of one are: a GradScaler sees those of its rank only."""
-    finite = torch.ones((), device=device)
-    for gradient in gradients.values():
-        finite = finite * gradient.isfinite().all()
-    dist.all_reduce(finite, dist.ReduceOp.MIN)
-    if not bool(finite):
-        for gradient in gradients.values():
-            gradient.fill_(float("inf"))

@@ -66,7 +66,7 @@ class Step(ABC):
         return tuple(output for output in self.program.outputs if output.role in ("mutation", "loss", "output"))
 
     def parameter_gradient(self, name: str, block: torch.Tensor | None) -> torch.Tensor | None:
-        """The gradient of the parameter `name` as the module holds it, from the local block.
+        """The gradient of the parameter `name` as the module holds it, from the local block (of `reduce_dtype`).
 
         Raises ConfigurationError where autograd is going to look for NaN in it, which it cannot do in a DTensor."""
         if block is None:
@@ -77,11 +77,20 @@ class Step(ABC):
                 "whole step as one function: look at the gradients by name behind backward (parameter.grad.isnan() for "
                 "name, parameter in module.named_parameters()), or write detect_anomaly(check_nan=False)"
             )
-        return held_tensor(block, self._parameter_shapes[name], self.own_plan.parameters[name].stored, self.groups)
+        parameter = self._parameters[name]
+        return held_tensor(
+            block.to(parameter.dtype), parameter.shape, self.own_plan.parameters[name].stored, self.groups
+        )
 
     @cached_property
-    def _parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {value.name: value.shape for value in self.program.inputs if value.role == "parameter"}
+    def _parameters(self) -> dict[str, Input]:
+        return {value.name: value for value in self.program.inputs if value.role == "parameter"}
+
+    @cached_property
+    def computes_in_fp16(self) -> bool:
+        """Whether gradients may vanish that no scale holds up."""
+        values = (node.meta.get("val") for node in self.program.graph.nodes)
+        return any(isinstance(value, torch.Tensor) and value.dtype == torch.float16 for value in values)
 
     @cached_property
     def tangents_behind(self) -> dict[str, frozenset[str]]:

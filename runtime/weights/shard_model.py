@@ -40,6 +40,7 @@ from autopar.runtime.weights.block_reader import Runs, block_runs
 from autopar.runtime.weights.found_weights import FoundWeights, WantedTensor, read_blocks, wanted_tensors
 from autopar.runtime.weights.initial_weights import Sync, agree_on_weights
 from autopar.runtime.weights.initialise import fill_buffers, initialise, is_on_meta
+from autopar.runtime.weights.optimizer_draws import OptimizerDraws
 from autopar.runtime.weights.replaced_parameters import mark_replaced
 from autopar.runtime.weights.stage_gradients import mark_gradients
 
@@ -91,6 +92,8 @@ def shard_model(
     old = {*replaced, *gone}
     mark_replaced((names[0], parameter) for parameter, names in known if id(parameter) in old)
     _shard_buffers(model, plan, groups)
+    if not alone:
+        OptimizerDraws(model.parameters(), seed)
     return left_out
 
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 import autopar
 from autopar.plans.parallel_plan import Plan
-from autopar.runtime.parameters import full_tensor
-from autopar.runtime.weights import replaced_parameters
-from tests.distributed.captured_once import compile_once, prepared_by
+from autopar.runtime.parameters import full_tensor, local_tensor
+from autopar.runtime.weights import optimizer_draws, replaced_parameters
+from autopar.runtime.weights.clip_grad import holders
+from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.models import captured_tied, tied_model, tokens
 from tests.distributed.pipeline_jobs import captured as captured_case
 from tests.distributed.pipeline_models import CASES
@@ -94,3 +96,47 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None
         return loss.detach()
 
     optimizer.step(closure)
+
+
+class RoundedSGD(torch.optim.SGD):
+    """SGD that rounds as torchao's optimizers do: up or down, by the bits that are cut off."""
+
+    bf16_stochastic_round = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            wide = local_tensor(parameter).float() - 0.1 * local_tensor(parameter.grad).float()
+            up = torch.randint(0, 1 << 16, wide.shape, dtype=torch.int32)
+            bits = (wide.view(torch.int32) + up) & ~0xFFFF
+            local_tensor(parameter).copy_(bits.view(torch.float32).bfloat16())
+
+
+def captured_narrow(**_: Any) -> bool:
+    """Capture the tied model with weights of bf16."""
+    return capture_once("tied model", tied_model().bfloat16(), tokens(0))
+
+
+@prepared_by(captured_narrow)
+def rounded_at_random(dims: dict[str, int], planted: bool = False) -> float | str:
+    """The largest difference between ranks of a weight that both hold, after some steps; or the error of a step.
+    planted: each rank draws what its own generator says."""
+    with pytest.MonkeyPatch.context() as patch:
+        if planted:
+            patch.setattr(optimizer_draws, "draws_at_random", lambda _: False)
+        model = tied_model().bfloat16()
+        module = compile_once("tied model", model, tokens(0), dims=dims, mode="fast", check_calls=0)
+        optimizer = RoundedSGD([parameter for parameter in module.parameters() if parameter.requires_grad])
+        torch.manual_seed(dist.get_rank())
+        try:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                module(**tokens(step))["loss"].backward()
+                optimizer.step()
+        except autopar.AutoparError as error:
+            return f"{type(error).__name__}: {error}"
+    copies = [local_tensor(each.detach()).float() for each in module.parameters() if holders(each) == 2]
+    mine = torch.cat([copy.flatten() for copy in copies])
+    theirs = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(theirs, mine)
+    return float((theirs[0] - theirs[1]).abs().max())

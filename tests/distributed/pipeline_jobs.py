@@ -14,6 +14,7 @@ from torch import nn
 import autopar
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.parameters import full_tensor
+from autopar.runtime.pipeline import overflow as overflow_module
 from autopar.runtime.pipeline import parts_step
 from autopar.runtime.pipeline.pipeline_run import PipelineRun
 from autopar.runtime.pipeline.stage_passes import StageGraphs
@@ -205,19 +206,18 @@ def train_on_own_parts(name: str, plan: bytes, forget: bool = False) -> float:
 
 
 @prepared_by(captured)
-def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[float, bool, float]]:
+def scaled_steps(name: str, plan: bytes, apart: bool = False, told: bool = True) -> list[tuple[float, bool, float]]:
     """Per step, of which the first overflows on the last rank: (scale afterwards, whether the weights moved, error of
-    the gradients). apart: no rank tells others, nor compares what they did."""
+    the gradients). apart: no rank tells others, nor compares what they did. told: of the scaler, when compiling."""
     case = CASES[name]
     reference = case.model()
     reference(**case.batch(0))["loss"].backward()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
     checks = 0 if apart else 50
-    module = compile_once(
-        name, case.model(), case.batch(0), plan=Plan.from_json(plan), scaler=scaler, check_calls=checks
-    )
+    given = {"scaler": scaler} if told else {}
+    module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan), check_calls=checks, **given)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    together, found = parts_step._overflow_together, list[tuple[float, bool, float]]()
+    together, found = parts_step.overflow_together, list[tuple[float, bool, float]]()
 
     def overflow(gradients: dict[str, torch.Tensor], device: torch.device) -> None:
         if not found and dist.get_rank() == dist.get_world_size() - 1:
@@ -226,7 +226,7 @@ def scaled_steps(name: str, plan: bytes, apart: bool = False) -> list[tuple[floa
             together(gradients, device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts_step, "_overflow_together", overflow)
+        patch.setattr(parts_step if told else overflow_module, "overflow_together", overflow)
         for _ in range(2):
             before = [full_tensor(p.detach()).clone() for p in module.parameters()]
             optimizer.zero_grad()

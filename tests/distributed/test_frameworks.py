@@ -1,5 +1,5 @@
-"""Training loops of other packages on two processes, beside the same loop without autopar on one; a few rows of
-`python -m benchmarks.frameworks`, which has all of them."""
+"""Training loops of other packages, and plain ones in every precision and with every optimizer, on two processes beside
+one without autopar; a few rows of `python -m benchmarks.frameworks`, which has all of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ CHOSEN = {
     "lightning": ("resume", "a loss outside of the model, AdamW", "two optimizers"),
     "fabric": ("no_backward_sync", "save and load"),
     "peft": ("DoRA, tensor parallelism", "save_adapter"),
+    "precision": ("GradScaler, unscale_ and clip", "the scaler's state saved", "bf16 weights, fp32 sums"),
+    "optimizers": ("NAdam, sharded", "Adafactor, tensor parallelism", "LBFGS, two stages"),
+    "torchao": ("AdamW8bit, sharded", "stochastic rounding, a weight of two stages"),
 }
 
 

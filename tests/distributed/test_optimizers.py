@@ -55,3 +55,12 @@ def test_stages_hold_a_part_of_what_lbfgs_needs(pool: Pool) -> None:
     for found in pool.run("tests.distributed.optimizer_jobs:in_stages", name="gpt2", plan=plan):
         assert found["LBFGS"].startswith(words), found
         assert found["AdamW"] == ""
+
+
+def test_copies_are_rounded_alike_or_not_at_random(pool: Pool) -> None:
+    job, copies = "tests.distributed.optimizer_jobs:rounded_at_random", {"dp_replicate": 2}
+    assert pool.run(job, world_size=2, dims=copies) == [0.0, 0.0]
+    assert min(pool.run(job, world_size=2, dims=copies, planted=True)) > 1e-4
+    for found in pool.run(job, world_size=3, dims={"dp_shard": 3}):
+        assert "RoundedSGD cannot step here: it rounds at random" in found
+        assert "unequal blocks" in found

@@ -161,13 +161,14 @@ def test_ranks_pass_their_own_part_of_the_batch(pool: Pool) -> None:
     assert max(pool.run(f"{JOBS}:train_on_own_parts", name="gpt2", plan=plan, forget=True)) > 1e-2
 
 
-def test_an_overflow_on_one_stage_skips_the_step_on_all(pool: Pool) -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
+def test_an_overflow_on_one_stage_skips_the_step_on_all(pool: Pool, told: bool) -> None:
     plan = _plan("gpt2", "1f1b", ALONE, quarters=False)
-    for first, second in pool.run(f"{JOBS}:scaled_steps", world_size=2, name="gpt2", plan=plan):
+    for first, second in pool.run(f"{JOBS}:scaled_steps", world_size=2, name="gpt2", plan=plan, told=told):
         assert first[:2] == (2.0**19, False)
         assert second[:2] == (2.0**19, True)
         assert second[2] <= 1e-5
-    apart = pool.run(f"{JOBS}:scaled_steps", world_size=2, name="gpt2", plan=plan, apart=True)
+    apart = pool.run(f"{JOBS}:scaled_steps", world_size=2, name="gpt2", plan=plan, apart=True, told=told)
     assert [steps[0][1] for steps in apart] == [True, False]
 
 

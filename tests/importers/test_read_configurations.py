@@ -85,7 +85,7 @@ def test_a_planned_model_comes_back() -> None:
          "pipeline_parallel_schedule is 'Other', which a plan cannot say"),
         ("torchtitan", "[training]\nenable_cpu_offload = true", "enable_cpu_offload is True; states live on"),
         ("torchtitan", "[training", "job is no TOML"),
-        ("megatron", "--fp16 --tensor-model-parallel-size 2", "fp16 is True; a plan computes in fp32 or bf16"),
+        ("megatron", "--fp16 --tensor-model-parallel-size 2", "fp16 is True; an imported plan computes in fp32"),
         ("megatron", "--context-parallel-size 2", "context-parallel-size is '?2'?; context parallelism is no axis"),
         ("megatron", "--tensor-model-parallel-size two", "'two'; it must be a whole number of at least 1"),
         ("megatron", "train.py", "job holds no flag"),
