@@ -34,9 +34,17 @@ from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
 from autopar.planner.problem.output_rows import output_rows
 from autopar.plans.parallel_plan import PLAN_VARIABLE, Plan
 from autopar.program import MicroProgram, Program
-from autopar.questions import CapturedModel, as_cluster, capture_model, check_model, plan_again, plan_program
+from autopar.questions import (
+    CapturedModel,
+    as_cluster,
+    capture_model,
+    check_model,
+    note_branches,
+    plan_again,
+    plan_program,
+)
 from autopar.request import LossFunction, Request
-from autopar.request.argument_types import check_arguments
+from autopar.request.argument_types import Branch, check_arguments
 from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
 from autopar.rules.engine import take_rules
@@ -78,6 +86,7 @@ def compile(
     verify: bool = False,
     strict: bool = False,
     discover: bool = False,
+    branches: Branch | None = None,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -112,6 +121,9 @@ def compile(
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
     discover: look for rules of operators that have none by executing them, on rank 0, in a child process; what is found
         and proven stands in the plan (`plan.discovered`) and is kept on disk.
+    branches: "example" captures code that decides by values (`if h.isfinite().all()`, `int(lengths.max())`, `x[mask]`)
+        along the way that the example inputs take, which are real then; every call checks that its values decide alike,
+        else it is a BranchError with the line, on every rank. Such a step is not cut into micro-batches or stages.
     mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
     micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.
@@ -128,7 +140,7 @@ def compile(
     weights: a folder of safetensors files (`from_pretrained`), an index or a file: each rank reads the bytes of its
         blocks. Build the model under `torch.device("meta")`, so that no process ever holds it whole.
 
-    Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
+    Raises BranchError, ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
     """
     check_model(model)
@@ -160,6 +172,7 @@ def compile(
         differentiable=differentiable,
         strict=strict,
         discover=discover,
+        branches=branches,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -212,6 +225,7 @@ def plan(
     differentiable: Sequence[str] = (),
     strict: bool = False,
     discover: bool = False,
+    branches: Branch | None = None,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -239,6 +253,7 @@ def plan(
         differentiable=differentiable,
         strict=strict,
         discover=discover,
+        branches=branches,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -249,7 +264,10 @@ def plan(
     )
     args, kwargs = normalize_example_inputs(example_inputs)
     with without_wrappers(model) as plain:
-        captured = capture_model(plain, args, kwargs, request, Captures())
+        captures = Captures()
+        if branches is not None:
+            captures.notes = note_branches(plain, args, kwargs, request, captures)
+        captured = capture_model(plain, args, kwargs, request, captures)
         return remembering(plan_program(captured.program, request, captured), Source.of(captured))
 
 
@@ -303,6 +321,11 @@ class Journey:
         groups: ProcessGroups | None,
     ) -> Step:
         """As of a `StepMaker`; all ranks call it alike."""
+        if self.request.branches is not None:
+            self.captures.notes = from_first_rank(
+                lambda: note_branches(model, args, kwargs, self.request, self.captures, training=training),
+                "the branches of the example",
+            )
         captured = attempt_on_all(  # capture, tidy
             lambda: capture_model(model, args, kwargs, self.request, self.captures, training=training), "the capture"
         )
