@@ -37,6 +37,7 @@ from autopar.program import MicroProgram, Program
 from autopar.questions import (
     CapturedModel,
     as_cluster,
+    capture_example,
     capture_model,
     check_model,
     note_branches,
@@ -264,10 +265,7 @@ def plan(
     )
     args, kwargs = normalize_example_inputs(example_inputs)
     with without_wrappers(model) as plain:
-        captures = Captures()
-        if branches is not None:
-            captures.notes = note_branches(plain, args, kwargs, request, captures)
-        captured = capture_model(plain, args, kwargs, request, captures)
+        captured = capture_example(plain, args, kwargs, request)
         return remembering(plan_program(captured.program, request, captured), Source.of(captured))
 
 
@@ -279,6 +277,7 @@ def verify(
     loss_fn: LossFunction | None = None,
     precision: str | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
+    branches: Branch | None = None,
 ) -> Verification:
     """Compare a compiled module with the plain model: loss and every gradient; all ranks call it alike.
 
@@ -296,6 +295,7 @@ def verify(
         loss_fn=loss_fn,
         precision=precision,
         batch_dims=batch_dims,
+        branches=branches,
     )
     return compare(module, example_inputs)
 

@@ -66,7 +66,7 @@ class Guard:
     """A value that Python read while the forward was captured, and that every call must give again.
 
     name: of the output that computes it; place: who read it, "file:line (source)"; value: what it was. asked: where it
-    was only compared, what must be answered alike; none: the value itself must be. is_drawn: random draws decide over it.
+    was only compared, what must be answered alike; none: the value itself must be. is_drawn: random draws alone decide.
     """
 
     name: str
@@ -87,10 +87,10 @@ class Constant:
 class Program:
     """A graph, the meaning of its inputs and outputs, and how to flatten the user's arguments.
 
-    Outputs come in the order: mutations, loss and outputs, guards, statistics, gradients. `in_spec` flattens (args, kwargs);
-    `tensor_leaves` says which leaf each "input" placeholder takes; `out_spec` rebuilds the user's output from the
-    leaves `output_leaves` (indices into `outputs`, or a `Constant`). `reads` names every attribute that the captured
-    forward read: (path of the submodule, attribute); `guards` says what it took from values (`branches=`).
+    Outputs come in the order: mutations, loss and outputs, guards, statistics, gradients. `in_spec` flattens
+    (args, kwargs); `tensor_leaves` says which leaf each "input" placeholder takes; `out_spec` rebuilds the user's
+    output from the leaves `output_leaves` (indices into `outputs`, or a `Constant`). `reads` names every attribute that
+    the captured forward read: (path of the submodule, attribute); `guards` says what it took from values (`branches=`).
     """
 
     graph_module: torch.fx.GraphModule

@@ -6,14 +6,15 @@
     edges[:, mask]                                   guard: as many of the mask are True; which ones is computed
 
 A run on the example inputs (`example_run.py`) notes what Python reads, by place in the source and how often it came
-there. The trace, in which tensors have no values, takes its answers from these notes, and returns beside the outputs what
-was read, computed as everything else is: a guard. Whether the notes were right for a call is known by its guards alone,
-so a program that is captured later, without weights, may take the notes of an earlier one.
+there. The trace, in which tensors have no values, takes its answers from these notes, and returns beside the outputs
+what was read, computed as everything else is: a guard. Whether the notes were right for a call is known by its guards
+alone, so a program that is captured later, without weights, may take the notes of an earlier one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +28,15 @@ from torch.overrides import TorchFunctionMode
 
 from autopar._compat import FakeTensor, FunctionalTensor, no_dispatch, value_of_constant
 from autopar.capture.checkpointed_regions import recomputed_within
-from autopar.capture.read_numbers import ReadNumber, plain
+from autopar.capture.read_numbers import ReadNumber, plain, read_number
 from autopar.capture.value_checks import asking_line
 from autopar.errors import CaptureError
 from autopar.program import Guard
 
 Spot: TypeAlias = tuple[str, int]
 """Who reads: "file:line (source)", and how often that line has read before in this run."""
+log = logging.getLogger(__name__)
+
 Notes: TypeAlias = Mapping[Spot, Any]
 """What was read at every spot: a bool, a number, or lists of them."""
 
@@ -106,7 +109,7 @@ class Branches(TorchFunctionMode):
             return _CONVERSIONS[func](value)
         if not isinstance(found, _Read) or func is not Tensor.item or isinstance(value, bool):
             return value
-        found.number = ReadNumber(value)
+        found.number = read_number(value)
         return found.number
 
     def _read(self, tensor: Tensor) -> Any:
@@ -238,10 +241,14 @@ _SHAPED: Mapping[Any, Callable[..., Any]] = {
 """What has a shape that depends on values -> the same with the shape that the example had."""
 
 
-def check_numbers(guards: Sequence[Guard]) -> None:
-    """Raises CaptureError for a random draw that went on as a number: no call would draw it again."""
-    for guard in guards:
-        if guard.is_drawn and not guard.asked and not isinstance(guard.value, bool):
+def check_draws(guards: Sequence[Guard]) -> None:
+    """Say in the log where random draws decide. Raises CaptureError for one that went on as a number: no call would
+    draw it again."""
+    drawn = [guard for guard in guards if guard.is_drawn]
+    for place in dict.fromkeys(guard.place for guard in drawn):
+        log.warning("a random draw decides at %s: a call in which it decides otherwise raises", place)
+    for guard in drawn:
+        if not guard.asked and not isinstance(guard.value, bool):
             raise CaptureError(
                 f'{guard.place} reads a random number into Python: branches="example" keeps what the example drew, and '
                 "no call draws that again: draw with torch and choose with torch.where, or set what draws here to 0"

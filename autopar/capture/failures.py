@@ -52,8 +52,8 @@ _SHAPE_HINT = (
 )
 
 OTHERWISE = (
-    ' Or keep the code: branches="example" (--branches example) takes the way that real example inputs take, and checks '
-    "in every call that it still holds."
+    ' Or keep the code: branches="example" (--branches example) takes the way that real example inputs take, and '
+    "checks in every call that it still holds."
 )
 
 KNOWN_MESSAGES = (

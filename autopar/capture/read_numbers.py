@@ -5,7 +5,8 @@
     p * 2, range(p), f(p)   taken: the value itself went somewhere, so every call must give it again
 
 It passes for an int or a float (`isinstance`), but is none, so that nothing reads it unseen: what is not written in
-Python calls `__float__` or `__index__`, and torch's functions get the plain number from the mode of `branches.py`.
+Python calls `__float__` or `__index__`. Torch takes it as one of its symbolic numbers, up to the mode of `branches.py`,
+which hands on the plain one.
 """
 
 from __future__ import annotations
@@ -14,20 +15,19 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from autopar._compat import tree_leaves, tree_map
 from autopar.program import Asked
 
 _COMPARISONS = ("lt", "le", "eq", "ne", "gt", "ge")
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow")
-_BITS = ("and", "or", "xor", "lshift", "rshift")
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift")
 _ALONE = ("neg", "pos", "abs", "invert", "int", "float", "index", "complex", "trunc", "floor", "ceil", "round")
-_TEXTS = ("hash", "repr", "str", "format")
+_OTHERS = ("divmod", "hash", "repr", "str", "format")
 
 
 class ReadNumber:
     """See the module docstring. asked: its comparisons; is_taken: whether its value was used otherwise."""
-
-    __slots__ = ("_value", "asked", "is_taken")
 
     def __init__(self, value: int | float) -> None:
         self._value = value
@@ -35,7 +35,7 @@ class ReadNumber:
         self.is_taken = False
 
     @property
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # type: ignore[misc]  # of `object` it can be assigned
         """That of the number: `isinstance(x, float)` holds."""
         return type(self._value)
 
@@ -60,15 +60,36 @@ class ReadNumber:
         return getattr(self.take(), name)
 
 
+class ReadInt(ReadNumber, torch.SymInt):
+    """A whole one."""
+
+
+class ReadFloat(ReadNumber, torch.SymFloat):
+    """A floating one."""
+
+
+def read_number(value: int | float) -> ReadNumber:
+    """A value that was read, of its kind."""
+    return ReadInt(value) if isinstance(value, int) else ReadFloat(value)
+
+
 def plain(value: Any) -> Any:
     """A structure with the numbers themselves in place of what was read."""
-    if any(type(leaf) is ReadNumber for leaf in tree_leaves(value)):
-        return tree_map(lambda leaf: leaf.take() if type(leaf) is ReadNumber else leaf, value)
+    if any(isinstance(leaf, ReadNumber) for leaf in tree_leaves(value)):
+        return tree_map(lambda leaf: leaf.take() if isinstance(leaf, ReadNumber) else leaf, value)
     return value
 
 
 def _comparison(how: str) -> Callable[[ReadNumber, Any], Any]:
     return lambda number, other: number.compared(how, plain(other))
+
+
+def _left(name: str) -> Callable[[ReadNumber, Any], Any]:
+    return lambda number, other: getattr(operator, name)(number.take(), plain(other))
+
+
+def _right(name: str) -> Callable[[ReadNumber, Any], Any]:
+    return lambda number, other: getattr(operator, name)(plain(other), number.take())
 
 
 def _use(name: str) -> Callable[..., Any]:
@@ -77,5 +98,8 @@ def _use(name: str) -> Callable[..., Any]:
 
 for _how in _COMPARISONS:
     setattr(ReadNumber, f"__{_how}__", _comparison(_how))
-for _name in (*_ARITHMETIC, *_BITS, *(f"r{name}" for name in (*_ARITHMETIC, *_BITS)), *_ALONE, *_TEXTS):
+for _name in _BINARY:
+    setattr(ReadNumber, f"__{_name.rstrip('_')}__", _left(_name))
+    setattr(ReadNumber, f"__r{_name.rstrip('_')}__", _right(_name))
+for _name in (*_ALONE, *_OTHERS):
     setattr(ReadNumber, f"__{_name}__", _use(f"__{_name}__"))

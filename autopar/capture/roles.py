@@ -34,8 +34,9 @@ PREFIX = "model."  # the model's attribute in the wrapper that is traced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What the caller knows: names of input and output tensors, batch dims, which outputs are guards, which is the loss, which parameters,
-    inputs and outputs require a gradient, and the first name of each tied tensor by any of its names (`canonical`)."""
+    """What the caller knows: names of input and output tensors, batch dims, which outputs are guards, which the loss,
+    which parameters, inputs and outputs require a gradient, and the first name of each tied tensor by any of its names
+    (`canonical`)."""
 
     inputs: Sequence[str]
     batch_dims: Sequence[int | None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -22,7 +23,7 @@ from torch.nn.modules import transformer
 
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
 from autopar._compat import aot_export_joint_with_descriptors, whole_triton_operators
-from autopar.capture.branches import Notes, check_numbers
+from autopar.capture.branches import Notes, check_draws
 from autopar.capture.calls import Call, CallRecorder, resized
 from autopar.capture.checkpointed_regions import Salts, recomputed_within
 from autopar.capture.decompositions import decomposition_table
@@ -46,7 +47,7 @@ from autopar.errors import CaptureError
 from autopar.passes.random_operators import is_random
 from autopar.passes.runner import run_passes
 from autopar.passes.tidy.tidy_passes import TIDY_PASSES, TidyContext
-from autopar.program import Guard, Input, InputRole, Output, OutputRole, Program, returned_values
+from autopar.program import Guard, Input, InputRole, Output, OutputRole, Program
 from autopar.timing import phase
 
 log = logging.getLogger(__name__)
@@ -87,12 +88,13 @@ def capture(
     inputs = flatten_inputs(args, {**kwargs, BATCH: batch} if with_batch else kwargs)
     dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
     canonical = canonical_names(model)
-    step = TrainingStep(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical, differentiable, notes)
+    dtype = precision_dtype(precision)
+    step = TrainingStep(model, inputs, loss_fn, with_batch, dtype, canonical, differentiable, notes)
     graph_module = _trace_with_fallback(step, inputs, args, kwargs, training)
     names = _names(model, step, inputs, dims, training, canonical)
     program_inputs, program_outputs = assign_roles(graph_module, names)
     graph_module = _tidy(graph_module, program_inputs, program_outputs)
-    return Program(
+    program = Program(
         graph_module=graph_module,
         inputs=program_inputs,
         outputs=program_outputs,
@@ -102,22 +104,29 @@ def capture(
         output_leaves=_output_leaves(step, program_outputs),
         training=training,
         reads=frozenset(step.reads),
-        guards=_checked_guards(step.outputs.guards, graph_module, program_outputs),
     )
+    return replace(program, guards=_checked_guards(step.outputs.guards, program))
 
 
-def _checked_guards(
-    guards: Sequence[Guard], graph_module: GraphModule, outputs: Sequence[Output]
-) -> tuple[Guard, ...]:
-    """The guards, with which of them random draws decide over."""
-    returned = {output.name: node for node, output in zip(returned_values(graph_module.graph), outputs, strict=True)}
-    drawn: dict[Node, bool] = {}
-    for node in graph_module.graph.nodes:
-        own = node.op == "call_function" and is_random(node)
-        drawn[node] = own or any(drawn[operand] for operand in node.all_input_nodes)
-    found = tuple(replace(guard, is_drawn=drawn[returned[guard.name]]) for guard in guards)
-    check_numbers(found)
+def _checked_guards(guards: Sequence[Guard], program: Program) -> tuple[Guard, ...]:
+    """The guards, with which of them random draws alone decide over. Raises CaptureError for a drawn number."""
+    returned = {output.name: node for node, output in zip(program.returned, program.outputs, strict=True)}
+    entries = zip(program.placeholders, program.inputs, strict=True)
+    given = {node for node, entry in entries if entry.role in ("input", "parameter")}
+    found = tuple(replace(guard, is_drawn=_is_drawn(returned[guard.name], given)) for guard in guards)
+    check_draws(found)
     return found
+
+
+def _is_drawn(node: Node, given: AbstractSet[Node]) -> bool:
+    """Whether a value comes from random draws, and not from what is given: inputs and parameters."""
+    behind, waiting = {node}, [node]
+    while waiting:
+        new = [operand for operand in waiting.pop().all_input_nodes if operand not in behind]
+        behind.update(new)
+        waiting += new
+    draws = any(each.op == "call_function" and is_random(each) for each in behind)
+    return draws and behind.isdisjoint(given)
 
 
 def _check_module(model: object) -> None:

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeAlias, get_args
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 
-
 Branch: TypeAlias = Literal["example"]
 """Which branches a capture takes where values decide."""
 

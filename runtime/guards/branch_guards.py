@@ -1,7 +1,7 @@
 """Branch guards: what Python read at capture must be so in every call (`branches="example"`).
 
     capture:  if h.isfinite().all(): ...     took the branch of True
-    call 7:   the guard computes False       BranchError on every rank: net.py:12 (if h.isfinite().all():) read True, False now
+    call 7:   the guard computes False       BranchError on every rank: net.py:12 (if ...) read True, False now
 
 Guards lie whole on every rank. They are read behind the forward and before anything is handed out or written to a
 buffer; where only one rank sees a difference, the others are told.
@@ -59,14 +59,15 @@ def _refuse(broken: Sequence[tuple[Guard, str]], act: str) -> None:
         return
     lines = "; ".join(f"{guard.place} {said}" for guard, said in broken[:_SHOWN])
     more = f" (and {len(broken) - _SHOWN} more)" if len(broken) > _SHOWN else ""
-    raise BranchError(f"{act} takes another branch than the example inputs did: {lines}{more}. {_next_step(broken[0][0])}")
+    step = _next_step(broken[0][0])
+    raise BranchError(f"{act} takes another branch than the example inputs did: {lines}{more}. {step}")
 
 
 def _next_step(guard: Guard) -> str:
     if guard.is_drawn:
         return (
-            "A random draw decides there, and a plan has one graph: set the probability to 0 (layerdrop=0.0), or choose "
-            "with torch.where"
+            "A random draw decides there, and a plan has one graph: set the probability to 0 (layerdrop=0.0), or "
+            "choose with torch.where"
         )
     return (
         "Nothing was changed by this call: leave such a batch out, compile a second module from an example that goes "

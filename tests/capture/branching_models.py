@@ -20,15 +20,14 @@ class Detr(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.norm(x + functional.gelu(self.up(x)))
-        if self.training:
-            if not torch.isfinite(hidden).all():
-                limit = torch.finfo(hidden.dtype).max - 1000
-                hidden = torch.clamp(hidden, min=-limit, max=limit)
+        if self.training and not torch.isfinite(hidden).all():
+            limit = torch.finfo(hidden.dtype).max - 1000
+            hidden = torch.clamp(hidden, min=-limit, max=limit)
         return hidden.square().mean()
 
 
 class Wav2Vec2(nn.Module):
-    """Layers that are left out at random (Hugging Face's and torchaudio's way), padding that is zeroed, masked frames."""
+    """Layers left out at random (Hugging Face's and torchaudio's way), padding that is zeroed, masked frames."""
 
     def __init__(self, layer_drop: float = 0.0) -> None:
         super().__init__()
