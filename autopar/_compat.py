@@ -195,7 +195,7 @@ def dtensor_operators() -> dict[OpOverload, Callable[..., Any]]:
 def value_of_constant(tensor: torch.Tensor) -> torch.Tensor | None:
     """The real tensor behind a tensor of a trace, where the trace knows it; None where it does not."""
     if isinstance(tensor, FunctionalTensor):
-        tensor.sync()  # type: ignore[no-untyped-call]
+        tensor.sync()
         tensor = torch._from_functional_tensor(tensor.elem)
     if isinstance(tensor, FakeTensor):
         return tensor.constant

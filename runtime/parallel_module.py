@@ -223,7 +223,7 @@ class ParallelModule(PlannedModel):
         results = self._results(step, leaves, mode, self.seed())
         if may_be_trained(step, (*super().parameters(), *self._absent.values())):
             results = with_later_backward(results, self._again(leaves, whole, spec, mode))
-        check_branches(step, results, call.act)
+        check_branches(step.program.guards, step.forward_outputs, results, call.act)
         self.calls += 1
         self._compared.meet_before_backward(results, call.act, self._held)
         write_buffers(self.original, step, results)

@@ -34,8 +34,8 @@ class ReadNumber:
         self.asked: list[Asked] = []
         self.is_taken = False
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]  # of `object` it can be assigned
+    @property  # type: ignore[misc]  # of `object` it can be assigned
+    def __class__(self) -> Any:
         """That of the number: `isinstance(x, float)` holds."""
         return type(self._value)
 

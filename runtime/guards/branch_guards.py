@@ -16,20 +16,21 @@ from typing import Any
 import torch
 
 from autopar.errors import BranchError
-from autopar.program import Guard
+from autopar.program import Guard, Output
 from autopar.runtime.consensus import attempt_on_all
-from autopar.runtime.step.emitted_step import Step
 
 _SHOWN = 3
 """Lines that a message names; the first one may have caused the others."""
 
 
-def check_branches(step: Step, results: Sequence[torch.Tensor], act: str) -> None:
+def check_branches(
+    guards: Sequence[Guard], outputs: Sequence[Output], results: Sequence[torch.Tensor], act: str
+) -> None:
     """Raises BranchError, on every rank, where a call named `act` does not go the way that was captured."""
-    if not step.program.guards:
+    if not guards:
         return
-    computed = dict(zip((output.name for output in step.forward_outputs), results, strict=True))
-    attempt_on_all(lambda: _refuse(list(_broken(step.program.guards, computed)), act), "the branches of a call")
+    computed = dict(zip((output.name for output in outputs), results, strict=True))
+    attempt_on_all(lambda: _refuse(list(_broken(guards, computed)), act), "the branches of a call")
 
 
 def _broken(guards: Sequence[Guard], computed: dict[str, torch.Tensor]) -> Iterator[tuple[Guard, str]]:

@@ -162,7 +162,8 @@ def test_what_has_no_value_is_refused_by_its_line() -> None:
     with pytest.raises(autopar.CaptureError, match=r"if self.training and not torch.isfinite.*not on meta"):
         autopar.plan(model.to("meta"), inputs, cluster="2 cpu", branches="example")
     conformer, inputs, _ = examples()["conformer"]  # its branch depends on inputs alone
-    assert autopar.plan(conformer.to("meta"), inputs, cluster="2 cpu", branches="example").question["branches"] == "example"
+    found = autopar.plan(conformer.to("meta"), inputs, cluster="2 cpu", branches="example")
+    assert found.question["branches"] == "example"
     with pytest.raises(autopar.CaptureError, match=r"drawn_number|reads a random number into Python"):
         autopar.plan(Model(drawn_number), torch.randn(4, SIZE), cluster="2 cpu", branches="example")
     with pytest.raises(autopar.ConfigurationError, match=r'write "example"'):
