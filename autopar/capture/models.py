@@ -37,9 +37,9 @@ def load_model(
     if is_configuration(spec):
         if values:
             raise ConfigurationError(
-                f'{spec} is a configuration without weights and inputs, and branches="example" takes the branches that '
-                "real ones take: write a factory (package.module:factory) that returns the model with its weights, and "
-                "example inputs"
+                f'{spec}: a configuration has no values, and branches="example" takes the branches that real weights '
+                "and inputs take: write a factory (package.module:factory) that returns the model with its weights, "
+                "and example inputs"
             )
         return build_configured(Path(spec.removeprefix(HUGGINGFACE)), batch, seq, dtype)
     return _call_factory(spec, {"batch": batch, "seq": seq, "dtype": dtype}, values)

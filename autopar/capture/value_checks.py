@@ -61,7 +61,8 @@ def asking_line(frame: FrameType) -> str:
     if found is None:
         return "an unknown place"
     name, line = found.f_code.co_filename, found.f_lineno
-    return f"{name}:{line} ({linecache.getline(name, line).strip()})"
+    source = linecache.getline(name, line).strip()
+    return f"{name}:{line} ({source})" if source else f"{name}:{line}"
 
 
 @lru_cache(maxsize=256)

@@ -89,6 +89,12 @@ class Graph(nn.Module):
         return torch.zeros_like(h).index_add(0, col, h[row] * share.unsqueeze(1)).square().mean()
 
 
+def conformer() -> tuple[nn.Module, dict[str, Any]]:
+    """A factory of `autopar plan`."""
+    model, inputs, _ = examples()["conformer"]
+    return model, inputs
+
+
 def examples() -> dict[str, tuple[nn.Module, dict[str, Any], dict[str, Any]]]:
     """name -> (model, example inputs, other inputs that take another branch)."""
     torch.manual_seed(0)
