@@ -265,7 +265,7 @@ def plan(
     )
     args, kwargs = normalize_example_inputs(example_inputs)
     with without_wrappers(model) as plain:
-        captured = capture_example(plain, args, kwargs, request)
+        captured = capture_example(plain, args, kwargs, request, Captures())
         return remembering(plan_program(captured.program, request, captured), Source.of(captured))
 
 

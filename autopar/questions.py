@@ -86,9 +86,10 @@ def capture_model(
     return CapturedModel(program=program, model=model, args=args, kwargs=kwargs, request=request, captures=captures)
 
 
-def capture_example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> CapturedModel:
-    """As `capture_model`, of a model that was not captured before: its branches are those of these arguments."""
-    captures = Captures()
+def capture_example(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request, captures: Captures
+) -> CapturedModel:
+    """As `capture_model`, with the branches of these arguments."""
     if request.branches is not None:
         captures.notes = note_branches(model, args, kwargs, request, captures)
     return capture_model(model, args, kwargs, request, captures)

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from autopar.capture import normalize_example_inputs, without_wrappers
+from autopar.capture import Captures, normalize_example_inputs, without_wrappers
 from autopar.errors import ConfigurationError
 from autopar.explain.origin import WISHES, bound, remembering
 from autopar.explain.source import Source
@@ -62,7 +62,7 @@ class Planner:
         self._model, self._last = model, None
         args, kwargs = normalize_example_inputs(example_inputs)
         with without_wrappers(model) as plain:
-            self._source = Source.of(capture_example(plain, args, kwargs, self._request))
+            self._source = Source.of(capture_example(plain, args, kwargs, self._request, Captures()))
 
     _model: nn.Module
     """Held, as a source holds it weakly."""
