@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autopar.errors import (
     AutoparError,
+    BranchError,
     CaptureError,
     ConfigurationError,
     GradientError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutoparError",
+    "BranchError",
     "CaptureError",
     "Cluster",
     "ConfigurationError",

@@ -193,6 +193,16 @@ def dtensor_operators() -> dict[OpOverload, Callable[..., Any]]:
     return operators
 
 
+def value_of_constant(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The real tensor behind a tensor of a trace, where the trace knows it; None where it does not."""
+    if isinstance(tensor, FunctionalTensor):
+        tensor.sync()
+        tensor = torch._from_functional_tensor(tensor.elem)
+    if isinstance(tensor, FakeTensor):
+        return tensor.constant
+    return None if tensor.is_meta else tensor.detach()
+
+
 def without_torch_function() -> AbstractContextManager[None]:
     """Within the context, `__torch_function__` of tensor subclasses is not asked."""
     context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
@@ -291,6 +301,7 @@ __all__ = [
     "tree_map",
     "tree_map_only",
     "tree_unflatten",
+    "value_of_constant",
     "warn_about_untested_torch",
     "whole_triton_operators",
     "with_effects",

@@ -34,9 +34,18 @@ from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
 from autopar.planner.problem.output_rows import output_rows
 from autopar.plans.parallel_plan import PLAN_VARIABLE, Plan
 from autopar.program import MicroProgram, Program
-from autopar.questions import CapturedModel, as_cluster, capture_model, check_model, plan_again, plan_program
+from autopar.questions import (
+    CapturedModel,
+    as_cluster,
+    capture_example,
+    capture_model,
+    check_model,
+    note_branches,
+    plan_again,
+    plan_program,
+)
 from autopar.request import LossFunction, Request
-from autopar.request.argument_types import check_arguments
+from autopar.request.argument_types import Branch, check_arguments
 from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
 from autopar.rules.engine import take_rules
@@ -79,6 +88,7 @@ def compile(
     verify: bool = False,
     strict: bool = False,
     discover: bool = False,
+    branches: Branch | None = None,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -116,6 +126,9 @@ def compile(
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
     discover: look for rules of operators that have none by executing them, on rank 0, in a child process; what is found
         and proven stands in the plan (`plan.discovered`) and is kept on disk.
+    branches: "example" captures code that decides by values (`if h.isfinite().all()`, `int(lengths.max())`, `x[mask]`)
+        along the way that the example inputs take, which are real then; every call checks that its values decide alike,
+        else it is a BranchError with the line, on every rank. Such a step is not cut into micro-batches or stages.
     mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
     micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.
@@ -132,7 +145,7 @@ def compile(
     weights: a folder of safetensors files (`from_pretrained`), an index or a file: each rank reads the bytes of its
         blocks. Build the model under `torch.device("meta")`, so that no process ever holds it whole.
 
-    Raises ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
+    Raises BranchError, ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
     """
     check_model(model)
@@ -167,6 +180,7 @@ def compile(
         differentiable=differentiable,
         strict=strict,
         discover=discover,
+        branches=branches,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -220,6 +234,7 @@ def plan(
     differentiable: Sequence[str] = (),
     strict: bool = False,
     discover: bool = False,
+    branches: Branch | None = None,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -248,6 +263,7 @@ def plan(
         differentiable=differentiable,
         strict=strict,
         discover=discover,
+        branches=branches,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -258,7 +274,7 @@ def plan(
     )
     args, kwargs = normalize_example_inputs(example_inputs)
     with without_wrappers(model) as plain:
-        captured = capture_model(plain, args, kwargs, request, Captures())
+        captured = capture_example(plain, args, kwargs, request, Captures())
         return remembering(plan_program(captured.program, request, captured), Source.of(captured))
 
 
@@ -270,6 +286,7 @@ def verify(
     loss_fn: LossFunction | None = None,
     precision: str | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
+    branches: Branch | None = None,
 ) -> Verification:
     """Compare a compiled module with the plain model: loss and every gradient; all ranks call it alike.
 
@@ -287,6 +304,7 @@ def verify(
         loss_fn=loss_fn,
         precision=precision,
         batch_dims=batch_dims,
+        branches=branches,
     )
     return compare(module, example_inputs)
 
@@ -312,6 +330,11 @@ class Journey:
         groups: ProcessGroups | None,
     ) -> Step:
         """As of a `StepMaker`; all ranks call it alike."""
+        if self.request.branches is not None:
+            self.captures.notes = from_first_rank(
+                lambda: note_branches(model, args, kwargs, self.request, self.captures, training=training),
+                "the branches of the example",
+            )
         captured = attempt_on_all(  # capture, tidy
             lambda: capture_model(model, args, kwargs, self.request, self.captures, training=training), "the capture"
         )

@@ -37,6 +37,10 @@ class GradientError(AutoparError, RuntimeError):
     """A backward pass that would give another gradient than that of what ran, or none."""
 
 
+class BranchError(AutoparError):
+    """A call whose values take another branch than the example inputs took at capture (only with `branches=`)."""
+
+
 class RankMismatchError(AutoparError):
     """Ranks captured different graphs, or passed batches that cannot belong together."""
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import TreeSpec
 
 InputRole: TypeAlias = Literal["parameter", "buffer", "input", "tangent", "seed", "statistic"]
-OutputRole: TypeAlias = Literal["loss", "output", "mutation", "statistic", "gradient"]
+OutputRole: TypeAlias = Literal["loss", "output", "guard", "mutation", "statistic", "gradient"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,37 @@ class Output:
     """One value of the returned tuple. name: path of the output, or the parameter, input or buffer it belongs to.
     requires_grad: the model returns it with a gradient; backward takes one where there is a tangent of its name.
 
-    A "statistic" is what one micro-batch adds to a value of the whole batch; that comes back as the input of its name.
+    A "guard" computes what Python read while the forward was captured, and has a `Guard` of its name. A "statistic" is
+    what one micro-batch adds to a value of the whole batch; that comes back as the input of its name.
     """
 
     role: OutputRole
     name: str
     requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A comparison of a number that was read: the name of a function of `operator`, the other number, the answer."""
+
+    operator: str
+    other: float
+    answer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """A value that Python read while the forward was captured, and that every call must give again.
+
+    name: of the output that computes it; place: who read it, "file:line (source)"; value: what it was. asked: where it
+    was only compared, what must be answered alike; none: the value itself must be. is_drawn: random draws alone decide.
+    """
+
+    name: str
+    place: str
+    value: Any
+    asked: tuple[Asked, ...] = ()
+    is_drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +87,10 @@ class Constant:
 class Program:
     """A graph, the meaning of its inputs and outputs, and how to flatten the user's arguments.
 
-    Outputs come in the order: mutations, loss and outputs, statistics, gradients. `in_spec` flattens (args, kwargs);
-    `tensor_leaves` says which leaf each "input" placeholder takes; `out_spec` rebuilds the user's output from the
-    leaves `output_leaves` (indices into `outputs`, or a `Constant`). `reads` names every attribute that the captured
-    forward read: (path of the submodule, attribute).
+    Outputs come in the order: mutations, loss and outputs, guards, statistics, gradients. `in_spec` flattens
+    (args, kwargs); `tensor_leaves` says which leaf each "input" placeholder takes; `out_spec` rebuilds the user's
+    output from the leaves `output_leaves` (indices into `outputs`, or a `Constant`). `reads` names every attribute that
+    the captured forward read: (path of the submodule, attribute); `guards` says what it took from values (`branches=`).
     """
 
     graph_module: torch.fx.GraphModule
@@ -77,6 +102,7 @@ class Program:
     output_leaves: tuple[int | Constant, ...]
     training: bool
     reads: frozenset[tuple[str, str]] = frozenset()
+    guards: tuple[Guard, ...] = ()
 
     @property
     def graph(self) -> torch.fx.Graph:

@@ -19,6 +19,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from autopar.capture import Captures, fingerprint
+from autopar.capture.branches import Notes
+from autopar.capture.example_run import read_example
 from autopar.errors import CaptureError, ConfigurationError, PlanMismatchError, UnsupportedOperatorError
 from autopar.files import write_atomically
 from autopar.hardware.cluster import Cluster, check_cluster
@@ -84,6 +86,15 @@ def capture_model(
     return CapturedModel(program=program, model=model, args=args, kwargs=kwargs, request=request, captures=captures)
 
 
+def capture_example(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request, captures: Captures
+) -> CapturedModel:
+    """As `capture_model`, with the branches of these arguments."""
+    if request.branches is not None:
+        captures.notes = note_branches(model, args, kwargs, request, captures)
+    return capture_model(model, args, kwargs, request, captures)
+
+
 def capture_program(
     model: nn.Module,
     args: tuple[Any, ...],
@@ -92,10 +103,9 @@ def capture_program(
     request: Request,
     captures: Captures,
 ) -> Program:
-    """The program of a model alone."""
+    """The program of a model alone. Python reads the values that `captures` has notes of, where it may read any."""
     with phase("capture", logging.INFO):
-        args, kwargs = route(model, args, kwargs, request.loss_fn is not None)
-        batch = kwargs.pop("batch", None) if request.loss_fn is not None else None
+        args, kwargs, batch = _routed(model, args, kwargs, request)
         return captures.capture(
             model,
             args,
@@ -107,7 +117,41 @@ def capture_program(
             precision=request.precision,
             reduce_dtype=request.reduce_dtype,
             differentiable=request.differentiable,
+            notes=None if request.branches is None else captures.notes,
         )
+
+
+def note_branches(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    request: Request,
+    captures: Captures,
+    *,
+    training: bool | None = None,
+) -> Notes:
+    """What Python reads of values in a forward on these arguments, and in those before: the branches of a capture."""
+    args, kwargs, batch = _routed(model, args, kwargs, request)
+    with phase("example", logging.INFO):
+        found = read_example(
+            model,
+            args,
+            kwargs,
+            loss_fn=request.loss_fn,
+            batch=batch,
+            training=model.training if training is None else training,
+            precision=request.precision,
+            known=captures.notes,
+        )
+    return {**captures.notes, **found}
+
+
+def _routed(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request
+) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """What forward takes, and what the loss function gets beside it."""
+    args, kwargs = route(model, args, kwargs, request.loss_fn is not None)
+    return args, kwargs, kwargs.pop("batch", None) if request.loss_fn is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

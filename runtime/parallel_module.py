@@ -29,6 +29,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank, shared_seed
+from autopar.runtime.guards.branch_guards import check_branches
 from autopar.runtime.guards.call_guard import CHECK_CALLS
 from autopar.runtime.guards.module_tree import ModuleTree
 from autopar.runtime.guards.spread_values import read_whole_values
@@ -224,6 +225,7 @@ class ParallelModule(PlannedModel):
         results = self._results(step, leaves, mode, self.seed())
         if may_be_trained(step, (*super().parameters(), *self._absent.values())):
             results = with_later_backward(results, self._again(leaves, whole, spec, mode))
+        check_branches(step.program.guards, step.forward_outputs, results, call.act)
         self.calls += 1
         self._compared.meet_before_backward(results, call.act, self._held)
         write_buffers(self.original, step, results)

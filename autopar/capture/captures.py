@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from autopar._compat import tree_leaves
+from autopar.capture.branches import Notes
 from autopar.capture.family import CallsAt, Family, family, input_shapes, varies
 from autopar.capture.inputs import FlatInputs, find_batch_dims, flatten_inputs
 from autopar.capture.python_state import PythonState, Read
@@ -30,6 +31,8 @@ class Captures:
         self._traced: dict[Any, list[Program]] = {}
         self._pairs: dict[Any, list[tuple[Program, Program]]] = {}
         self._reads: dict[Any, frozenset[Read]] = {}
+        self.notes: Notes = {}
+        """What Python read of values so far."""
         self.traces = 0
         self.computed = 0
 
@@ -46,8 +49,10 @@ class Captures:
         precision: str | None,
         reduce_dtype: str | None = None,
         differentiable: Sequence[str] = (),
+        notes: Notes | None = None,
     ) -> Program:
-        """As `autopar.capture.capture`, from earlier captures of the model where they predict this one."""
+        """As `autopar.capture.capture`, from earlier captures of the model where they predict this one: not where
+        Python reads values, which sizes do not predict."""
         beside = {BATCH: batch} if loss_fn is not None and batch is not None else {}
         inputs = flatten_inputs(args, {**kwargs, **beside})
         base = _kind(model, inputs, training)
@@ -56,7 +61,7 @@ class Captures:
             forward_calls, model, args, kwargs, loss_fn=loss_fn, batch=batch, training=training, precision=precision
         )
         try:
-            known = self._family(kind, calls)
+            known = None if notes else self._family(kind, calls)
             predicted = None if known is None else known.at([tuple(tensor.shape) for tensor in inputs.tensors], calls)
         except CaptureError:  # the forward of the model itself does not trace: see `fallback.py`
             predicted = None
@@ -76,10 +81,13 @@ class Captures:
             precision=precision,
             reduce_dtype=reduce_dtype,
             differentiable=differentiable,
+            notes=notes,
         )
         self.traces += 1
         self._reads[base] = self._reads.get(base, frozenset()) | program.reads
         kind = self._in_state(base, model, loss_fn)
+        if notes:
+            return program
         traced = self._traced.setdefault(kind, [])
         if kind not in self._families:
             other = next((each for each in traced if varies(each, program)), None)

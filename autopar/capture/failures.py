@@ -51,6 +51,11 @@ _SHAPE_HINT = (
     "keep all elements and mask: x * mask, torch.where(mask, x, 0), sum(x * mask) / sum(mask) instead of x[mask].mean()"
 )
 
+OTHERWISE = (
+    ' Or keep the code: branches="example" (--branches example) takes the way that real example inputs take, and '
+    "checks in every call that it still holds."
+)
+
 KNOWN_MESSAGES = (
     ("is not supported for tensor subclasses", NUMPY_HINT),
     ("Cannot backprop through mirrored meta", "call torch.autograd.grad, or return the loss: backward runs outside"),
@@ -64,15 +69,17 @@ KNOWN_MESSAGES = (
 
 
 @contextlib.contextmanager
-def explained(model: nn.Module) -> Iterator[None]:
-    """Within the context, errors of the trace become CaptureErrors with the place in the user's code."""
+def explained(model: nn.Module, takes_branches: bool = False) -> Iterator[None]:
+    """Within the context, errors of the trace become CaptureErrors with the place in the user's code.
+
+    takes_branches: whether `branches="example"` was said already."""
     try:
         yield
     except AutoparError:
         raise
     except Exception as error:
         log.debug("the trace of %s failed", type(model).__name__, exc_info=error)
-        message = _explain(model, error)
+        message = _explain(model, error) + ("" if takes_branches else _option(error))
         raise CaptureError(message) from None
 
 
@@ -93,6 +100,11 @@ def _explain(model: nn.Module, error: Exception) -> str:
     what = f"{name} cannot be traced at {place}: {type(error).__name__}: {message}"
     hint = next((hint for words, hint in KNOWN_MESSAGES if words in message), "")
     return f"{what.rstrip('.')}. What helps: {hint}." if hint else what
+
+
+def _option(error: Exception) -> str:
+    """What else helps where values decide."""
+    return OTHERWISE if _is_shape_dependent(error) or _is_data_dependent(error) else ""
 
 
 def _launches_kernel(error: BaseException) -> bool:

@@ -71,6 +71,10 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
             return self._known(lambda: func(_real_like(like), *args[1:], **(kwargs or {})))
         return result
 
+    def known(self, tensor: Tensor) -> FakeTensor:
+        """A fake tensor that has the value of `tensor`."""
+        return self._known(lambda: tensor.detach().to("cpu", copy=True))
+
     def may_turn_const(self, t: Tensor) -> bool:
         """Whether the value of `t`, computed from known ones, is kept."""
         return self._is_small(t) and t.layout == torch.strided and not isinstance(t, FakeTensor)

@@ -9,6 +9,7 @@ A factory returns a model, or (model, example inputs); it is code, which runs. A
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
@@ -25,19 +26,28 @@ from autopar.request.model_name import HUGGINGFACE, is_configuration
 
 
 def load_model(
-    spec: str, batch: int, seq: int, dtype: torch.dtype = torch.float32
+    spec: str, batch: int, seq: int, dtype: torch.dtype = torch.float32, *, values: bool = False
 ) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
     """(model on meta in `dtype`, example inputs): keyword arguments as a dict or positional ones as a tuple.
 
     batch and seq shape the example inputs of Hugging Face models; a factory gets those of the keywords `batch`,
-    `seq` and `dtype` that it accepts. Raises ConfigurationError naming what cannot be found or built.
+    `seq` and `dtype` that it accepts. values: weights and inputs as the factory makes them, not on meta, the same in
+    every process. Raises ConfigurationError naming what cannot be found or built.
     """
     if is_configuration(spec):
+        if values:
+            raise ConfigurationError(
+                f'{spec}: a configuration has no values, and branches="example" takes the branches that real weights '
+                "and inputs take: write a factory (package.module:factory) that returns the model with its weights, "
+                "and example inputs"
+            )
         return build_configured(Path(spec.removeprefix(HUGGINGFACE)), batch, seq, dtype)
-    return _call_factory(spec, {"batch": batch, "seq": seq, "dtype": dtype})
+    return _call_factory(spec, {"batch": batch, "seq": seq, "dtype": dtype}, values)
 
 
-def _call_factory(spec: str, options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
+def _call_factory(
+    spec: str, options: dict[str, Any], values: bool
+) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
     factory = _find_factory(spec)
     try:
         signature = inspect.signature(factory)
@@ -48,12 +58,14 @@ def _call_factory(spec: str, options: dict[str, Any]) -> tuple[nn.Module, dict[s
             f"{spec} cannot be called with {', '.join(options)} alone ({error}): write a factory that returns a "
             "torch.nn.Module, or (model, example inputs)"
         ) from error
-    with torch.device("meta"):
+    if values:
+        torch.manual_seed(0)
+    with contextlib.nullcontext() if values else torch.device("meta"):
         made = factory(**arguments)
     model, inputs = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"{spec} returned {type(model).__name__}; return a torch.nn.Module")
-    model = model.to(device="meta").to(options["dtype"])
+    model = (model if values else model.to(device="meta")).to(options["dtype"])
     if inputs is None:
         return model, {}
     args, kwargs = normalize_example_inputs(inputs)

@@ -34,12 +34,14 @@ PREFIX = "model."  # the model's attribute in the wrapper that is traced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What the caller knows: names of input and output tensors, batch dims, which output is the loss, which parameters,
-    inputs and outputs require a gradient, and the first name of each tied tensor by any of its names (`canonical`)."""
+    """What the caller knows: names of input and output tensors, batch dims, which outputs are guards, which the loss,
+    which parameters, inputs and outputs require a gradient, and the first name of each tied tensor by any of its names
+    (`canonical`)."""
 
     inputs: Sequence[str]
     batch_dims: Sequence[int | None]
     outputs: Sequence[str]
+    guards: frozenset[str]
     loss: int | None
     canonical: dict[str, str]
     requires_grad: frozenset[tuple[InputRole | OutputRole, str]]
@@ -61,7 +63,7 @@ def assign_roles(graph_module: GraphModule, names: Names) -> tuple[tuple[Input, 
     inputs = _read_inputs(graph, names)
     _check_names(inputs)
     _merge_tied_gradients(graph, output, returned)
-    order: dict[OutputRole, int] = {"mutation": 0, "loss": 1, "output": 1, "gradient": 2}
+    order: dict[OutputRole, int] = {"mutation": 0, "loss": 1, "output": 1, "guard": 1, "gradient": 2}
     returned.sort(key=lambda value: order[value.role])
     output.args = (tuple(value.node for value in returned),)
     output.meta.pop("desc", None)
@@ -75,8 +77,8 @@ def _read_outputs(output: Node, names: Names) -> list[_Returned]:
         if not isinstance(node, Node):
             continue
         if isinstance(desc, PlainAOTOutput):
-            role: OutputRole = "loss" if desc.idx == names.loss else "output"
             name = names.outputs[desc.idx]
+            role: OutputRole = "guard" if name in names.guards else "loss" if desc.idx == names.loss else "output"
             returned.append(_Returned(role, name, node, ("output", name) in names.requires_grad))
         elif isinstance(desc, InputMutationAOTOutput):
             if _is_buffer(desc.mutated_input, names):

@@ -11,16 +11,19 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.nn.modules import transformer
 
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
 from autopar._compat import aot_export_joint_with_descriptors, whole_triton_operators
+from autopar.capture.branches import Notes, check_draws
 from autopar.capture.calls import Call, CallRecorder, resized
 from autopar.capture.checkpointed_regions import Salts, recomputed_within
 from autopar.capture.decompositions import decomposition_table
@@ -42,9 +45,10 @@ from autopar.capture.roles import Names, assign_roles
 from autopar.capture.training_step import BATCH, LossFunction, TrainingStep
 from autopar.capture.user_kernels import refuse_bare_kernels
 from autopar.errors import CaptureError
+from autopar.passes.random_operators import is_random
 from autopar.passes.runner import run_passes
 from autopar.passes.tidy.tidy_passes import TIDY_PASSES, TidyContext
-from autopar.program import Input, InputRole, Output, OutputRole, Program
+from autopar.program import Guard, Input, InputRole, Output, OutputRole, Program
 from autopar.timing import phase
 
 log = logging.getLogger(__name__)
@@ -62,6 +66,7 @@ def capture(
     precision: str | None = None,
     reduce_dtype: str | None = None,
     differentiable: Sequence[str] = (),
+    notes: Notes | None = None,
 ) -> Program:
     """The joint forward and backward graph of `model(*args, **kwargs)` at the global shapes of the arguments.
 
@@ -72,6 +77,7 @@ def capture(
     precision: "bf16" computes with bf16 casts of the parameters (see `precision.py`); default: the model's dtypes.
     reduce_dtype: "fp32" or "bf16", in which gradients of parameters are returned (see `gradient_dtype.py`).
     differentiable: outputs beside the losses through which gradients flow (see `training_step.py`).
+    notes: what Python reads of values, guarded (see `branches.py`); default: it may read none.
 
     The model is left as it was. Raises CaptureError (not a module, inputs that do not fit, data-dependent control
     flow, a loss that is no scalar) and ConfigurationError (batch_dims, precision, differentiable).
@@ -85,13 +91,14 @@ def capture(
     inputs = flatten_inputs(args, {**kwargs, BATCH: batch} if with_batch else kwargs)
     dims = find_batch_dims(inputs.tensor_names, inputs.tensors, batch_dims)
     canonical = canonical_names(model)
-    step = TrainingStep(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical, differentiable)
+    dtype = precision_dtype(precision)
+    step = TrainingStep(model, inputs, loss_fn, with_batch, dtype, canonical, differentiable, notes)
     graph_module = _trace_with_fallback(step, inputs, args, kwargs, training)
     names = _names(model, step, inputs, dims, training, canonical)
     program_inputs, program_outputs = assign_roles(graph_module, names)
     return_gradients_in(graph_module, program_inputs, program_outputs, REDUCED_IN[reduce_dtype])
     graph_module = _tidy(graph_module, program_inputs, program_outputs)
-    return Program(
+    program = Program(
         graph_module=graph_module,
         inputs=program_inputs,
         outputs=program_outputs,
@@ -102,6 +109,28 @@ def capture(
         training=training,
         reads=frozenset(step.reads),
     )
+    return replace(program, guards=_checked_guards(step.outputs.guards, program))
+
+
+def _checked_guards(guards: Sequence[Guard], program: Program) -> tuple[Guard, ...]:
+    """The guards, with which of them random draws alone decide over. Raises CaptureError for a drawn number."""
+    returned = {output.name: node for node, output in zip(program.returned, program.outputs, strict=True)}
+    entries = zip(program.placeholders, program.inputs, strict=True)
+    given = {node for node, entry in entries if entry.role in ("input", "parameter")}
+    found = tuple(replace(guard, is_drawn=_is_drawn(returned[guard.name], given)) for guard in guards)
+    check_draws(found)
+    return found
+
+
+def _is_drawn(node: Node, given: AbstractSet[Node]) -> bool:
+    """Whether a value comes from random draws, and not from what is given: inputs and parameters."""
+    behind, waiting = {node}, [node]
+    while waiting:
+        new = [operand for operand in waiting.pop().all_input_nodes if operand not in behind]
+        behind.update(new)
+        waiting += new
+    draws = any(each.op == "call_function" and is_random(each) for each in behind)
+    return draws and behind.isdisjoint(given)
 
 
 def _check_module(model: object) -> None:
@@ -164,15 +193,23 @@ def _enter_fake_forward(
     """Until `stack` closes, `step` runs on the fake twins of the tensors, which are returned."""
     mode = KnownValues(allow_non_fake_inputs=True)
     stack.enter_context(fake_parameters(step, mode))
-    stack.enter_context(_plain_transformer_layers())
-    stack.enter_context(_known_as_export())
-    stack.enter_context(_dense_gradients(step))
-    stack.enter_context(adapted_huggingface(step, kwargs))
-    stack.enter_context(adapted_experts())
-    stack.enter_context(explained(step.model))
-    stack.enter_context(torch.set_grad_enabled(training))
+    stack.enter_context(traced_alike(step, kwargs, training))
     twins = tuple(fake_twin(tensor, mode) for tensor in tensors)
     return twins if training else tuple(twin.detach() for twin in twins)
+
+
+@contextlib.contextmanager
+def traced_alike(step: TrainingStep, kwargs: Mapping[str, Any], training: bool) -> Iterator[None]:
+    """Within the context Python goes through the forward of `step` as a trace does, whatever its tensors are."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_plain_transformer_layers())
+        stack.enter_context(_known_as_export())
+        stack.enter_context(_dense_gradients(step))
+        stack.enter_context(adapted_huggingface(step, kwargs))
+        stack.enter_context(adapted_experts())
+        stack.enter_context(explained(step.model, step.takes_branches))
+        stack.enter_context(torch.set_grad_enabled(training))
+        yield
 
 
 def forward_calls(
@@ -271,6 +308,7 @@ def _names(
         inputs=inputs.tensor_names,
         batch_dims=dims,
         outputs=step.outputs.names,
+        guards=frozenset(guard.name for guard in step.outputs.guards),
         loss=step.outputs.loss,
         canonical=canonical,
         requires_grad=frozenset(trained) if training else frozenset(),

@@ -10,6 +10,7 @@ losses are returned in fp32.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,16 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from autopar._compat import TreeSpec, tree_flatten_with_path
+from autopar.capture.branches import Branches, Notes
 from autopar.capture.expert_loops import ExpertLoops
 from autopar.capture.forward_state import ForwardState
 from autopar.capture.inputs import FlatInputs, path_part, unflatten_inputs
 from autopar.capture.interception import Interception
 from autopar.capture.precision import computing_in, narrowed, widened
 from autopar.capture.python_state import Read
+from autopar.capture.read_numbers import plain
 from autopar.capture.structures import register_structures
 from autopar.capture.value_checks import PassedChecks
 from autopar.errors import CaptureError, ConfigurationError
-from autopar.program import Constant
+from autopar.program import Constant, Guard
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 BATCH = "batch"  # keyword under which a batch for the loss function travels beside the model's arguments
@@ -36,18 +39,20 @@ BATCH = "batch"  # keyword under which a batch for the loss function travels bes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutputs:
     """names: of the returned tensors; loss: which of them is the loss; requires_grad: names of those that the model
-    returns with a gradient; leaves, spec: how to rebuild the output."""
+    returns with a gradient; guards: of the last ones; leaves, spec: how to rebuild the output."""
 
     names: tuple[str, ...]
     loss: int | None
     requires_grad: tuple[str, ...]
+    guards: tuple[Guard, ...]
     leaves: tuple[int | Constant, ...]
     spec: TreeSpec
 
 
 class TrainingStep(nn.Module):
-    """Model and loss as one module. After a forward, `outputs` says what the returned tensors are;
-    after a trace, `reads` which attributes it read."""
+    """Model and loss as one module. After a forward, `outputs` says what the returned tensors are, and `found` which
+    values Python read; after a trace, `reads` which attributes it read. notes: where Python may read values, what it
+    gets (see `branches.py`)."""
 
     outputs: StepOutputs
 
@@ -60,6 +65,7 @@ class TrainingStep(nn.Module):
         dtype: torch.dtype | None = None,
         canonical: Mapping[str, str] | None = None,
         differentiable: Sequence[str] = (),
+        notes: Notes | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -69,6 +75,8 @@ class TrainingStep(nn.Module):
         self._dtype = dtype
         self._canonical = canonical or {}
         self._differentiable = differentiable
+        self._notes = notes
+        self.found: Notes = {}
         self.state = ForwardState(model, loss_fn)
         self.reads: set[Read] = set()
         self._trained: set[str] = set()
@@ -81,8 +89,10 @@ class TrainingStep(nn.Module):
             leaves[index] = narrowed(tensor, self._dtype)
         args, kwargs = unflatten_inputs(self._inputs.spec, leaves)
         batch = kwargs.pop(BATCH) if self._with_batch else (kwargs or args)
+        branches = None if self._notes is None else Branches(self._notes)
         with (
             self.state.running(),
+            branches or contextlib.nullcontext(),
             PassedChecks(),
             Interception(),
             ExpertLoops(),
@@ -92,9 +102,14 @@ class TrainingStep(nn.Module):
             if self._loss_fn is not None:
                 output = self._loss_fn(output, batch)
                 _check_loss(output, "loss_fn")
-        return self._flatten(output, tensors)
+        return self._flatten(output, tensors, branches)
 
-    def _flatten(self, output: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    @property
+    def takes_branches(self) -> bool:
+        """Whether Python may read values."""
+        return self._notes is not None
+
+    def _flatten(self, output: Any, tensors: tuple[Tensor, ...], branches: Branches | None) -> tuple[Tensor, ...]:
         loss = find_loss(output)
         register_structures(output, "the output")
         paths, spec = tree_flatten_with_path(output)
@@ -117,14 +132,18 @@ class TrainingStep(nn.Module):
         if not returned:
             raise CaptureError("the model returns no tensor, so there is nothing to compute")
         _check_named(self._differentiable, names)
+        guards = [] if branches is None else branches.guards()
+        self.found = {} if branches is None else branches.found
+        names += [guard.name for guard, _ in guards]
         self.outputs = StepOutputs(
             names=tuple(names),
             loss=loss_index,
             requires_grad=tuple(name for name in names if name in self._trained),
+            guards=tuple(guard for guard, _ in guards),
             leaves=tuple(leaves),
             spec=spec,
         )
-        return self._separate(returned, tensors)
+        return self._separate([*returned, *(tensor for _, tensor in guards)], tensors)
 
     def _returned(self, leaf: Tensor, name: str, loss: Tensor | None) -> Tensor:
         if leaf is loss or _is_scalar(leaf):
@@ -179,7 +198,7 @@ def _check_loss(loss: Any, where: str) -> None:
 
 def _constant(path: Any, leaf: Any) -> Constant:
     if leaf is None or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
-        return Constant(leaf)
+        return Constant(plain(leaf))
     where = ".".join(map(path_part, path)) or "output"
     raise CaptureError(
         f"output {where} is a {type(leaf).__name__}, which torch's pytrees do not know: return tensors, tuples, "

@@ -55,6 +55,16 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def asking_line(frame: FrameType) -> str:
+    """`file:line (source)` of the innermost frame outside torch and autopar."""
+    found = _caller(frame)
+    if found is None:
+        return "an unknown place"
+    name, line = found.f_code.co_filename, found.f_lineno
+    source = linecache.getline(name, line).strip()
+    return f"{name}:{line} ({source})" if source else f"{name}:{line}"
+
+
 @lru_cache(maxsize=256)
 def passing_answer(filename: str, line: int) -> bool | None:
     """The truth value with which the check at this line passes; None where the line is no check, or not a plain one."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Inputs: TypeAlias = dict[str, Any] | tuple[Any, ...]
-load_model: Callable[[str, int, int], tuple[nn.Module, Inputs]] = later("autopar.capture.models", "load_model")
+load_model: Callable[..., tuple[nn.Module, Inputs]] = later("autopar.capture.models", "load_model")
 new_planner: Callable[..., Planner] = later("autopar.explain.what_if", "Planner")
 NEEDED = ("model", "batch", "seq")
 
@@ -91,10 +91,10 @@ def bound(path: Path, given: Mapping[str, Any]) -> Bound:
         optimizer=OPTIMIZERS.get(str(optimizer), optimizer),
         precision=said.get("precision"),
         reduce_dtype=said.get("reduce_dtype"),
+        branches=said.get("branches"),
     )
-    return Bound(
-        planner.bind(plan, **{name: value for name, value in arguments.items() if name != "optimizer"}), planner
-    )
+    wishes = {name: value for name, value in arguments.items() if name not in ("optimizer", "branches")}
+    return Bound(planner.bind(plan, **wishes), planner)
 
 
 def model_of(plan: Plan, given: Mapping[str, Any]) -> tuple[nn.Module, Inputs]:
@@ -115,7 +115,7 @@ def model_of(plan: Plan, given: Mapping[str, Any]) -> tuple[nn.Module, Inputs]:
             f"the plan file names its model as code, {said['model']!r}, and a file is not run unasked: give --trust if "
             f"you know where it is from, or name the model yourself: --model {said['model']}"
         )
-    return load_model(said["model"], said["batch"], said["seq"])
+    return load_model(said["model"], said["batch"], said["seq"], values=said.get("branches") is not None)
 
 
 def cluster_of(plan: Plan, said: Mapping[str, Any], given: Mapping[str, Any]) -> Cluster:
@@ -134,5 +134,6 @@ def asked(said: Mapping[str, Any]) -> dict[str, Any]:
     the memory limit is all that is known."""
     if "cluster_text" not in said:
         return {}
-    arguments = planning_arguments({"memory_limit": None, "constraints": (), "discover": False, **said})
+    unsaid = {"memory_limit": None, "constraints": (), "discover": False, "branches": None}
+    arguments = planning_arguments({**unsaid, **said})
     return {**arguments, "mode": said.get("mode", "default")}

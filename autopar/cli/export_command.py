@@ -95,6 +95,7 @@ def _priced(plan: Plan, uniform: UniformPlan, trust: bool) -> Plan:
         reduce_dtype=plan.reduce_dtype,
         memory_limit=arguments["memory_limit"],
         discover=arguments["discover"],
+        branches=arguments["branches"],
         micro_batches=uniform.micro_batches if uniform.micro_batches > 1 else None,
         schedule=uniform.schedule,
     )

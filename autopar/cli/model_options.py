@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from autopar.cli.options import OPTIMIZERS, OneOf
+from autopar.request.argument_types import Branch
 from autopar.request.constraints import Recompute
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -22,6 +23,10 @@ def model_options(command: Command) -> Command:
         ),
         click.option(
             "--discover", is_flag=True, help="Look for rules of operators that have none, by executing them."
+        ),
+        click.option(
+            "--branches", type=OneOf(get_args(Branch)),
+            help="example: where values decide, go the way of the example inputs, and check it in every call.",
         ),
         click.option("--recompute", type=OneOf(get_args(Recompute)), help="Default: as memory asks."),
         click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),

@@ -25,6 +25,7 @@ from autopar.request.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
 
 OPTIMIZERS: dict[str, str | None] = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "none": None}
 """What `--optimizer` says -> torch's class, by its name."""
+_AS_GIVEN = ("memory_limit", "micro_batches", "schedule", "recompute", "discover", "branches")
 HERE = "here"
 """The cluster that is this machine."""
 
@@ -73,7 +74,7 @@ def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "mesh": parse_mesh(options["mesh"]),
         "dims": parse_dims(options["dims"]),
         "constraints": parse_constraints(options["constraints"]),
-        **{name: options[name] for name in ("memory_limit", "micro_batches", "schedule", "recompute", "discover")},
+        **{name: options[name] for name in _AS_GIVEN},
     }
 
 

@@ -84,7 +84,7 @@ def plan(
     }
     Request(**asked)  # refuses what cannot be meant
     with progress_line(options["time_limit"], verbose):
-        module, inputs = load_model(model, options["batch"], options["seq"])
+        module, inputs = load_model(model, options["batch"], options["seq"], values=options["branches"] is not None)
         found = make_plan(module, inputs, **asked)
     found = found.with_(question={**found.question, **question})
     if output is not None:

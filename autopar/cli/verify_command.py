@@ -55,8 +55,10 @@ def verify_model(model: str, processes: int, plan: Plan | None, options: Mapping
 
 
 def _verify(report: Report, model: str, plan: bytes | None, options: dict[str, Any]) -> None:
-    module, example = load_model(model, options["batch"], options["seq"])
-    module, inputs = materialised(module, example)
+    values = options["branches"] is not None
+    module, inputs = load_model(model, options["batch"], options["seq"], values=values)
+    if not values:
+        module, inputs = materialised(module, inputs)
     compiled = compile_model(
         module,
         inputs,

@@ -24,8 +24,9 @@ from autopar.explain.origin import WISHES, bound, remembering
 from autopar.explain.source import Source
 from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
-from autopar.questions import as_cluster, capture_model, check_model
+from autopar.questions import as_cluster, capture_example, check_model
 from autopar.request import LossFunction, Request
+from autopar.request.argument_types import Branch
 from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
 
@@ -47,6 +48,7 @@ class Planner:
         precision: str | None = None,
         reduce_dtype: str | None = None,
         batch_dims: Mapping[str, int | None] | None = None,
+        branches: Branch | None = None,
     ) -> None:
         check_model(model)
         self._request = Request(
@@ -56,12 +58,13 @@ class Planner:
             precision=precision,
             reduce_dtype=reduce_dtype,
             batch_dims=batch_dims,
+            branches=branches,
             with_baselines=False,
         )
         self._model, self._last = model, None
         args, kwargs = normalize_example_inputs(example_inputs)
         with without_wrappers(model) as plain:
-            self._source = Source.of(capture_model(plain, args, kwargs, self._request, Captures()))
+            self._source = Source.of(capture_example(plain, args, kwargs, self._request, Captures()))
 
     _model: nn.Module
     """Held, as a source holds it weakly."""

@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
+
+Branch: TypeAlias = Literal["example"]
+"""Which branches a capture takes where values decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,10 @@ ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
         ),
         "strict": ArgumentType(lambda value: isinstance(value, bool), "True or False", optional=False),
         "discover": ArgumentType(lambda value: isinstance(value, bool), "True or False", optional=False),
+        "branches": ArgumentType(
+            lambda value: value in get_args(Branch),
+            '"example" (the branches that the example inputs take, checked in every call), or leave it out',
+        ),
         "verify": ArgumentType(lambda value: isinstance(value, bool), "True or False", optional=False),
         "cache_dir": ArgumentType(lambda value: isinstance(value, str | Path), "the path of a folder"),
         "micro_batches": ArgumentType(_is_whole, "a whole number of parts of the batch"),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import ParameterPlan
-from autopar.request.argument_types import ARGUMENT_TYPES, check_arguments
+from autopar.request.argument_types import ARGUMENT_TYPES, Branch, check_arguments
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
@@ -58,6 +58,7 @@ class Request:
     differentiable: Sequence[str] = ()
     strict: bool = False
     discover: bool = False
+    branches: Branch | None = None
     mode: Mode = "default"
     cache_dir: str | Path | None = None
     micro_batches: int | None = None
@@ -92,5 +93,6 @@ class Request:
             "micro_batches": self.micro_batches,
             "schedule": self.schedule,
             "constraints": None if self.constraints is None else str(self.constraints),
+            "branches": self.branches,
             "cluster_fingerprint": self.cluster.fingerprint,
         }

@@ -122,7 +122,7 @@ class _Cutting:
     @cached_property
     def _returned(self) -> list[tuple[Any, Output]]:
         pairs = list(zip(self.program.returned, self.program.outputs, strict=True))
-        refused = [output for _, output in pairs if output.role == "mutation"]
+        refused = [output for _, output in pairs if output.role in ("mutation", "guard")]
         refused += [o for _, o in pairs if o.role == "gradient" and o.name not in self.placed.holders]
         if refused:
             raise PlanMismatchError(

@@ -62,8 +62,9 @@ class Step(ABC):
 
     @cached_property
     def forward_outputs(self) -> tuple[Output, ...]:
-        """What a call returns: mutations, loss and outputs."""
-        return tuple(output for output in self.program.outputs if output.role in ("mutation", "loss", "output"))
+        """What a call returns: mutations, loss, outputs and guards."""
+        returned = ("mutation", "loss", "output", "guard")
+        return tuple(output for output in self.program.outputs if output.role in returned)
 
     def parameter_gradient(self, name: str, block: torch.Tensor | None) -> torch.Tensor | None:
         """The gradient of the parameter `name` as the module holds it, from the local block (of `reduce_dtype`).

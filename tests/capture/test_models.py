@@ -61,6 +61,8 @@ def test_factory_gives_model_and_inputs() -> None:
     assert isinstance(inputs, tuple)
     assert (inputs[0].shape, inputs[0].dtype) == ((5, 3), torch.float64)
     assert load_model("my_factories:plain", 1, 1)[1] == {}
+    weights = [load_model("my_factories:plain", 1, 1, values=True)[0].weight for _ in range(2)]
+    assert torch.equal(*weights)
 
 
 @pytest.mark.usefixtures("factories")

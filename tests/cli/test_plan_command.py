@@ -37,6 +37,20 @@ def test_the_answer_is_three_lines_and_the_configuration_brings_its_precision(co
     assert "strategies: " in autopar("show", "plan.json", "-v").stdout
 
 
+def test_branches_take_the_values_of_a_factory_and_stand_in_the_question(config: str) -> None:
+    model = "tests.capture.branching_models:conformer"
+    asked = ("--cluster", "2 cpu", "--dims", "dp_shard=2", "--mode", "fast")
+    refused = autopar("plan", model, *asked)
+    assert refused.returncode == 2
+    assert "--branches example" in refused.stderr
+    assert "has no values" in autopar("plan", config, *ON, "--branches", "example").stderr
+    done = autopar("plan", model, *asked, "--branches", "example", "-o", "plan.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(Path("plan.json").read_text())["question"]["branches"] == "example"
+    again = autopar("explain", "plan.json", "linear.weight", "--trust")  # captured anew, along the same way
+    assert again.returncode == 0, again.stderr
+
+
 def test_the_option_holds_before_the_configuration_and_fp32_on_a_gpu_is_said(config: str) -> None:
     done = autopar("plan", config, *ON, "--precision", "fp32", "--json")
     document = json.loads(done.stdout)

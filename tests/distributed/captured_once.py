@@ -29,6 +29,9 @@ from autopar.runtime.parallel_module import ParallelModule
 Job = TypeVar("Job", bound=Callable[..., Any])
 
 
+_TOLD = ("batch_dims", "training", "precision", "differentiable", "notes")
+
+
 class CapturedOnce(Captures):
     """Captures that give a program again where the sizes of the inputs, and the mode, are those of an earlier one."""
 
@@ -42,7 +45,7 @@ class CapturedOnce(Captures):
         forms = tuple(_form(leaf) for leaf in leaves)
         modes = tuple(module.training for module in model.modules())
         loss_fn = options["loss_fn"]  # itself in the key: the same function, which stays alive with it
-        told = tuple(str(options.get(name)) for name in ("batch_dims", "training", "precision", "differentiable"))
+        told = tuple(str(options.get(name)) for name in _TOLD)
         key = (str(structure), forms, modes, autocast_state(), loss_fn, told)
         if key not in self._programs:
             self._programs[key] = super().capture(model, args, kwargs, **options)

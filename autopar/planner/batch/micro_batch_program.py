@@ -65,6 +65,8 @@ def in_parts(
     whole: Program, count: int, recapture: Recapture, factorisation: Factorisation | None = None
 ) -> MicroProgram:
     """`micro_program` with the capture at the smaller batch. Raises NotSeparable."""
+    if whole.guards:
+        raise NotSeparable(f"{whole.guards[0].place} reads a value of the whole batch (branches=)")
     size = batch_size(whole)
     if size is None:
         raise NotSeparable("the inputs have no common batch")

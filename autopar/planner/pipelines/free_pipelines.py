@@ -226,6 +226,8 @@ def _why_not(query: Query) -> str:
     """Why no pipeline is looked at; empty where some are."""
     if query.recapture is None:
         return "stages take the batch in parts, and the program is given at one size only"
+    if query.program.guards:
+        return f"stages take the batch in parts, and {query.program.guards[0].place} reads a value of all of it"
     if not any(output.role == "loss" for output in query.program.outputs):
         return "stages take the batch in parts, and the model returns no loss to add up"
     if least_state_bytes(query.state_bytes, query) > query.budget_bytes:
