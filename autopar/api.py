@@ -15,7 +15,7 @@ import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from autopar.hardware.cluster import Cluster
 from autopar.passes.lowering.chain import lowered_step
 from autopar.passes.lowering.check_plan import refuse_unknown_names
 from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
+from autopar.planner.batch.shard_layouts import ShardLayouts
 from autopar.planner.problem.output_rows import output_rows
+from autopar.plans.logical_shards import Deterministic, num_shards
 from autopar.plans.parallel_plan import PLAN_VARIABLE, Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import CapturedModel, as_cluster, capture_model, check_model, plan_again, plan_program
@@ -78,6 +80,7 @@ def compile(
     verify: bool = False,
     strict: bool = False,
     discover: bool = False,
+    deterministic: Deterministic = False,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -112,6 +115,8 @@ def compile(
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
     discover: look for rules of operators that have none by executing them, on rank 0, in a child process; what is found
         and proven stands in the plan (`plan.discovered`) and is kept on disk.
+    deterministic: True: equal bits for equal plans and seeds; a number of logical shards of the batch (8): equal bits on
+        1, 2, 4 and 8 processes too, on CPUs, under plans that split the batch alone. Default: as a given plan says.
     mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
     micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.
@@ -144,7 +149,11 @@ def compile(
     model = take_off_wrappers(model)
     found_weights = find_weights(model, weights)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
-    given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)), "the cluster")
+    given, running = attempt_on_all(
+        lambda: (_as_repeatable(_load(chosen), deterministic), _running_cluster(cluster)), "the cluster"
+    )
+    if given is not None:
+        deterministic = given.deterministic
     if precision is None and given is not None:
         precision = given.precision
     request = Request(
@@ -160,6 +169,7 @@ def compile(
         differentiable=differentiable,
         strict=strict,
         discover=discover,
+        deterministic=deterministic,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -212,6 +222,7 @@ def plan(
     differentiable: Sequence[str] = (),
     strict: bool = False,
     discover: bool = False,
+    deterministic: Deterministic = False,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -239,6 +250,7 @@ def plan(
         differentiable=differentiable,
         strict=strict,
         discover=discover,
+        deterministic=deterministic,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -314,6 +326,7 @@ class Journey:
             _agree_on_rules(chosen, parts.program)
         if chosen is self.given:
             _check_plan(chosen, captured.program if parts is None else parts.program)
+            attempt_on_all(lambda: _check_shards(chosen, captured), "logical shards")
         processes = groups or _processes_of(chosen, _device_type(model))
         return realize(parts or captured.program, chosen, processes)  # lower, emit; the module runs it
 
@@ -353,6 +366,12 @@ def _in_parts(program: Program, chosen: Plan, recapture: Recapture) -> MicroProg
     return planned_parts(program, chosen.micro_batches, recapture)
 
 
+def _check_shards(chosen: Plan, captured: CapturedModel) -> None:
+    """Raises PlanMismatchError and ConfigurationError for a given plan that splits more than the batch."""
+    if chosen.shards and captured.program.training:
+        ShardLayouts.of(captured.program, chosen.shards, captured).check(chosen)
+
+
 def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:
     """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
     with phase("lower", logging.INFO):
@@ -362,6 +381,20 @@ def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups
 
 def _load(plan: Plan | str | Path | None) -> Plan | None:
     return Plan.load(plan) if isinstance(plan, str | Path) else plan
+
+
+def _as_repeatable(plan: Plan | None, deterministic: Deterministic) -> Plan | None:
+    """A given plan with the equal bits that are asked for. Raises PlanMismatchError where it cannot have them."""
+    shards = num_shards(deterministic)
+    if plan is None or not deterministic or shards == plan.shards != 0:
+        return plan
+    if shards:
+        cut = f"cuts the batch into {plan.shards} logical shards" if plan.shards else "was made without logical shards"
+        raise PlanMismatchError(
+            f"deterministic={shards}: the plan {cut}: plan again with deterministic={shards}, or ask for equal bits of "
+            "equal plans (deterministic=True)"
+        )
+    return plan if plan.shards else replace(plan, deterministic=True)
 
 
 def _check_plan(chosen: Plan, program: Program) -> None:

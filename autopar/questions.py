@@ -175,6 +175,7 @@ def plan_again(program: Program, request: Request, pinned: Plan, recapture: Reca
         memory_limit=request.memory_limit,
         parameter_layouts=pinned.parameters,
         precision=request.precision,
+        deterministic=request.deterministic,
         with_baselines=False,
         mode=request.mode,
     )

@@ -133,5 +133,6 @@ def asked(said: Mapping[str, Any]) -> dict[str, Any]:
     the memory limit is all that is known."""
     if "cluster_text" not in said:
         return {}
-    arguments = planning_arguments({"memory_limit": None, "constraints": (), "discover": False, **said})
+    absent = {"memory_limit": None, "constraints": (), "discover": False, "deterministic": False}
+    arguments = planning_arguments({**absent, **said})
     return {**arguments, "mode": said.get("mode", "default")}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from autopar.cli.options import OPTIMIZERS, OneOf
+from autopar.cli.options import EQUAL_BITS, OPTIMIZERS, OneOf
 from autopar.request.constraints import Recompute
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -22,6 +22,10 @@ def model_options(command: Command) -> Command:
         ),
         click.option(
             "--discover", is_flag=True, help="Look for rules of operators that have none, by executing them."
+        ),
+        click.option(
+            "--deterministic", type=EQUAL_BITS, default=False,
+            help="on: equal bits for equal plans; 8: on 1, 2, 4 and 8 processes too, on CPUs.",
         ),
         click.option("--recompute", type=OneOf(get_args(Recompute)), help="Default: as memory asks."),
         click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),

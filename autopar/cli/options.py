@@ -21,6 +21,7 @@ from autopar.files import refuse_other_nodes
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.operator_profile import load_profile
 from autopar.nearest_name import did_you_mean, nearest_name
+from autopar.plans.logical_shards import Deterministic
 from autopar.request.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
 
 OPTIMIZERS: dict[str, str | None] = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "none": None}
@@ -29,6 +30,7 @@ HERE = "here"
 """The cluster that is this machine."""
 
 Constraints = dict[str, dict[str, str] | bool]
+_AS_THEY_ARE = ("memory_limit", "micro_batches", "schedule", "recompute", "discover", "deterministic")
 
 
 class OutputPath(click.Path):
@@ -61,6 +63,23 @@ class OneOf(click.Choice[str]):
         return said if near is None else f"{said} Did you mean '{near}'?"
 
 
+class EqualBits(click.ParamType):
+    """ "on", or a number of logical shards."""
+
+    name = "on|number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Deterministic:
+        """True, or the number."""
+        if isinstance(value, int):
+            return value
+        if value == "on":
+            return True
+        return int(value) if value.isdigit() else self.fail(f"{value!r}: write on, or a number of logical shards: 8")
+
+
+EQUAL_BITS = EqualBits()
+
+
 def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """What `model_options` of a command say beside model, batch and precision, as arguments of `autopar.plan`."""
     if options["optimizer"] not in OPTIMIZERS:
@@ -73,7 +92,7 @@ def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "mesh": parse_mesh(options["mesh"]),
         "dims": parse_dims(options["dims"]),
         "constraints": parse_constraints(options["constraints"]),
-        **{name: options[name] for name in ("memory_limit", "micro_batches", "schedule", "recompute", "discover")},
+        **{name: options[name] for name in _AS_THEY_ARE},
     }
 
 

@@ -46,6 +46,7 @@ from autopar.planner.one_mesh.read_solution import (
     replicated_flops_share,
 )
 from autopar.planner.one_mesh.restrict import restricted, why_nothing_obeys
+from autopar.planner.one_mesh.shard_choices import in_logical_shards
 from autopar.planner.one_mesh.warm_start import labels_like
 from autopar.planner.one_mesh.within_memory import WithinMemory
 from autopar.planner.problem.build import Built, build_problem
@@ -98,6 +99,8 @@ def plan_on_mesh(query: Query, mesh: Mesh, below: float = math.inf) -> Candidate
 def price(query: Query, mesh: Mesh) -> Built:
     """Strategies and prices of everything on one mesh."""
     built = restricted(_whole(query, mesh), mesh, query.bound_constraints)
+    if query.shards is not None:
+        built = in_logical_shards(built, mesh, query.shards)
     if not query.hidden_share:
         return built
     count = 1 if query.micro is None else query.micro.count
@@ -282,6 +285,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
         profile=query.cluster.profile,
         kernel_backend=query.kernel_backend,
         micro_batches=1 if query.micro is None else query.micro.count,
+        deterministic=query.deterministic,
         hidden_share=query.hidden_share,
         prices_hash=prices_hash(problem),
         uncovered={str(node.meta["operator"]): _cost_of(built, node, solution) for node in built.uncovered},
