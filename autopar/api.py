@@ -115,8 +115,8 @@ def compile(
     verify: compare with the plain model before returning. strict: an operator without a rule is an error.
     discover: look for rules of operators that have none by executing them, on rank 0, in a child process; what is found
         and proven stands in the plan (`plan.discovered`) and is kept on disk.
-    deterministic: True: equal bits for equal plans and seeds; a number of logical shards of the batch (8): equal bits on
-        1, 2, 4 and 8 processes too, on CPUs, under plans that split the batch alone. Default: as a given plan says.
+    deterministic: True: equal bits for equal plans and seeds; a number of logical shards of the batch (8): equal bits
+        on 1, 2, 4 and 8 processes too, on CPUs, under plans that split the batch alone. Default: as a given plan says.
     mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
     micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.

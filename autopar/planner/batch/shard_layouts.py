@@ -46,7 +46,9 @@ class ShardLayouts:
     operators: Mapping[str, OperatorLayout]
 
     @staticmethod
-    def of(whole: Program, count: int, recapture: Recapture, factorisation: Factorisation | None = None) -> ShardLayouts:
+    def of(
+        whole: Program, count: int, recapture: Recapture, factorisation: Factorisation | None = None
+    ) -> ShardLayouts:
         """Raises ConfigurationError with the operator and the reason where shards do not add up to the whole."""
         try:
             flow = flow_in_parts(whole, count, recapture, factorisation or Factorisation(whole))
@@ -69,9 +71,9 @@ class ShardLayouts:
                 if not lies_so(layout, placement, axis, plan.mesh):
                     raise PlanMismatchError(
                         f"deterministic={self.count}: {name} has a tensor that lies {layout[axis]} on "
-                        f"{plan.mesh.axis_names[axis]}, and {placement or 'R or S'} where the batch alone is split, which "
-                        f"equal bits on any number of processes need: plan again with deterministic={self.count}, or "
-                        "write true there (equal bits of equal plans)"
+                        f"{plan.mesh.axis_names[axis]}, and {placement or 'R or S'} where the batch alone is split, "
+                        f"which equal bits on any number of processes need: plan again with deterministic={self.count}, "
+                        "or write true there (equal bits of equal plans)"
                     )
 
 
