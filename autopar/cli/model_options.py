@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from autopar.cli.options import EQUAL_BITS, OPTIMIZERS, OneOf
+from autopar.cli.options import OPTIMIZERS, OneOf, on_or_number
 from autopar.request.constraints import Recompute
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -24,7 +24,7 @@ def model_options(command: Command) -> Command:
             "--discover", is_flag=True, help="Look for rules of operators that have none, by executing them."
         ),
         click.option(
-            "--deterministic", type=EQUAL_BITS, default=False,
+            "--deterministic", type=on_or_number, metavar="on|NUMBER", default=False,
             help="on: equal bits for equal plans; 8: on 1, 2, 4 and 8 processes too, on CPUs.",
         ),
         click.option("--recompute", type=OneOf(get_args(Recompute)), help="Default: as memory asks."),

@@ -63,21 +63,13 @@ class OneOf(click.Choice[str]):
         return said if near is None else f"{said} Did you mean '{near}'?"
 
 
-class EqualBits(click.ParamType):
-    """ "on", or a number of logical shards."""
-
-    name = "on|number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Deterministic:
-        """True, or the number."""
-        if isinstance(value, int):
-            return value
-        if value == "on":
-            return True
-        return int(value) if value.isdigit() else self.fail(f"{value!r}: write on, or a number of logical shards: 8")
-
-
-EQUAL_BITS = EqualBits()
+def on_or_number(text: str | int) -> Deterministic:
+    """ "on" -> True, "8" -> 8: what `deterministic=` takes."""
+    if isinstance(text, int):
+        return text
+    if text != "on" and not text.isdigit():
+        raise click.BadParameter(f"{text!r}: write on, or a number of logical shards, such as 8")
+    return True if text == "on" else int(text)
 
 
 def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 
 from autopar.cli.bound_plan import bound, given_options, needs_trust, says_its_model
-from autopar.cli.options import EQUAL_BITS, OUTPUT_FILE, parse_constraints, parse_dims, parse_mesh, read_cluster
+from autopar.cli.options import OUTPUT_FILE, on_or_number, parse_constraints, parse_dims, parse_mesh, read_cluster
 from autopar.cli.output import as_json_option, print_answer, print_document
 from autopar.errors import ConfigurationError
 from autopar.explain.answers import Comparison, Explanations
@@ -94,7 +94,7 @@ def memory(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
 @click.option("--constraint", "constraints", multiple=True, help="PATTERN=R, PATTERN:AXIS=S(0), ...")
 @click.option("--micro-batches", type=click.IntRange(min=1), help="Parts of the batch.")
 @click.option("--discover", is_flag=True, help="Look for rules of operators that have none, by executing them.")
-@click.option("--deterministic", type=EQUAL_BITS, help="on: equal bits for equal plans; 8: on 1, 2, 4 and 8 processes.")
+@click.option("--deterministic", type=on_or_number, metavar="on|NUMBER", help="on: equal bits for equal plans; 8: on 1, 2, 4 and 8 processes.")
 @click.option("--on", "other_cluster", help='Another cluster: "4x8 H100-SXM".')
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
 @given_options

@@ -29,7 +29,7 @@ def folding_order(count: int) -> tuple[int, ...]:
     """The order of micro-batches in which those that are added to each other stand side by side: 0 2 1 3 of 4.
 
     The numbers with their bits reversed. count: a power of two."""
-    order = (0,)
+    order: tuple[int, ...] = (0,)
     while len(order) < count:
         order = (*(2 * place for place in order), *(2 * place + 1 for place in order))
     return order

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-import torch.utils.deterministic as torch_deterministic
+import torch.utils.deterministic
 
 from autopar.errors import UnsupportedOperatorError
 from autopar.plans.logical_shards import Deterministic, num_shards
@@ -28,10 +29,11 @@ def repeatable(deterministic: Deterministic) -> Iterator[None]:
         yield
         return
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fills, threads = torch_deterministic.fill_uninitialized_memory, torch.get_num_threads()
+    threads = torch.get_num_threads()
+    memory: Any = torch.utils.deterministic
+    fills, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False  # all is written before it is read
     one_thread = num_shards(deterministic) > 0 and threads > 1
     torch.use_deterministic_algorithms(True)
-    torch_deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]  # every value is written before it is read
     if one_thread:
         torch.set_num_threads(1)
     try:
@@ -45,6 +47,6 @@ def repeatable(deterministic: Deterministic) -> Iterator[None]:
         ) from error
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warns)
-        torch_deterministic.fill_uninitialized_memory = fills
+        memory.fill_uninitialized_memory = fills
         if one_thread:
             torch.set_num_threads(threads)

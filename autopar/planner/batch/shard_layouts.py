@@ -62,7 +62,9 @@ class ShardLayouts:
     def check(self, plan: Plan) -> None:
         """Raise PlanMismatchError for the first operator by which a plan splits more than the batch."""
         axis = axis_of_batch(plan.mesh)
-        for name, operator in plan.operators.items() if axis is not None else ():
+        if axis is None:
+            return
+        for name, operator in plan.operators.items():
             asked = self.operators.get(name)
             if asked is None:
                 continue
@@ -72,8 +74,8 @@ class ShardLayouts:
                     raise PlanMismatchError(
                         f"deterministic={self.count}: {name} has a tensor that lies {layout[axis]} on "
                         f"{plan.mesh.axis_names[axis]}, and {placement or 'R or S'} where the batch alone is split, "
-                        f"which equal bits on any number of processes need: plan again with deterministic={self.count}, "
-                        "or write true there (equal bits of equal plans)"
+                        "which equal bits on any number of processes need: plan again with deterministic="
+                        f"{self.count}, or write true there (equal bits of equal plans)"
                     )
 
 
