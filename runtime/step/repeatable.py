@@ -31,9 +31,10 @@ def repeatable(deterministic: Deterministic) -> Iterator[None]:
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     threads = torch.get_num_threads()
     memory: Any = torch.utils.deterministic
-    fills, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False  # all is written before it is read
+    fills = memory.fill_uninitialized_memory
     one_thread = num_shards(deterministic) > 0 and threads > 1
     torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False  # every value is written before it is read
     if one_thread:
         torch.set_num_threads(1)
     try:

@@ -10,26 +10,24 @@ from tests.distributed.pool import Pool
 
 pytestmark = pytest.mark.distributed
 
-JOBS = "tests.distributed.deterministic_jobs"
 RUNS: dict[int, list[dict[str, Any]]] = {
-    1: [{}, {"precision": "bf16"}, {"mutation": "order"}],
-    2: [{"axis": "dp_replicate"}, {"axis": "dp_shard", "zero_1": True}],
-    4: [
-        {"axis": "dp_shard"},
-        {"axis": "dp_shard", "precision": "bf16"},
-        {"axis": "dp_replicate", "mutation": "sums"},
-    ],
+    1: [{"mutations": ["order"]}, {"precision": "bf16"}],
+    2: [{"axis": "dp_shard", "zero_1": True}, {"axis": "dp_replicate", "precision": "bf16"}],
+    4: [{"axis": "dp_shard", "mutations": ["sums"]}],
 }
 
 
 def test_bits_do_not_depend_on_the_number_of_processes(pool: Pool) -> None:
     found = {}
     for processes, runs in RUNS.items():
-        first, *others = pool.run(f"{JOBS}:hashes", world_size=processes, runs=runs, processes=processes)
+        job = "tests.distributed.deterministic_jobs:hashes"
+        first, *others = pool.run(job, world_size=processes, runs=runs, processes=processes)
         assert all(other == first for other in others)
         found[processes] = first
-    plain, bf16, in_order = found[1]
-    assert plain == found[2][0] == found[2][1] == found[4][0]
-    assert bf16 == found[4][1] != plain
-    assert in_order != plain, "micro-batches that are added up in another order must be noticed"
-    assert found[4][2] != plain, "sums over ranks in another order must be noticed"
+    (plain, in_order), (bf16,) = found[1]
+    (zero_1,), (bf16_of_two,) = found[2]
+    ((zero_3, summed_in_order),) = found[4]
+    assert plain == zero_1 == zero_3
+    assert bf16 == bf16_of_two != plain
+    assert in_order != plain, "micro-batches that are added up one after the other must be noticed"
+    assert summed_in_order != plain, "ranks that are added up one after the other must be noticed"
