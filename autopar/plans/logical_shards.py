@@ -23,18 +23,3 @@ def num_shards(deterministic: Deterministic) -> int:
 def is_power_of_two(number: int) -> bool:
     """1, 2, 4, 8, ..."""
     return number > 0 and number & (number - 1) == 0
-
-
-def folding_order(count: int) -> tuple[int, ...]:
-    """The order of micro-batches in which those that are added to each other stand side by side: 0 2 1 3 of 4.
-
-    The numbers with their bits reversed. count: a power of two."""
-    order: tuple[int, ...] = (0,)
-    while len(order) < count:
-        order = (*(2 * place for place in order), *(2 * place + 1 for place in order))
-    return order
-
-
-def kept_sums(count: int) -> int:
-    """How many sums of a fold of so many micro-batches are kept at most, while the next one is computed."""
-    return count.bit_length() - 1

@@ -20,10 +20,10 @@ from autopar.passes.stages.cut_stages import StagePrograms
 from autopar.passes.stages.late_sums import CutGraph
 from autopar.passes.stages.once_per_step import Prepared
 from autopar.passes.stages.weight_gradients import BackwardGraphs
-from autopar.plans.logical_shards import kept_sums
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, MicroProgram, Program
 from autopar.schedules.actions import Schedule
+from autopar.schedules.folding_schedule import kept_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -87,6 +87,8 @@ class PipelineRun:
             self.prepared[stage] = graphs.run_prepare(values)
             if self.gradients is not None:
                 self.totals[stage] = graphs.zero_totals(self.step.groups.device)
+                if self.step.plan.shards:
+                    self.folds[stage] = GradientFold()
         del values
         actions = [action for action in actions if action.micro_batch >= 0 or self.before is not None]
         last = {} if delayed else {a.stage: index for index, a in enumerate(actions) if a.kind != "F"}
@@ -158,15 +160,17 @@ class PipelineRun:
             self.pieces,
             weights=action.kind == "B",
         )
-        if self.step.plan.shards:
-            self.folds.setdefault(action.stage, GradientFold()).add(kept)
+        if action.stage in self.folds:
+            self.folds[action.stage].add(kept)
         self._send(action, dict(zip(graphs.sent_backward, sent, strict=True)))
         if action.kind == "I":
             self.saved[action[::2]] = kept
 
     def _complete(self, stage: int) -> None:
         """Behind the last backward of a stage its gradients are summed over the ranks."""
-        totals = self.folds.pop(stage).total() if stage in self.folds else self.totals.pop(stage)
+        totals = self.totals.pop(stage)
+        if stage in self.folds:
+            totals = self.folds.pop(stage).total()
         self._add(self.step.graphs[stage].run_reduce(totals))
         del self.prepared[stage]
 

@@ -29,8 +29,8 @@ from autopar.planner.problem.constraint_targets import bind_constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.leaf_layouts import StateBytes
 from autopar.planner.problem.limits import LIMITS
-from autopar.plans.logical_shards import kept_sums
 from autopar.program import MicroProgram
+from autopar.schedules.folding_schedule import kept_sums
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
 def test_the_norm_does_not_depend_on_blocks(norm_type: float) -> None:
     whole = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.linspace(-12, 4, 1000)
-    found = {exact_norm(whole.split(size), norm_type, CPU, False) for size in (1, 7, 64, 1000)}
-    assert found == {pytest.approx(float(torch.linalg.vector_norm(whole.double(), norm_type)), rel=1e-12)}
+    (found,) = {exact_norm(whole.split(size), norm_type, CPU, False) for size in (1, 7, 64, 1000)}
+    assert found == pytest.approx(float(torch.linalg.vector_norm(whole.double(), norm_type)), rel=1e-12)
     assert len({exact_norm([whole.flip(0) * scale], norm_type, CPU, False) for scale in (1.0, 1.0 + 2.0**-20)}) == 2
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from autopar.ops.folded_sums import folded_sum
-from autopar.plans.logical_shards import folding_order, kept_sums
 from autopar.runtime.pipeline.gradient_fold import GradientFold
-from autopar.schedules.folding_schedule import folding_schedule
+from autopar.schedules.folding_schedule import folding_order, folding_schedule, kept_sums
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
