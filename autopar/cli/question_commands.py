@@ -95,7 +95,7 @@ def memory(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
 @click.option("--micro-batches", type=click.IntRange(min=1), help="Parts of the batch.")
 @click.option("--discover", is_flag=True, help="Look for rules of operators that have none, by executing them.")
 @click.option(
-    "--deterministic", type=on_or_number, metavar="on|NUMBER", help="on: equal bits of equal plans; 8: up to 8 processes."
+    "--deterministic", type=on_or_number, metavar="on|NUMBER", help="Equal bits of equal plans; 8: on 1 to 8 processes."
 )
 @click.option("--on", "other_cluster", help='Another cluster: "4x8 H100-SXM".')
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
