@@ -33,7 +33,7 @@ from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
 from autopar.planner.one_mesh.micro_costs import in_micro_batches
-from autopar.planner.one_mesh.notes import expert_notes, uneven_notes, wide_notes
+from autopar.planner.one_mesh.notes import expert_notes, shard_notes, uneven_notes, wide_notes
 from autopar.planner.one_mesh.predict import choose_issue, dispatch_seconds
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import (
@@ -296,6 +296,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
                     *uneven_notes(query.program, built, solution.assignment, mesh),
                     *expert_notes(query.program),
                     *wide_notes(built, query.cluster.device),
+                    *shard_notes(query.deterministic, query.cluster.num_devices),
                 ]
             )
         ),
