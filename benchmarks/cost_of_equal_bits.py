@@ -41,7 +41,8 @@ def _batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def steps_in_turn(axis: str | None, processes: int, steps: int) -> list[dict[str, Any]]:
     """Job of a worker: seconds of every step, without and with equal bits."""
     torch.set_num_threads(1)
-    rows, trained = [], []
+    rows: list[dict[str, Any]] = []
+    trained = []
     for deterministic in (False, SHARDS):
         torch.manual_seed(0)
         dims = None if axis is None else {axis: processes}
