@@ -15,7 +15,7 @@ import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from autopar.hardware.cluster import Cluster
 from autopar.passes.lowering.chain import lowered_step
 from autopar.passes.lowering.check_plan import refuse_unknown_names
 from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
+from autopar.planner.batch.shard_layouts import ShardLayouts
 from autopar.planner.problem.output_rows import output_rows
+from autopar.plans.logical_shards import Deterministic, num_shards
 from autopar.plans.parallel_plan import PLAN_VARIABLE, Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import (
@@ -89,6 +91,7 @@ def compile(
     strict: bool = False,
     discover: bool = False,
     branches: Branch | None = None,
+    deterministic: Deterministic = False,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -129,6 +132,8 @@ def compile(
     branches: "example" captures code that decides by values (`if h.isfinite().all()`, `int(lengths.max())`, `x[mask]`)
         along the way that the example inputs take, which are real then; every call checks that its values decide alike,
         else it is a BranchError with the line, on every rank. Such a step is not cut into micro-batches or stages.
+    deterministic: True: equal bits for equal plans and seeds; a number of logical shards of the batch (8): equal bits
+        on 1, 2, 4 and 8 processes too, on CPUs, under plans that split the batch alone. Default: as a given plan says.
     mode: how long the planner may search: "fast" (seconds), "default", or "max" (many minutes); see `plan.gap`.
     cache_dir: folder in which plans are kept.
     micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.
@@ -161,7 +166,11 @@ def compile(
     model = take_off_wrappers(model)
     found_weights = find_weights(model, weights)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
-    given, running = attempt_on_all(lambda: (_load(chosen), _running_cluster(cluster)), "the cluster")
+    given, running = attempt_on_all(
+        lambda: (_as_repeatable(_load(chosen), deterministic), _running_cluster(cluster)), "the cluster"
+    )
+    if given is not None:
+        deterministic = given.deterministic
     if precision is None and given is not None:
         precision = given.precision
     if reduce_dtype is None and given is not None:
@@ -181,6 +190,7 @@ def compile(
         strict=strict,
         discover=discover,
         branches=branches,
+        deterministic=deterministic,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -235,6 +245,7 @@ def plan(
     strict: bool = False,
     discover: bool = False,
     branches: Branch | None = None,
+    deterministic: Deterministic = False,
     mode: Mode = "default",
     cache_dir: str | Path | None = None,
     micro_batches: int | None = None,
@@ -264,6 +275,7 @@ def plan(
         strict=strict,
         discover=discover,
         branches=branches,
+        deterministic=deterministic,
         mode=mode,
         cache_dir=cache_dir,
         micro_batches=micro_batches,
@@ -346,6 +358,7 @@ class Journey:
             _agree_on_rules(chosen, parts.program)
         if chosen is self.given:
             _check_plan(chosen, captured.program if parts is None else parts.program)
+            attempt_on_all(lambda: _check_shards(chosen, captured), "logical shards")
         processes = groups or _processes_of(chosen, _device_type(model))
         return realize(parts or captured.program, chosen, processes)  # lower, emit; the module runs it
 
@@ -385,6 +398,12 @@ def _in_parts(program: Program, chosen: Plan, recapture: Recapture) -> MicroProg
     return planned_parts(program, chosen.micro_batches, recapture)
 
 
+def _check_shards(chosen: Plan, captured: CapturedModel) -> None:
+    """Raises PlanMismatchError and ConfigurationError for a given plan that splits more than the batch."""
+    if chosen.shards and captured.program.training:
+        ShardLayouts.of(captured.program, chosen.shards, captured).check(chosen)
+
+
 def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:
     """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
     with phase("lower", logging.INFO):
@@ -394,6 +413,20 @@ def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups
 
 def _load(plan: Plan | str | Path | None) -> Plan | None:
     return Plan.load(plan) if isinstance(plan, str | Path) else plan
+
+
+def _as_repeatable(plan: Plan | None, deterministic: Deterministic) -> Plan | None:
+    """A given plan with the equal bits that are asked for. Raises PlanMismatchError where it cannot have them."""
+    shards = num_shards(deterministic)
+    if plan is None or not deterministic or shards == plan.shards != 0:
+        return plan
+    if shards:
+        cut = f"cuts the batch into {plan.shards} logical shards" if plan.shards else "was made without logical shards"
+        raise PlanMismatchError(
+            f"deterministic={shards}: the plan {cut}: plan again with deterministic={shards}, or ask for equal bits of "
+            "equal plans (deterministic=True)"
+        )
+    return plan if plan.shards else replace(plan, deterministic=True)
 
 
 def _check_plan(chosen: Plan, program: Program) -> None:

@@ -221,6 +221,7 @@ def plan_again(program: Program, request: Request, pinned: Plan, recapture: Reca
         parameter_layouts=pinned.parameters,
         precision=request.precision,
         reduce_dtype=request.reduce_dtype,
+        deterministic=request.deterministic,
         with_baselines=False,
         mode=request.mode,
     )

@@ -45,6 +45,7 @@ from autopar.runtime.step.call_values import Handing, graph_inputs, graph_states
 from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.kept_steps import DEFAULT_BOUND, KeptSteps, most_graphs
 from autopar.runtime.step.later_backward import RepeatedCall, may_be_trained, with_later_backward
+from autopar.runtime.step.repeatable import repeatable
 from autopar.runtime.weights.found_weights import FoundWeights
 from autopar.runtime.weights.initial_weights import Sync
 from autopar.runtime.weights.planned_model import PlannedModel
@@ -268,7 +269,8 @@ class ParallelModule(PlannedModel):
             return graph_inputs(step, part, states, split_axes)
 
         scale = self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else None
-        with torch.autocast(step.groups.device.type, enabled=False):  # its casts are part of the graph
+        autocast = torch.autocast(step.groups.device.type, enabled=False)
+        with repeatable(step.plan.deterministic), autocast:  # its casts are part of the graph
             return step(leaves, bind, self._held, axes=self._data_axes, local=mode == "local", loss_scale=scale)
 
     def _plan_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

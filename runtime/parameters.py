@@ -54,6 +54,20 @@ def stage_copies(parameter: torch.Tensor) -> int:
     return int(getattr(parameter, _COPIES, 1))
 
 
+_IN_SHARDS = "autopar_in_logical_shards"
+
+
+def mark_in_shards(model: nn.Module) -> None:
+    """Note on every parameter that its gradient has equal bits on any number of processes."""
+    for parameter in model.parameters():
+        setattr(parameter, _IN_SHARDS, True)
+
+
+def is_in_shards(parameter: torch.Tensor) -> bool:
+    """Whether a norm of its gradient must not depend on the blocks that ranks hold."""
+    return getattr(parameter, _IN_SHARDS, False)
+
+
 def to_torch(layout: Layout, mesh: Mesh) -> tuple[TorchPlacement, ...]:
     """The layout as placements of torch.distributed.tensor."""
     return tuple(_placement(layout, axis, mesh) for axis in range(len(layout)))

@@ -134,6 +134,8 @@ def asked(said: Mapping[str, Any]) -> dict[str, Any]:
     the memory limit is all that is known."""
     if "cluster_text" not in said:
         return {}
-    unsaid = {"memory_limit": None, "constraints": (), "discover": False, "branches": None}
+    unsaid = {
+        "memory_limit": None, "constraints": (), "discover": False, "branches": None, "deterministic": False
+    }  # fmt: skip
     arguments = planning_arguments({**unsaid, **said})
     return {**arguments, "mode": said.get("mode", "default")}

@@ -96,6 +96,7 @@ def _priced(plan: Plan, uniform: UniformPlan, trust: bool) -> Plan:
         memory_limit=arguments["memory_limit"],
         discover=arguments["discover"],
         branches=arguments["branches"],
+        deterministic=arguments["deterministic"],
         micro_batches=uniform.micro_batches if uniform.micro_batches > 1 else None,
         schedule=uniform.schedule,
     )

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from autopar.cli.options import OPTIMIZERS, OneOf
+from autopar.cli.options import OPTIMIZERS, OneOf, on_or_number
 from autopar.request.argument_types import Branch
 from autopar.request.constraints import Recompute
 
@@ -27,6 +27,10 @@ def model_options(command: Command) -> Command:
         click.option(
             "--branches", type=OneOf(get_args(Branch)),
             help="example: where values decide, go the way of the example inputs, and check it in every call.",
+        ),
+        click.option(
+            "--deterministic", type=on_or_number, metavar="on|NUMBER", default=False,
+            help="on: equal bits for equal plans; 8: on 1, 2, 4 and 8 processes too, on CPUs.",
         ),
         click.option("--recompute", type=OneOf(get_args(Recompute)), help="Default: as memory asks."),
         click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),

@@ -21,11 +21,12 @@ from autopar.files import refuse_other_nodes
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.operator_profile import load_profile
 from autopar.nearest_name import did_you_mean, nearest_name
+from autopar.plans.logical_shards import Deterministic
 from autopar.request.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
 
 OPTIMIZERS: dict[str, str | None] = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "none": None}
 """What `--optimizer` says -> torch's class, by its name."""
-_AS_GIVEN = ("memory_limit", "micro_batches", "schedule", "recompute", "discover", "branches")
+_AS_GIVEN = ("memory_limit", "micro_batches", "schedule", "recompute", "discover", "branches", "deterministic")
 HERE = "here"
 """The cluster that is this machine."""
 
@@ -60,6 +61,15 @@ class OneOf(click.Choice[str]):
         said = super().get_invalid_choice_message(value, ctx)
         near = nearest_name(str(value), self.choices)
         return said if near is None else f"{said} Did you mean '{near}'?"
+
+
+def on_or_number(text: str | int) -> Deterministic:
+    """ "on" -> True, "8" -> 8: what `deterministic=` takes."""
+    if isinstance(text, int):
+        return text
+    if text != "on" and not text.isdigit():
+        raise click.BadParameter(f"{text!r}: write on, or a number of logical shards, such as 8")
+    return True if text == "on" else int(text)
 
 
 def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:

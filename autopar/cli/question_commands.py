@@ -16,10 +16,11 @@ import click
 from rich.console import Console
 
 from autopar.cli.bound_plan import bound, given_options, needs_trust, says_its_model
-from autopar.cli.options import OUTPUT_FILE, parse_constraints, parse_dims, parse_mesh, read_cluster
+from autopar.cli.options import OUTPUT_FILE, on_or_number, parse_constraints, parse_dims, parse_mesh, read_cluster
 from autopar.cli.output import as_json_option, print_answer, print_document
 from autopar.errors import ConfigurationError
 from autopar.explain.answers import Comparison, Explanations
+from autopar.plans.logical_shards import Deterministic
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_summary import plan_columns, plan_row
 from autopar.plans.plan_text import matching_names
@@ -93,6 +94,9 @@ def memory(path: Path, rank: int | None, as_json: bool, **given: Any) -> None:
 @click.option("--constraint", "constraints", multiple=True, help="PATTERN=R, PATTERN:AXIS=S(0), ...")
 @click.option("--micro-batches", type=click.IntRange(min=1), help="Parts of the batch.")
 @click.option("--discover", is_flag=True, help="Look for rules of operators that have none, by executing them.")
+@click.option(
+    "--deterministic", type=on_or_number, metavar="on|NUMBER", help="Equal bits of equal plans; 8: on 1 to 8 processes."
+)
 @click.option("--on", "other_cluster", help='Another cluster: "4x8 H100-SXM".')
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Where the plan is written.")
 @given_options
@@ -105,6 +109,7 @@ def what_if(
     constraints: tuple[str, ...],
     micro_batches: int | None,
     discover: bool,
+    deterministic: Deterministic | None,
     other_cluster: str | None,
     output: Path | None,
     as_json: bool,
@@ -120,6 +125,7 @@ def what_if(
         "mesh": mesh,
         "micro_batches": micro_batches,
         "discover": discover or None,
+        "deterministic": deterministic,
     }
     changes: dict[str, Any] = {name: word for name, word in words.items() if word is not None}
     changes |= {"dims": parse_dims(dims)} if dims else {}
@@ -128,7 +134,8 @@ def what_if(
     changes |= {"cluster": read_cluster(other_cluster)} if other_cluster else {}
     if not changes:
         raise ConfigurationError(
-            "what if what? Give --memory-limit, --dims, --mesh, --constraint, --micro-batches, --discover or --on"
+            "what if what? Give --memory-limit, --dims, --mesh, --constraint, --micro-batches, --discover, "
+            "--deterministic or --on"
         )
     with progress_line():
         asked = bound(path, given)

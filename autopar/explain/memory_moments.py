@@ -186,7 +186,7 @@ class _Held:
         for entry in stage.lowered.program.inputs:
             if entry.role == "parameter":
                 elements, state = math.prod(entry.shape), self.state_bytes[entry.name]
-                total = float(elements * state.gradient) if stage.lowered.context.adds_up else 0.0
+                total = float(elements * state.gradient) * stage.lowered.context.kept_totals
                 stored += total
                 yield entry.name, PARAMETERS, float(elements * entry.dtype.itemsize)
                 yield entry.name, OPTIMIZER, float(elements * state.optimizer)

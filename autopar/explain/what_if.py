@@ -23,6 +23,7 @@ from autopar.errors import ConfigurationError
 from autopar.explain.origin import WISHES, bound, remembering
 from autopar.explain.source import Source
 from autopar.hardware.cluster import Cluster
+from autopar.plans.logical_shards import Deterministic
 from autopar.plans.parallel_plan import Plan
 from autopar.questions import as_cluster, capture_example, check_model
 from autopar.request import LossFunction, Request
@@ -84,6 +85,7 @@ class Planner:
         time_limit: float | None = None,
         warm_start: Plan | str | Path | None = None,
         discover: bool = False,
+        deterministic: Deterministic = False,
         with_baselines: bool = False,
     ) -> Plan:
         """The best plan under these restrictions; each question stands for itself, nothing is carried over.
@@ -103,6 +105,7 @@ class Planner:
             time_limit=time_limit,
             warm_start=warm_start or self._last,
             discover=discover,
+            deterministic=deterministic,
             with_baselines=with_baselines,
         )
         with without_wrappers(self._model):

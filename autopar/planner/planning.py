@@ -21,6 +21,7 @@ from autopar.planner.problem.optimizer_states import resolve_optimizer
 from autopar.planner.problem.program_cache import ProgramCache
 from autopar.planner.search.best_plan import Asked, best_plan
 from autopar.planner.solver.deadline import interruptible
+from autopar.plans.logical_shards import num_shards
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
@@ -51,7 +52,10 @@ def make_plan(
 
 def _over_meshes(request: Request, query: Query, began: float) -> Plan:
     """The best plan, where no stages are asked for."""
-    meshes = resolve_meshes(request.cluster, request.mesh, without_stages(request.dims))
+    sizes = request.mesh
+    if num_shards(request.deterministic) and sizes is None and request.dims is None:
+        sizes = (request.cluster.num_devices,)  # all sums go over one axis
+    meshes = resolve_meshes(request.cluster, sizes, without_stages(request.dims))
     meshes = meshes_with_axes(query.constraints.placements, meshes)
     return best_plan(Asked.of(request, query, meshes, began))
 

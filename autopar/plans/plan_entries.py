@@ -14,6 +14,7 @@ from dataclasses import fields
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout
+from autopar.plans.logical_shards import is_power_of_two
 from autopar.plans.plan_value import PIPELINE_AXIS, OperatorPlan, ParameterPlan, PipelinePlan, PlanValue, RankGroup
 
 COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
@@ -38,9 +39,25 @@ def check_plan(plan: PlanValue) -> None:
         )
     if plan.pipeline is not None:
         check_pipeline(plan, plan.pipeline)
+    _check_shards(plan)
     problem = next(_all_problems(plan), None)
     if problem is not None:
         raise ConfigurationError(problem)
+
+
+def _check_shards(plan: PlanValue) -> None:
+    shards = plan.shards
+    if not shards:
+        return
+    if not is_power_of_two(shards) or plan.in_stages or sum(size > 1 for size in plan.mesh.shape) > 1:
+        raise ConfigurationError(
+            f"deterministic is {shards}: 2, 4, 8, ... logical shards, in a plan without stages on one axis of devices"
+        )
+    if plan.num_ranks * plan.micro_batches != shards:
+        raise ConfigurationError(
+            f"deterministic is {shards}: {plan.num_ranks} devices compute {plan.micro_batches} micro-batches each, and "
+            "each of these is a logical shard; edit one of them"
+        )
 
 
 def _check_mesh(mesh: Mesh) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh
+from autopar.plans.logical_shards import Deterministic, num_shards
 from autopar.schedules.actions import Schedule, parse_schedule
 from autopar.schedules.check import check_schedule
 from autopar.schedules.list_scheduler import TIMED_FAMILIES, build_schedule
@@ -175,7 +176,8 @@ class PlanValue:
     leave out, as it runs beside computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th
     of the batch, and a step runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout
     is one on the other axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of
-    each, and `num_ranks` counts devices. `discovered`: call -> rule that was found by execution, None: none holds."""
+    each, and `num_ranks` counts devices. `deterministic`: which bits are equal, as of `compile`. `discovered`: call ->
+    rule that was found by execution, None: none holds."""
 
     mesh: Mesh
     parameters: Mapping[str, ParameterPlan]
@@ -195,6 +197,7 @@ class PlanValue:
     bucket_bytes: Mapping[str, float] | None = field(default_factory=dict)
     product_chunks: Mapping[str, int] = field(default_factory=dict)
     micro_batches: int = 1
+    deterministic: Deterministic = False
     hidden_share: float = 0.0
     pipeline: PipelinePlan | None = None
     prices_hash: str = ""
@@ -206,6 +209,11 @@ class PlanValue:
     statistics: Mapping[str, float | int | str] = field(default_factory=dict)
     explanations: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def shards(self) -> int:
+        """Into how many logical shards a batch is cut, for equal bits on any number of processes; 0: into none."""
+        return num_shards(self.deterministic)
 
     @property
     def staged(self) -> PipelinePlan:

@@ -82,6 +82,11 @@ ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
             lambda value: value in get_args(Branch),
             '"example" (the branches that the example inputs take, checked in every call), or leave it out',
         ),
+        "deterministic": ArgumentType(
+            lambda value: isinstance(value, int),
+            "True (equal bits for equal plans) or a number of logical shards, such as 8 (on 1, 2, 4 and 8 processes)",
+            optional=False,
+        ),
         "verify": ArgumentType(lambda value: isinstance(value, bool), "True or False", optional=False),
         "cache_dir": ArgumentType(lambda value: isinstance(value, str | Path), "the path of a folder"),
         "micro_batches": ArgumentType(_is_whole, "a whole number of parts of the batch"),

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autopar.hardware.cluster import Cluster
+from autopar.plans.logical_shards import Deterministic
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.argument_types import ARGUMENT_TYPES, Branch, check_arguments
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
+from autopar.request.equal_bits import check_equal_bits
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
 from autopar.request.pipeline_request import Dims, check_stages, pipeline_request, without_stages
@@ -59,6 +61,7 @@ class Request:
     strict: bool = False
     discover: bool = False
     branches: Branch | None = None
+    deterministic: Deterministic = False
     mode: Mode = "default"
     cache_dir: str | Path | None = None
     micro_batches: int | None = None
@@ -77,6 +80,9 @@ class Request:
         budget(self.memory_limit, self.cluster)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
+        check_equal_bits(
+            self.deterministic, self.cluster, self.mesh, self.dims, self.schedule, self.micro_batches
+        )
         check_stages(self.cluster, self.mesh, self.dims, self.schedule)
         is_free = self.mesh is None and self.dims is None
         if not is_free and pipeline_request(self.cluster, self.mesh, self.dims, self.schedule) is None:
@@ -92,6 +98,7 @@ class Request:
             **({} if self.reduce_dtype is None else {"reduce_dtype": self.reduce_dtype}),
             "micro_batches": self.micro_batches,
             "schedule": self.schedule,
+            "deterministic": self.deterministic,
             "constraints": None if self.constraints is None else str(self.constraints),
             "branches": self.branches,
             "cluster_fingerprint": self.cluster.fingerprint,

@@ -138,8 +138,8 @@ class StepProgram:
                                          position=len(graph.nodes) - 2))  # fmt: skip
         return Body(turn, stage, graph, actions)
 
-    def _states(self, programs: Sequence[Program], accumulates: bool, device: Device) -> _States:
-        """accumulates: gradients have totals that live throughout."""
+    def _states(self, programs: Sequence[Program], kept_totals: int, device: Device) -> _States:
+        """kept_totals: how many sums of a gradient live throughout."""
         held = traffic = 0.0
         updated = []
         entries = {entry.name: entry for program in programs for entry in program.inputs if entry.role == "parameter"}
@@ -147,14 +147,14 @@ class StepProgram:
             state: StateBytes = self.state_bytes[name]
             elements = math.prod(entry.shape)
             size = float(elements * entry.dtype.itemsize)
-            held += size + elements * (state.optimizer + (state.gradient if accumulates else 0.0))
+            held += size + elements * (state.optimizer + kept_totals * state.gradient)
             traffic += float(optimizer_seconds(device, elements * state.step_traffic))
             updated.append((size, state.step_buffers))
         return _States(held, step_buffer_bytes(updated, device.kind), traffic)
 
     def update_bytes(self, programs: Sequence[Program], device: Device) -> float:
         """What the optimizer's step takes for a while, of the parameters of these programs."""
-        return self._states(programs, accumulates=True, device=device).step_bytes
+        return self._states(programs, kept_totals=1, device=device).step_bytes
 
     def optimizer_parts(self, stages: Sequence[PricedStage]) -> dict[str, float]:
         """Parameter -> seconds of the optimizer on the rank that holds these stages; each parameter counts once."""
@@ -182,7 +182,7 @@ class StepProgram:
     def _states_of(self, stages: Sequence[PricedStage]) -> _States:
         """Of the stages of one rank, with what they gather, and the rest of whole gradients, once per step."""
         programs = [stage.lowered.program for stage in stages]
-        states = self._states(programs, stages[0].lowered.context.adds_up, stages[0].cluster.device)
+        states = self._states(programs, stages[0].lowered.context.kept_totals, stages[0].cluster.device)
         more = 0.0
         for stage in stages:
             more += stage.joined_bytes

@@ -32,6 +32,7 @@ from autopar.passes.stages.stage_plans import stage_plan
 from autopar.passes.stages.weight_gradients import split_backward
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program, in_one_part
+from autopar.schedules.folding_schedule import folding_schedule
 
 StagePass: TypeAlias = Pass[LoweredStage, StageContext]
 
@@ -65,10 +66,11 @@ def split(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
 
 def add_up_parts(stage: LoweredStage, context: StageContext) -> LoweredStage:
-    """Micro-batches without a pipeline: statistics become a graph of their own, backward adds gradients to totals."""
+    """Micro-batches without a pipeline: statistics become a graph of their own, backward adds gradients to totals; in
+    logical shards it returns them, since the runtime folds them."""
     if context.in_pipeline or not context.adds_up:
         return stage
-    parts = for_micro_batches(stage.program, stage.partition)
+    parts = for_micro_batches(stage.program, stage.partition, adds=not context.plan.shards)
     return replace(stage, split=parts.partition, statistics=parts.statistics, totals=parts.totals)
 
 
@@ -195,7 +197,7 @@ def _under(stage: LoweredStage, step: LoweredStep, plan: Plan) -> LoweredStage:
 def _begun(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredStep:
     """The stages of the ranks, before the first pass; a plan without stages has one."""
     pipeline = plan.staged
-    schedule = pipeline.built(plan.micro_batches)
+    schedule = folding_schedule(plan.micro_batches) if plan.shards else pipeline.built(plan.micro_batches)
     cut = cut_stages(micro.program, pipeline.cuts) if plan.in_stages else uncut(micro.program)
     places = {plan.group_of(rank): rank for rank in reversed(ranks)}
 

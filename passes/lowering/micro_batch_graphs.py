@@ -59,8 +59,10 @@ class MicroPartition:
     totals: tuple[int, ...]
 
 
-def for_micro_batches(program: Program, partition: Partition) -> MicroPartition:
-    """Split the statistics off, and let backward add to totals; `program` is the lowered one of `partition`."""
+def for_micro_batches(program: Program, partition: Partition, *, adds: bool = True) -> MicroPartition:
+    """Split the statistics off, and let backward add to totals; `program` is the lowered one of `partition`.
+
+    adds: else backward returns its gradients, for whoever adds them up in an order of his own."""
     forward_outputs = [output for output in program.outputs if output.role != "gradient"]
     positions = [index for index, output in enumerate(forward_outputs) if output.role == "statistic"]
     forward, statistics = partition.forward, None
@@ -69,7 +71,7 @@ def for_micro_batches(program: Program, partition: Partition) -> MicroPartition:
         statistics = _returning(forward, [returned[index] for index in positions])
         forward = _returning(forward, [value for index, value in enumerate(returned) if index not in positions])
     backward, totals = partition.backward, tuple[int, ...]()
-    if backward is not None:
+    if backward is not None and adds:
         backward, totals = _accumulating(backward)
     return MicroPartition(
         statistics=statistics, partition=replace(partition, forward=forward, backward=backward), totals=totals

@@ -23,6 +23,7 @@ from autopar.passes.stages.weight_gradients import BackwardGraphs
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, MicroProgram, Program
 from autopar.schedules.actions import Schedule
+from autopar.schedules.folding_schedule import kept_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,8 +44,16 @@ class StageContext:
 
     @property
     def adds_up(self) -> bool:
-        """Whether gradients are added to totals, since passes of several micro-batches follow each other in a call."""
-        return self.in_pipeline or self.micro.count > 1
+        """Whether gradients are added up in the call, since passes of several micro-batches follow each other in it; of
+        logical shards also where there is one, so that a gradient is the same whatever their number on a rank."""
+        return self.in_pipeline or self.micro.count > 1 or self.plan.shards > 0
+
+    @property
+    def kept_totals(self) -> int:
+        """How many sums of a gradient over micro-batches live while the next one is computed."""
+        if self.plan.shards:
+            return kept_sums(self.micro.count)
+        return int(self.adds_up)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -140,10 +140,12 @@ def all_reduced(
     x: torch.Tensor,
     result: torch.Tensor,
     reduce: Reduce,
+    by_nodes: bool,
 ) -> Collective:
-    """A reduce_scatter, then an all_gather. `result` may be `x`: what was sent may change once it has gone."""
+    """A reduce_scatter, then an all_gather. `result` may be `x`: what was sent may change once it has gone. by_nodes:
+    inside of the nodes first, then across."""
     flat, target, size = x.view(-1), result.view(-1), communicator.size
-    if not two_levels(communicator, x.nbytes):
+    if not by_nodes:
         cuts = [turn * flat.numel() // size for turn in range(size + 1)]
         lengths = [end - begin for begin, end in itertools.pairwise(cuts)]
         own = yield from scattered(communicator, tag, communicator.everyone, torch.split(flat, lengths), reduce)

@@ -10,7 +10,8 @@ sends each byte once (`cost_models/gloo.py` says when, and prices the same).
 The first exchange of a collective (`exchanged.py`) is posted where the collective starts; the result is taken where it
 is waited for, and what lies between runs in the communicator's threads, one for every round: while one collective
 waits for its second round, the next goes on to its own.
-Sums are taken in the order of ranks, in fp32 for narrower floats, each element by one rank: all have equal bits.
+Sums are taken in the order of ranks, in fp32 for narrower floats, each element by one rank: all have equal bits. A
+`FOLDED` sum is that of logical shards: folded in the dtype of what is added, by every rank at once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from functools import partial
 import torch
 
 from autopar.cost_models.gloo import gathers_all_copies
+from autopar.ops.folded_sums import folded_sum
 from autopar.runtime.collectives.communicator import Communicator, communicator_of
 from autopar.runtime.collectives.exchange import Exchange, LostPeersError
 from autopar.runtime.collectives.exchanged import (
@@ -43,8 +45,11 @@ from autopar.runtime.collectives.exchanged import (
 from autopar.runtime.collectives.lost_ranks import Waiting, lost_ranks
 from autopar.runtime.collectives.progress import HERE
 
+FOLDED = "folded_sum"
+"""A sum whose order does not depend on how many ranks add up how much before (`ops/folded_sums.py`), nor on nodes."""
 REDUCTIONS: Mapping[str, Reduce] = {
     "sum": lambda rows: torch.sum(rows, 0, dtype=rows.dtype),
+    FOLDED: folded_sum,
     "avg": lambda rows: torch.mean(rows, 0, dtype=rows.dtype),
     "max": lambda rows: torch.amax(rows, 0),
     "min": lambda rows: torch.amin(rows, 0),
@@ -138,7 +143,8 @@ def _all_reduce(x: torch.Tensor, result: torch.Tensor, reduction: str, group: st
     if gathers_all_copies(x.nbytes, communicator.size):
         made = reduced_copies(communicator, communicator.first_tag(), x, result, REDUCTIONS[reduction])
         return Started("all_reduce", communicator, operator, made)
-    made = all_reduced(communicator, communicator.first_tag(), x, result, REDUCTIONS[reduction])
+    by_nodes = reduction != FOLDED and two_levels(communicator, x.nbytes)
+    made = all_reduced(communicator, communicator.first_tag(), x, result, REDUCTIONS[reduction], by_nodes)
     return Started("all_reduce", communicator, operator, made).go_on()
 
 
@@ -147,7 +153,7 @@ def start_reduce_scatter(x: torch.Tensor, reduction: str, ranks: int, group: str
     communicator, x = communicator_of(group), x.detach().contiguous()
     shape = (x.shape[0] // ranks, *x.shape[1:])
     flat, reduce, tag = x.view(-1), REDUCTIONS[reduction], communicator.first_tag()
-    if not two_levels(communicator, x.nbytes):
+    if reduction == FOLDED or not two_levels(communicator, x.nbytes):
         one = scattered(communicator, tag, communicator.everyone, flat.chunk(ranks), reduce)
         return Started("reduce_scatter", communicator, operator, shaped(one, shape))
     two = scattered_on_nodes(communicator, tag, flat, reduce)

@@ -18,6 +18,7 @@ from autopar._compat import LazyGraphModule
 from autopar.graphs.graph_copies import copied
 from autopar.runtime.collectives.communicator import communicator_of
 from autopar.runtime.collectives.host_collectives import (
+    FOLDED,
     REDUCTIONS,
     Started,
     start_all_gather,
@@ -92,15 +93,17 @@ COLLECTIVES: Mapping[Any, Callable[..., MaybeStarted]] = {
 }
 
 
-def with_host_collectives(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a graph bound to process groups whose collectives are those of the module docstring."""
+def with_host_collectives(graph_module: fx.GraphModule, folds: bool = False) -> fx.GraphModule:
+    """A copy of a graph bound to process groups whose collectives are those of the module docstring. folds: sums are
+    folded ones."""
     graph = copied(graph_module.graph)
     for node in graph.nodes:
         if node.target in COLLECTIVES:
             assert not node.kwargs, f"{node} takes arguments by name"
             waits = [user for user in node.users if user.target is _c10d.wait_tensor.default]
             assert len(waits) == len(node.users), f"{node} is read before it is waited for"
-            node.args = (*node.args, operator_text(node))
+            given = [FOLDED if folds and argument == "sum" else argument for argument in node.args]
+            node.args = (*given, operator_text(node))
             node.target = COLLECTIVES[node.target]
             for waiting in waits:
                 waiting.target = wait

@@ -22,15 +22,17 @@ from autopar.runtime.kernels.named_calls import NamedGraph
 GraphCall: TypeAlias = Callable[[list[Any]], Any]
 
 
-def kernels(graph_module: fx.GraphModule, backend: str) -> GraphCall:
+def kernels(graph_module: fx.GraphModule, backend: str, *, folds: bool = False) -> GraphCall:
     """The graph as a callable: "eager" runs it node by node, "inductor" compiles what lies between collectives.
+
+    folds: sums over ranks are those of logical shards.
 
     Raises ConfigurationError for a backend that does not exist.
     """
     if backend == "eager":
-        return _node_by_node(with_added_products(with_host_collectives(graph_module)))
+        return _node_by_node(with_added_products(with_host_collectives(graph_module, folds)))
     if backend == "inductor":
-        return piece_by_piece(with_host_collectives(graph_module), _node_by_node)
+        return piece_by_piece(with_host_collectives(graph_module, folds), _node_by_node)
     raise ConfigurationError(f"kernel backend {backend!r} is unknown; the plan may say eager or inductor")
 
 

@@ -43,7 +43,7 @@ def emit_parts(lowered: LoweredStep, groups: ProcessGroups) -> PartsStep:
     groups.create({symbol for found in gather_from_all(sorted(symbols)) for symbol in found})
     held = {name for name, holders in stages.holders.items() if holders & numbers}
     layouts = [crossing_layouts(plan, stages, schedule, group) for group in range(len(groups.meshes))]
-    calls = PartCalls(micro=micro, backend=plan.kernel_backend)
+    calls = PartCalls(micro=micro, backend=plan.kernel_backend, folds=plan.shards > 0)
     return PartsStep(
         micro=micro,
         lowered=replace(micro.program, inputs=_inputs(lowered), outputs=_gradients(micro.program, held)),

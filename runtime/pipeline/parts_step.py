@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from autopar.errors import ConfigurationError
+from autopar.ops.folded_sums import folded_sum
 from autopar.program import Input
 from autopar.runtime.pipeline.differentiable_parts import ResultsAndGradients, run_differentiably
 from autopar.runtime.pipeline.overflow import overflow_together
@@ -166,10 +167,10 @@ class PartsStep(ScheduledStep):
             for value in inputs
             if value.role == "statistic"
         }
-        sums: list[torch.Tensor] = []
+        parts: list[list[torch.Tensor]] = []
         for part in range(self.micro.count):
             values = named(self.bound_inputs, bind(part)) | blank
-            found = self.calls.of(graph, part, pieces)([values[value.name] for value in inputs])
-            sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
+            parts.append(list(self.calls.of(graph, part, pieces)([values[value.name] for value in inputs])))
+        sums = [folded_sum(torch.stack(found)) for found in zip(*parts, strict=True)]
         names = [output.name for output in self.program.outputs if output.role == "statistic"]
         return {n: scaled(value, self.micro.statistic_scales[n]) for n, value in zip(names, sums, strict=True)}

@@ -17,6 +17,7 @@ import torch
 from autopar.passes.stages.cut_stages import StagePrograms
 from autopar.program import Input
 from autopar.runtime.parameters import local_tensor
+from autopar.runtime.pipeline.gradient_fold import GradientFold
 from autopar.runtime.pipeline.pipeline_wires import Message, Wires
 from autopar.runtime.pipeline.stage_passes import StageGraphs, Totals
 from autopar.runtime.step.emitted_step import Step
@@ -67,6 +68,8 @@ class PipelineRun:
     """Output -> micro-batch -> its value."""
     prepared: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     totals: dict[int, Totals] = field(default_factory=dict)
+    folds: dict[int, GradientFold] = field(default_factory=dict)
+    """In place of totals, where the batch is cut into logical shards."""
     here: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
     """Values that go from one stage of this rank to another: (name, micro-batch, reading stage)."""
     saved: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
@@ -84,6 +87,8 @@ class PipelineRun:
             self.prepared[stage] = graphs.run_prepare(values)
             if self.gradients is not None:
                 self.totals[stage] = graphs.zero_totals(self.step.groups.device)
+                if self.step.plan.shards:
+                    self.folds[stage] = GradientFold()
         del values
         actions = [action for action in actions if action.micro_batch >= 0 or self.before is not None]
         last = {} if delayed else {a.stage: index for index, a in enumerate(actions) if a.kind != "F"}
@@ -155,13 +160,18 @@ class PipelineRun:
             self.pieces,
             weights=action.kind == "B",
         )
+        if action.stage in self.folds:
+            self.folds[action.stage].add(kept)
         self._send(action, dict(zip(graphs.sent_backward, sent, strict=True)))
         if action.kind == "I":
             self.saved[action[::2]] = kept
 
     def _complete(self, stage: int) -> None:
         """Behind the last backward of a stage its gradients are summed over the ranks."""
-        self._add(self.step.graphs[stage].run_reduce(self.totals.pop(stage)))
+        totals = self.totals.pop(stage)
+        if stage in self.folds:
+            totals = self.folds.pop(stage).total()
+        self._add(self.step.graphs[stage].run_reduce(totals))
         del self.prepared[stage]
 
     def _add(self, found: Mapping[str, torch.Tensor]) -> None:

@@ -33,10 +33,12 @@ Totals = dict[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCalls:
-    """Bound graphs as calls, compiled at their first use; where they draw random numbers, every part runs its own."""
+    """Bound graphs as calls, compiled at their first use; where they draw random numbers, every part runs its own.
+    folds: sums over ranks are those of logical shards."""
 
     micro: MicroProgram
     backend: str
+    folds: bool = False
     _made: dict[tuple[fx.GraphModule, int, int], GraphCall] = field(default_factory=dict)
 
     def of(self, graph: fx.GraphModule, part: int = 0, pieces: int = 1) -> GraphCall:
@@ -45,7 +47,7 @@ class PartCalls:
         if key not in self._made:
             if self.micro.draws:
                 graph = drawing_for(graph, self.micro.draws, part, self.micro.count, pieces)
-            self._made[key] = kernels(graph, backend=self.backend)
+            self._made[key] = kernels(graph, backend=self.backend, folds=self.folds)
         return self._made[key]
 
 

@@ -17,6 +17,7 @@ import torch
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Replicate, Shard
+from autopar.ops.folded_sums import folded_sum
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Joined, MicroProgram, Output
 from autopar.runtime.parameters import from_local, local_block, to_torch
@@ -42,7 +43,7 @@ class BatchParts:
             return self._concatenated(output.name, joined.dim, values, axes)
         if joined.scale is None:
             return values[0].clone()
-        return scaled(torch.stack(values).sum(0, dtype=values[0].dtype), joined.scale)
+        return scaled(folded_sum(torch.stack(values)), joined.scale)
 
     def _concatenated(self, name: str, dim: int, values: list[torch.Tensor], axes: Sequence[int]) -> torch.Tensor:
         layout = output_layout(self.plan, name)

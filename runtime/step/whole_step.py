@@ -33,6 +33,7 @@ from autopar.runtime.step.differentiation import (
     without_gradient,
 )
 from autopar.runtime.step.emitted_step import Bind, Step
+from autopar.runtime.step.repeatable import repeatable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ class _StepFunction(torch.autograd.Function):
         arguments = _saved(ctx)
         arguments += [_tangent(by_name[value.name], value, step.groups.device) for value in taken]
         held: HeldGradients = ctx.held
-        with HERE.inside("backward"):
+        with HERE.inside("backward"), repeatable(step.plan.deterministic):
             if step.cut is not None and (held.holding or held.cut is not None):
                 return (None, None, *_by_input(step, held.backward(step.cut, arguments), set()))
             return (None, None, *_by_input(step, step.backward(arguments), unreached(step, by_name)))

@@ -4,7 +4,8 @@
 
 Each rank adds up the squares of its blocks, weighted so that a block that several ranks hold counts once. The stock
 `torch.nn.utils.clip_grad_norm_` gives the same number, with one collective per parameter, where every rank holds all
-parameters; in a pipeline it raises GradientError (`weights/stage_gradients.py`).
+parameters; in a pipeline, and for logical shards, it raises GradientError (`weights/stage_gradients.py`). For these
+norms are sums of integers (`exact_norms.py`): equal bits on any number of processes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import ConfigurationError
 from autopar.runtime.collectives.progress import HERE
-from autopar.runtime.parameters import local_tensor, stage_copies
+from autopar.runtime.parameters import is_in_shards, local_tensor, stage_copies
+from autopar.runtime.weights.exact_norms import exact_norm
 
 
 def clip_grad_norm_(
@@ -39,7 +41,11 @@ def clip_grad_norm_(
         return torch.tensor(0.0)
     device = local_tensor(given[0]).device
     with HERE.inside("clip_grad_norm_") if distributed else nullcontext():
-        norm = _total_norm(gradients, [stage_copies(p) for p in trained], norm_type, device, distributed)
+        if any(map(is_in_shards, given)):
+            blocks = [local_tensor(gradient) for gradient in gradients if _counts_here(gradient, distributed)]
+            norm = torch.tensor(exact_norm(blocks, norm_type, device, distributed), dtype=torch.float32, device=device)
+        else:
+            norm = _total_norm(gradients, [stage_copies(p) for p in trained], norm_type, device, distributed)
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     if gradients:
         torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], scale)
@@ -65,6 +71,11 @@ def _total_norm(
     if distributed:
         dist.all_reduce(total)
     return total ** (1.0 / norm_type)
+
+
+def _counts_here(gradient: torch.Tensor, distributed: bool) -> bool:
+    """Whether this rank counts its block of a gradient: of copies, the first rank its own."""
+    return not distributed or holders(gradient) == 1 or dist.get_rank() == 0
 
 
 def _norm(block: torch.Tensor, norm_type: float) -> torch.Tensor:

@@ -26,6 +26,7 @@ from autopar.runtime.parameters import (
     leave_out,
     local_tensor,
     mark_copies,
+    mark_in_shards,
     rewrite_optimizer,
     set_buffer,
     set_parameter,
@@ -42,7 +43,7 @@ from autopar.runtime.weights.initial_weights import Sync, agree_on_weights
 from autopar.runtime.weights.initialise import fill_buffers, initialise, is_on_meta
 from autopar.runtime.weights.optimizer_draws import OptimizerDraws
 from autopar.runtime.weights.replaced_parameters import mark_replaced
-from autopar.runtime.weights.stage_gradients import mark_gradients
+from autopar.runtime.weights.stage_gradients import OF_A_PIPELINE, OF_SHARDS, mark_gradients
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,10 @@ def shard_model(
             log.info("gradient hooks of %s get the reduced gradient as a DTensor from now on", names[0])
     mark_copies(model, step.stage_parameters.copies)
     if len(groups.meshes) > 1:
-        mark_gradients(model)
+        mark_gradients(model, OF_A_PIPELINE)
+    if plan.shards:
+        mark_in_shards(model)
+        mark_gradients(model, OF_SHARDS)
     if optimizer is not None:
         rewrite_optimizer(optimizer, replaced, layouts, groups, gone)
     old = {*replaced, *gone}

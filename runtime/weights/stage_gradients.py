@@ -1,4 +1,5 @@
-"""Gradients on a rank of a pipeline: a norm of theirs must not be taken for that of the model.
+"""Gradients whose norm must not be taken for that of the model: on a rank of a pipeline, and in logical shards, where
+torch would add up in an order that depends on the blocks of the ranks.
 
     torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)     GradientError: this rank has its own stages only
     autopar.clip_grad_norm_(module.parameters(), 1.0)            counts all stages
@@ -10,6 +11,7 @@ norm is one too, and stacking such norms is refused. All else, optimizers first 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,14 @@ from torch.distributed.tensor import DTensor
 from autopar._compat import dtensor, without_torch_function
 from autopar.errors import GradientError
 
+OF_A_PIPELINE = (
+    "this joins the norms of the gradients that one rank of a pipeline holds, those of its own stages: call "
+    "autopar.clip_grad_norm_(module.parameters(), max_norm), which counts all stages"
+)
+OF_SHARDS = (
+    "this joins norms of gradients whose bits are equal on any number of processes (deterministic=), in an order that "
+    "depends on that number: call autopar.clip_grad_norm_(module.parameters(), max_norm), which adds up exactly"
+)
 _NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm, torch._foreach_norm, torch.Tensor.to)
 """What a norm of a gradient comes from, on the way into a stack."""
 
@@ -31,6 +41,7 @@ class StageGradient(DTensor):
     """
 
     plain: DTensor
+    refusal: str
 
     @classmethod
     def __torch_function__(
@@ -41,20 +52,18 @@ class StageGradient(DTensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is torch.stack and all(norm.dim() == 0 for norm in args[0]):
-            raise GradientError(
-                "this joins the norms of the gradients that one rank of a pipeline holds, those of its own stages: "
-                "call autopar.clip_grad_norm_(module.parameters(), max_norm), which counts all stages"
-            )
+            raise GradientError(_refusal(args[0]))
         with without_torch_function():
             if func is torch.Tensor.grad.__set__:  # type: ignore[union-attr]
                 return func(*args)
             found = func(*map(_plain, args), **{name: _plain(value) for name, value in (kwargs or {}).items()})
         if func not in _NORMS:
             return found
-        return [of_stage(norm) for norm in found] if isinstance(found, (list, tuple)) else of_stage(found)
+        why = _refusal(args)
+        return [of_stage(norm, why) for norm in found] if isinstance(found, (list, tuple)) else of_stage(found, why)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        memo[id(self)] = copied = of_stage(self.plain.clone())
+        memo[id(self)] = copied = of_stage(self.plain.clone(), self.refusal)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -68,22 +77,30 @@ def _plain(value: Any) -> Any:
     return value.plain if isinstance(value, StageGradient) else value
 
 
-def of_stage(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor as a `StageGradient`; other tensors, and what is differentiated again, as they are."""
+def _refusal(value: Any) -> str:
+    """That of the first gradient in it; "" where there is none."""
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, map(_refusal, value)), "")
+    return value.refusal if isinstance(value, StageGradient) else ""
+
+
+def of_stage(tensor: torch.Tensor, refusal: str = OF_A_PIPELINE) -> torch.Tensor:
+    """A DTensor as a `StageGradient`; other tensors, and what is differentiated again, as they are. refusal: why norms
+    are not joined."""
     if type(tensor) is not DTensor or tensor.requires_grad:
         return tensor
     made = StageGradient(tensor._local_tensor, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-    made.plain = dtensor(tensor._local_tensor, tensor._spec)
+    made.plain, made.refusal = dtensor(tensor._local_tensor, tensor._spec), refusal
     return made
 
 
-def mark_gradients(model: nn.Module) -> None:
+def mark_gradients(model: nn.Module, refusal: str) -> None:
     """From now on a gradient that backward leaves at a parameter of `model` is a `StageGradient`."""
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_mark)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(partial(_mark, refusal))  # type: ignore[no-untyped-call]
 
 
-def _mark(parameter: torch.Tensor) -> None:
+def _mark(refusal: str, parameter: torch.Tensor) -> None:
     if parameter.grad is not None:
-        parameter.grad = of_stage(parameter.grad)
+        parameter.grad = of_stage(parameter.grad, refusal)

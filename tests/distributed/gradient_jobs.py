@@ -219,7 +219,7 @@ def in_stages(name: str, plan: bytes, planted: bool = False) -> dict[str, Any]:
     reference = case.model()
     with pytest.MonkeyPatch.context() as patch:
         if planted:
-            patch.setattr(shard_model, "mark_gradients", lambda _: None)
+            patch.setattr(shard_model, "mark_gradients", lambda *_: None)
             patch.setattr(differentiable_parts, "given_tangents", _all_tangents)
         module = compile_once(name, case.model(), case.batch(0), plan=Plan.from_json(plan))
         reference(**case.batch(0))["loss"].backward()

@@ -163,6 +163,11 @@ class BatchFlow:
         """The dim of a value that carries the samples, outermost in it."""
         return self._positions(value)[0][0]
 
+    def batch_place(self, value: Value) -> tuple[int, int]:
+        """(that dim, how many indices of it lie outside of the samples)."""
+        dim, position = self._positions(value)[0]
+        return dim, math.prod(self._factorisation.atoms(value, dim)[:position])
+
     def _batch_classes(self) -> set[object]:
         found: set[object] = set()
         for node, entry in self._inputs.items():
@@ -277,6 +282,10 @@ class BatchFlow:
         return Flow(Kind.AVERAGED if averaged else Kind.FIXED, degree, data_only)
 
     # -- statistics
+
+    def read(self, value: Value, reader: fx.Node) -> Flow:
+        """What an operator finds as one of its operands: a statistic of the batch is fixed for it."""
+        return self._flow_of(value, reader)
 
     def _flow_of(self, value: Value, reader: fx.Node) -> Flow:
         """What `reader` finds: an average over inputs alone is fixed for all but the casts and views behind it."""

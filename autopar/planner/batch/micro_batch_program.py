@@ -9,6 +9,7 @@ Statistics of the whole batch become inputs of the part; the rest of its program
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Protocol
@@ -42,13 +43,7 @@ def micro_program(whole: Program, part: Program, count: int, factorisation: Fact
 
     factorisation: of `whole`. Raises NotSeparable where the parts do not add up to the whole.
     """
-    parts = aligned(whole, part)
-    if parts is None:
-        raise NotSeparable(f"at batch {batch_size(part)} the model computes another graph than at {batch_size(whole)}")
-    try:
-        flow = BatchFlow(whole, parts, count, factorisation, average=True)
-    except NotSeparable:
-        flow = BatchFlow(whole, parts, count, factorisation, average=False)
+    parts, flow = _flow(whole, part, count, factorisation)
     scales = {_name(node): float(_statistic_scale(flow, node, count)) for node in flow.statistics}
     return MicroProgram(
         program=_with_statistics(part, [parts[node] for node in flow.statistics]),
@@ -61,10 +56,34 @@ def micro_program(whole: Program, part: Program, count: int, factorisation: Fact
     )
 
 
+def flow_in_parts(whole: Program, count: int, recapture: Recapture, factorisation: Factorisation) -> BatchFlow:
+    """How the values of a step depend on its samples, by a capture at a `count`-th of the batch. Raises NotSeparable.
+    """
+    return _flow(whole, _captured_part(whole, count, recapture), count, factorisation)[1]
+
+
+def _flow(
+    whole: Program, part: Program, count: int, factorisation: Factorisation
+) -> tuple[Mapping[fx.Node, fx.Node], BatchFlow]:
+    """The node of the part for every node of the whole, and the flow."""
+    parts = aligned(whole, part)
+    if parts is None:
+        raise NotSeparable(f"at batch {batch_size(part)} the model computes another graph than at {batch_size(whole)}")
+    try:
+        return parts, BatchFlow(whole, parts, count, factorisation, average=True)
+    except NotSeparable:
+        return parts, BatchFlow(whole, parts, count, factorisation, average=False)
+
+
 def in_parts(
     whole: Program, count: int, recapture: Recapture, factorisation: Factorisation | None = None
 ) -> MicroProgram:
     """`micro_program` with the capture at the smaller batch. Raises NotSeparable."""
+    part = _captured_part(whole, count, recapture)
+    return micro_program(whole, part, count, factorisation or Factorisation(whole))
+
+
+def _captured_part(whole: Program, count: int, recapture: Recapture) -> Program:
     if whole.guards:
         raise NotSeparable(f"{whole.guards[0].place} reads a value of the whole batch (branches=)")
     size = batch_size(whole)
@@ -73,10 +92,9 @@ def in_parts(
     if count < 1 or size % count:
         raise NotSeparable(f"a batch of {size} does not split into {count} equal micro-batches")
     try:
-        part = recapture.at_batch(size // count)
+        return recapture.at_batch(size // count)
     except CaptureError as error:
         raise NotSeparable(f"the model does not run at batch {size // count}: {error}") from error
-    return micro_program(whole, part, count, factorisation or Factorisation(whole))
 
 
 def planned_parts(

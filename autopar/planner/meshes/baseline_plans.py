@@ -65,7 +65,7 @@ def solved_baselines(query: Query, shapes: Shapes | None, below: float = math.in
 
     shapes: of the meshes that count (None: all). below: plans whose bound in seconds is no smaller are left out.
     """
-    free = replace(query, constraints=Constraints(), bound_constraints=())
+    free = replace(query, constraints=Constraints(), bound_constraints=(), shards=None)
     found: dict[str, Candidate | InfeasibleError] = {}
     for name, mesh in baseline_meshes(query.cluster, shapes).items():
         if query.deadline.left() <= 0.0:

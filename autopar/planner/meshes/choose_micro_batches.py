@@ -30,6 +30,7 @@ from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.leaf_layouts import StateBytes
 from autopar.planner.problem.limits import LIMITS
 from autopar.program import MicroProgram
+from autopar.schedules.folding_schedule import kept_sums
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +89,16 @@ def in_parts_of(query: Query, micro: MicroProgram) -> Query:
         program=micro.program,
         factorisation=factorisation,
         bound_constraints=bind_constraints(micro.program, query.constraints, factorisation),
-        state_bytes={name: _with_total(state) for name, state in query.state_bytes.items()},
+        state_bytes={name: _with_totals(state, query, micro.count) for name, state in query.state_bytes.items()},
         micro=micro,
         recapture=None,
     )
 
 
-def _with_total(state: StateBytes) -> StateBytes:
+def _with_totals(state: StateBytes, query: Query, count: int) -> StateBytes:
+    """In logical shards the sums that a fold keeps, beside the gradients of the part that runs; else one total."""
+    if query.shards is not None:
+        return replace(state, optimizer=state.optimizer + kept_sums(count) * state.gradient)
     return replace(state, optimizer=state.optimizer + state.gradient, gradient=0.0)
 
 

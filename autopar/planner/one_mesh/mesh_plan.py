@@ -33,7 +33,7 @@ from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
 from autopar.planner.one_mesh.micro_costs import in_micro_batches
-from autopar.planner.one_mesh.notes import expert_notes, uneven_notes, wide_notes
+from autopar.planner.one_mesh.notes import expert_notes, shard_notes, uneven_notes, wide_notes
 from autopar.planner.one_mesh.predict import choose_issue, dispatch_seconds
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import (
@@ -46,6 +46,7 @@ from autopar.planner.one_mesh.read_solution import (
     replicated_flops_share,
 )
 from autopar.planner.one_mesh.restrict import restricted, why_nothing_obeys
+from autopar.planner.one_mesh.shard_choices import in_logical_shards
 from autopar.planner.one_mesh.warm_start import labels_like
 from autopar.planner.one_mesh.within_memory import WithinMemory
 from autopar.planner.problem.build import Built, build_problem
@@ -98,6 +99,8 @@ def plan_on_mesh(query: Query, mesh: Mesh, below: float = math.inf) -> Candidate
 def price(query: Query, mesh: Mesh) -> Built:
     """Strategies and prices of everything on one mesh."""
     built = restricted(_whole(query, mesh), mesh, query.bound_constraints)
+    if query.shards is not None:
+        built = in_logical_shards(built, mesh, query.shards)
     if not query.hidden_share:
         return built
     count = 1 if query.micro is None else query.micro.count
@@ -282,6 +285,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
         profile=query.cluster.profile,
         kernel_backend=query.kernel_backend,
         micro_batches=1 if query.micro is None else query.micro.count,
+        deterministic=query.deterministic,
         hidden_share=query.hidden_share,
         prices_hash=prices_hash(problem),
         uncovered={str(node.meta["operator"]): _cost_of(built, node, solution) for node in built.uncovered},
@@ -292,6 +296,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
                     *uneven_notes(query.program, built, solution.assignment, mesh),
                     *expert_notes(query.program),
                     *wide_notes(built, query.cluster.device),
+                    *shard_notes(query.deterministic, query.cluster.num_devices),
                 ]
             )
         ),

@@ -17,6 +17,7 @@ from autopar.planner.one_mesh.read_solution import flops_of_pass
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.factorisation import shape_of
 from autopar.planner.problem.strategies import divides
+from autopar.plans.logical_shards import Deterministic, num_shards
 from autopar.program import Program
 from autopar.request.mesh_axes import BATCH_AXES
 
@@ -39,6 +40,17 @@ def uneven_notes(program: Program, built: Built, assignment: Assignment, mesh: M
         if name == "tp":
             notes += _attention_notes(built, assignment, axis, size)
     return notes
+
+
+def shard_notes(deterministic: Deterministic, num_devices: int) -> list[str]:
+    """How many logical shards a device computes, and what that costs."""
+    shards = num_shards(deterministic)
+    if not shards:
+        return []
+    return [
+        f"deterministic={shards}: a device computes {shards // num_devices} of {shards} logical shards, one after the "
+        "other, and exchanges gradients behind each"
+    ]
 
 
 def expert_notes(program: Program) -> list[str]:

@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.micro_batch_program import Recapture
+from autopar.planner.batch.shard_layouts import ShardLayouts
 from autopar.planner.problem.constraint_targets import BoundConstraint, bind_constraints, freed_axes
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.leaf_layouts import StateBytes
@@ -23,6 +25,7 @@ from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.planner.problem.program_cache import ProgramCache
 from autopar.planner.problem.search_limits import SEARCH, Search, search_of
 from autopar.planner.solver.deadline import Deadline
+from autopar.plans.logical_shards import Deterministic, num_shards
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.request import Request
@@ -50,6 +53,9 @@ class Query:
     micro: MicroProgram | None = None
     micro_batches: int | None = None
     """In how many parts the user wants the batch; None: as memory asks."""
+    deterministic: Deterministic = False
+    shards: ShardLayouts | None = None
+    """Where tensors lie if only the batch may be split, in logical shards; None: what splits is free."""
     recapture: Recapture | None = None
     """Gives the program at another size of the batch; None: it is there at this one only."""
     hidden_share: float = 0.0
@@ -69,6 +75,7 @@ class Query:
         constraints = parse_constraints(request.constraints, request.parameter_layouts)
         factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
         older = request.warm_start
+        shards = _shards(program, request, recapture, factorisation)
         return Query(
             program=program,
             cluster=cluster,
@@ -82,7 +89,9 @@ class Query:
             deadline=Deadline.after(request.time_limit),
             warm_start=Plan.load(older) if isinstance(older, str | Path) else older,
             recompute=request.recompute,
-            micro_batches=request.micro_batches,
+            micro_batches=request.micro_batches if shards is None else shards.count // cluster.num_devices,
+            deterministic=request.deterministic if shards or not num_shards(request.deterministic) else True,
+            shards=shards,
             recapture=recapture,
             kept=kept,
         )
@@ -112,6 +121,18 @@ class Query:
             kept=ProgramCache(),
         )
         return mesh, question, {node: axes for node, axes in freed.items() if axes}
+
+
+def _shards(
+    program: Program, request: Request, recapture: Recapture | None, factorisation: Factorisation
+) -> ShardLayouts | None:
+    """Where tensors lie in the logical shards that a request asks for; what is not trained adds nothing up."""
+    count = num_shards(request.deterministic)
+    if not count or not program.training:
+        return None
+    if recapture is None:
+        raise ConfigurationError(f"deterministic={count} needs the model at another batch; pass a recapture")
+    return ShardLayouts.of(program, count, recapture, factorisation)
 
 
 def kernel_backend(cluster: Cluster) -> str:

@@ -36,6 +36,7 @@ from autopar.planner.pipelines.free_pipelines import FreePipelines, pipeline_ins
 from autopar.planner.pipelines.repeated_blocks import blocks_of
 from autopar.planner.problem.limits import LIMITS
 from autopar.planner.search.suggestions import suggested
+from autopar.plans.logical_shards import num_shards
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import Baseline
 from autopar.request import Request
@@ -59,7 +60,7 @@ class Asked:
     def of(request: Request, query: Query, meshes: Sequence[Mesh], began: float) -> Asked:
         """A request that asks for no stages."""
         is_free = request.mesh is None and not request.dims and request.micro_batches != 1
-        is_free = is_free and not query.constraints.placements and not query.constraints.pinned
+        is_free = is_free and not query.constraints.placements and not query.constraints.pinned and query.shards is None
         return Asked(
             query=query,
             meshes=meshes,
@@ -92,6 +93,8 @@ def best_plan(asked: Asked) -> Plan:
 def shapes_of(request: Request, constraints: Constraints) -> Shapes | None:
     """Shapes of the meshes on which a baseline, which knows no constraints, may be chosen (None: any)."""
     if request.dims is not None or request.micro_batches not in (None, 1) or constraints != Constraints():
+        return ()
+    if num_shards(request.deterministic):
         return ()
     return None if request.mesh is None else (tuple(request.mesh),)
 
