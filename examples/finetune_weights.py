@@ -3,7 +3,7 @@
     python examples/finetune_weights.py
     torchrun --nproc-per-node 2 examples/finetune_weights.py
 
-No process holds the whole model: it is built without weights, and each process reads its parts of the safetensors files.
+No process holds the whole model: it is built without weights, and each process reads its parts of the files.
 Needs transformers. The pretrained folder is made here, with random weights; of a folder of your own, CONFIG is
 AutoConfig.from_pretrained(folder).
 """
