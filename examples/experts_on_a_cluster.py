@@ -68,7 +68,8 @@ def plan_for_16_gpus() -> None:
     print(plan.summary())
     print(plan.parameters["layers.0.experts.0.0.weight"])
     edited = plan.edit({"head.weight": "R"})  # what would a copy of the head on every GPU cost?
-    print(f"a step takes {plan.predicted_seconds:.4f} s, with the edit {edited.predicted_seconds:.4f} s")
+    before, after = plan.predicted.step_seconds, edited.predicted.step_seconds
+    print(f"predicted step: {before:.4f} s, with the edit {after:.4f} s")
     plan.save("experts.json")  # on the cluster: autopar run --plan experts.json -- train.py
 
 
