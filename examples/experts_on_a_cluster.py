@@ -60,13 +60,10 @@ def batch_of(size: int, length: int, vocabulary: int, seed: int = 0) -> dict[str
 
 def plan_for_16_gpus() -> None:
     with torch.device("meta"):
-        large = Model(vocabulary=32_000, width=2048, experts=8, layers=2)
+        large = Model(vocabulary=32_000, width=2048, experts=4, layers=1)
     batch = batch_of(64, 1024, 32_000)
-    plan = autopar.plan(
-        large, batch, cluster="2x8 H100-SXM", optimizer=torch.optim.AdamW, precision="bf16", mode="fast"
-    )
-    print(plan.summary())
-    print(plan.parameters["layers.0.experts.0.0.weight"])
+    plan = autopar.plan(large, batch, cluster="2x8 H100-SXM", optimizer=torch.optim.AdamW, mode="fast")
+    print(*plan.summary().splitlines()[:2], sep="\n")  # the whole of it lists known plans and every layout
     edited = plan.edit({"head.weight": "R"})  # what would a copy of the head on every GPU cost?
     before, after = plan.predicted.step_seconds, edited.predicted.step_seconds
     print(f"predicted step: {before:.4f} s, with the edit {after:.4f} s")

@@ -42,7 +42,7 @@ def stripes(count: int, seed: int) -> TensorDataset:
     labels = torch.randint(CLASSES, (count,), generator=draws)
     rows, columns = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
     patterns = torch.stack([rows, columns, rows + columns, rows - columns]).remainder(4).float() - 1.5
-    return TensorDataset(patterns[labels, None] + torch.randn(count, 1, SIZE, SIZE, generator=draws), labels)
+    return TensorDataset(patterns[labels, None] + 0.5 * torch.randn(count, 1, SIZE, SIZE, generator=draws), labels)
 
 
 def main(steps: int) -> None:
