@@ -22,7 +22,7 @@ LENGTH, BATCH = 32, 8
 TEXT = "the quick brown fox jumps over the lazy dog. " * 200
 LETTERS = string.ascii_lowercase + " ."  # a tokenizer of one letter each
 CONFIG = GPT2Config(
-    n_layer=2, n_embd=64, n_head=4, vocab_size=len(LETTERS), n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
+    n_layer=1, n_embd=64, n_head=4, vocab_size=len(LETTERS), n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
     attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
 )  # fmt: skip
 
@@ -38,6 +38,7 @@ def main(steps: int, folder: str) -> None:
     pretrained, finetuned = Path(folder, "pretrained"), Path(folder, "finetuned")
     is_first = os.environ.get("RANK", "0") == "0"
     if is_first:  # the other processes wait for this one in `compile`
+        torch.manual_seed(0)
         AutoModelForCausalLM.from_config(CONFIG).save_pretrained(pretrained)
 
     with torch.device("meta"):  # shapes, no weights

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from autopar import api
+from tests.distributed.captured_once import SharedCaptures
+
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
 
@@ -23,6 +26,7 @@ def run_script(name: str, arguments: list[str], folder: str, port: int) -> str:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.chdir(folder)
         patch.setattr(sys, "argv", [name, *arguments])
+        patch.setattr(api, "Captures", SharedCaptures)
         for variable, value in _variables(rank, processes, port).items():
             patch.setenv(variable, value)
         try:
