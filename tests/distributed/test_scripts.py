@@ -40,7 +40,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         printed: list[str] = pool.run(
-            JOB, world_size=processes, name=name, arguments=arguments, folder=str(place), port=port
+            JOB, world_size=processes, timeout=300.0, name=name, arguments=arguments, folder=str(place), port=port
         )
         return printed[0]
 
