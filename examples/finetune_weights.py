@@ -43,7 +43,8 @@ def main(steps: int, folder: str) -> None:
 
     with torch.device("meta"):  # shapes, no weights
         model = AutoModelForCausalLM.from_config(CONFIG)
-    module = autopar.compile(model, batch_at(0), optimizer=torch.optim.AdamW, weights=pretrained)
+    dims = {"dp_shard": -1}  # ZeRO-3. Without dims the best plan is searched: for so small a model, no split at all
+    module = autopar.compile(model, batch_at(0), optimizer=torch.optim.AdamW, weights=pretrained, dims=dims)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     for step in range(steps):
         loss = module(**batch_at(step)).loss

@@ -61,7 +61,8 @@ def main(steps: int, folder: str) -> None:
     train, held_out = text[:-20_000], text[-20_000:]
 
     torch.manual_seed(0)
-    model = autopar.compile(GPT(), batch_at(train, 0), optimizer=torch.optim.AdamW)
+    dims = {"dp_shard": -1}  # ZeRO-3. Without dims the best plan is searched: for so small a model, no split at all
+    model = autopar.compile(GPT(), batch_at(train, 0), optimizer=torch.optim.AdamW, dims=dims)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=10)
     is_first = os.environ.get("RANK", "0") == "0"  # torchrun numbers its processes

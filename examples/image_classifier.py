@@ -48,7 +48,8 @@ def stripes(count: int, seed: int) -> TensorDataset:
 def main(steps: int) -> None:
     torch.manual_seed(0)
     example = {"images": torch.zeros(BATCH, 1, SIZE, SIZE), "labels": torch.zeros(BATCH, dtype=torch.int64)}
-    module = autopar.compile(Network(), example, optimizer=torch.optim.AdamW, batch="local")
+    dims = {"dp_replicate": -1}  # DDP. Without dims the best plan is searched: for so small a model, no split at all
+    module = autopar.compile(Network(), example, optimizer=torch.optim.AdamW, batch="local", dims=dims)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
 
     index, count = module.data_shard()  # not the rank: processes that split a layer share their samples
