@@ -18,10 +18,20 @@ import autopar
 from autopar.cli.commands import commands
 from tests.cli.test_examples import CONFIG
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = "Not run here"
+FRAMEWORK_PAGES = {
+    "accelerate": "accelerate",
+    "trainer": "trainer",
+    "lightning": "lightning",
+    "fabric": "lightning",
+    "peft": "peft",
+}
+QUOTED = re.compile(r"`([^`]+)`")
+SOURCES = ("autopar", "cost_models", "passes", "runtime")
 
 
 @dataclass(frozen=True)
@@ -103,3 +113,42 @@ def test_the_index_names_every_page_and_links_lead_somewhere() -> None:
     for path in PAGES:
         for link in re.findall(r"\]\(([^)#:]+)\)", BLOCK.sub("", path.read_text())):
             assert (path.parent / link).exists(), f"{path.name} links to {link}"
+
+
+def beginnings(page: str) -> list[str]:
+    """The quoted messages of a page's tables of errors, `<>` where they differ from case to case."""
+    tables = re.findall(r"^\| the message \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", page, re.MULTILINE)
+    rows = [row for table in tables for row in table.splitlines()]
+    return [re.sub(r"<[^>]*>", "<>", quoted) for row in rows for quoted in QUOTED.findall(row.split(" | ")[0])]
+
+
+def texts_of(source: str) -> str:
+    """A program in which strings of several lines are one, with `<>` for what is put into them."""
+    return re.sub(r"{(?:[^{}]|{[^{}]*})*}|%[sd]", "<>", re.sub(r"""["']\s*\n\s*f?["']""", "", source))
+
+
+def test_the_errors_of_the_documentation_are_those_of_the_sources() -> None:
+    quoted = beginnings((DOCS / "troubleshooting.md").read_text())
+    assert len(quoted) > 80
+    files = [path for folder in SOURCES for path in (ROOT / folder).resolve().rglob("*.py")]
+    texts = "\n".join(texts_of(path.read_text()) for path in files)
+    assert [each for each in quoted if f'"{each}' not in texts and f"'{each}" not in texts] == []
+
+
+def test_a_quoted_error_is_found_by_what_does_not_change() -> None:
+    page = "| the message | why | what to do |\n|---|---|---|\n| `a <name> is`, or `b` | `c` | d |\n\n| `e` | f | g |\n"
+    assert beginnings(page) == ["a <> is", "b"]
+    assert texts_of('f"a {1} "\n  f"is {2}: x"; log("%s ends", 3)') == 'f"a <> is <>: x"; log("<> ends", 3)'
+
+
+def test_the_page_of_a_framework_names_every_checked_feature() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "frameworks.json").read_text())
+    for row in results["rows"]:
+        framework, _, feature = row["name"].partition("/")
+        page = " ".join(BLOCK.sub("", (DOCS / f"{FRAMEWORK_PAGES[framework]}.md").read_text()).split())
+        assert feature in page, row["name"]
+        if row["verdict"] == "refused":
+            says = row["says"].partition("Error: ")[2]
+            assert any(len(quoted) > 30 and says.startswith(quoted) for quoted in QUOTED.findall(page)), says
+        else:
+            assert row["says"] in page, row["name"]

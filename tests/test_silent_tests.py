@@ -25,6 +25,7 @@ MAY_SKIP = {
     "cost_models/test_job_profile.py": "a profile of a machine without a GPU",
     "distributed/test_frameworks.py": "the frameworks are extras",
     "distributed/test_inductor.py": "needs a C++ compiler",
+    "distributed/test_scripts.py": "the frameworks are extras",
     "exporters/test_uniform.py": "Python 3.10 reads no TOML",
     "golden/test_golden.py": "the files are of one minor version of torch",
     "gpu/test_dropout_kernel.py": "needs a GPU",
