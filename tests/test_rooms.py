@@ -38,6 +38,7 @@ TOPICS = (
     "cost_models/test_operator_curves.py",
     "explain/test_explain.py",
     "explain/test_stages.py",
+    "integrations/test_step_trackers.py",
     "passes/test_three_axes.py",
     "planner/pipelines/test_peaks.py",
     "planner/solver/test_random_restarts.py",
