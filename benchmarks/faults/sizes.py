@@ -121,7 +121,7 @@ class Branches(nn.Module):
         return torch.stack([torch.tanh(branch(x)).pow(2).mean() for branch in self.branches]).sum()
 
 
-@fault(13, "a model of 600 branches is planned in fast mode", right=True, seconds=90.0)
+@fault(13, "a model of 600 branches is planned in fast mode", right=True, seconds=150.0)
 def many_branches(scene: Scene) -> None:
     autopar.plan(Branches(600), {"x": batch()["x"]}, cluster="4 cpu", mode="fast")
 

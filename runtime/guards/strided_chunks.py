@@ -41,15 +41,17 @@ def checkpoint_strided_blocks() -> None:
     )
 
     def of_writes(self: DTensor, name: str, value: Any) -> Any:
-        items = write_items(self, name, value)  # type: ignore[no-untyped-call]  # DTensor's methods have no types
+        items = write_items(self, name, value)
         return [_item(items[0], chunk) for chunk in chunks(self)] if _is_in_chunks(self) else items
 
     def of_chunks(self: DTensor) -> Any:
-        boxes = chunk_list(self)  # type: ignore[no-untyped-call]  # as above
+        boxes = chunk_list(self)  # type: ignore[no-untyped-call]  # DTensor's has no types
         return [_box(boxes[0], chunk) for chunk in chunks(self)] if _is_in_chunks(self) else boxes
 
     def of_values(self: DTensor, index: Any) -> Any:
-        return _values_at(self, index.offset) if _is_in_chunks(self) else tensor_shard(self, index)
+        if _is_in_chunks(self):
+            return _values_at(self, index.offset)
+        return tensor_shard(self, index)  # type: ignore[no-untyped-call]  # as above
 
     for name, method in (
         ("__create_write_items__", of_writes),
