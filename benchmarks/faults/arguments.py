@@ -53,7 +53,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], str]] = {
     "schedule without stages": ({**ON_FOUR, "schedule": "1f1b"}, "schedule"),
     "schedule of no family": ({**ON_FOUR, "dims": {"pp": 2}, "schedule": "2f2b"}, "schedule"),
     "schedule that is a number": ({**ON_FOUR, "dims": {"pp": 2}, "schedule": 7}, "schedule"),
-    "precision fp16": ({**ON_FOUR, "precision": "fp16"}, "precision"),
+    "precision fp8": ({**ON_FOUR, "precision": "fp8"}, "precision"),
     "precision of fantasy": ({**ON_FOUR, "precision": "fp3"}, "precision"),
     "precision that is a dtype": ({**ON_FOUR, "precision": torch.bfloat16}, "precision"),
     "micro_batches of zero": ({**ON_FOUR, "micro_batches": 0}, "micro_batches"),
