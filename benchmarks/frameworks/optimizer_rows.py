@@ -30,6 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Of those that act on every element alone, and of LBFGS, whose products DTensor knows. Adagrad's eps: the bias
 of a key has the gradient 0, and divides rounding by rounding."""
+ADAFACTOR = {"eps": (1e-6, 1e-3)}  # as Adagrad's
 
 
 def of(name: str, plan: dict[str, Any], **more: Any) -> Any:
@@ -43,7 +44,7 @@ ROWS = (
     row("optimizers", "AdamW, two stages", of("AdamW", PP), precision="fp64"),
     row("optimizers", "Muon, sharded", of("Muon", FSDP, taken=matrices), precision="bf16"),
     row("optimizers", "Muon, tensor parallelism", of("Muon", TP, taken=matrices), precision="bf16"),
-    row("optimizers", "Adafactor, whole weights", of("Adafactor", DP), precision="fp64"),
+    row("optimizers", "Adafactor, whole weights", partial(of("Adafactor", DP), settings=ADAFACTOR), precision="fp64"),
     row("optimizers", "Adafactor, sharded", of("Adafactor", FSDP), refused="means of whole rows and columns"),
     row("optimizers", "Adafactor, tensor parallelism", of("Adafactor", TP), refused="means of whole rows and columns"),
     row("optimizers", "Rprop", of("Rprop", DP), refused="mixes tensors of its own"),
