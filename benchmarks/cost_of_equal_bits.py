@@ -1,6 +1,6 @@
 """What equal bits on any number of processes cost: steps with `deterministic=8` beside steps without.
 
-    python -m benchmarks.cost_of_equal_bits [--steps N] [RESULT.json]
+    python -m benchmarks.cost_of_equal_bits [--steps N] [RESULT.json]          # exits with 1 where bits differ
 
 A small GPT on 1, 2 and 4 gloo processes of this machine with one thread each, under DDP and ZeRO-3. Both modules take
 their steps in turn. A row has the median over steps of the slowest rank's seconds and the CPU seconds of all ranks
@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch.distributed as dist
 
 import autopar
 from autopar.demo.gpt import GPT, GPTConfig
+from benchmarks.faults.__main__ import commit
 from benchmarks.results import write_results
 from benchmarks.workers import Pool
 
@@ -101,7 +103,7 @@ def _joined(found: tuple[dict[str, Any], ...], processes: int, axis: str | None)
     }  # fmt: skip
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("result", nargs="?", type=Path)
@@ -110,8 +112,10 @@ def main() -> None:
     hashes = {row["weights"] for row in rows if row["deterministic"]}
     print(f"{len(hashes)} hash of the weights under deterministic={SHARDS}")
     if arguments.result is not None:
-        write_results(arguments.result, {"command": "python -m benchmarks.cost_of_equal_bits", "rows": rows})
+        command = f"python -m benchmarks.cost_of_equal_bits --steps {arguments.steps}"
+        write_results(arguments.result, {"commit": commit(), "command": command, "rows": rows})
+    return int(len(hashes) > 1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
