@@ -1,6 +1,7 @@
 # Each target works alone on a machine that has Python 3.10-3.13 and nothing else: it makes .venv first.
 #   make demo    plan a GPT for 16 GPUs on this machine, then train a small one on local processes
-#   make test    all tests, JOBS=2 files at a time; those that run four processes themselves come last
+#   make test    every test or a sample of its rows, JOBS=2 files at a time; those on four processes come last
+#   make exhaustive    the rows beyond the samples, and what takes longest; CI runs both
 #   make fast    the tier that takes a minute                              make lint    ruff and mypy
 #   make zoo     ten architectures planned and executed on four local processes
 #   make wheel   the wheel, built, installed apart from the checkout and used: files, a plan, two processes that train
@@ -23,16 +24,19 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(JOBS) --dist lo
 # Python keeps the bytecode of our modules and tests: the tests start hundreds of processes, a second each otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fast golden wheel zoo validation lint install clean
+.PHONY: demo test exhaustive fast golden wheel zoo validation lint install clean
 
 demo: $(STAMP)
 	$(BIN)/autopar demo
 
 test: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) -m "not exhaustive"
+
+exhaustive: $(STAMP)
+	$(PYTEST) -m exhaustive
 
 fast: $(STAMP)
-	$(PYTEST) -m "not slow and not distributed and not gpu"
+	$(PYTEST) -m "not exhaustive and not slow and not distributed and not gpu"
 
 golden: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m tests.golden --update

@@ -62,6 +62,7 @@ def assert_trains_alike(module: nn.Module, model: nn.Module, args: tuple[Any, ..
         torch.testing.assert_close(buffer, model.get_buffer(name))
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("name", TRAINED)
 def test_compiled_it_trains_like_the_plain_model(name: str) -> None:
     torch.manual_seed(0)

@@ -31,6 +31,7 @@ print(plan.mesh.shape)
 """
 
 
+@pytest.mark.exhaustive(sample="win32")
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", sorted(LACKING))
 def test_a_plan_is_made_without_what_a_platform_lacks(platform: str) -> None:

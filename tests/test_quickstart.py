@@ -23,6 +23,7 @@ def test_example_has_about_fifteen_lines() -> None:
     assert len([line for line in readme_example().splitlines() if line.strip()]) <= 16
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_readme_example_trains_and_never_starts_a_process_group() -> None:
     check = (

@@ -30,7 +30,7 @@ CHANGES: Mapping[Framework, str] = MappingProxyType(
 """The line that a user changes (and its import); a feature may ask for a further one."""
 
 PROCESSES = 2
-SECONDS = 120.0
+SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,20 @@ torch would add up in an order that depends on the blocks of the ranks.
     autopar.clip_grad_norm_(module.parameters(), 1.0)            counts all stages
 
 torch joins the norms of single gradients by `torch.stack`. So a `.grad` is a DTensor that knows where it belongs, its
-norm is one too, and stacking such norms is refused. All else, optimizers first of all, meets a plain DTensor.
+norm is one too, and stacking such norms is refused. All else meets a plain DTensor. So does a whole step of an
+optimizer, of which some compile their updates: programs that torch compiles keep to the class of what they were given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from autopar._compat import dtensor, without_torch_function
 from autopar.errors import GradientError
@@ -29,6 +31,7 @@ OF_SHARDS = (
     "this joins norms of gradients whose bits are equal on any number of processes (deterministic=), in an order that "
     "depends on that number: call autopar.clip_grad_norm_(module.parameters(), max_norm), which adds up exactly"
 )
+_REFUSAL = "autopar_refusal"
 _NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm, torch._foreach_norm, torch.Tensor.to)
 """What a norm of a gradient comes from, on the way into a stack."""
 
@@ -98,9 +101,33 @@ def mark_gradients(model: nn.Module, refusal: str) -> None:
     """From now on a gradient that backward leaves at a parameter of `model` is a `StageGradient`."""
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(partial(_mark, refusal))  # type: ignore[no-untyped-call]
+            setattr(parameter, _REFUSAL, refusal)
+            parameter.register_post_accumulate_grad_hook(_mark)  # type: ignore[no-untyped-call]
+    _watch_optimizers()
 
 
-def _mark(refusal: str, parameter: torch.Tensor) -> None:
+def _mark(parameter: torch.Tensor) -> None:
     if parameter.grad is not None:
-        parameter.grad = of_stage(parameter.grad, refusal)
+        parameter.grad = of_stage(parameter.grad, getattr(parameter, _REFUSAL))
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Once per process."""
+    register_optimizer_step_pre_hook(_give_plain)
+    register_optimizer_step_post_hook(_mark_again)
+
+
+def _give_plain(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for parameter in _marked(optimizer):
+        parameter.grad = _plain(parameter.grad)
+
+
+def _mark_again(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for parameter in _marked(optimizer):
+        _mark(parameter)
+
+
+def _marked(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from (parameter for parameter in group["params"] if hasattr(parameter, _REFUSAL))

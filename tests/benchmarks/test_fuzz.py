@@ -38,6 +38,7 @@ def test_values_of_the_graph_are_used_again() -> None:
     assert sum(any(source in calls for source in node.all_input_nodes) for node in calls) >= 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_nothing_is_found() -> None:
     outcomes = [check_seed(seed) for seed in range(60)]
@@ -45,6 +46,7 @@ def test_nothing_is_found() -> None:
     assert sum(outcome.num_sharded for outcome in outcomes) > 100
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_found_around_experts() -> None:
     cases = 6 * of("expert_") + of("aten.mul.", "aten.add.", "aten.silu", "aten.expand", "aten.slice.", "aten.view")
     outcomes = [check_seed(seed, cases, steps=7) for seed in range(100)]

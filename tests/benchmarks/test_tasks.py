@@ -43,6 +43,7 @@ def test_a_row_keeps_the_command_as_it_can_be_typed_and_the_first_lines() -> Non
     assert (row.cpu_seconds, row.lines, len(row.begins), row.begins[0]) == (1.3, 20, 12, "line")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_tasks_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -25,6 +25,7 @@ def sized(tensors: dict[str, Tensor], dim: int, size: int) -> dict[str, Tensor]:
     return {name: torch.empty(shapes[name], dtype=t.dtype, device="meta") for name, t in tensors.items()}
 
 
+@pytest.mark.exhaustive(sample="batch")
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [0, 1], ids=["batch", "sequence"])
 def test_the_third_size_is_computed_and_equals_a_fresh_trace(dim: int) -> None:

@@ -36,6 +36,7 @@ def check(model: nn.Module, inputs: dict[str, Tensor], tolerance: float) -> Prog
     return program
 
 
+@pytest.mark.exhaustive(sample=["hits", "equal"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_become_one_product_per_matrix(name: str) -> None:
     program = check(*mixture(name), tolerance=1e-12)
@@ -95,6 +96,7 @@ def test_expert_layers_of_transformers_become_two_products(name: str) -> None:
     assert model.config._experts_implementation == "eager"
 
 
+@pytest.mark.exhaustive
 def test_switch_transformers() -> None:
     config = transformers.SwitchTransformersConfig(
         vocab_size=32,
@@ -185,6 +187,7 @@ def test_reading_by_one_mask_is_explained_as_a_shape() -> None:
         capture(MeanByMask(), (torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 2, 1, 0])))
 
 
+@pytest.mark.exhaustive
 def test_the_plan_says_that_no_token_is_dropped() -> None:
     model, inputs = mixture(next(iter(LOOPS)))
     plan = autopar.plan(model, inputs, cluster="2 H100-SXM", mode="fast")

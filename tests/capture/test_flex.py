@@ -53,6 +53,7 @@ class Flexible(nn.Module):
         return sum((part.pow(2).sum() for part in parts), torch.zeros(()))
 
 
+@pytest.mark.exhaustive(sample=["score", "causal"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_flex_attention_trains_like_torchs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings.simplefilter("ignore")  # torch says that the uncompiled form is slow
@@ -66,6 +67,7 @@ def test_flex_attention_trains_like_torchs(kind: str, monkeypatch: pytest.Monkey
     assert worst_gradient_error({name: gradients[name] for name in expected}, expected) < 1e-6
 
 
+@pytest.mark.exhaustive(sample="plain-True")
 @pytest.mark.parametrize(("kind", "is_one_operator"), [("plain", True), ("causal", True), ("softcap", False)])
 def test_a_mask_needs_no_formulas(kind: str, is_one_operator: bool) -> None:
     warnings.simplefilter("ignore")

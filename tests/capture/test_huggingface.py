@@ -30,6 +30,7 @@ def test_the_switch_for_checks_is_as_before_after_a_capture() -> None:
     assert os.environ.get(SWITCH) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_model_that_makes_its_mask_only_outside_of_compilers_is_captured() -> None:
     config = transformers.SwitchTransformersConfig(

@@ -71,6 +71,7 @@ def compare(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return program
 
 
+@pytest.mark.exhaustive(every=7)
 @pytest.mark.parametrize("name", ALL)
 def test_capture_equals_the_plain_model(name: str) -> None:
     torch.manual_seed(0)

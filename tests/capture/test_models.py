@@ -32,6 +32,7 @@ def wrong():
 """
 
 
+@pytest.mark.exhaustive(sample="ViTForImageClassification")
 @pytest.mark.parametrize(
     "name", ["LlamaForCausalLM", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CONFIGS)[1:])]
 )

@@ -13,6 +13,7 @@ MODELS = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 ALL = {**FAST, **SLOW}
 
 
+@pytest.mark.exhaustive(sample=["mlp", "resnet", "gpt2"])
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_gradients_and_buffers_equal_eager(name: str) -> None:
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ def gradients(draw: Draw) -> dict[str, Tensor]:
     return outputs_of(program, run_program(program, model, (x,), {}), "gradient")
 
 
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_are_ours_and_covered(name: str) -> None:
     program, model, x = captured(DRAWS[name])

@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.exhaustive(sample=["edit", "explain", "what-if"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - ELSEWHERE - {"plan"}))
 def test_an_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

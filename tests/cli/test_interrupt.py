@@ -35,6 +35,7 @@ def interrupted(behind: str, *more: str) -> tuple[int, str, str]:
     return child.returncode, out, "".join(lines) + rest
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
     code, out, err = interrupted("mesh (", "-o", str(tmp_path / "plan.json"))

@@ -21,6 +21,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "hf:config.json"
 
 
+@pytest.mark.exhaustive
 def test_the_answer_is_three_lines_and_the_configuration_brings_its_precision(config: str) -> None:
     done = autopar("plan", config, *ON, "-o", "plan.json")
     lines = done.stdout.splitlines()
@@ -51,6 +52,7 @@ def test_branches_take_the_values_of_a_factory_and_stand_in_the_question(config:
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_option_holds_before_the_configuration_and_fp32_on_a_gpu_is_said(config: str) -> None:
     done = autopar("plan", config, *ON, "--precision", "fp32", "--json")
     document = json.loads(done.stdout)

@@ -15,6 +15,7 @@ JOBS = "tests.distributed.bad_input_jobs:"
 SECONDS = 60.0
 
 
+@pytest.mark.exhaustive(sample="drop_operator")
 @pytest.mark.parametrize(
     ("edit", "words"),
     [

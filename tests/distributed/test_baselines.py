@@ -10,6 +10,7 @@ from tests.distributed.pool import Pool
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.exhaustive
 def test_all_baselines_have_the_losses_of_one_rank(pool: Pool) -> None:
     losses: dict[str, list[float]] = pool.run("tests.distributed.baseline_jobs:losses_of_all", halved="ddp")[0]
     alone = losses["alone"]

@@ -69,6 +69,7 @@ def test_equal_parts_are_a_warning_of_the_first_rank(pool: Pool) -> None:
     assert "all 2 parts of the batch are equal" in results[0][-1][0]
 
 
+@pytest.mark.exhaustive(sample="2-rank")
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [

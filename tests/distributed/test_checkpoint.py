@@ -11,6 +11,7 @@ from tests.distributed.pool import Pool
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.exhaustive(sample="before1-4-after1-2")
 @pytest.mark.parametrize(
     ("before", "processes_before", "after", "processes_after"),
     [
@@ -61,6 +62,7 @@ def test_what_one_rank_cannot_do_is_heard_on_all_and_changes_nothing(pool: Pool,
         assert after == "unchanged"
 
 
+@pytest.mark.exhaustive(sample="autopar-fsdp2-torchtitan")
 @pytest.mark.parametrize(
     ("writer", "reader", "form"), [("fsdp2", "autopar", "nested"), ("autopar", "fsdp2", "torchtitan")]
 )

@@ -34,12 +34,14 @@ def test_another_order_of_collectives_on_one_rank_is_an_error_on_all(pool: Pool)
     assert "collective 0 of rank (0,) is" in messages[0]
 
 
+@pytest.mark.exhaustive(sample="0.0-{'dp_shard': 4}")
 @pytest.mark.parametrize("dims", [None, {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_verify_passes_and_leaves_no_trace(pool: Pool, dims: dict[str, int] | None, dropout: float) -> None:
     assert max(pool.run("tests.distributed.training_jobs:verified", dims=dims, dropout=dropout)) <= 1e-5
 
 
+@pytest.mark.exhaustive
 def test_a_late_rank_is_killed_and_named() -> None:
     own, add = forked(2), "tests.distributed.pool_jobs:sum_of_ranks"
     try:
@@ -56,6 +58,7 @@ def test_the_traceback_of_a_worker_comes_back(pool: Pool) -> None:
         pool.run("tests.distributed.pool_jobs:fail", world_size=1)
 
 
+@pytest.mark.exhaustive(sample="no vocabulary mask-dims2")
 @pytest.mark.parametrize(
     ("fault", "dims"),
     [

@@ -17,6 +17,7 @@ RUNS: dict[int, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.exhaustive
 def test_bits_do_not_depend_on_the_number_of_processes(pool: Pool) -> None:
     found = {}
     for processes, runs in RUNS.items():

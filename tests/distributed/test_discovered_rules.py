@@ -19,6 +19,7 @@ def run(pool: Pool, cache: Path, plan: bytes | None = None, wrong: dict[str, str
     return pool.run(JOB, world_size=2, timeout=120.0, cache=str(cache), plan=plan, wrong=wrong or {}, **options)
 
 
+@pytest.mark.exhaustive(sample="batch")
 @pytest.mark.parametrize(
     "options", [{"dims": {"dp_replicate": 2}}, {"dims": {"tp": 2}, "micro_batches": 2}], ids=["batch", "parts"]
 )

@@ -10,6 +10,7 @@ from tests.distributed.pool import Pool
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.exhaustive(sample="one_hot-mesh0")
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [

@@ -20,6 +20,7 @@ def exported(tool: str, dims: dict[str, int]) -> str:
     return configuration(plan, nearest_uniform(plan), tool).text
 
 
+@pytest.mark.exhaustive(sample="fsdp2-{'dp_shard': 4}-4")
 @pytest.mark.parametrize(
     ("tool", "dims", "parts"),
     [
@@ -40,6 +41,7 @@ def test_exported_code_has_the_loss_and_the_gradients_of_the_plain_model(
         assert gradient <= 1e-4
 
 
+@pytest.mark.exhaustive
 def test_a_forgotten_part_of_the_batch_shows(pool: Pool) -> None:
     for _, gradient in pool.run(JOB, code=exported("fsdp2", {"dp_shard": 4}), parts=4, forget=True):
         assert gradient > 1e-2

@@ -20,6 +20,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.exhaustive(sample="precision")
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("framework", CHOSEN)

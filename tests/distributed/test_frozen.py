@@ -33,6 +33,7 @@ def test_a_plan_has_no_gradient_and_no_optimizer_bytes_for_frozen_weights() -> N
     assert saved >= (ADAM_BYTES_PER_ELEMENT + 4) * frozen * 0.9, "the gradients are missing too"
 
 
+@pytest.mark.exhaustive(sample="{'tp': 4}")
 @pytest.mark.distributed
 @pytest.mark.parametrize("dims", [{"dp_replicate": 4}, {"dp_shard": 4}, {"tp": 4}, {"dp_shard": 2, "tp": 2}], ids=str)
 def test_adapters_train_beside_frozen_weights(pool: Pool, dims: dict[str, int]) -> None:

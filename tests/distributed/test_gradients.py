@@ -14,12 +14,14 @@ JOBS = "tests.distributed.gradient_jobs"
 PLANS = [{"dp_shard": 2}, {"tp": 2}]
 
 
+@pytest.mark.exhaustive(sample="{'tp': 2}")
 @pytest.mark.parametrize("dims", PLANS, ids=str)
 def test_several_losses_and_named_outputs_have_their_gradients(pool: Pool, dims: dict[str, int]) -> None:
     for errors in pool.run(f"{JOBS}:losses", world_size=2, dims=dims):
         assert max(errors.values()) <= 1e-5, errors
 
 
+@pytest.mark.exhaustive(sample="{'dp_replicate': 2}-{}")
 @pytest.mark.parametrize(
     ("dims", "options"),
     [({"dp_replicate": 2}, {}), ({"tp": 2}, {}), ({"dp_shard": 2}, {"mode": "local"}), ({"tp": 2}, {"trains": False})],
@@ -44,6 +46,7 @@ def test_without_the_guards_gradients_are_others(pool: Pool) -> None:
     assert max(pool.run(f"{JOBS}:gathered_nowhere", world_size=2, dims={"dp_replicate": 2})) > 0.1
 
 
+@pytest.mark.exhaustive
 def test_a_rank_of_stages_refuses_what_counts_its_own_only(pool: Pool) -> None:
     plan = pipeline_plan("gpt2", CASES["gpt2"].halves, "1f1b", 2, {}).to_json()
     for said in pool.run(f"{JOBS}:in_stages", world_size=2, name="gpt2", plan=plan):

@@ -14,6 +14,7 @@ JOBS = "tests.distributed.heartbeat_jobs"
 LIMIT = 3.0
 
 
+@pytest.mark.exhaustive(sample="step")
 @pytest.mark.parametrize(
     ("where", "rank", "world", "place"),
     [
@@ -32,11 +33,13 @@ def test_a_stopped_rank_is_named_with_its_place(pool: Pool, where: str, rank: in
     assert all(place in one for one in said), said
 
 
+@pytest.mark.exhaustive
 def test_a_process_whose_program_does_not_come_back_ends(pool: Pool) -> None:
     with pytest.raises(WorkerError, match="rank 0:\nthe worker process died"):
         pool.run(f"{JOBS}:stopped", world_size=2, where="own code", rank=1, limit=LIMIT, timeout=60.0)
 
 
+@pytest.mark.exhaustive
 def test_without_a_heartbeat_the_others_wait(pool: Pool) -> None:
     with pytest.raises(WorkerError, match=r"ranks \[0, 1\] did not answer") as caught:
         pool.run(f"{JOBS}:stopped", world_size=2, where="step", rank=1, limit=0.0, timeout=10.0)
@@ -47,6 +50,7 @@ def test_a_slow_plan_is_waited_for(pool: Pool) -> None:
     assert len(set(pool.run(f"{JOBS}:slow", world_size=2, limit=2.0))) == 1
 
 
+@pytest.mark.exhaustive(sample="failed-")
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.exhaustive(sample="gpt-dims0")
 @pytest.mark.parametrize(("name", "dims"), [("gpt", {"tp": 2}), ("llama", {"dp_shard": 2, "tp": 2})])
 def test_compiled_pieces_compute_what_the_plain_model_computes(pool: Pool, name: str, dims: dict[str, int]) -> None:
     job, ranks = "tests.distributed.inductor_jobs:in_pieces", math.prod(dims.values())

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.distributed
 JOBS = "tests.distributed.weight_jobs"
 
 
+@pytest.mark.exhaustive(sample="{'dp_shard': 4}")
 @pytest.mark.parametrize("dims", [{"dp_replicate": 4}, {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}], ids=str)
 def test_all_ranks_have_the_weights_of_the_first(pool: Pool, dims: dict[str, int]) -> None:
     assert max(pool.run(f"{JOBS}:seeded_apart", dims=dims)) == 0.0
@@ -33,6 +34,7 @@ def test_every_stage_has_the_weights_of_the_first_rank(pool: Pool) -> None:
     assert max(pool.run(f"{JOBS}:stages_apart", name="gpt2", plan=plan)) == 0.0
 
 
+@pytest.mark.exhaustive
 def test_a_check_names_ranks_and_tensors(pool: Pool) -> None:
     for message in pool.run(f"{JOBS}:checked", seeds=[0, 0, 3, 0]):
         assert "5 of 9 tensors of rank 2 are not those of rank 0 (embedding.weight, block.0.weight" in message, message

@@ -25,6 +25,7 @@ def test_a_rank_that_ends_in_a_step_is_named_by_every_other_one(pool: Pool, chec
     assert where in text
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_does_not_come_is_named_with_the_operator(pool: Pool) -> None:
     told = pool.run(f"{JOBS}:come_late", world_size=3, rank=1, seconds=3.0)
     for rank in (0, 2):

@@ -25,6 +25,7 @@ def _size(dims: dict[str, int]) -> int:
     return size
 
 
+@pytest.mark.exhaustive(sample="group norm-{'dp_shard': 2}-2")
 @pytest.mark.parametrize(("name", "dims", "parts"), CASES, ids=str)
 def test_parts_equal_the_whole_batch(pool: Pool, name: str, dims: dict[str, int], parts: int) -> None:
     results = pool.run(f"{JOBS}:train", world_size=_size(dims), name=name, dims=dims, parts=parts)
@@ -39,6 +40,7 @@ def test_parts_that_divide_by_their_own_counts_are_noticed(pool: Pool) -> None:
         assert errors["gradients"] > 1e-2
 
 
+@pytest.mark.exhaustive(sample="{'dp_shard': 2}")
 @pytest.mark.parametrize("dims", [{"dp_shard": 2}, {"dp_shard": 2, "tp": 2}], ids=str)
 def test_local_samples_are_cut_again(pool: Pool, dims: dict[str, int]) -> None:
     assert max(pool.run(f"{JOBS}:local_parts", world_size=_size(dims), dims=dims, parts=2)) <= 1e-5

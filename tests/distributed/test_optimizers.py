@@ -25,6 +25,7 @@ TOLERANCE = {"Muon": 0.15, "LBFGS": 1e-3}
 searches of LBFGS amplify rounding."""
 
 
+@pytest.mark.exhaustive(sample="{'tp': 2}")
 @pytest.mark.parametrize("dims", [{"dp_shard": 2}, {"tp": 2}], ids=str)
 def test_all_of_torch(pool: Pool, dims: dict[str, int]) -> None:
     for found in pool.run(JOB, world_size=2, dims=dims, names=classes()):
@@ -49,6 +50,7 @@ def test_without_the_guard_torch_fails_inside_of_itself(pool: Pool) -> None:
         assert all(isinstance(error, str) and "aten" in error for error in each.values()), each
 
 
+@pytest.mark.exhaustive
 def test_stages_hold_a_part_of_what_lbfgs_needs(pool: Pool) -> None:
     words = "ConfigurationError: torch.optim.LBFGS cannot step here: its products need all parameters"
     plan = pipeline_plan("gpt2", CASES["gpt2"].halves, "1f1b", 2, {"dp_shard": 2}).to_json()

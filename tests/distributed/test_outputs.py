@@ -18,6 +18,7 @@ JOBS = "tests.distributed.output_jobs"
 LIMIT = 2e-5
 
 
+@pytest.mark.exhaustive(sample="gather")
 @pytest.mark.parametrize(
     "options",
     [

@@ -18,6 +18,7 @@ MODELS = [("gpt2", 1), ("llama", 2), ("gpt2", 4), ("llama", 4), ("resnet", 4)]
 LARGEST_REPLICATED_SHARE = 0.05
 
 
+@pytest.mark.exhaustive(sample="gpt2-1")
 @pytest.mark.parametrize(("name", "processes"), MODELS)
 def test_every_plan_computes_what_the_plain_model_computes(pool: Pool, name: str, processes: int) -> None:
     chosen: dict[str, dict[str, Any]] = cases(processes)
@@ -38,6 +39,7 @@ def test_every_plan_computes_what_the_plain_model_computes(pool: Pool, name: str
     assert (name, processes) not in (("gpt2", 4), ("resnet", 4)) or KNOWN_PLANS.keys() <= chosen.keys()
 
 
+@pytest.mark.exhaustive
 def test_a_step_that_recomputes_every_block_computes_what_the_plain_model_computes(pool: Pool) -> None:
     chosen: dict[str, dict[str, Any]] = {"recomputed": {"mesh": (2, 2), "recompute": "full", "mode": "fast"}}
     job = "tests.distributed.parity_jobs:zoo"
@@ -47,6 +49,7 @@ def test_a_step_that_recomputes_every_block_computes_what_the_plain_model_comput
         assert "blocks in full" in found["recomputed"].summary
 
 
+@pytest.mark.exhaustive
 def test_a_gather_scaled_by_a_ten_thousandth_is_noticed(pool: Pool) -> None:
     job = "tests.distributed.parity_jobs:scaled_gather"
     assert all(agreement.agrees for agreement in pool.run(job, name="gpt2", factor=1.0))

@@ -34,11 +34,13 @@ def _check(results: list[list[dict[str, float]]], limit: float = 1e-5) -> None:
             assert max(errors.values()) <= 1e-3, errors  # AdamW divides tiny gradients by themselves
 
 
+@pytest.mark.exhaustive
 def test_a_tied_model_trains_on_four_stages(pool: Pool) -> None:
     plans = [_plan("gpt2", "zb-h1", ALONE, quarters=True)]
     _check(pool.run(f"{JOBS}:train", name="gpt2", plans=plans, steps=3))
 
 
+@pytest.mark.exhaustive(sample="zb-h2")
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h2"])
 def test_every_schedule_gives_the_same_gradients(pool: Pool, schedule: str) -> None:
@@ -51,12 +53,14 @@ def test_several_stages_on_a_rank(pool: Pool) -> None:
     _check(pool.run(f"{JOBS}:train", world_size=2, name="gpt2", plans=plans))
 
 
+@pytest.mark.exhaustive(sample="skips")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "t5", "skips", "olmoe"])
 def test_other_models_on_four_stages(pool: Pool, name: str) -> None:
     _check(pool.run(f"{JOBS}:train", name=name, plans=[_plan(name, "zb-h1", ALONE, quarters=True)]))
 
 
+@pytest.mark.exhaustive(sample="skips")
 @pytest.mark.parametrize(
     ("name", "dims", "schedule"),
     [
@@ -77,6 +81,7 @@ def test_stages_of_several_ranks(pool: Pool, name: str, dims: dict[str, int], sc
     _check(pool.run(f"{JOBS}:train", name=name, plans=plans, steps=2))
 
 
+@pytest.mark.exhaustive(sample="skips-{'dp_shard': 2}-True-zb-h1")
 @pytest.mark.parametrize(
     ("name", "dims", "once", "schedule"),
     [
@@ -95,6 +100,7 @@ def test_stages_that_recompute_or_gather_once(
     _check(pool.run(f"{JOBS}:train", name=name, plans=[plan.to_json()]))
 
 
+@pytest.mark.exhaustive(sample="skips-(1, 3)-dp_shard-1f1b")
 @pytest.mark.parametrize(
     ("name", "sizes", "axis", "schedule"),
     [
@@ -110,6 +116,7 @@ def test_stages_on_unequal_rank_groups(pool: Pool, name: str, sizes: tuple[int, 
     _check(pool.run(f"{JOBS}:train", world_size=sum(sizes), name=name, plans=[plan.to_json()], steps=2))
 
 
+@pytest.mark.exhaustive
 def test_stages_on_devices_of_several_kinds(pool: Pool) -> None:
     """As planned for a device and two faster ones; on which kind they run makes no difference to the numbers."""
     case = CASES["gpt2"]
@@ -142,6 +149,7 @@ def test_a_checkpoint_holds_all_stages(pool: Pool, tmp_path: object) -> None:
         assert error == 0.0
 
 
+@pytest.mark.exhaustive
 def test_a_batch_that_does_not_split_is_refused(pool: Pool) -> None:
     plan = _plan("gpt2", "1f1b", ALONE, quarters=False)
     for message in pool.run(f"{JOBS}:refused", world_size=2, name="gpt2", plan=plan):
@@ -155,6 +163,7 @@ def test_verify_gathers_all_stages(pool: Pool) -> None:
         assert "gradient" in message
 
 
+@pytest.mark.exhaustive
 def test_ranks_pass_their_own_part_of_the_batch(pool: Pool) -> None:
     plan = _plan("gpt2", "1f1b", {"dp_shard": 2}, quarters=False)
     assert max(pool.run(f"{JOBS}:train_on_own_parts", name="gpt2", plan=plan)) <= 1e-5

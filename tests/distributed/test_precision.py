@@ -35,6 +35,7 @@ def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
     return max(float((found[n] - expected[n]).norm()) / norm for n, norm in norms.items() if norm > 1e-3 * largest)
 
 
+@pytest.mark.exhaustive(sample="{'tp': 4}")
 @pytest.mark.parametrize("dims", PLANS, ids=str)
 def test_training_equals_one_process_and_follows_fp32(pool: Pool, alone: dict[str, Any], dims: dict[str, int]) -> None:
     for result in pool.run(f"{JOBS}:train_gpt", dims=dims):
@@ -47,6 +48,7 @@ def test_training_equals_one_process_and_follows_fp32(pool: Pool, alone: dict[st
         assert result["question"] == "bf16"
 
 
+@pytest.mark.exhaustive(sample="{'dp_shard': 4}")
 @pytest.mark.parametrize("dims", PLANS, ids=str)
 def test_verify_runs_the_plain_model_under_the_same_casts(pool: Pool, dims: dict[str, int]) -> None:
     assert max(pool.run(f"{JOBS}:verified", dims=dims)) <= 0.1

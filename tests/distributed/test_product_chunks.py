@@ -9,6 +9,7 @@ from tests.distributed.pool import Pool
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.exhaustive(sample="mlp")
 @pytest.mark.parametrize("name", ["mlp", "gpt2"])
 def test_tensor_parallel_products_in_chunks_compute_what_the_plain_model_computes(pool: Pool, name: str) -> None:
     job = "tests.distributed.chunk_jobs:in_chunks"

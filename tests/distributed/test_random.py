@@ -36,6 +36,7 @@ def alone(pool: Pool) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.exhaustive(sample="4-dims1")
 @pytest.mark.parametrize(("processes", "dims"), PLANS)
 def test_several_processes_draw_what_one_draws(
     pool: Pool, alone: dict[str, list[float]], processes: int, dims: dict[str, int]

@@ -35,6 +35,7 @@ def _plan(family: str) -> bytes:
     return plan.to_json()
 
 
+@pytest.mark.exhaustive(sample=["zb-h1", "v-min"])
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in DRAINING]
 )

@@ -63,6 +63,7 @@ def test_every_script_is_run_here_and_named_in_its_table() -> None:
     assert names == set(re.findall(r"\]\((\w+\.py)\)", (EXAMPLES / "README.md").read_text()))
 
 
+@pytest.mark.exhaustive(sample="image_classifier.py")
 @pytest.mark.parametrize("name", SAME)
 def test_a_script_learns_the_same_on_one_process_and_on_two(name: str, start: Start) -> None:
     alone, together = (start(name, ["--steps", "8"], processes) for processes in (1, 2))
@@ -71,6 +72,7 @@ def test_a_script_learns_the_same_on_one_process_and_on_two(name: str, start: St
     assert figures_of(together) == pytest.approx(figures_of(alone), abs=2e-3)
 
 
+@pytest.mark.exhaustive(sample="finetune_weights.py")
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_script_learns(name: str, start: Start) -> None:
     losses = losses_of(start(name, ["--steps", "8"], 2))

@@ -36,6 +36,7 @@ def eight() -> Iterator[Pool]:
     workers.close()
 
 
+@pytest.mark.exhaustive(sample="three free axes")
 @pytest.mark.parametrize("case", CASES)
 def test_plans_on_three_axes_compute_what_the_plain_model_computes(eight: Pool, case: str) -> None:
     job, arguments = MODELS[case]
@@ -50,6 +51,7 @@ def test_plans_on_three_axes_compute_what_the_plain_model_computes(eight: Pool, 
         assert any(layout[1] != "R" and layout[2] != "R" for layout in placements.values())
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_of_three_axes_goes_on_under_one(eight: Pool, tmp_path: Path) -> None:
     path, jobs = str(tmp_path / "checkpoint"), "tests.distributed.checkpoint_jobs:"
     saved = eight.run(jobs + "save", world_size=8, path=path, dims=NAMED, dropout=0.2)

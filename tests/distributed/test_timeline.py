@@ -14,6 +14,7 @@ from tests.distributed.pool import Pool
 SIZES = ("--batch", "8", "--seq", "32")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_measured_step_stands_beside_the_simulated_one(pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

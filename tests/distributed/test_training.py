@@ -13,6 +13,7 @@ REPLICATED, BOTH = {"dp_replicate": 4}, {"dp_shard": 2, "tp": 2}
 """Parameters whole on every rank, and split over either axis."""
 
 
+@pytest.mark.exhaustive(sample="{'dp_replicate': 4}")
 @pytest.mark.parametrize("dims", PLANS, ids=str)
 def test_training_equals_the_plain_model(pool: Pool, dims: dict[str, int] | None) -> None:
     results = pool.run("tests.distributed.training_jobs:train", dims=dims)
@@ -28,6 +29,7 @@ def test_training_equals_the_plain_model(pool: Pool, dims: dict[str, int] | None
         assert result["meshes"] == 1
 
 
+@pytest.mark.exhaustive(sample="{'dp_replicate': 4}-True")
 @pytest.mark.parametrize(
     ("dims", "quiet"), [(BOTH, False), (BOTH, True), (REPLICATED, True), ({"dp_shard": 4}, True)], ids=str
 )
@@ -43,17 +45,20 @@ def test_clipping_knows_the_layouts(pool: Pool, dims: dict[str, int]) -> None:
         assert error <= 1e-5
 
 
+@pytest.mark.exhaustive(sample="{'dp_shard': 2, 'tp': 2}")
 @pytest.mark.parametrize("dims", [REPLICATED, BOTH], ids=str)
 def test_other_shapes_and_eval_are_planned_anew(pool: Pool, dims: dict[str, int]) -> None:
     for differences in pool.run("tests.distributed.training_jobs:other_inputs", dims=dims):
         assert max(differences.values()) <= 1e-5, differences
 
 
+@pytest.mark.exhaustive(sample="{'tp': 4}")
 @pytest.mark.parametrize("dims", [{"dp_shard": 4}, {"tp": 4}], ids=str)
 def test_a_criterion_outside_the_module_works(pool: Pool, dims: dict[str, int]) -> None:
     assert max(pool.run("tests.distributed.training_jobs:outside_criterion", dims=dims)) <= 1e-5
 
 
+@pytest.mark.exhaustive(sample="{'tp': 4}")
 @pytest.mark.parametrize("dims", [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"tp": 4}], ids=str)
 def test_local_parts_make_the_global_batch(pool: Pool, dims: dict[str, int]) -> None:
     assert max(pool.run("tests.distributed.training_jobs:local_batch", dims=dims)) <= 1e-5
@@ -64,6 +69,7 @@ def test_batch_norm_statistics_are_global(pool: Pool) -> None:
         assert max(differences.values()) <= 1e-5, differences
 
 
+@pytest.mark.exhaustive
 def test_dropout_of_four_processes_equals_one(pool: Pool) -> None:
     alone = pool.run("tests.distributed.training_jobs:dropout_losses", world_size=1, dims=None)[0]
     assert len(set(alone)) == 3, "every step draws anew"
@@ -72,6 +78,7 @@ def test_dropout_of_four_processes_equals_one(pool: Pool) -> None:
         assert together[3] == pytest.approx(alone, rel=1e-5)
 
 
+@pytest.mark.exhaustive(sample="{'dp_shard': 2, 'tp': 2}")
 @pytest.mark.parametrize("dims", [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}], ids=str)
 def test_an_optimizer_instance_keeps_its_state(pool: Pool, dims: dict[str, int]) -> None:
     assert max(pool.run("tests.distributed.training_jobs:optimizer_instance", dims=dims)) <= 1e-5

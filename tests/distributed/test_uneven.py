@@ -24,6 +24,7 @@ def check(pool: Pool, name: str, processes: int, cases: dict[str, dict[str, Any]
     return results[0]
 
 
+@pytest.mark.exhaustive
 def test_a_vocabulary_of_50257_is_split_in_four_uneven_blocks(pool: Pool) -> None:
     cases = {axis: {"dims": {axis: 4}} for axis in ("tp", "dp_shard")}
     for parity in check(pool, "vocabulary 50257", 4, cases).values():
@@ -31,6 +32,7 @@ def test_a_vocabulary_of_50257_is_split_in_four_uneven_blocks(pool: Pool) -> Non
         assert parity.replicated_share == 0.0
 
 
+@pytest.mark.exhaustive
 def test_a_batch_of_six_on_four_processes_says_what_it_does_instead(pool: Pool) -> None:
     cases = {"DDP": {"dims": {"dp_replicate": 4}}, "ZeRO-3": {"dims": {"dp_shard": 4}}}
     for case, parity in check(pool, "batch 6", 4, cases).items():

@@ -36,6 +36,7 @@ def fused(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive(sample="{'tp': 2}")
 @pytest.mark.parametrize("dims", [{"dp_replicate": 2}, {"dp_shard": 2}, {"tp": 2}], ids=str)
 def test_a_model_on_meta_has_the_weights_of_the_files(
     pool: Pool, folders: tuple[str, str], dims: dict[str, int], tmp_path: Path

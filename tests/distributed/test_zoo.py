@@ -28,6 +28,7 @@ def rows() -> dict[str, Row]:
     return {row.name: row for row in found}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.distributed
 def test_a_sound_row_agrees_after_all_the_broken_ones(rows: dict[str, Row]) -> None:
     row = rows["sound"]

@@ -115,6 +115,7 @@ def test_memory_binds_where_the_free_plan_does_not_fit(planner: autopar.Planner)
     assert not any(b.constraint.startswith("memory") for c in _explained(free, "*").choices for b in c.bindings)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_exact_runner_up_within_memory_is_the_raw_optimum() -> None:
     """A search within memory ends a thousandth above the optimum, which is more than this runner-up costs."""

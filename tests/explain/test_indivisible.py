@@ -36,6 +36,7 @@ def splits_of(recovered: Recovered, name: str) -> set[str | None]:
     return {axes[0] for axes in strategies.axes}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_six_heads_on_four_ranks_are_no_choice_and_eight_cost_less() -> None:
     six, eight = planned(6), planned(8)

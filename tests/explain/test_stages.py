@@ -69,6 +69,7 @@ def played(plan: Plan) -> Simulation:
     return simulate_plan(plan, parts.program, parts.cluster, torch.optim.AdamW)
 
 
+@pytest.mark.exhaustive(sample="unequal")
 @pytest.mark.parametrize("name", ["plan", "halves", "unequal"])
 def test_every_pipeline_is_played_and_holds_what_its_table_says(name: str, request: pytest.FixtureRequest) -> None:
     found: Plan = request.getfixturevalue(name)

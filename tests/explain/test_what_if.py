@@ -32,6 +32,7 @@ def test_a_memo_answers_equal_questions_once_and_forgets_the_oldest() -> None:
     assert asked == [1, 2, 3, 1]
 
 
+@pytest.mark.exhaustive
 def test_a_planner_answers_as_plan_does() -> None:
     planner = autopar.Planner(Mlp(), INPUTS, cluster=CLUSTER)
     for question in ({}, {"constraints": {"up.weight": "R"}}, {"dims": {"tp": 4}}, {}):

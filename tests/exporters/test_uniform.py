@@ -36,6 +36,7 @@ def anonymous(plan: Plan) -> Plan:
     return replace(plan, mesh=Mesh(names, plan.mesh.shape))
 
 
+@pytest.mark.exhaustive(sample="dims1")
 @pytest.mark.parametrize(
     "dims", [(("dp_shard", 8),), (("dp_replicate", 8),), (("dp_shard", 4), ("tp", 2)), (("dp_replicate", 2), ("tp", 4))]
 )
@@ -57,6 +58,7 @@ def test_what_lies_otherwise_is_lost_with_its_name() -> None:
     assert any(f"as {name}" in sentence and "stay whole" in sentence for sentence in nearest_uniform(edited).lost)
 
 
+@pytest.mark.exhaustive
 def test_stages_and_micro_batches_are_degrees() -> None:
     uniform = nearest_uniform(planned(("pp", 2), ("dp_shard", 4)))
     assert (uniform.pp, uniform.dp_shard, uniform.num_devices) == (2, 4, 8)

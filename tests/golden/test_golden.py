@@ -18,6 +18,9 @@ from tests.golden.texts import texts
 same_torch = pytest.mark.skipif(not SAME_TORCH, reason=f"the files show what torch {TORCH} captures")
 
 
+@pytest.mark.exhaustive(
+    sample=["stack-uneven", "stack-chunks", "gpt", "pictures", "tied-dropout", "stages-interleaved"]
+)
 @same_torch
 @pytest.mark.parametrize("name", CASES)
 def test_plan_and_programs_are_those_of_the_files(name: str) -> None:
@@ -46,6 +49,7 @@ def test_a_sum_that_becomes_a_maximum_shows_as_one_line(monkeypatch: pytest.Monk
     assert any(line.startswith("+") and "all_reduce" in line and "'max', 'tp'" in line for line in lines)
 
 
+@pytest.mark.exhaustive
 @same_torch
 @pytest.mark.slow
 def test_files_do_not_depend_on_hashes_or_threads() -> None:

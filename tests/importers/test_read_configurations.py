@@ -66,6 +66,7 @@ def test_another_degree_is_another_plan() -> None:
     assert read(text, "megatron").dims == {"dp_replicate": 2, "dp_shard": 2, "tp": 4}
 
 
+@pytest.mark.exhaustive
 def test_a_planned_model_comes_back() -> None:
     model = gpt2(layers=1, width=64, heads=4, vocabulary=96, positions=32)
     dims = {"dp_shard": 2, "tp": 2}

@@ -24,6 +24,7 @@ def test_random_plans_of_the_mlp_on_three_axes() -> None:
         case.check(plan, recompute=names if seed % 2 else ())
 
 
+@pytest.mark.exhaustive(sample="gpt2")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [gpt2, llama])
 def test_random_plans_of_transformers_on_three_axes(model) -> None:  # type: ignore[no-untyped-def]

@@ -103,6 +103,7 @@ def lowered_kernels(program: Program, candidate: Candidate, backend: str) -> Ker
     return dict(found)
 
 
+@pytest.mark.exhaustive(sample="mesh0-eager")
 @pytest.mark.parametrize("backend", ["inductor", "eager"])
 @pytest.mark.parametrize("mesh", [Mesh(("dp_replicate",), (8,)), Mesh(("outer", "inner"), (2, 4))])
 def test_a_plan_and_its_lowered_program_have_one_price(program: Program, mesh: Mesh, backend: str) -> None:

@@ -16,6 +16,7 @@ from benchmarks.models import workload
 from tests.planner.problems import Mlp, captured_mlp
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_gpt2_without_a_memory_limit_is_proven_optimal() -> None:
     model, inputs = workload("gpt2")

@@ -171,6 +171,7 @@ def norms_of(plan: Plan) -> list[Layout]:
     return [entry.inputs[0] for name, entry in plan.operators.items() if name.endswith("norm/native_layer_norm#0")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_zero3_where_only_split_weights_fit() -> None:
     question = decoder_question(2048, 16, batch=64, seq=512, layers=2)

@@ -61,6 +61,7 @@ def check_parity(program: Program, plan: Plan, model: nn.Module, x: Tensor) -> N
     assert worst_gradient_error(results.gradients, gradients) < 1e-5
 
 
+@pytest.mark.exhaustive(sample="backward_in_torch-4")
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize(
     ("operator", "split"),

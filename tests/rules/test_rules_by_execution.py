@@ -33,6 +33,7 @@ def _captured_with_rule(case: Case, size: int) -> tuple[Captured, Rule]:
     return captured, rule
 
 
+@pytest.mark.exhaustive(every=10)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("size", [EVEN, *(pytest.param(size, marks=pytest.mark.slow) for size in UNEVEN)])
 def test_splitting_one_axis_equals_the_plain_operator(case: Case, size: int) -> None:
@@ -51,6 +52,7 @@ def test_every_name_is_split_in_some_case(case: Case) -> None:
         assert extents, f"{name} of {case.name} is never split"
 
 
+@pytest.mark.exhaustive(every=10)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_splitting_two_axes_equals_the_plain_operator(case: Case) -> None:
@@ -136,6 +138,7 @@ IMPLEMENTED = [
 ]
 
 
+@pytest.mark.exhaustive(every=10)
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "name"), IMPLEMENTED, ids=lambda part: getattr(part, "name", part))
 def test_missing_implementations_are_caught(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,7 @@ def launcher(name: str, folder: Path) -> Iterator[tuple[list[str], dict[str, str
             yield ["srun", "-n", "2", *python], variables
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", ["torchrun", "mpirun", "srun"])

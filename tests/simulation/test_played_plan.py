@@ -40,6 +40,7 @@ def simulated(path: Path, *options: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_simulated_step_is_the_predicted_one(plain: Path) -> None:
     found = simulated(plain)
     assert found["step_seconds"] == pytest.approx(found["predicted_step_seconds"], rel=0.1)
@@ -48,6 +49,7 @@ def test_a_simulated_step_is_the_predicted_one(plain: Path) -> None:
     assert found["bubble_rate"] == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.exhaustive(sample="zb-h1")
 def test_a_simulated_pipeline_is_the_predicted_one(pipeline: Path) -> None:
     found = simulated(pipeline)
     assert len(found["peak_bytes"]) == 2
@@ -70,6 +72,7 @@ def test_a_trace_holds_every_rank_group_with_its_streams_and_its_bytes(pipeline:
         assert live[-1] < 0.7 * max(live)
 
 
+@pytest.mark.exhaustive
 def test_micro_batches_follow_each_other(tmp_path: Path) -> None:
     found = simulated(
         plan_file(tmp_path, "--dims", "dp_shard=4", "--micro-batches", "2"), "--trace", str(tmp_path / "t")

@@ -27,11 +27,13 @@ def _plan(**wishes: Any) -> autopar.Plan:
     return autopar.plan(model, inputs, cluster=CLUSTER, optimizer=torch.optim.SGD, mode="fast", **wishes)
 
 
+@pytest.mark.exhaustive
 def test_stages_send_activations_gradients_and_the_gradient_of_what_both_hold() -> None:
     plan = _plan(dims={"pp": 2}, micro_batches=2, schedule="1f1b")
     assert sent_bytes(part_of(SMALL, plan), plan, CLUSTER) == [2 * ACTIVATION + TIED, 2 * ACTIVATION + TIED]
 
 
+@pytest.mark.exhaustive
 def test_data_parallelism_sends_every_gradient_once_around_the_ring() -> None:
     plan = _plan(dims={"dp_replicate": 2}, micro_batches=1)
     model: nn.Module = SMALL.model_and_inputs()[0]

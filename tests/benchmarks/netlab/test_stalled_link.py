@@ -46,6 +46,7 @@ except autopar.RankLostError as error:
 """
 
 
+@pytest.mark.exhaustive
 def test_a_stalled_link_is_named_with_the_operator_on_every_rank(tmp_path: Path) -> None:
     network = Network(nodes=NODES, ranks_per_node=1, mbit=100.0, latency_us=200.0, cores_per_rank=None)
     with Lab(network) as lab, ThreadPoolExecutor(1) as pool:

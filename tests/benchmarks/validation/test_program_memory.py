@@ -139,6 +139,7 @@ def test_gradients_that_products_add_take_no_memory() -> None:
     assert added.backward_extra_bytes < apart.backward_extra_bytes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_composed_segments_peak_where_a_storage_tracker_does() -> None:
     errors, mutants = [], []

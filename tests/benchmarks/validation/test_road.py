@@ -118,6 +118,7 @@ def test_what_no_plan_can_say_is_refused_with_the_reason() -> None:
         step_seconds(run(replace(GPT, family="t5")), "t0")
 
 
+@pytest.mark.exhaustive(sample="gpt")
 @pytest.mark.parametrize(("family", "masked"), [("gpt", {True}), ("bert", {False}), ("t5", {True, False})])
 def test_only_decoders_hide_later_positions(family: str, masked: set[bool]) -> None:
     shape = replace(GPT, family=family, decoder_seq_len=256 if family == "t5" else 0)

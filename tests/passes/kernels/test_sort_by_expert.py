@@ -127,6 +127,7 @@ def unsorted(program: Program, plan: Plan, tensors: dict[str, Tensor], patch: py
         return run_plan(program, plan, tensors)
 
 
+@pytest.mark.exhaustive(sample=["experts", "one"])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("how", ["one", "experts", "first draw", "second draw", "third draw"])
 def test_every_gradient_is_as_without(how: str, with_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:

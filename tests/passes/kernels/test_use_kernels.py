@@ -115,6 +115,7 @@ WANTED = {
 LOSS = {"cross_entropy_rows": 1, "cross_entropy_backward": 1}
 
 
+@pytest.mark.exhaustive(sample="gpt")
 @pytest.mark.parametrize("style", ["llama", "gpt"])
 def test_one_rank_computes_the_same_and_saves_less(style: str) -> None:
     exact: Results | None = None
@@ -128,6 +129,7 @@ def test_one_rank_computes_the_same_and_saves_less(style: str) -> None:
         assert found.partitions[0].saved_bytes < plain.partitions[0].saved_bytes
 
 
+@pytest.mark.exhaustive(sample="gpt")
 @pytest.mark.parametrize("style", ["llama", "gpt"])
 def test_ranks_that_share_the_vocabulary_compute_the_same(style: str) -> None:
     program, plan, tensors = planned(style, None, 2)

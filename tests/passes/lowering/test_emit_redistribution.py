@@ -44,6 +44,7 @@ def check(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) ->
     assert torch.equal(assemble([output[0] for output in outputs], shape, target, mesh), x), (source, target)
 
 
+@pytest.mark.exhaustive(sample=["(6, 12)", "(7, 10)", "(2, 2)"])
 @pytest.mark.parametrize(
     ("mesh", "shape", "splits", "partial"),
     [
@@ -67,6 +68,7 @@ def test_every_pair_gives_the_target_block_of_the_same_tensor(mesh, shape, split
         check(shape, source, target, mesh)
 
 
+@pytest.mark.exhaustive(sample=["(11, 14)", "(23, 8)"])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "shape", "splits", "checked"),
@@ -87,6 +89,7 @@ def test_pairs_on_three_axes_give_the_target_block(mesh, shape, splits, checked)
         check(shape, source, target, mesh)
 
 
+@pytest.mark.exhaustive(sample="('a', 'b'), ")
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [SQUARE, CUBE], ids=str)
 def test_pairs_in_which_an_axis_waits_give_the_target_block(mesh, monkeypatch):

@@ -321,6 +321,7 @@ def llama():
     return LlamaForCausalLM(sizes).double().train()
 
 
+@pytest.mark.exhaustive(sample="gpt2")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [gpt2, llama])
 def test_random_plans_of_transformers(model):

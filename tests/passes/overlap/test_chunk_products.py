@@ -48,6 +48,7 @@ def test_the_collective_of_a_chunk_stands_in_front_of_the_product_of_the_next(to
     assert order == [ALL_GATHER, ALL_GATHER, MM, MM, MM, REDUCE_SCATTER, MM, REDUCE_SCATTER]
 
 
+@pytest.mark.exhaustive
 def test_any_plan_in_chunks_computes_the_same(tokens: Case) -> None:
     cut = 0
     for mesh in (FLAT, SQUARE, Mesh(("dp", "tp"), (2, 3))):

@@ -47,6 +47,7 @@ def test_overlapped_steps_compute_the_same(mlp: Case, parameter: Any, sizes: dic
     mlp.check(data_parallel(mlp, FLAT, parameter), bucket_bytes=sizes)
 
 
+@pytest.mark.exhaustive(sample="mesh2")
 @pytest.mark.parametrize("mesh", [FLAT, SQUARE, Mesh(("tp",), (3,)), Mesh(("dp", "tp"), (2, 3))])
 def test_any_plan_overlapped_computes_the_same_on_uneven_blocks_too(mlp: Case, mesh: Mesh) -> None:
     for seed in range(6):

@@ -111,6 +111,7 @@ def _micro(loss: Loss) -> MicroProgram:
     return micro_program(whole, part, 2, Factorisation(whole))
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("name", SEPARABLE)
 def test_a_loss_over_samples_is_separable(name: str) -> None:
     loss, scale = SEPARABLE[name]
@@ -122,6 +123,7 @@ def test_a_loss_over_samples_is_separable(name: str) -> None:
     assert [entry.name for entry in micro.program.inputs if entry.role == "statistic"] == returned
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_mixes_samples_is_refused_with_the_reason(name: str) -> None:
     loss, reason = REFUSED[name]
@@ -174,6 +176,7 @@ def test_the_predicted_peak_falls_with_the_number_of_parts() -> None:
     assert [plan.micro_batches for plan in plans] == [1, 2, 4, 8]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_limit_that_only_parts_meet_makes_them() -> None:
     limit = 0.98 * _plan(micro_batches=4).predicted.peak_bytes

@@ -61,6 +61,7 @@ QUESTIONS = [
 ]
 
 
+@pytest.mark.exhaustive(sample="gpt2-{'dims'")
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
 def test_the_peak_of_the_rows_is_the_peak_of_the_lowered_program(program, attempts, question):
     make_plan(program, Request(cluster=CLUSTER, with_baselines=False, mode="fast", **question))

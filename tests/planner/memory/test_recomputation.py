@@ -103,6 +103,7 @@ def partition_of(captured, plan):
     return overlapped(split_forward_backward(lowered, recomputed(plan)), plan.bucket_bytes), lowered
 
 
+@pytest.mark.exhaustive(sample="gpt2-question0")
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "question"), [(gpt2, {"mesh": (4,)}), (llama, {"dims": {"dp_shard": 2, "tp": 2}})])
 def test_recomputation_changes_neither_loss_nor_gradients_and_saves_memory(model, question):
@@ -128,6 +129,7 @@ def test_recomputation_changes_neither_loss_nor_gradients_and_saves_memory(model
     assert peaks["full"] <= peaks["selective"] <= peaks["none"]
 
 
+@pytest.mark.exhaustive(sample="gpt2")
 def test_full_recomputation_saves_nothing_inside_of_a_block(captured):
     plan = captured.plan(mesh=(4,), recompute="full")
     assert str(plan.statistics["recomputed"]).startswith("3 of 3 blocks in full")
@@ -153,6 +155,7 @@ def test_nothing_recomputed_is_saved_and_a_partition_that_does_is_noticed(captur
         assert saved_against_the_plan(split_forward_backward(lowered, others), names) == {forgotten}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_tighter_limit_costs_more_and_is_kept():
     captured = captured_of(llama)
@@ -228,6 +231,7 @@ def test_what_does_not_fit_names_the_smallest_with_recomputation():
         captured.plan(mesh=(4,), memory_limit=1e4, mode="fast")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_recomputed_dropout_draws_the_same_masks():
     captured = captured_of(gpt2_with_dropout)

@@ -152,6 +152,7 @@ def test_a_given_mesh_has_no_alternatives() -> None:
     assert "meshes" not in found.statistics
 
 
+@pytest.mark.exhaustive
 def test_the_choice_is_the_same_again() -> None:
     first, again = (autopar.plan(*model(), cluster=CLUSTER) for _ in range(2))
     assert not replace(first, question={}).diff(again)

@@ -21,6 +21,7 @@ def free(*shape: int) -> Mesh:
     return Mesh(FREE_AXIS_NAMES[len(shape)], shape)
 
 
+@pytest.mark.exhaustive(sample="coarse0-fine0")
 @pytest.mark.parametrize(
     ("coarse", "fine"), [((16,), (2, 8)), ((2, 8), (2, 2, 4)), ((4, 4), (2, 2, 4)), ((2, 2, 4), (2, 2, 2, 2))]
 )

@@ -79,6 +79,7 @@ def solved_program(program: Program, cluster: Cluster, micro_batches: int) -> Ma
     return Made(program, query, solved, runs, table)
 
 
+@pytest.mark.exhaustive(sample="1 cpu")
 def test_all_blocks_together_cost_the_simulated_step(made: Made) -> None:
     solved, table = made.solved, made.table
     step = predict_timeline(made.program, solved.built, solved.labels, solved.prices).makespan_seconds

@@ -61,12 +61,14 @@ def test_a_reason_against_pipelines_is_kept(pipeline: Plan) -> None:
     assert better_by_prediction(pipeline, None, "no loss").notes[-1] == "no pipeline: no loss"
 
 
+@pytest.mark.exhaustive
 def test_the_longest_search_tries_pipelines() -> None:
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
     plan = autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", mode="max")
     assert any("pipeline" in note or "without stages" in note for note in plan.notes)
 
 
+@pytest.mark.exhaustive
 def test_several_nodes_make_the_default_search_compare_pipelines() -> None:
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
     options = {"cluster": "2x2 H100-SXM", "micro_batches": None}
@@ -84,6 +86,7 @@ def test_one_node_with_memory_to_spare_does_not() -> None:
     assert not any("pipeline" in note for note in plan.notes)
 
 
+@pytest.mark.exhaustive(sample="False")
 @pytest.mark.parametrize("with_reason", [False, True])
 def test_meshes_that_are_slower_than_a_pipeline_are_not_fitted(
     monkeypatch: pytest.MonkeyPatch, with_reason: bool
@@ -116,6 +119,7 @@ def test_meshes_that_are_slower_than_a_pipeline_are_not_fitted(
         assert {baseline.name for baseline in plan.baselines} >= {"DDP"}
 
 
+@pytest.mark.exhaustive
 def test_finer_meshes_are_left_out_where_a_pipeline_is_far_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its step is said to be a tenth of the best optimum on two axes."""
     asked: list[float] = []
@@ -165,6 +169,7 @@ def test_a_fast_search_tries_none_where_nothing_fits(monkeypatch: pytest.MonkeyP
         autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", mode="fast")
 
 
+@pytest.mark.exhaustive
 def test_groups_whose_mesh_lacks_an_axis_that_a_constraint_names_are_left_out() -> None:
     model = GPT(GPTConfig(vocabulary=64, positions=8, width=32, heads=4, layers=2))
     plan = autopar.plan(
@@ -179,6 +184,7 @@ def test_groups_whose_mesh_lacks_an_axis_that_a_constraint_names_are_left_out() 
     assert shapes.on_mesh(2, Mesh(("outer", "inner"), (2, 2))) is not None
 
 
+@pytest.mark.exhaustive(sample="False")
 @pytest.mark.parametrize("usual", [True, False])
 def test_where_the_cheapest_layouts_do_not_fit_those_of_the_usual_names_are_tried(
     monkeypatch: pytest.MonkeyPatch, usual: bool

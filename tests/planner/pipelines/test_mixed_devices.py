@@ -72,6 +72,7 @@ def equal() -> Plan:
     return _plan(cluster_of_speeds((1, 1.0), (1, 1.0)), micro_batches=6, schedule="1f1b")
 
 
+@pytest.mark.exhaustive
 def test_stages_of_the_faster_kind_get_more_layers_in_proportion(equal: Plan) -> None:
     """One device each: 1 or 2 of 6 layers on the slow one, where the other is three times as fast; 3 on equal ones."""
     layers = _layers_of(_plan(cluster_of_speeds((1, 1.0), (1, 3.0)), micro_batches=6, schedule="1f1b"))

@@ -36,6 +36,7 @@ def _eight() -> tuple[Made, Plan]:
     return made, one_device_plan(split)
 
 
+@pytest.mark.exhaustive(sample=["1f1b", "v-min", "zb-h1"])
 @pytest.mark.parametrize("family", ["gpipe", "1f1b", "zb-h1", "v-min", "hanayo", "chimera"])
 def test_played_peaks_are_what_the_ranks_hold(family: str) -> None:
     made, plan = _eight()

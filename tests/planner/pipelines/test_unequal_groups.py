@@ -38,6 +38,7 @@ def plan() -> Plan:
     return _plan([1, 3], schedule="1f1b", micro_batches=4)
 
 
+@pytest.mark.exhaustive
 def test_groups_keep_the_order_of_stages_and_the_larger_takes_the_lower_ranks(plan: Plan) -> None:
     assert plan.pipeline is not None
     assert [group.size for group in plan.rank_groups] == [1, 3]

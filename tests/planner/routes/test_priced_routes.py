@@ -123,6 +123,7 @@ def differences(routes: Routes, shape: tuple[int, ...], mesh: Mesh, seed: int, c
                 yield f"{source} -> {target} of {shape}: {priced} priced, {emitted} emitted"
 
 
+@pytest.mark.exhaustive(every=7)
 @pytest.mark.parametrize("shape", MOVED_SHAPES, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_what_is_priced_is_what_is_emitted(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ def test_few_rows_are_all_active_and_of_many_the_first_the_last_and_the_fullest(
     assert first_rows(problem).tolist() == [0, 5, FEW]
 
 
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("seed", range(60))
 def test_rows_that_join_later_give_the_optimum_within_all(
     seed: int,

@@ -18,6 +18,7 @@ from autopar.planner.solver import (
 )
 
 
+@pytest.mark.exhaustive(every=10)
 @pytest.mark.parametrize("seed", range(300))
 def test_budgeted_optimum_equals_enumeration(
     seed: int, random_problem: Callable[..., Problem], optimum: Callable[[Problem], float]

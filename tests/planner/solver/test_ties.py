@@ -39,6 +39,7 @@ def as_edges(problem: Problem) -> Problem:
     return replace(problem, edges=tuple(edges), ties=())
 
 
+@pytest.mark.exhaustive(sample="0")
 @pytest.mark.parametrize("rows", [0, 1])
 def test_the_optimum_is_that_of_brute_force(
     rows: int, random_problem: Callable[..., Problem], optimum: Callable[[Problem], float]

@@ -56,6 +56,7 @@ def test_a_profile_of_a_busy_machine_is_marked_and_measured_again(tmp_path, monk
     assert cluster_from_profile(idle, 1).profile == f"measured: {idle.name}, {idle.date}"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_machine_is_measured_once_and_its_cluster_is_detected_afterwards(tmp_path, monkeypatch) -> None:

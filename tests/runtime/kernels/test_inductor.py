@@ -22,6 +22,7 @@ from tests.passes.kernels.test_compilable_pieces import aten, layers
 needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler is installed")
 
 
+@pytest.mark.exhaustive(sample="llama")
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama"])  # compiling experts takes longer than both

@@ -58,6 +58,7 @@ def interpreted() -> dict[str, int | str]:
     return outcomes
 
 
+@pytest.mark.exhaustive(sample="interpreted_kernels")
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 114)])
