@@ -93,7 +93,7 @@ def bound(path: Path, given: Mapping[str, Any]) -> Bound:
         reduce_dtype=said.get("reduce_dtype"),
         branches=said.get("branches"),
     )
-    wishes = {name: value for name, value in arguments.items() if name not in ("optimizer", "branches")}
+    wishes = {name: value for name, value in arguments.items() if name not in ("optimizer", "branches", "reduce_dtype")}
     return Bound(planner.bind(plan, **wishes), planner)
 
 
@@ -135,7 +135,8 @@ def asked(said: Mapping[str, Any]) -> dict[str, Any]:
     if "cluster_text" not in said:
         return {}
     unsaid = {
-        "memory_limit": None, "constraints": (), "discover": False, "branches": None, "deterministic": False
+        "memory_limit": None, "constraints": (), "discover": False, "branches": None, "deterministic": False,
+        "reduce_dtype": None,
     }  # fmt: skip
     arguments = planning_arguments({**unsaid, **said})
     return {**arguments, "mode": said.get("mode", "default")}

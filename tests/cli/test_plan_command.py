@@ -45,9 +45,12 @@ def test_branches_take_the_values_of_a_factory_and_stand_in_the_question(config:
     assert refused.returncode == 2
     assert "--branches example" in refused.stderr
     assert "has no values" in autopar("plan", config, *ON, "--branches", "example").stderr
-    done = autopar("plan", model, *asked, "--branches", "example", "-o", "plan.json")
+    options = ("--branches", "example", "--reduce-dtype", "bf16", "-o", "plan.json")
+    done = autopar("plan", model, *asked, *options)
     assert done.returncode == 0, done.stderr
-    assert json.loads(Path("plan.json").read_text())["question"]["branches"] == "example"
+    plan = json.loads(Path("plan.json").read_text())
+    assert plan["question"]["branches"] == "example"
+    assert plan["question"]["reduce_dtype"] == "bf16"
     again = autopar("explain", "plan.json", "linear.weight", "--trust")  # captured anew, along the same way
     assert again.returncode == 0, again.stderr
 
