@@ -34,6 +34,8 @@ SAVED_WORLD_SIZES = range(1, 17)
 
 MOST_BUSY = 0.1
 """Share of the CPU that other processes may take while something is measured; with more, its seconds say little."""
+PASSES = 3
+"""Of a careful measurement."""
 CENSUS = "census."
 """How the names of points of `runtime/calibration/operator_census.py` begin."""
 
@@ -87,6 +89,8 @@ class Profile:
     points: tuple[Measurement, ...]
     crowd: float = 1.0
     """Seconds that passed per second of CPU time of a process that had a core to itself, but for those of others."""
+    passes: int = PASSES
+    """Times that everything was measured; the middle one counts."""
 
     @property
     def busy_share(self) -> float:
@@ -97,6 +101,11 @@ class Profile:
     def is_busy(self) -> bool:
         """Whether so much went to others that the numbers say little of an idle machine."""
         return self.busy_share > MOST_BUSY
+
+    @property
+    def trust(self) -> tuple[bool, int, float]:
+        """The greater of two is that of the profile to keep."""
+        return not self.is_busy, self.passes, -self.crowd
 
 
 def curves_through(samples: Iterable[tuple[str, float, float]], dtype: str) -> tuple[OperatorCurve, ...]:
@@ -201,7 +210,8 @@ def device_from_profile(profile: Profile, world_size: int, memory_bytes: int) ->
 
 def _measured(profile: Profile) -> str:
     others = f", while others took {profile.busy_share:.0%} of the CPU" if profile.is_busy else ""
-    return f"measured: {profile.name}, {profile.date}{others}"
+    brief = " in one pass" if profile.passes == 1 else ""
+    return f"measured{brief}: {profile.name}, {profile.date}{others}"
 
 
 def source_of(profile: Profile) -> str:

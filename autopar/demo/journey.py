@@ -17,7 +17,7 @@ from autopar.plans.plan_text import format_mesh, format_seconds
 from autopar.report.progress_bars import with_progress
 from autopar.report.progress_line import progress_line
 from autopar.report.terminal_tables import comparison, table
-from autopar.runtime.calibration.measure_machine import calibrate
+from autopar.runtime.calibration.measure_machine import BRIEF, calibrate
 from autopar.runtime.calibration.measuring_worker import usable_cores
 
 MOST_PROCESSES = 4
@@ -52,8 +52,8 @@ def _measure_machine(console: Console) -> None:
     if stored is not None and not stored.is_busy:
         console.print(f"2 of 3   what processes on this machine can do was measured on {stored.date[:10]}")
         return
-    console.print("2 of 3   what processes on this machine can do: two to three minutes once, then it is kept")
-    with_progress(console, "operators and collectives", lambda step: calibrate(on_progress=step))
+    console.print("2 of 3   what processes on this machine can do: a minute, once; `autopar profile` takes more care")
+    with_progress(console, "operators and collectives", lambda step: calibrate(effort=BRIEF, on_progress=step))
 
 
 def train_both(console: Console, processes: int) -> tuple[Training, Training]:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeAlias
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 OnProgress: TypeAlias = Callable[[int, int], None]
 
 CAREFUL = Effort()
+BRIEF = Effort(passes=1)
+"""For who waits for it: a minute on a quiet machine of two cores. `autopar profile` measures again."""
 POLL_SECONDS = 0.1
 TIME_LIMIT_SECONDS = 590.0
 """After this the processes are ended: a machine that needs so long is too busy to be measured."""
@@ -57,21 +60,23 @@ def no_progress(done: int, of: int) -> None:
 
 def calibrate(*, force: bool = False, effort: Effort = CAREFUL, on_progress: OnProgress = no_progress) -> Profile:
     """The stored profile of this machine; measured (and stored) first where there is none, where other processes took
-    part of the CPU while it was measured, or with `force`.
+    part of the CPU while it was measured, where it has fewer passes than `effort`, or with `force`.
 
-    Of two that were measured on a busy machine the one with more of the CPU is kept. on_progress(done, of) is called
-    while points are measured. Raises AutoparError where a measuring process fails, with its output.
+    Of two the one from an idle machine is kept, else that of more passes, else that with more of the CPU.
+    on_progress(done, of) is called while points are measured. Raises AutoparError where a measuring process fails, with
+    its output.
     """
     stored = None if force else load_profile()
-    if stored is not None and not stored.is_busy:
+    if stored is not None and not stored.is_busy and stored.passes >= effort.passes:
         return stored
-    profile = profile_from_points(measure_points(effort=effort, on_progress=on_progress))
+    found = profile_from_points(measure_points(effort=effort, on_progress=on_progress))
+    profile = replace(found, passes=effort.passes)
     if profile.is_busy:
         log.warning(
             f"{profile.name} was busy while it was measured ({profile.busy_share:.0%} of the CPU went to other "
             "processes): predictions will be off, and `autopar profile` measures again"
         )
-    if stored is not None and stored.crowd < profile.crowd:
+    if stored is not None and stored.trust > profile.trust:
         return stored
     save_profile(profile)
     return profile

@@ -23,7 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from autopar.cost_models.machine_profile import CENSUS, Measurement
+from autopar.cost_models.machine_profile import CENSUS, PASSES, Measurement
 from autopar.files import write_atomically
 from autopar.runtime.calibration.operator_census import NUM_SAMPLES, chiller, samples
 from autopar.runtime.collectives import host_graphs
@@ -56,7 +56,7 @@ OVERHEAD_CALLS = 100
 class Effort:
     """How long everything is measured. Less says the same about fewer calls: enough to see that all of it runs."""
 
-    passes: int = 3
+    passes: int = PASSES
     """Everything is measured this often and the middle pass counts: a neighbour's burst spoils one pass only."""
     operator_seconds: float = 0.06
     """How long one operator is repeated: long against the 4 ms scheduler tick of ranks that share a core."""

@@ -3,12 +3,19 @@ from dataclasses import replace
 import pytest
 
 from autopar.cost_models.collective_costs import collective_seconds
-from autopar.cost_models.machine_profile import CENSUS, Measurement, cluster_from_profile, load_profile, save_profile
+from autopar.cost_models.machine_profile import (
+    CENSUS,
+    PASSES,
+    Measurement,
+    cluster_from_profile,
+    load_profile,
+    save_profile,
+)
 from autopar.cost_models.operator_costs import OPTIMIZER, STREAMING
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.runtime.calibration import measure_machine as calibration
-from autopar.runtime.calibration.measure_machine import calibrate, profile_from_points, tables
+from autopar.runtime.calibration.measure_machine import BRIEF, calibrate, profile_from_points, tables
 from autopar.runtime.calibration.measuring_worker import COLLECTIVES, CROWD, WORLD_SIZES, Effort
 
 QUICK = Effort(passes=1, operator_seconds=0.002, census_calls=(1, 1), collective_calls=1, lone_layers=1)
@@ -43,17 +50,21 @@ def points(crowd: float, seconds: float) -> list[Measurement]:
 
 def test_a_profile_of_a_busy_machine_is_marked_and_measured_again(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
-    found = iter([points(1.5, 1e-3), points(2.0, 2e-3), points(1.02, 4e-4)])
+    found = iter([points(1.5, 1e-3), points(2.0, 2e-3), points(1.02, 4e-4), points(1.03, 5e-4), points(1.01, 6e-4)])
     monkeypatch.setattr(calibration, "measure_points", lambda **_: next(found))
     first = calibrate()
     assert first.crowd == 1.5
     assert "was busy while it was measured (33% of the CPU went to other processes)" in caplog.text
     assert cluster_from_profile(first, 1).profile.endswith(", while others took 33% of the CPU")
     assert calibrate() == first  # the second was measured in an even busier hour
-    idle = calibrate()
-    assert (idle.crowd, idle.is_busy) == (1.02, False)
-    assert load_profile() == calibrate() == idle
-    assert cluster_from_profile(idle, 1).profile == f"measured: {idle.name}, {idle.date}"
+    brief = calibrate(effort=BRIEF)
+    assert (brief.crowd, brief.is_busy, brief.passes) == (1.02, False, 1)
+    assert load_profile() == calibrate(effort=BRIEF) == brief
+    assert cluster_from_profile(brief, 1).profile == f"measured in one pass: {brief.name}, {brief.date}"
+    careful = calibrate()  # for who asks for more passes it is measured again
+    assert (careful.crowd, careful.passes) == (1.03, 3)
+    assert load_profile() == calibrate() == calibrate(effort=BRIEF) == careful
+    assert cluster_from_profile(careful, 1).profile == f"measured: {careful.name}, {careful.date}"
 
 
 @pytest.mark.exhaustive
@@ -61,7 +72,7 @@ def test_a_profile_of_a_busy_machine_is_marked_and_measured_again(tmp_path, monk
 @pytest.mark.distributed
 def test_a_machine_is_measured_once_and_its_cluster_is_detected_afterwards(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
-    profile = replace(calibrate(effort=QUICK), crowd=1.0)  # however busy the machine of this test is
+    profile = replace(calibrate(effort=QUICK), crowd=1.0, passes=PASSES)  # however busy the machine of this test is
     save_profile(profile)
     assert [c.world_size for c in profile.ceilings] == list(WORLD_SIZES)
     assert {(g.world_size, g.fit.ranks, g.fit.kind) for g in profile.collectives} == {
