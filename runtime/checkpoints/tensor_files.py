@@ -10,9 +10,11 @@ are read with `weights_only`.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -54,7 +56,7 @@ def write_tensors(state: State, folder: Path) -> Metadata:
     Raises ConfigurationError on every rank where one could not write, RankLostError where one has ended.
     """
     try:
-        with exchanging(f"what each rank writes to {folder}"):
+        with _quiet_alone(), exchanging(f"what each rank writes to {folder}"):
             index: Metadata = state_dict_saver.save(
                 state,
                 storage_writer=FileSystemWriter(folder),
@@ -82,10 +84,18 @@ def read_tensors(state: State, folder: Path, index: Metadata) -> None:
     """Fill the tensors of `state`, and replace its other values. Raises ConfigurationError on every rank where one
     could not read, RankLostError where one has ended."""
     try:
-        with exchanging(f"what each rank reads from {folder}"):
+        with _quiet_alone(), exchanging(f"what each rank reads from {folder}"):
             state_dict_loader.load(state, storage_reader=_Reader(folder, index), planner=_DataPlanner())
     except (OSError, RuntimeError, CheckpointException) as error:
         raise ConfigurationError(f"cannot read {folder}: {_first_cause(error)}") from error
+
+
+@contextlib.contextmanager
+def _quiet_alone() -> Iterator[None]:
+    """torch warns that one process without a group writes and reads alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 def is_plain(value: Any) -> bool:

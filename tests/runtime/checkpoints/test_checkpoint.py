@@ -22,7 +22,6 @@ from autopar.runtime.checkpoints import checkpoint, checkpoint_folders
 from autopar.runtime.parameters import full_tensor
 from tests.runtime.checkpoints.small_runs import bits, compiled, filled, trained
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WRITES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 """What Python says before it changes files (`sys.addaudithook`)."""
 
@@ -227,7 +226,6 @@ def test_what_users_keep_beside_stays(tmp_path: Path) -> None:
     assert {"notes.txt", "checkpoint-data-mine"} < set(os.listdir(tmp_path))
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_checkpoint_without_manifest_is_loaded_unchecked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     module = compiled()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.25)

@@ -15,8 +15,6 @@ import autopar
 from autopar._compat import lone_device_mesh
 from tests.runtime.checkpoints.small_runs import bits, compiled, filled
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 
 class Sampler:
     """Keeps a position; refuses one above its end."""

@@ -13,8 +13,6 @@ import autopar
 from autopar.runtime.checkpoints import checkpoint, identities
 from tests.runtime.checkpoints.small_runs import bits, compiled, filled, trained
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 
 def saved(folder: Path, **sizes: int) -> Path:
     """A checkpoint of a run of two steps."""

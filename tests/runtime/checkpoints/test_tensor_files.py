@@ -10,10 +10,8 @@ import pytest
 import torch
 
 import autopar
-from autopar.runtime.checkpoints.tensor_files import is_plain, read_metadata
+from autopar.runtime.checkpoints.tensor_files import is_plain, read_metadata, read_tensors, write_tensors
 from tests.runtime.checkpoints.small_runs import compiled
-
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 class Code:
@@ -40,6 +38,14 @@ def test_what_is_no_index_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(autopar.ConfigurationError, match="is no index of a checkpoint"):
         read_metadata(tmp_path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_process_writes_and_reads_without_a_warning(tmp_path: Path) -> None:
+    write_tensors({"weight": torch.ones(3)}, tmp_path)
+    found = {"weight": torch.zeros(3)}
+    read_tensors(found, tmp_path, read_metadata(tmp_path))
+    assert torch.equal(found["weight"], torch.ones(3))
 
 
 def test_plain_data_is_what_is_read_back_without_code() -> None:
