@@ -22,10 +22,16 @@ from autopar.files import write_atomically
 from autopar.plans import plan_summary
 from autopar.plans.mesh_links import mesh_axes
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_reasons import question_in_words, reasons
 from autopar.plans.plan_text import format_bytes, format_mesh, format_seconds
+from autopar.report.html import palette
 from autopar.report.html.bars import memory_parts, plan_bars
-from autopar.report.html.headline import headline, why_not
-from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks, stage_bubbles
+from autopar.report.html.headline import certificate, headline, why_not
+from autopar.report.html.layout_colours import LayoutColours
+from autopar.report.html.mesh_picture import mesh_pictures
+from autopar.report.html.stage_grid import stage_grid
+from autopar.report.html.step_shares import step_shares
+from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks
 from autopar.report.html.tree import module_tree
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -39,13 +45,18 @@ def write_report(plan: Plan, path: str | os.PathLike[str], *, timeline: Recorded
 
 def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
     """The page as text."""
-    tree = module_tree(plan)
-    data: dict[str, Any] = {"tree": tree, "timeline": None if timeline is None else drawn_tracks(timeline)}
-    template = _environment().get_template("report.html.j2")
-    return template.render(
+    colours = LayoutColours(plan.layout_mesh)
+    data: dict[str, Any] = {
+        "tree": module_tree(plan, colours),
+        "timeline": None if timeline is None else drawn_tracks(timeline),
+    }
+    shares = step_shares(timeline) if timeline is not None and plan.in_stages else None
+    return _environment().get_template("report.html.j2").render(
         _first_screen(plan, timeline),
-        bubbles=stage_bubbles(timeline) if timeline is not None and plan.in_stages else {},
+        bubbles={} if shares is None else {rank: f"{part:.1%}" for rank, part in shares.bubbles.items()},
         axes=mesh_axes(plan),
+        meshes=mesh_pictures(plan),
+        grid=None if timeline is None else stage_grid(timeline),
         memory=memory_parts(plan),
         curves=() if timeline is None else drawn_memory(timeline),
         communication=() if timeline is None else communication(timeline),
@@ -67,16 +78,20 @@ def _first_screen(plan: Plan, timeline: RecordedStep | None) -> dict[str, Any]:
     return {
         "title": _title(plan),
         "plan": plan,
-        "said": (plan_summary.headline(plan), plan_summary.beside_known_plans(plan)),
+        "asked": question_in_words(plan),
+        "chosen": plan_summary.headline(plan),
+        "said": (plan_summary.beside_known_plans(plan), *reasons(plan)),
         "headline": headline(plan, timeline),
+        "certificate": certificate(plan),
+        "palette": palette,
         "bars": plan_bars(plan),
         "refused": why_not(plan),
     }
 
 
 def _title(plan: Plan) -> str:
-    """The model without its folder: "llama-3-8b.json", "train:make_model"."""
-    return str(plan.question.get("model") or "plan").removeprefix("hf:").rpartition("/")[2]
+    """The model without folder and ending: "llama-3-8b", "train:make_model"."""
+    return str(plan.question.get("model") or "plan").removeprefix("hf:").rpartition("/")[2].removesuffix(".json")
 
 
 def _for_script(data: Any) -> str:
