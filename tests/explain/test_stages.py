@@ -13,7 +13,7 @@ import autopar
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.answers import Comparison, Explanations
 from autopar.explain.asked_step import AskedStep, asked_step
-from autopar.explain.memory_moments import KEPT
+from autopar.explain.held_memory import KEPT
 from autopar.explain.origin import Remembered
 from autopar.plans.parallel_plan import Plan
 from autopar.simulation.played_plan import Simulation, simulate_plan
