@@ -45,7 +45,7 @@ def parallelism(plan: PlanValue) -> str:
     kinds = _kinds(plan)
     if [kind for kind, _ in kinds] == [SAME_WORK] and not plan.in_stages:
         return f"the same work on each of {plan.num_ranks} devices"
-    inside = kinds[0][0] if len(kinds) == 1 and not plan.in_stages else " x ".join(f"{k} {size}" for k, size in kinds)
+    inside = kinds[0][0] if len(kinds) == 1 and not plan.in_stages else " x ".join(_sized(*kind) for kind in kinds)
     if not plan.in_stages:
         return f"{inside} {over}"
     stages = f"{len(plan.stages)} stages ({plan.staged.schedule})"
@@ -67,6 +67,11 @@ def _kinds(plan: PlanValue) -> list[tuple[str, int]]:
     data = _replicated(plan, roles) if shards == 1 else sharded if replicas == 1 else f"HSDP ({sharded})"
     others = [(name, degrees[role] or 1) for role, name in SHORT_NAMES.items()]
     return [(kind, size) for kind, size in ((data, replicas * shards), *others, (SAME_WORK, idle)) if size > 1]
+
+
+def _sized(kind: str, size: int) -> str:
+    """ "TP 8"; "DDP 4 (ZeRO-3 for 98 of 291 parameters)"."""
+    return f"{kind} {size}" if not kind.startswith("DDP (") else kind.replace("DDP", f"DDP {size}", 1)
 
 
 def _replicated(plan: PlanValue, roles: tuple[Role, ...]) -> str:

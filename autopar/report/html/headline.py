@@ -60,7 +60,7 @@ def _communication(plan: Plan, timeline: RecordedStep | None) -> Iterator[Figure
     most = ", of the rank that waits most" if plan.in_stages else ""
     yield Figure("waiting", format_seconds(shares.exposed_seconds), f"{what}{most}")
     if plan.in_stages:
-        yield Figure("bubble", f"{shares.bubble:.1%}", "of the ranks' time, in which they neither compute nor wait for it")
+        yield Figure("bubble", f"{shares.bubble:.1%}", "of the ranks' time: they neither compute nor communicate")
 
 
 def _schedule(plan: Plan) -> Iterator[Figure]:

@@ -4,7 +4,8 @@
 
 Template, style and script lie in `templates/`; the page loads nothing, so that it opens from disk and can be mailed.
 What repeats in it (layouts, explanations) is written once and numbered: the page of 126 layers stays below 3 MB. The
-plan alone is enough; a timeline (`autopar simulate --trace`) adds the step, memory over time and communication by axis.
+plan alone is enough; a timeline (`autopar simulate --trace`) adds the step, live bytes and communication by axis, and the
+model behind the plan (`--simulate`) memory by kind and the repeated block.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import functools
 import html
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import jinja2
 import msgspec
+from typing_extensions import Unpack
 
 from autopar.files import write_atomically
 from autopar.plans import plan_summary
@@ -26,25 +29,42 @@ from autopar.plans.plan_reasons import question_in_words, reasons
 from autopar.plans.plan_text import format_bytes, format_mesh, format_seconds
 from autopar.report.html import palette
 from autopar.report.html.bars import memory_parts, plan_bars
+from autopar.report.html.block_picture import block_picture
 from autopar.report.html.headline import certificate, headline, why_not
 from autopar.report.html.layout_colours import LayoutColours
+from autopar.report.html.memory_picture import kind_rows, memory_pictures
 from autopar.report.html.mesh_picture import mesh_pictures
 from autopar.report.html.stage_grid import stage_grid
 from autopar.report.html.step_shares import step_shares
 from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks
 from autopar.report.html.tree import module_tree
 
+if TYPE_CHECKING:
+    from autopar.explain.memory_over_time import MemoryOverTime
+    from autopar.explain.repeated_block import RepeatedBlock
+
 TEMPLATES = Path(__file__).parent / "templates"
 NOTEBOOK_HEIGHT = "36em"
 
 
-def write_report(plan: Plan, path: str | os.PathLike[str], *, timeline: RecordedStep | None = None) -> None:
-    """Write the page of `plan`, atomically. timeline: the simulated step, where there is one."""
-    write_atomically(path, report_page(plan, timeline=timeline).encode())
+class Played(TypedDict, total=False):
+    """What is known of a step beyond its plan. timeline: simulated or measured; memory: by kind, of one rank of every rank
+    group; block: the repeated one."""
+
+    timeline: RecordedStep | None
+    memory: Sequence[MemoryOverTime]
+    block: RepeatedBlock | None
 
 
-def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
+def write_report(plan: Plan, path: str | os.PathLike[str], **played: Unpack[Played]) -> None:
+    """Write the page of `plan`, atomically."""
+    write_atomically(path, report_page(plan, **played).encode())
+
+
+def report_page(plan: Plan, **played: Unpack[Played]) -> str:
     """The page as text."""
+    timeline, block = played.get("timeline"), played.get("block")
+    memory = memory_pictures(played.get("memory") or ())
     colours = LayoutColours(plan.layout_mesh)
     data: dict[str, Any] = {
         "tree": module_tree(plan, colours),
@@ -56,9 +76,12 @@ def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
         bubbles={} if shares is None else {rank: f"{part:.1%}" for rank, part in shares.bubbles.items()},
         axes=mesh_axes(plan),
         meshes=mesh_pictures(plan),
+        block=None if block is None else block_picture(block, colours),
         grid=None if timeline is None else stage_grid(timeline),
         memory=memory_parts(plan),
-        curves=() if timeline is None else drawn_memory(timeline),
+        memory_pictures=memory,
+        kind_rows=kind_rows(memory),
+        curves=() if timeline is None or memory else drawn_memory(timeline),
         communication=() if timeline is None else communication(timeline),
         data=_for_script(data),
     )

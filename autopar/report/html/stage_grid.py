@@ -19,8 +19,8 @@ from autopar.report.html.timeline import RecordedStep
 
 PASS = re.compile(r"(\d+)([FBIW])(\d+)(?: (?!-> )|$)")
 """The pass that a span of a played pipeline belongs to; a message between stages ("0F0 -> 1") belongs to none."""
-WIDTH, ROW, LABEL_WIDTH = 1040, 30, 20
-"""Pixels of the grid, of a row, and of the narrowest cell with a number in it."""
+WIDTH, ROW, DIGIT = 1040, 30, 7
+"""Pixels of the grid, of a row, and of a digit of the number in a cell."""
 KINDS = {
     "F": "forward",
     "B": "backward",
@@ -43,7 +43,7 @@ class GridCell:
 
 @dataclass(frozen=True, slots=True)
 class GridRow:
-    """A rank group. first_micro_batches: the begin of its order in words."""
+    """A rank group. order: the names of its passes as they begin."""
 
     group: int
     y: int
@@ -96,7 +96,7 @@ def _cell(kind: str, label: str, name: str, what: str, spans: list[Span], whole:
     x, width = start / whole * WIDTH, (end - start) / whole * WIDTH
     times = f"{format_seconds(start)} to {format_seconds(end)}"
     title = f"{name}: {what}, {times}" if name else f"{what}, {times}"
-    return GridCell(kind, round(x, 2), round(width, 2), label if width >= LABEL_WIDTH else "", title)
+    return GridCell(kind, round(x, 2), round(width, 2), label if width >= DIGIT * (1 + len(label)) else "", title)
 
 
 def _joined(spans: list[Span], closest: float) -> list[Span]:
