@@ -29,18 +29,21 @@ PASS = re.compile(r"\d+[FBIW]\d+(?= |$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOverTime:
-    """What one rank holds. moments: (second at which it begins, kind -> bytes at its fullest node), in order; seconds:
+    """What the first rank of a rank group holds. moments: (second at which it begins, kind -> bytes at its fullest node), in order; seconds:
     of the step."""
 
+    group: int
     rank: int
     seconds: float
     moments: tuple[tuple[float, Mapping[str, float]], ...]
 
     @property
     def kinds(self) -> list[str]:
-        """Largest at the peak first, then those that only other moments have."""
-        fullest = max((by_kind for _, by_kind in self.moments), key=_total)
-        return [*fullest, *dict.fromkeys(kind for _, by_kind in self.moments for kind in by_kind if kind not in fullest)]
+        """What lives throughout first, largest first; then what comes and goes."""
+        every = dict.fromkeys(kind for _, by_kind in self.moments for kind in by_kind)
+        least = {kind: min(by_kind.get(kind, 0.0) for _, by_kind in self.moments) for kind in every}
+        most = {kind: max(by_kind.get(kind, 0.0) for _, by_kind in self.moments) for kind in every}
+        return sorted(every, key=lambda kind: (-least[kind], -most[kind]))
 
     @property
     def peak(self) -> tuple[float, Mapping[str, float]]:
@@ -71,7 +74,7 @@ def _of_group(step: StepProgram, timeline: Timeline, group: int) -> MemoryOverTi
         for moment in held.moments_in(parts)
     ]
     rank = step.plan.rank_groups[group].first_rank
-    return MemoryOverTime(rank=rank, seconds=timeline.makespan_seconds, moments=tuple(moments))
+    return MemoryOverTime(group=group, rank=rank, seconds=timeline.makespan_seconds, moments=tuple(moments))
 
 
 class _Starts:

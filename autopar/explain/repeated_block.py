@@ -149,7 +149,7 @@ class _Reader:
         only_weights, flows = set[fx.Node](), set[fx.Node]()
         for node in _forward(self.stage):
             inputs, owner = node.all_input_nodes, _owner(node)
-            if node.op == "placeholder" and str(node.target) in parameters or (
+            if (node.op == "placeholder" and owner in parameters) or (
                 inputs and all(one in only_weights for one in inputs)
             ):
                 only_weights.add(node)
@@ -158,8 +158,9 @@ class _Reader:
                 continue
             came = frozenset[int]().union(*(origins[one] for one in inputs))
             if not _is_inside(owner, self.name):
-                is_learned = owner in self.plan.operators and any(one in flows or one in only_weights for one in inputs)
-                if is_learned or str(node.target) in self.plan.operators:  # else positions, masks, random numbers
+                is_sent = node.op == "placeholder"  # by the stage before
+                is_learned = is_sent or any(one in flows or one in only_weights for one in inputs)
+                if is_learned and owner in self.plan.operators:  # else positions, masks, random numbers
                     flows.add(node)
                     origins[node] = frozenset({0})
                 else:

@@ -23,9 +23,9 @@ from autopar.report.html.layout_colours import LayoutColours
 if TYPE_CHECKING:
     from autopar.explain.repeated_block import BlockCollective, BlockPart, RepeatedBlock
 
-BOX, LINE, GAP, PADDING, GUTTER = 290, 17, 26, 9, 14
+BOX, LINE, GAP, PADDING, GUTTER = 320, 17, 26, 9, 14
 """Pixels: width of a box, height of a line of text, between boxes, inside of a box, between arrows past a row."""
-LONGEST = 43
+LONGEST = 46
 """Characters of a line that a box has room for; the whole line stands in the table."""
 
 

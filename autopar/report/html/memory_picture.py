@@ -1,4 +1,4 @@
-"""Memory over time of a report, stacked by kind: one area per kind and rank, in the order of their size at the peak.
+"""Memory over time of a report, stacked by kind: one area per kind and rank, what lives throughout at the bottom.
 
 Areas lie in a box of WIDTH x HEIGHT whose height is the largest peak of all ranks, so that ranks can be compared.
 """
@@ -30,9 +30,9 @@ class MemoryLayer:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPicture:
-    """What one rank holds over a step. peak_seconds: when its fullest moment begins."""
+    """What one rank, `name`, holds over a step. peak_seconds: when its fullest moment begins."""
 
-    rank: int
+    name: str
     peak_bytes: float
     peak_seconds: float
     seconds: float
@@ -52,7 +52,8 @@ def memory_pictures(memory: Sequence[MemoryOverTime]) -> list[MemoryPicture]:
     """A picture per rank; a kind has the same mark in all of them."""
     marks = kind_marks(memory)
     highest = max((one.peak_bytes for one in memory), default=0.0)
-    return [_picture(one, marks, highest) for one in memory if highest]
+    names = [f"rank {one.rank}" if len(memory) == 1 else f"group {one.group}" for one in memory]
+    return [_picture(name, one, marks, highest) for name, one in zip(names, memory, strict=True) if highest]
 
 
 def kind_marks(memory: Sequence[MemoryOverTime]) -> dict[str, int]:
@@ -70,7 +71,7 @@ def kind_rows(pictures: Sequence[MemoryPicture]) -> list[KindRow]:
     ]
 
 
-def _picture(memory: MemoryOverTime, marks: dict[str, int], highest: float) -> MemoryPicture:
+def _picture(name: str, memory: MemoryOverTime, marks: dict[str, int], highest: float) -> MemoryPicture:
     peak_seconds, at_peak = memory.peak
     edges = [start / memory.seconds * WIDTH for start, _ in memory.moments] + [float(WIDTH)]
     below = [0.0] * len(memory.moments)
@@ -80,7 +81,7 @@ def _picture(memory: MemoryOverTime, marks: dict[str, int], highest: float) -> M
         if above != below:
             layers.append(MemoryLayer(kind, mark, _area(edges, below, above, highest), at_peak.get(kind, 0.0)))
         below = above
-    return MemoryPicture(memory.rank, memory.peak_bytes, peak_seconds, memory.seconds, tuple(layers))
+    return MemoryPicture(name, memory.peak_bytes, peak_seconds, memory.seconds, tuple(layers))
 
 
 def _area(edges: Sequence[float], below: Sequence[float], above: Sequence[float], highest: float) -> str:

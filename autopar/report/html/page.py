@@ -66,13 +66,16 @@ def report_page(plan: Plan, **played: Unpack[Played]) -> str:
     timeline, block = played.get("timeline"), played.get("block")
     memory = memory_pictures(played.get("memory") or ())
     colours = LayoutColours(plan.layout_mesh)
+    row_name = "group" if plan.in_stages else "rank"
     data: dict[str, Any] = {
+        "row": row_name,
         "tree": module_tree(plan, colours),
         "timeline": None if timeline is None else drawn_tracks(timeline),
     }
     shares = step_shares(timeline) if timeline is not None and plan.in_stages else None
     return _environment().get_template("report.html.j2").render(
         _first_screen(plan, timeline),
+        row_name=row_name,
         bubbles={} if shares is None else {rank: f"{part:.1%}" for rank, part in shares.bubbles.items()},
         axes=mesh_axes(plan),
         meshes=mesh_pictures(plan),

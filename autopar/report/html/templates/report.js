@@ -99,7 +99,7 @@ function pick(span) {
   picked = span;
   const [track, name, start, length] = span;
   document.getElementById("span-text").textContent = `${name}: ${asTime(length)}, from ${asTime(start)}, ` +
-    `rank ${track.rank} ${track.stream}`;
+    `${data.row} ${track.rank} ${track.stream}`;
 }
 
 /* The span so many places behind the picked one on its track, brought into view. */
@@ -141,7 +141,7 @@ function showTimeline(timeline) {
   view.whole = view.length = timeline.seconds * 1e6;
   const drawn = timeline.tracks.map((track) => {
     const line = element("div", "track"), svg = document.createElementNS(SVG, "svg");
-    line.append(element("span", "label", `rank ${track.rank} ${track.stream}, ${(100 * track.busy).toFixed(1)} % busy`));
+    line.append(element("span", "label", `${data.row} ${track.rank} ${track.stream}, ${(100 * track.busy).toFixed(1)} % busy`));
     svg.setAttribute("viewBox", `0 0 ${WIDTH} 22`);
     svg.setAttribute("preserveAspectRatio", "none");
     line.append(svg);
