@@ -53,9 +53,9 @@ Piece = tuple[str, str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The fullest node (index) of a part of one pass, which begins at node `first`, or (action None) the optimizer's step.
-    in_flight, kept: of every stage, the micro-batches that wait for their backward, and for their W; bytes: without
-    states; inside: of these, those of the pass alone."""
+    """The fullest node (index) of a part of one pass, whose first node is `first`, or (action None) the optimizer's
+    step. in_flight, kept: of every stage, the micro-batches that wait for their backward, and for their W; bytes:
+    without states; inside: of these, those of the pass alone."""
 
     action: PipeAction | None
     index: int

@@ -1,7 +1,7 @@
 """Memory over time: what a rank of every rank group holds during a played step, by kind.
 
     0.0 ms     parameters 5.4, optimizer state 10.8, activations saved for backward 0.0, ... GiB
-    1.8 ms     ...                                                                            the fullest node of each part
+    1.8 ms     the fullest node of the next part of the pass that runs ...
 
 Moments are those of `held_memory.py`, several of them for every pass; the played step says when each begins. Their
 largest sum is the peak of `Plan.memory()`.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.cost_models.simulator import COMPUTE_STREAM, Timeline
@@ -29,8 +29,8 @@ PASS = re.compile(r"\d+[FBIW]\d+(?= |$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOverTime:
-    """What the first rank of a rank group holds. moments: (second at which it begins, kind -> bytes at its fullest node), in order; seconds:
-    of the step."""
+    """What the first rank of a rank group holds. moments: (second at which it begins, kind -> bytes at its fullest
+    node), in order; seconds: of the step."""
 
     group: int
     rank: int
@@ -140,10 +140,3 @@ class _Starts:
 
 def _is_added(name: str) -> bool:
     return name in NO_KERNELS or name.endswith(", host") or name.rpartition(" ")[2] in NO_KERNELS
-
-
-def moments_of(memory: MemoryOverTime) -> Iterator[tuple[float, float, Mapping[str, float]]]:
-    """(start, end, kind -> bytes) of every moment; the last one ends with the step."""
-    ends = [start for start, _ in memory.moments[1:]] + [memory.seconds]
-    for (start, by_kind), end in zip(memory.moments, ends, strict=True):
-        yield start, max(start, end), by_kind

@@ -5,9 +5,9 @@
     mlp.down_proj      P(sum)     forward 0.8 ms    reduce_scatter over tp 0.36 ms
        weight          tp: S(1)   all_gather over dp_shard 0.52 ms
 
-A part is what a module of the block computes in forward, or one operator of the block itself; parts know whose values they
-read. Seconds are the price list's, of one micro-batch: every kernel and collective of the block is in one part, or in what
-is left over.
+A part is what a module of the block computes in forward, or one operator of the block itself; parts know whose values
+they read. Seconds are the price list's, of one micro-batch: every kernel and collective of the block is in one part, or
+in what is left over.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class BlockPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedBlock:
-    """A block and its parts in the order of forward; the first one is what comes in. left_seconds: of what belongs to no
-    part: views, what the host does."""
+    """A block and its parts in the order of forward; the first one is what comes in. left_seconds: of the kernels and
+    collectives of the block that belong to no part."""
 
     pattern: str
     count: int
@@ -71,7 +71,8 @@ class RepeatedBlock:
     def seconds(self) -> float:
         """Of all kernels and collectives of the block, forward and backward, one after the other."""
         kernels = (part.forward_seconds + part.backward_seconds for part in self.parts)
-        return math.fsum([*kernels, *(one.seconds for part in self.parts for one in part.collectives), self.left_seconds])
+        collectives = (one.seconds for part in self.parts for one in part.collectives)
+        return math.fsum([*kernels, *collectives, self.left_seconds])
 
 
 def repeated_block(step: StepProgram) -> RepeatedBlock | None:

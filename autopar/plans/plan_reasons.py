@@ -68,13 +68,13 @@ def what_binds(plan: PlanValue) -> str:
     limit = plan.question.get("memory_limit_bytes")
     full = predicted.peak_bytes / limit if isinstance(limit, int | float) and limit else 0.0
     if full:
-        said.append(f"memory is {100 * full:.2g} % full")
+        said.append(f"memory is {100 * full:.0f} % full" if full >= 0.01 else "less than 1 % of the memory is full")
     return f"{largest[0]} {'and memory bind' if full >= FULL else 'binds'}: {'; '.join(said)}"
 
 
 def _parts_of_step(plan: PlanValue) -> Iterator[tuple[str, str, float]]:
-    """(name, its words beside another part, seconds). Of a pipeline the planner plays whole passes, with the collectives
-    inside them."""
+    """(name, its words beside another part, seconds). Of a pipeline the planner plays whole passes, with the
+    collectives inside them."""
     predicted = plan.predicted
     if plan.in_stages:
         yield "work in the stages", "passes with their collectives take", predicted.compute_seconds

@@ -160,8 +160,8 @@ def legend(plan: PlanValue) -> str:
 
 
 def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
-    """Lines that belong under the table: cluster, what binds, the next best plan, largest memory, why baselines do not run,
-    uncovered operators, discovered rules, notes. verbose: what the search counted, too."""
+    """Lines that belong under the table: cluster, what binds, the next best plan, largest memory, why baselines
+    do not run, uncovered operators, discovered rules, notes. verbose: what the search counted, too."""
     gap = f"gap {plan.gap:.1e}" if plan.gap > ROUNDING else "gap 0"
     lines = [
         f"cluster {plan.cluster}, priced by {plan.profile}",

@@ -14,8 +14,12 @@ from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.answers import Comparison, Explanations
 from autopar.explain.asked_step import AskedStep, asked_step
 from autopar.explain.held_memory import KEPT
+from autopar.explain.memory_over_time import memory_over_time
 from autopar.explain.origin import Remembered
 from autopar.plans.parallel_plan import Plan
+from autopar.report.html.stage_grid import stage_grid
+from autopar.report.html.step_shares import step_shares
+from autopar.report.html.timeline import RecordedStep
 from autopar.simulation.played_plan import Simulation, simulate_plan
 
 WIDTH = 256
@@ -82,9 +86,29 @@ def test_every_pipeline_is_played_and_holds_what_its_table_says(name: str, reque
         assert max(size for _, size in table.over_time) == pytest.approx(table.peak_bytes)
     tightest = found.memory()
     assert tightest.peak_bytes == max(simulation.peak_bytes)
+    assert_pictures_say_the_same(found, simulation)
     assert [stage.stage for stage in sorted(tightest.stages, key=lambda s: s.stage)] == [0, 1]
     assert "micro-batches in flight" in str(tightest)
     json.dumps(tightest.document())
+
+
+def assert_pictures_say_the_same(plan: Plan, simulation: Simulation) -> None:
+    """Memory by kind reaches the simulated peaks, the grid ends with the step, its gaps are the bubbles."""
+    step, timeline = RecordedStep.of(simulation.timeline), simulation.timeline
+    over_time = memory_over_time(asked(plan).step, timeline)
+    assert [one.peak_bytes for one in over_time] == [pytest.approx(peak, rel=1e-9) for peak in simulation.peak_bytes]
+    assert [one.rank for one in over_time] == [group.first_rank for group in plan.rank_groups]
+    for one in over_time:
+        starts = [start for start, _ in one.moments]
+        assert starts == sorted(starts)
+    grid, shares = stage_grid(step), step_shares(step)
+    assert grid is not None
+    assert max(cell.x + cell.width for row in grid.rows for cell in row.cells) == pytest.approx(grid.width, abs=0.02)
+    for row, passes in zip(grid.rows, plan.staged.built(plan.micro_batches).ranks, strict=True):
+        assert sorted(row.order.split()) == sorted(map(str, passes))
+    assert shares.bubble == pytest.approx(simulation.bubble_rate)
+    assert shares.exposed_seconds == pytest.approx(simulation.exposed_communication_seconds)
+    assert shares.computing + shares.exposed + shares.bubble == pytest.approx(1.0)
 
 
 def test_the_peak_of_a_table_follows_what_is_in_flight(plan: Plan) -> None:

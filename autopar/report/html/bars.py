@@ -10,6 +10,7 @@ from autopar.plans.plan_text import format_bytes, format_mesh, format_seconds
 from autopar.plans.plan_value import Prediction
 from autopar.report.html.palette import PARTS
 
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One plan; widths in percent of the longest step: computation, communication that nothing hides, and waiting for
@@ -50,8 +51,8 @@ def _bar(name: str, mesh: str, predicted: Prediction | None, longest: float, cho
     step, exposed = predicted.step_seconds, predicted.exposed_communication_seconds
     idle = idle_seconds(predicted)
     value = f"{format_seconds(step)}, {format_bytes(predicted.peak_bytes)}"
-    widths = (100.0 * part / longest for part in (step - exposed - idle, exposed, idle))
-    return Bar(name, mesh, value, *widths, chosen)
+    compute_width, exposed_width, idle_width = (100.0 * p / longest for p in (step - exposed - idle, exposed, idle))
+    return Bar(name, mesh, value, compute_width, exposed_width, idle_width, chosen)
 
 
 def memory_parts(plan: Plan) -> list[Part]:

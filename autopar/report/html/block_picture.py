@@ -108,8 +108,8 @@ def block_picture(block: RepeatedBlock, colours: LayoutColours) -> BlockPicture:
     return BlockPicture(
         pattern=block.pattern, name=block.name, count=block.count, seconds=block.seconds,
         left_seconds=block.left_seconds, width=left + widest * (BOX + GAP), height=y - GAP + 4, box=BOX,
-        boxes=tuple(boxes), arrows=tuple(_arrows(block.parts, ends, skips)), rows=tuple(_row(block, part) for part in block.parts),
-        legend=_legend(block, colours),
+        boxes=tuple(boxes), arrows=tuple(_arrows(block.parts, ends, skips)),
+        rows=tuple(_row(block, part) for part in block.parts), legend=_legend(block, colours),
     )  # fmt: skip
 
 
@@ -123,10 +123,9 @@ def _depths(parts: tuple[BlockPart, ...]) -> list[int]:
 
 def _boxes(part: BlockPart, x: int, y: int, colours: LayoutColours) -> list[DrawnBox]:
     """The box of a part, and one below it for what moves its value."""
-    own = [
-        (part.name, "", True),
-        (part.layout or "no one layout", f"mark-{colours.of_text(part.layout)}" if part.layout else "", False),
-    ]
+    own = [(part.name, "", True)]
+    if part.layout:
+        own.append((part.layout, f"mark-{colours.of_text(part.layout)}", False))
     if part.forward_seconds or part.backward_seconds:
         own.append((f"forward {_time(part.forward_seconds)}, backward {_time(part.backward_seconds)}", "", False))
     own += [(f"{name}: {layout}", f"mark-{colours.of_text(layout)}", False) for name, layout in part.weights]

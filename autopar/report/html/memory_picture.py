@@ -58,7 +58,8 @@ def memory_pictures(memory: Sequence[MemoryOverTime]) -> list[MemoryPicture]:
 
 def kind_marks(memory: Sequence[MemoryOverTime]) -> dict[str, int]:
     """Kind -> number of its mark in the style sheet, in the order in which kinds are stacked."""
-    return {kind: place % len(MARKS) for place, kind in enumerate(dict.fromkeys(k for one in memory for k in one.kinds))}
+    kinds = dict.fromkeys(kind for one in memory for kind in one.kinds)
+    return {kind: place % len(MARKS) for place, kind in enumerate(kinds)}
 
 
 def kind_rows(pictures: Sequence[MemoryPicture]) -> list[KindRow]:

@@ -4,8 +4,8 @@
 
 Template, style and script lie in `templates/`; the page loads nothing, so that it opens from disk and can be mailed.
 What repeats in it (layouts, explanations) is written once and numbered: the page of 126 layers stays below 3 MB. The
-plan alone is enough; a timeline (`autopar simulate --trace`) adds the step, live bytes and communication by axis, and the
-model behind the plan (`--simulate`) memory by kind and the repeated block.
+plan alone is enough; a timeline (`autopar simulate --trace`) adds the step, live bytes and communication by axis, and
+the model behind the plan (`autopar report --simulate`) memory by kind and the repeated block.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ NOTEBOOK_HEIGHT = "36em"
 
 
 class Played(TypedDict, total=False):
-    """What is known of a step beyond its plan. timeline: simulated or measured; memory: by kind, of one rank of every rank
-    group; block: the repeated one."""
+    """What is known of a step beyond its plan. timeline: simulated or measured; memory: by kind, of one rank of every
+    rank group; block: the repeated one."""
 
     timeline: RecordedStep | None
     memory: Sequence[MemoryOverTime]
