@@ -10,17 +10,20 @@ import pytest
 import torch
 
 import autopar
+from autopar.cost_models.program_costs import COMPUTE
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.answers import Comparison, Explanations
 from autopar.explain.asked_step import AskedStep, asked_step
 from autopar.explain.held_memory import KEPT
 from autopar.explain.memory_over_time import memory_over_time
 from autopar.explain.origin import Remembered
+from autopar.explain.repeated_block import repeated_block
 from autopar.plans.parallel_plan import Plan
 from autopar.report.html.stage_grid import stage_grid
 from autopar.report.html.step_shares import step_shares
 from autopar.report.html.timeline import RecordedStep
 from autopar.simulation.played_plan import Simulation, simulate_plan
+from autopar.simulation.step_program import StepProgram
 
 WIDTH = 256
 INPUTS = (torch.randn(32, WIDTH), torch.zeros(32, dtype=torch.long))
@@ -101,6 +104,7 @@ def assert_pictures_say_the_same(plan: Plan, simulation: Simulation) -> None:
     for one in over_time:
         starts = [start for start, _ in one.moments]
         assert starts == sorted(starts)
+    assert_block_holds_all_its_kernels(asked(plan).step)
     grid, shares = stage_grid(step), step_shares(step)
     assert grid is not None
     assert max(cell.x + cell.width for row in grid.rows for cell in row.cells) == pytest.approx(grid.width, abs=0.02)
@@ -109,6 +113,19 @@ def assert_pictures_say_the_same(plan: Plan, simulation: Simulation) -> None:
     assert shares.bubble == pytest.approx(simulation.bubble_rate)
     assert shares.exposed_seconds == pytest.approx(simulation.exposed_communication_seconds)
     assert shares.computing + shares.exposed + shares.bubble == pytest.approx(1.0)
+
+
+def assert_block_holds_all_its_kernels(step: StepProgram) -> None:
+    """And its collectives: what the bodies of its stage take under its name."""
+    block = repeated_block(step)
+    assert block is not None
+    assert (block.pattern, block.count, block.name) == ("layers.*", 4, "layers.2")
+    of_stages = [body for stage in step.graphs.of for body in step.bodies(stage, step.graphs.passes.kinds(stage.number))]
+    inside = [one for body in of_stages for one in body.actions if one.name.startswith(("layers.2.", "layers.2/"))]
+    assert block.seconds == pytest.approx(math.fsum(one.seconds for one in inside), rel=1e-9)
+    collectives = [one for part in block.parts for one in part.collectives]
+    assert len(collectives) == sum(one.stream != COMPUTE for one in inside)
+    assert [part.reads for part in block.parts][:2] == [(), (0,)]
 
 
 def test_the_peak_of_a_table_follows_what_is_in_flight(plan: Plan) -> None:

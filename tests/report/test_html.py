@@ -28,7 +28,7 @@ from autopar.report.html.headline import headline
 from autopar.report.html.layout_colours import LayoutColours
 from autopar.report.html.memory_picture import memory_pictures
 from autopar.report.html.mesh_picture import group_ranks, mesh_pictures
-from autopar.report.html.page import report_page, write_report
+from autopar.report.html.page import Played, report_page, write_report
 from autopar.report.html.step_shares import step_shares
 from autopar.report.html.timeline import (
     CURVE_WIDTH,
@@ -152,28 +152,31 @@ def test_the_command_writes_beside_the_plan(tmp_path: Path, plan: Plan) -> None:
     assert (tmp_path / "plan.html").stat().st_size > 10_000
 
 
-def test_memory_and_block_of_the_captured_step_are_drawn(plan: Plan) -> None:
-    """The stacked areas reach the peak at the fullest moment, the arrows end where boxes begin."""
+@pytest.fixture(scope="module")
+def played(plan: Plan) -> Played:
     assert isinstance(plan.origin, Remembered)
     asked = asked_step(plan.origin.source, plan).step
     timeline = simulate_step(asked).timeline
-    (memory,), block = memory_over_time(asked, timeline), repeated_block(asked)
-    assert memory.peak_bytes == pytest.approx(plan.predicted.peak_bytes) == pytest.approx(timeline.peak_bytes())
-    assert memory.moments[0][0] <= memory.peak[0] < memory.seconds == timeline.makespan_seconds
+    memory = memory_over_time(asked, timeline)
+    return {"timeline": RecordedStep.of(timeline), "memory": memory, "block": repeated_block(asked)}
+
+
+def test_memory_and_block_of_the_captured_step_are_drawn(plan: Plan, played: Played) -> None:
+    """The stacked areas reach the peak at the fullest moment, the arrows end where boxes begin."""
+    (memory,), block, timeline = played["memory"], played["block"], played["timeline"]
+    assert timeline is not None
+    assert memory.peak_bytes == pytest.approx(plan.predicted.peak_bytes)
+    assert memory.moments[0][0] <= memory.peak[0] < memory.seconds == timeline.seconds
     (picture,) = memory_pictures([memory])
     assert math.fsum(layer.bytes_at_peak for layer in picture.layers) == pytest.approx(memory.peak_bytes)
     assert min(float(y) for y in re.findall(r"V([\d.]+)", picture.layers[-1].path)) == 0.0  # the top of the box
     assert block is not None
-    own = [body for body in asked.bodies(asked.graphs.of[0], {"F", "B"})]
-    inside = [action.seconds for body in own for action in body.actions if action.name.startswith(f"{block.name}/")]
-    weights = [action.seconds for body in own for action in body.actions if action.name.startswith(f"{block.name}.")]
-    assert block.seconds == pytest.approx(math.fsum([*inside, *weights]), rel=1e-9)
     assert (block.pattern, block.count, block.parts[1].reads) == ("layers.*", 2, (0,))
     drawn = block_picture(block, LayoutColours(plan.layout_mesh))
     tops = {box.y for box in drawn.boxes}
     assert len(drawn.rows) == len(block.parts) > 2
     assert all(int(arrow.rpartition(",")[2]) + 2 in tops for arrow in drawn.arrows if "C" in arrow)
-    page = report_page(plan, timeline=RecordedStep.of(timeline), memory=[memory], block=block)
+    page = report_page(plan, **played)
     assert all(f"<td>{kind}</td>" in page.replace("&#39;", "'") for kind in memory.kinds)
 
 
@@ -250,9 +253,9 @@ def test_a_browser_opens_searches_zooms_and_clicks(tmp_path: Path, plan: Plan, s
 
 @needs_chromium
 @pytest.mark.slow
-def test_nothing_is_wider_than_a_phone(tmp_path: Path, plan: Plan, step: RecordedStep) -> None:
+def test_nothing_is_wider_than_a_phone(tmp_path: Path, plan: Plan, played: Played) -> None:
     """What is wider scrolls in a box of its own; the page in a frame of 390 pixels."""
-    page = report_page(plan, timeline=step)
+    page = report_page(plan, **played)
     wide = page.replace("</main>", "<table><tr><td style='min-width: 500px'>x</td></tr></table></main>")
     write_report(plan, tmp_path / "plan.html")
     seen = clicked(
