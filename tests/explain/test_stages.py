@@ -120,8 +120,9 @@ def assert_block_holds_all_its_kernels(step: StepProgram) -> None:
     block = repeated_block(step)
     assert block is not None
     assert (block.pattern, block.count, block.name) == ("layers.*", 4, "layers.2")
-    of_stages = [body for stage in step.graphs.of for body in step.bodies(stage, step.graphs.passes.kinds(stage.number))]
-    inside = [one for body in of_stages for one in body.actions if one.name.startswith(("layers.2.", "layers.2/"))]
+    graphs = step.graphs
+    bodies = [body for stage in graphs.of for body in step.bodies(stage, graphs.passes.kinds(stage.number))]
+    inside = [one for body in bodies for one in body.actions if one.name.startswith(("layers.2.", "layers.2/"))]
     assert block.seconds == pytest.approx(math.fsum(one.seconds for one in inside), rel=1e-9)
     collectives = [one for part in block.parts for one in part.collectives]
     assert len(collectives) == sum(one.stream != COMPUTE for one in inside)

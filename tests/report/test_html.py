@@ -255,8 +255,9 @@ def test_a_browser_opens_searches_zooms_and_clicks(tmp_path: Path, plan: Plan, s
 @pytest.mark.slow
 def test_nothing_is_wider_than_a_phone(tmp_path: Path, plan: Plan, played: Played) -> None:
     """What is wider scrolls in a box of its own; the page in a frame of 390 pixels."""
-    page = report_page(plan, **played)
-    wide = page.replace("</main>", "<table><tr><td style='min-width: 500px'>x</td></tr></table></main>")
+    table = "<table><tr><td style='min-width: 500px'>x</td></tr></table>"
+    page = report_page(plan, **played).replace("</main>", f"<div class='scroll'>{table}</div></main>")
+    wide = page.replace("</main>", f"{table}</main>")
     write_report(plan, tmp_path / "plan.html")
     seen = clicked(
         tmp_path / "plan.html",
