@@ -38,5 +38,5 @@ PARTS = ("blue", "orange", "green", "magenta", "violet", "olive", "teal", "grey"
 """Colours of kinds that stand beside each other, in this order."""
 LAYOUTS = ("grey", "blue", "green", "magenta", "violet", "olive", "teal", "red", "moss", "orange")
 """Whole on every device; the splits in the order in which they appear; a sum that is not complete."""
-PASSES: Mapping[str, str] = {"F": "green", "B": "blue", "I": "teal", "W": "violet", "once": "olive"}
+PASSES: Mapping[str, str] = {"F": "green", "B": "blue", "I": "teal", "W": "violet", "once": "olive", "moves": "orange"}
 """Of the passes of a schedule, and of what runs once per step."""

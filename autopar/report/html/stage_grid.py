@@ -3,7 +3,7 @@
     group 0   0F0 0F1 0F2 0F3 ...   0B0 ... optimizer       "2F5": stage 2, forward of micro-batch 5
     group 1       1F0 1F1 1F2 ...
 
-Cells begin and end as the played step says; what no pass covers is a bubble, or what runs once per step.
+Cells begin and end as the played step says; what nothing covers is a bubble, or waiting for a message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autopar.cost_models.chrome_trace import Span
 from autopar.cost_models.simulator import COMPUTE_STREAM
 from autopar.plans.plan_text import format_seconds
-from autopar.report.html.timeline import RecordedStep
+from autopar.report.html.timeline import MESSAGE, RecordedStep
 
 PASS = re.compile(r"(\d+)([FBIW])(\d+)(?: (?!-> )|$)")
 """The pass that a span of a played pipeline belongs to; a message between stages ("0F0 -> 1") belongs to none."""
@@ -26,7 +26,8 @@ KINDS = {
     "B": "backward",
     "I": "backward for inputs",
     "W": "backward for weights",
-    "once": "once per step: gathers, late sums, optimizer",
+    "once": "once per step: optimizer and others",
+    "moves": "communication once per step: gathers, late sums",
 }
 
 
@@ -65,29 +66,38 @@ class StageGrid:
 def stage_grid(step: RecordedStep) -> StageGrid | None:
     """The grid of a played pipeline; None where no pass has a name, as in a step without stages."""
     passes: dict[int, dict[tuple[str, str, str], list[Span]]] = defaultdict(lambda: defaultdict(list))
-    once: dict[int, list[Span]] = defaultdict(list)
+    once: dict[tuple[int, str], list[Span]] = defaultdict(list)
     for span in step.spans:
         found = PASS.match(span.name)
         if found is not None:
             passes[span.rank][found.group(1), found.group(2), found.group(3)].append(span)
-        elif span.stream == COMPUTE_STREAM and span.end_seconds > span.start_seconds:
-            once[span.rank].append(span)
+        elif MESSAGE not in span.name and span.end_seconds > span.start_seconds:
+            once[span.rank, "once" if span.stream == COMPUTE_STREAM else "moves"].append(span)
     if not passes:
         return None
-    rows = tuple(_row(place, rank, passes[rank], once[rank], step) for place, rank in enumerate(sorted(passes)))
+    rows = tuple(
+        _row(place, rank, passes[rank], {kind: once[rank, kind] for kind in ("moves", "once")}, step)
+        for place, rank in enumerate(sorted(passes))
+    )
     occurring = {cell.kind for row in rows for cell in row.cells}
     kinds = tuple((kind, name) for kind, name in KINDS.items() if kind in occurring)
     return StageGrid(rows, step.seconds, WIDTH, ROW * len(rows), kinds)
 
 
 def _row(
-    place: int, rank: int, passes: dict[tuple[str, str, str], list[Span]], once: list[Span], step: RecordedStep
+    place: int,
+    rank: int,
+    passes: dict[tuple[str, str, str], list[Span]],
+    once: dict[str, list[Span]],
+    step: RecordedStep,
 ) -> GridRow:
     cells = [_cell(kind, batch, f"{stage}{kind}{batch}", f"stage {stage}, {KINDS[kind]} of micro-batch {batch}",
                    spans, step.seconds) for (stage, kind, batch), spans in passes.items()]  # fmt: skip
-    cells += [_cell("once", "", "", span.name, [span], step.seconds) for span in _joined(once, step.seconds / WIDTH)]
+    for kind, spans in once.items():
+        joined = _joined(spans, step.seconds / WIDTH)
+        cells += [_cell(kind, "", "", span.name, [span], step.seconds) for span in joined]
     cells.sort(key=lambda cell: cell.x)
-    names = [cell.title.partition(":")[0] for cell in cells if cell.kind != "once"]
+    names = [cell.title.partition(":")[0] for cell in cells if cell.kind not in once]
     return GridRow(rank, place * ROW, tuple(cells), " ".join(names))
 
 
