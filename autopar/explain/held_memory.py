@@ -253,8 +253,11 @@ class HeldMemory:
         return _with_rest(found, stage.bytes_of_passes[0].after)
 
     def _kept(self, stage: PricedStage) -> list[Piece]:
-        found = [(owner_of(node), KEPT, float(node_bytes(node))) for node in stage.kept_for_weights]
-        return _with_rest(found, self.kept_bytes(stage))
+        """Views among them share their bytes, so each has its part of what the simulator counts."""
+        total = self.kept_bytes(stage)
+        part = min(1.0, total / stage.kept_bytes) if stage.kept_bytes else 1.0
+        found = [(owner_of(node), KEPT, part * node_bytes(node)) for node in stage.kept_for_weights]
+        return _with_rest(found, total)
 
 
 def _nodes(stage: PricedStage) -> list[fx.Node]:

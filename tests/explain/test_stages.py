@@ -14,7 +14,7 @@ from autopar.cost_models.program_costs import COMPUTE
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.answers import Comparison, Explanations
 from autopar.explain.asked_step import AskedStep, asked_step
-from autopar.explain.held_memory import KEPT
+from autopar.explain.held_memory import KEPT, HeldMemory
 from autopar.explain.memory_over_time import memory_over_time
 from autopar.explain.origin import Remembered
 from autopar.explain.repeated_block import repeated_block
@@ -142,6 +142,21 @@ def test_the_peak_of_a_table_follows_what_is_in_flight(plan: Plan) -> None:
 def test_halves_of_backward_keep_values_for_the_weights(halves: Plan) -> None:
     assert {name[1] for name, _ in halves.memory().over_time if name[0] == "0"} >= {"F", "I", "W"}
     assert KEPT not in halves.memory().by_kind or halves.memory().by_kind[KEPT] > 0
+
+
+def test_pieces_of_every_moment_add_up_where_kept_values_share_their_bytes(halves: Plan) -> None:
+    """Of views among them, the simulator counts the buffer once."""
+    step = asked(halves).step
+    sharing = [stage for stage in step.graphs.of if stage.kept_for_weights]
+    for stage in sharing:
+        stage.__dict__["kept_for_weights"] = 100 * stage.kept_for_weights
+        assert stage.kept_bytes > max(stage.bytes_of_passes[1].live)
+    held = HeldMemory(step, step.graphs, group=0)
+    kinds = [moment.action.kind for moment in held.moments if moment.action is not None]
+    assert sharing and "W" in kinds
+    for moment in held.moments:
+        pieces = math.fsum(size for _, _, size in held.pieces(moment))
+        assert pieces == pytest.approx(held.constant + moment.bytes)
 
 
 def test_devices_of_several_kinds_are_played_each_at_its_own_prices() -> None:
