@@ -145,7 +145,9 @@ class _Reader:
 
     def _read_forward(self) -> None:
         """Parts and whose values they read, along the graph."""
-        parameters = {entry.name for entry in self.stage.lowered.program.inputs if entry.role == "parameter"}
+        parameters, prepared = set(self.plan.parameters), self.stage.lowered.prepared
+        if prepared is not None:  # what is gathered once per step comes in like a parameter
+            parameters |= {_owner(node) for node in prepared.prepare.graph.nodes}
         origins: dict[fx.Node, frozenset[int]] = {}
         only_weights, flows = set[fx.Node](), set[fx.Node]()
         for node in _forward(self.stage):

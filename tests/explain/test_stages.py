@@ -126,7 +126,7 @@ def assert_block_holds_all_its_kernels(step: StepProgram) -> None:
     assert block.seconds == pytest.approx(math.fsum(one.seconds for one in inside), rel=1e-9)
     collectives = [one for part in block.parts for one in part.collectives]
     assert len(collectives) == sum(one.stream != COMPUTE for one in inside)
-    assert [part.reads for part in block.parts][:2] == [(), (0,)]
+    assert all(part.reads for part in block.parts[1:]), "weights that are gathered once per step make no part"
 
 
 def test_the_peak_of_a_table_follows_what_is_in_flight(plan: Plan) -> None:

@@ -115,10 +115,14 @@ def block_picture(block: RepeatedBlock, colours: LayoutColours) -> BlockPicture:
 
 def _depths(parts: tuple[BlockPart, ...]) -> list[int]:
     """Of every part, how many others it is behind on the longest way."""
-    found: list[int] = []
-    for part in parts:
-        found.append(1 + max((found[source] for source in part.reads if source < len(found)), default=-1))
-    return found
+    found: dict[int, int] = {}
+
+    def depth(place: int) -> int:
+        if place not in found:
+            found[place] = 1 + max((depth(source) for source in parts[place].reads), default=-1)
+        return found[place]
+
+    return [depth(place) for place in range(len(parts))]
 
 
 def _boxes(part: BlockPart, x: int, y: int, colours: LayoutColours) -> list[DrawnBox]:
