@@ -153,7 +153,8 @@ def test_pieces_of_every_moment_add_up_where_kept_values_share_their_bytes(halve
         assert stage.kept_bytes > max(stage.bytes_of_passes[1].live)
     held = HeldMemory(step, step.graphs, group=0)
     kinds = [moment.action.kind for moment in held.moments if moment.action is not None]
-    assert sharing and "W" in kinds
+    assert sharing
+    assert "W" in kinds
     for moment in held.moments:
         pieces = math.fsum(size for _, _, size in held.pieces(moment))
         assert pieces == pytest.approx(held.constant + moment.bytes)
