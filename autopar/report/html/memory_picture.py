@@ -1,6 +1,7 @@
 """Memory over time of a report, stacked by kind: one area per kind and rank, what lives throughout at the bottom.
 
-Areas lie in a box of WIDTH x HEIGHT whose height is the largest peak of all ranks, so that ranks can be compared.
+Areas lie in a box of WIDTH x HEIGHT whose height is the largest peak of all ranks, so that ranks can be compared. What
+is held in front of the first pass is drawn as the first moment.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def kind_rows(pictures: Sequence[MemoryPicture]) -> list[KindRow]:
 
 def _picture(name: str, memory: MemoryOverTime, marks: dict[str, int], highest: float) -> MemoryPicture:
     peak_seconds, at_peak = memory.peak
-    edges = [start / memory.seconds * WIDTH for start, _ in memory.moments] + [float(WIDTH)]
+    edges = [0.0, *(start / memory.seconds * WIDTH for start, _ in memory.moments[1:]), float(WIDTH)]
     below = [0.0] * len(memory.moments)
     layers = []
     for kind, mark in marks.items():
