@@ -19,13 +19,19 @@ from autopar.cli.output import as_json_option, print_document
 from autopar.errors import ConfigurationError
 from autopar.later import later
 from autopar.plans.parallel_plan import Plan
-from autopar.report.html.page import write_report
+from autopar.report.html.page import Played, write_report
 from autopar.report.html.timeline import RecordedStep, read_timeline
 
 if TYPE_CHECKING:
+    from autopar.explain.memory_over_time import MemoryOverTime
+    from autopar.explain.repeated_block import RepeatedBlock
     from autopar.simulation.played_plan import Simulation
+    from autopar.simulation.step_program import StepProgram
 
-simulated: Callable[..., Simulation] = later("autopar.cli.simulate_command", "simulated")
+step_of: Callable[..., StepProgram] = later("autopar.cli.simulate_command", "step_of")
+simulate_step: Callable[[StepProgram], Simulation] = later("autopar.simulation.played_plan", "simulate_step")
+memory_over_time: Callable[..., list[MemoryOverTime]] = later("autopar.explain.memory_over_time", "memory_over_time")
+repeated_block: Callable[..., RepeatedBlock | None] = later("autopar.explain.repeated_block", "repeated_block")
 
 
 @click.command()
@@ -43,11 +49,20 @@ def report(path: Path, output: Path | None, trace: Path | None, simulate: bool, 
     if trace is not None and simulate:
         raise ConfigurationError("--trace and --simulate both give the step: leave one out")
     plan, target = Plan.load(path), output or path.with_suffix(".html")
-    step = None if trace is None else read_timeline(trace)
-    if simulate:
-        step = RecordedStep.of(simulated(plan, {"trust": trust}).timeline)
-    write_report(plan, target, timeline=step)
+    played: Played = {"timeline": None if trace is None else read_timeline(trace)}
+    write_report(plan, target, **(_simulated(plan, trust) if simulate else played))
     if as_json:
         print_document({"report": str(target), "bytes": target.stat().st_size})
     else:
         click.echo(f"{target}: {target.stat().st_size / 1e6:.2f} MB")
+
+
+def _simulated(plan: Plan, trust: bool) -> Played:
+    """The simulated step, with what only the model behind the plan tells."""
+    step = step_of(plan, {"trust": trust})
+    timeline = simulate_step(step).timeline
+    return {
+        "timeline": RecordedStep.of(timeline),
+        "memory": memory_over_time(step, timeline),
+        "block": repeated_block(step),
+    }

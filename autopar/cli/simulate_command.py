@@ -30,7 +30,8 @@ from autopar.report.progress_line import progress_line
 from autopar.report.terminal_tables import table
 from autopar.request import Request
 from autopar.rules.learning import adopt_rules
-from autopar.simulation.played_plan import Simulation, simulate_plan
+from autopar.simulation.played_plan import Simulation, checked_step, simulate_step
+from autopar.simulation.step_program import StepProgram
 
 COLUMNS = ("", "simulated", "predicted by the planner")
 
@@ -67,11 +68,16 @@ def simulate(path: Path, trace: Path | None, measured: tuple[Path, ...], as_json
 
 
 def simulated(plan: Plan, given: Mapping[str, Any]) -> Simulation:
+    """The played step of a plan file, as of `step_of`."""
+    return simulate_step(step_of(plan, given))
+
+
+def step_of(plan: Plan, given: Mapping[str, Any]) -> StepProgram:
     """The step of a plan file. given: "model", "batch", "seq" and "cluster" in place of what the plan says of them."""
     said = said_and_given(plan, given)
     cluster = cluster_of(plan, said, given)
     optimizer = said.get("optimizer")
-    return simulate_plan(plan, program_of(plan, given, cluster), cluster, OPTIMIZERS.get(str(optimizer), optimizer))
+    return checked_step(plan, program_of(plan, given, cluster), cluster, OPTIMIZERS.get(str(optimizer), optimizer))
 
 
 def program_of(plan: Plan, given: Mapping[str, Any], cluster: Cluster) -> Program | MicroProgram:

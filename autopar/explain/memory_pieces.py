@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from torch import fx
 
@@ -26,10 +27,21 @@ INPUTS, JOINED, UPDATE = "inputs", "joined outputs", "buffers of the optimizer's
 OUTSIDE, LOSS = "(outside of modules)", "the loss"
 
 
+TaggedRange: TypeAlias = tuple[LiveRange, str, str]
+"""(when a buffer lives, whose it is, of which kind)"""
+
+
 def pieces_at(
     lowered: Program, partition: Partition, ranges: Sequence[LiveRange], index: int
 ) -> Iterator[tuple[str, str, float]]:
     """(name, kind, bytes) of the buffers that live at an index."""
+    for live, name, kind in tagged(lowered, partition, ranges):
+        if live.first_index <= index <= live.last_index:
+            yield name, kind, float(live.bytes)
+
+
+def tagged(lowered: Program, partition: Partition, ranges: Sequence[LiveRange]) -> list[TaggedRange]:
+    """Every buffer of a program with its name and kind."""
     forward = [node for node in partition.forward.graph.nodes if node.op != "output"]
     backward = partition.backward
     by_name = [
@@ -38,15 +50,15 @@ def pieces_at(
     ]
     num_nodes = len(forward) + sum(node.op != "output" for node in by_name[1].values())
     gradients = set() if backward is None else {n for n in returned_values(backward.graph) if isinstance(n, fx.Node)}
-    inputs = {entry.name: entry.role for entry in lowered.inputs}
-    parameters = {name for name, role in inputs.items() if role == "parameter"}
+    parameters = {entry.name for entry in lowered.inputs if entry.role == "parameter"}
+    found = []
     for live in ranges:
-        if live.first_index <= index <= live.last_index:
-            in_backward = live.first_index >= len(forward)
-            node = by_name[in_backward].get(live.name) or by_name[not in_backward][live.name]
-            crosses = not in_backward and live.last_index >= len(forward)
-            kind = _kind(node, crosses, live.last_index >= num_nodes, gradients, parameters)
-            yield owner_of(node), kind, float(live.bytes)
+        in_backward = live.first_index >= len(forward)
+        node = by_name[in_backward].get(live.name) or by_name[not in_backward][live.name]
+        crosses = not in_backward and live.last_index >= len(forward)
+        kind = _kind(node, crosses, live.last_index >= num_nodes, gradients, parameters)
+        found.append((live, owner_of(node), kind))
+    return found
 
 
 def _kind(node: fx.Node, crosses: bool, is_returned: bool, gradients: set[fx.Node], parameters: set[str]) -> str:

@@ -1,6 +1,7 @@
 """Parallelism: what the axes of a plan's mesh do, in the field's words.
 
-    parallelism(plan)      "ZeRO-3 over 64 devices", "4 stages (1f1b) of TP 8 x DDP 2 over 64 devices"
+    parallelism(plan)      "ZeRO-3 over 64 devices", "4 stages (1f1b) of TP 8 x DDP 2 over 64 devices",
+                           "DDP (ZeRO-3 for 98 of 291 parameters) over 64 devices"
 
 Each axis of the mesh gets the role that most of the model's products give it. A product votes with the name that it
 splits over the axis (`OperatorPlan.axes`): its rows with an attention split by samples are data parallelism, with one
@@ -10,7 +11,7 @@ split by queries context parallelism, its columns or its contracted dim tensor p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast, get_args
 
 from autopar.layouts.placement import Shard
@@ -44,7 +45,7 @@ def parallelism(plan: PlanValue) -> str:
     kinds = _kinds(plan)
     if [kind for kind, _ in kinds] == [SAME_WORK] and not plan.in_stages:
         return f"the same work on each of {plan.num_ranks} devices"
-    inside = kinds[0][0] if len(kinds) == 1 and not plan.in_stages else " x ".join(f"{k} {size}" for k, size in kinds)
+    inside = kinds[0][0] if len(kinds) == 1 and not plan.in_stages else " x ".join(_sized(*kind) for kind in kinds)
     if not plan.in_stages:
         return f"{inside} {over}"
     stages = f"{len(plan.stages)} stages ({plan.staged.schedule})"
@@ -63,9 +64,22 @@ def _kinds(plan: PlanValue) -> list[tuple[str, int]]:
             degrees[role] = max(degrees[role], 1) * size
     replicas, shards = degrees["dp_replicate"] or 1, degrees["dp_shard"] or 1
     sharded = f"ZeRO-{zero_stage(plan, roles) or 1}"
-    data = "DDP" if shards == 1 else sharded if replicas == 1 else f"HSDP ({sharded})"
+    data = _replicated(plan, roles) if shards == 1 else sharded if replicas == 1 else f"HSDP ({sharded})"
     others = [(name, degrees[role] or 1) for role, name in SHORT_NAMES.items()]
     return [(kind, size) for kind, size in ((data, replicas * shards), *others, (SAME_WORK, idle)) if size > 1]
+
+
+def _sized(kind: str, size: int) -> str:
+    """ "TP 8"; "DDP 4 (ZeRO-3 for 98 of 291 parameters)"."""
+    return f"{kind} {size}" if not kind.startswith("DDP (") else kind.replace("DDP", f"DDP {size}", 1)
+
+
+def _replicated(plan: PlanValue, roles: tuple[Role, ...]) -> str:
+    """ "DDP"; with how many parameters are sharded all the same, where that is fewer than half of them."""
+    sharded = [each for each in plan.parameters.values() if split_on(each, roles, "dp_replicate")]
+    if not sharded:
+        return "DDP"
+    return f"DDP (ZeRO-{zero_stage_of(sharded)} for {len(sharded)} of {len(plan.parameters)} parameters)"
 
 
 def _splits_nothing(plan: PlanValue, axis: int) -> bool:
@@ -119,8 +133,11 @@ def kind_of(operator: str) -> str:
 def zero_stage(plan: PlanValue, roles: tuple[Role, ...]) -> int:
     """0 where no parameter is sharded over data parallelism, 2 where most are kept gathered for backward, else 3."""
     sharded = [p for p in plan.parameters.values() if split_on(p, roles, "dp_shard")]
-    if not sharded:
-        return 0
+    return zero_stage_of(sharded) if sharded else 0
+
+
+def zero_stage_of(sharded: Sequence[ParameterPlan]) -> Literal[2, 3]:
+    """2 where most of these sharded parameters are kept gathered for backward, else 3."""
     return 2 if sum(parameter.keep_gathered for parameter in sharded) * 2 > len(sharded) else 3
 
 

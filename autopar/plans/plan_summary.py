@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from autopar.layouts.placement import Mesh
 from autopar.plans.parallelism import parallelism
+from autopar.plans.plan_reasons import next_best, what_binds
 from autopar.plans.plan_text import (
     LAYOUT_LEGEND,
     ROUNDING,
@@ -159,8 +160,8 @@ def legend(plan: PlanValue) -> str:
 
 
 def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
-    """Lines that belong under the table: cluster, parts of the step, largest memory, why baselines do not run,
-    uncovered operators, discovered rules, notes. verbose: what the search counted, too."""
+    """Lines that belong under the table: cluster, what binds, the next best plan, largest memory, why baselines
+    do not run, uncovered operators, discovered rules, notes. verbose: what the search counted, too."""
     gap = f"gap {plan.gap:.1e}" if plan.gap > ROUNDING else "gap 0"
     lines = [
         f"cluster {plan.cluster}, priced by {plan.profile}",
@@ -172,10 +173,7 @@ def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
     if plan.kernels:
         lines.append(f"kernels of ours in the place of groups: {', '.join(plan.kernels)}; else {plan.kernel_backend}'s")
     prediction = plan.predicted
-    lines.append(
-        f"step {format_seconds(prediction.step_seconds)} = compute {format_seconds(prediction.compute_seconds)}"
-        f" + communication that nothing hides {format_seconds(prediction.exposed_communication_seconds)}"
-    )
+    lines += [line for line in (what_binds(plan), next_best(plan)) if line]
     if prediction.bytes_by_kind:
         parts = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])
         lines.append("memory " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts))

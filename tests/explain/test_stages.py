@@ -10,13 +10,20 @@ import pytest
 import torch
 
 import autopar
+from autopar.cost_models.program_costs import COMPUTE
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.answers import Comparison, Explanations
 from autopar.explain.asked_step import AskedStep, asked_step
-from autopar.explain.memory_moments import KEPT
+from autopar.explain.held_memory import KEPT, HeldMemory
+from autopar.explain.memory_over_time import memory_over_time
 from autopar.explain.origin import Remembered
+from autopar.explain.repeated_block import repeated_block
 from autopar.plans.parallel_plan import Plan
+from autopar.report.html.stage_grid import stage_grid
+from autopar.report.html.step_shares import step_shares
+from autopar.report.html.timeline import RecordedStep
 from autopar.simulation.played_plan import Simulation, simulate_plan
+from autopar.simulation.step_program import StepProgram
 
 WIDTH = 256
 INPUTS = (torch.randn(32, WIDTH), torch.zeros(32, dtype=torch.long))
@@ -83,9 +90,44 @@ def test_every_pipeline_is_played_and_holds_what_its_table_says(name: str, reque
         assert max(size for _, size in table.over_time) == pytest.approx(table.peak_bytes)
     tightest = found.memory()
     assert tightest.peak_bytes == max(simulation.peak_bytes)
+    assert_pictures_say_the_same(found, simulation)
     assert [stage.stage for stage in sorted(tightest.stages, key=lambda s: s.stage)] == [0, 1]
     assert "micro-batches in flight" in str(tightest)
     json.dumps(tightest.document())
+
+
+def assert_pictures_say_the_same(plan: Plan, simulation: Simulation) -> None:
+    """Memory by kind reaches the simulated peaks, the grid ends with the step, its gaps are the bubbles."""
+    step, timeline = RecordedStep.of(simulation.timeline), simulation.timeline
+    over_time = memory_over_time(asked(plan).step, timeline)
+    assert [one.peak_bytes for one in over_time] == [pytest.approx(peak, rel=1e-9) for peak in simulation.peak_bytes]
+    assert [one.rank for one in over_time] == [group.first_rank for group in plan.rank_groups]
+    for one in over_time:
+        starts = [start for start, _ in one.moments]
+        assert starts == sorted(starts)
+    assert_block_holds_all_its_kernels(asked(plan).step)
+    grid, shares = stage_grid(step), step_shares(step)
+    assert grid is not None
+    assert max(cell.x + cell.width for row in grid.rows for cell in row.cells) == pytest.approx(grid.width, abs=0.02)
+    for row, passes in zip(grid.rows, plan.staged.built(plan.micro_batches).ranks, strict=True):
+        assert sorted(row.order.split()) == sorted(map(str, passes))
+    assert shares.bubble == pytest.approx(simulation.bubble_rate)
+    assert shares.exposed_seconds == pytest.approx(simulation.exposed_communication_seconds)
+    assert shares.computing + shares.exposed + shares.bubble == pytest.approx(1.0)
+
+
+def assert_block_holds_all_its_kernels(step: StepProgram) -> None:
+    """And its collectives: what the bodies of its stage take under its name."""
+    block = repeated_block(step)
+    assert block is not None
+    assert (block.pattern, block.count, block.name) == ("layers.*", 4, "layers.2")
+    graphs = step.graphs
+    bodies = [body for stage in graphs.of for body in step.bodies(stage, graphs.passes.kinds(stage.number))]
+    inside = [one for body in bodies for one in body.actions if one.name.startswith(("layers.2.", "layers.2/"))]
+    assert block.seconds == pytest.approx(math.fsum(one.seconds for one in inside), rel=1e-9)
+    collectives = [one for part in block.parts for one in part.collectives]
+    assert len(collectives) == sum(one.stream != COMPUTE for one in inside)
+    assert all(part.reads for part in block.parts[1:]), "weights that are gathered once per step make no part"
 
 
 def test_the_peak_of_a_table_follows_what_is_in_flight(plan: Plan) -> None:
@@ -101,6 +143,22 @@ def test_the_peak_of_a_table_follows_what_is_in_flight(plan: Plan) -> None:
 def test_halves_of_backward_keep_values_for_the_weights(halves: Plan) -> None:
     assert {name[1] for name, _ in halves.memory().over_time if name[0] == "0"} >= {"F", "I", "W"}
     assert KEPT not in halves.memory().by_kind or halves.memory().by_kind[KEPT] > 0
+
+
+def test_pieces_of_every_moment_add_up_where_kept_values_share_their_bytes(halves: Plan) -> None:
+    """Of views among them, the simulator counts the buffer once."""
+    step = asked(halves).step
+    sharing = [stage for stage in step.graphs.of if stage.kept_for_weights]
+    for stage in sharing:
+        stage.__dict__["kept_for_weights"] = 100 * stage.kept_for_weights
+        assert stage.kept_bytes > max(stage.bytes_of_passes[1].live)
+    held = HeldMemory(step, step.graphs, group=0)
+    kinds = [moment.action.kind for moment in held.moments if moment.action is not None]
+    assert sharing
+    assert "W" in kinds
+    for moment in held.moments:
+        pieces = math.fsum(size for _, _, size in held.pieces(moment))
+        assert pieces == pytest.approx(held.constant + moment.bytes)
 
 
 def test_devices_of_several_kinds_are_played_each_at_its_own_prices() -> None:

@@ -26,6 +26,10 @@ def test_one_axis_is_called_by_what_it_splits() -> None:
     assert parallelism(on_one_axis("m", S0)) == "ZeRO-3 over 4 devices"
     assert parallelism(on_one_axis("m", S0, kept=True)) == "ZeRO-2 over 4 devices"
     assert parallelism(on_one_axis("n", S0)) == "TP over 4 devices"
+    some = on_one_axis("m", R)
+    norms = {f"norm{n}": some.parameters["up"] for n in range(2)}
+    mixed = replace(some, parameters={**norms, "up": on_one_axis("m", S0).parameters["up"]})
+    assert parallelism(mixed) == "DDP (ZeRO-3 for 1 of 3 parameters) over 4 devices"
     assert parallelism(on_one_axis(None, R)) == "the same work on each of 4 devices"
 
 

@@ -47,3 +47,8 @@ def clicked(page: Path, script: str) -> dict[str, Any]:
     assert found is not None, done.stdout[-500:]
     seen: dict[str, Any] = json.loads(html.unescape(found[1]))
     return seen
+
+
+def in_script(text: str) -> str:
+    """The text as a string of a script; nothing in it closes the script."""
+    return json.dumps(text).replace("<", "\\u003c")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,20 @@ import autopar
 from autopar.cli.report_command import report
 from autopar.cost_models.chrome_trace import Span
 from autopar.cost_models.simulator import Action, simulate
+from autopar.explain.asked_step import asked_step
+from autopar.explain.memory_over_time import memory_over_time
+from autopar.explain.origin import Remembered
+from autopar.explain.repeated_block import repeated_block
+from autopar.layouts.placement import Mesh
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
+from autopar.report.html.block_picture import block_picture
 from autopar.report.html.headline import headline
-from autopar.report.html.page import report_page, write_report
+from autopar.report.html.layout_colours import LayoutColours
+from autopar.report.html.memory_picture import memory_pictures
+from autopar.report.html.mesh_picture import group_ranks, mesh_pictures
+from autopar.report.html.page import Played, report_page, write_report
+from autopar.report.html.step_shares import step_shares
 from autopar.report.html.timeline import (
     CURVE_WIDTH,
     MOST_SPANS,
@@ -27,10 +38,10 @@ from autopar.report.html.timeline import (
     drawn_memory,
     drawn_tracks,
     read_timeline,
-    stage_bubbles,
 )
 from autopar.report.html.tree import module_tree
-from tests.report.chromium import clicked, needs_chromium
+from autopar.simulation.played_plan import simulate_step
+from tests.report.chromium import clicked, in_script, needs_chromium
 
 FEATURES = 64
 
@@ -69,7 +80,7 @@ def test_the_page_holds_the_figures_and_loads_nothing(plan: Plan, step: Recorded
     assert "groups over 2 nodes, 4 groups share a node" in page.replace("&#39;", "'")
     assert "all_reduce" in page
     assert not re.search(
-        r"""(src|href)\s*=|@import|url\(|fetch\(|http""", page.replace("http://www.w3.org/2000/svg", "")
+        r"""(src|href)\s*=(?!"#)|@import|url\((?!#)|fetch\(|http""", page.replace("http://www.w3.org/2000/svg", "")
     )
 
 
@@ -90,7 +101,7 @@ def test_names_cannot_leave_their_place_in_the_page(plan: Plan) -> None:
 
 
 def test_the_tree_holds_every_name_once(plan: Plan) -> None:
-    tree, names = module_tree(plan), list[str]()
+    tree, names = module_tree(plan, LayoutColours(plan.layout_mesh)), list[str]()
 
     def visit(module: dict[str, Any], path: str) -> None:
         for name, kind, *_ in module["rows"]:
@@ -141,6 +152,49 @@ def test_the_command_writes_beside_the_plan(tmp_path: Path, plan: Plan) -> None:
     assert (tmp_path / "plan.html").stat().st_size > 10_000
 
 
+@pytest.fixture(scope="module")
+def played(plan: Plan) -> Played:
+    assert isinstance(plan.origin, Remembered)
+    asked = asked_step(plan.origin.source, plan).step
+    timeline = simulate_step(asked).timeline
+    memory = memory_over_time(asked, timeline)
+    return {"timeline": RecordedStep.of(timeline), "memory": memory, "block": repeated_block(asked)}
+
+
+def test_memory_and_block_of_the_captured_step_are_drawn(plan: Plan, played: Played) -> None:
+    """The stacked areas reach the peak at the fullest moment, the arrows end where boxes begin."""
+    (memory,), block, timeline = played["memory"], played["block"], played["timeline"]
+    assert timeline is not None
+    assert memory.peak_bytes == pytest.approx(plan.predicted.peak_bytes)
+    assert memory.moments[0][0] <= memory.peak[0] < memory.seconds == timeline.seconds
+    (picture,) = memory_pictures([memory])
+    assert math.fsum(layer.bytes_at_peak for layer in picture.layers) == pytest.approx(memory.peak_bytes)
+    assert min(float(y) for y in re.findall(r"V([\d.]+)", picture.layers[-1].path)) == 0.0  # the top of the box
+    assert block is not None
+    assert (block.pattern, block.count, block.parts[1].reads) == ("layers.*", 2, (0,))
+    drawn = block_picture(block, LayoutColours(plan.layout_mesh))
+    tops = {box.y for box in drawn.boxes}
+    assert len(drawn.rows) == len(block.parts) > 2
+    assert all(int(arrow.rpartition(",")[2]) + 2 in tops for arrow in drawn.arrows if "C" in arrow)
+    page = report_page(plan, **played)
+    assert all(f"<td>{kind}</td>" in page.replace("&#39;", "'") for kind in memory.kinds)
+
+
+def test_the_mesh_is_drawn_onto_its_nodes(plan: Plan) -> None:
+    """2 x 4 on two nodes of 4: the first axis joins the nodes, the second stays inside each."""
+    outer, inner = mesh_pictures(plan)
+    members = [[device.style == "member" for device in node.devices] for node in outer.nodes]
+    assert members == [[True, False, False, False]] * 2
+    assert [(node.lit_frame, node.lit_line) for node in outer.nodes] == [(False, True)] * 2
+    assert [all(device.style == "member" for device in node.devices) for node in inner.nodes] == [True, False]
+    assert [(node.lit_frame, node.lit_line) for node in inner.nodes] == [(True, False), (False, False)]
+    assert group_ranks((2, 3, 4), 1) == [0, 4, 8]
+    large = plan.with_(cluster="2048x8 H100-SXM", mesh=Mesh(("dp_replicate", "dp_shard"), (8, 2048)))
+    far = mesh_pictures(large)[0]
+    assert [node.number for node in far.nodes][-1] == 768
+    assert (len(far.nodes), far.more_nodes) == (8, 2040)
+
+
 @needs_chromium
 @pytest.mark.slow
 def test_a_browser_opens_searches_zooms_and_clicks(tmp_path: Path, plan: Plan, step: RecordedStep) -> None:
@@ -157,7 +211,8 @@ def test_a_browser_opens_searches_zooms_and_clicks(tmp_path: Path, plan: Plan, s
         search.value = "layers.1"; search.dispatchEvent(new Event("input"));
         seen.matches = document.querySelectorAll("#matches .row").length;
         seen.treeHidden = one("#tree").hidden;
-        one("#matches .row").click();
+        one("#matches .row button").click();
+        seen.expanded = one("#matches .row button").getAttribute("aria-expanded");
         seen.note = one("#matches .note").textContent;
         search.value = ""; search.dispatchEvent(new Event("input"));
         seen.treeBack = !one("#tree").hidden;
@@ -168,6 +223,14 @@ def test_a_browser_opens_searches_zooms_and_clicks(tmp_path: Path, plan: Plan, s
         one("#zoom-all").click(); seen.again = width();
         one(".track rect").dispatchEvent(new MouseEvent("click"));
         seen.span = one("#span-text").textContent;
+        one("#span-after").click();
+        seen.next = one("#span-text").textContent;
+        const key = (name) => one("#tracks").dispatchEvent(new KeyboardEvent("keydown", {key: name, cancelable: true}));
+        key("+"); seen.byKey = width(); key("0"); seen.whole = width();
+        const operable = "a, button, input, summary, [tabindex]";
+        seen.unnamed = [...document.querySelectorAll("[role=img], [role=region], nav, [role=group]")].filter(
+          (each) => !each.getAttribute("aria-label") && !each.getAttribute("aria-labelledby")).length;
+        seen.unreachable = [...document.querySelectorAll(".scroll")].filter((each) => !each.matches(operable)).length;
         seen.bars = document.querySelectorAll(".bar").length;
         """,
     )
@@ -182,7 +245,39 @@ def test_a_browser_opens_searches_zooms_and_clicks(tmp_path: Path, plan: Plan, s
     assert seen["window"].endswith("5.000 s")
     assert (seen["before"], seen["after"], seen["again"]) == (400, 300, 400)  # 0 .. 2 of 5 s, then of 1.25 .. 3.75 s
     assert seen["span"].startswith("layers.0/mm#0: 2.000 s")
+    assert seen["next"].startswith("layers.1/mm#0: 2.000 s")
+    assert (seen["byKey"], seen["whole"]) == (300, 400)
+    assert (seen["expanded"], seen["unnamed"], seen["unreachable"]) == ("true", 0, 0)
     assert seen["bars"] == 1 + sum(baseline.predicted is not None for baseline in plan.baselines)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_nothing_is_wider_than_a_phone(tmp_path: Path, plan: Plan, played: Played) -> None:
+    """What is wider scrolls in a box of its own; the page in a frame of 390 pixels."""
+    table = "<table><tr><td style='min-width: 500px'>x</td></tr></table>"
+    page = report_page(plan, **played).replace("</main>", f"<div class='scroll'>{table}</div></main>")
+    wide = page.replace("</main>", f"{table}</main>")
+    write_report(plan, tmp_path / "plan.html")
+    seen = clicked(
+        tmp_path / "plan.html",
+        f"""
+        const widths = async (text) => {{
+          const frame = document.createElement("iframe");
+          frame.style.cssText = "width: 390px; height: 844px; border: 0";
+          frame.srcdoc = text;
+          document.body.append(frame);
+          await new Promise((done) => {{ frame.onload = done; }});
+          const inner = frame.contentDocument.documentElement;
+          return [inner.scrollWidth, inner.clientWidth];
+        }};
+        seen.page = await widths({in_script(page)});
+        seen.wide = await widths({in_script(wide)});
+        """,
+    )
+    assert seen["errors"] == []
+    assert seen["page"][0] == seen["page"][1] <= 390
+    assert seen["wide"][0] > seen["wide"][1]
 
 
 def test_a_simulated_step_has_its_seconds_among_the_figures(plan: Plan, step: RecordedStep) -> None:
@@ -204,4 +299,6 @@ def test_time_that_several_spans_share_is_covered_once() -> None:
         Span(rank=0, stream=stream, name="mm", start_seconds=start, end_seconds=end)
         for stream, start, end in (("compute", 0.0, 1.0), ("compute", 2.0, 3.0), ("inner", 2.5, 4.0))
     )
-    assert stage_bubbles(RecordedStep(spans=spans, memory={})) == {0: "25.0%"}
+    shares = step_shares(RecordedStep(spans=spans, memory={}))
+    assert shares.bubbles == {0: 0.25}
+    assert (shares.computing, shares.exposed, shares.exposed_seconds) == (0.5, 0.25, 1.0)

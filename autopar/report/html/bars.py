@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_reasons import idle_seconds
 from autopar.plans.plan_text import format_bytes, format_mesh, format_seconds
 from autopar.plans.plan_value import Prediction
-
-COLOURS = 8
-"""Colours of parts in the style sheet: part-0 to part-7."""
+from autopar.report.html.palette import PARTS
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One plan; widths in percent of the longest step. value: step and memory, or that it has none."""
+    """One plan; widths in percent of the longest step: computation, communication that nothing hides, and waiting for
+    other stages. value: step and memory, or that it has none."""
 
     name: str
     mesh: str
     value: str
     compute_width: float
     exposed_width: float
+    idle_width: float
     chosen: bool
 
 
@@ -46,14 +47,16 @@ def plan_bars(plan: Plan) -> list[Bar]:
 
 def _bar(name: str, mesh: str, predicted: Prediction | None, longest: float, chosen: bool) -> Bar:
     if predicted is None:
-        return Bar(name, mesh, "does not run here: see below", 0.0, 0.0, chosen)
+        return Bar(name, mesh, "does not run here: see below", 0.0, 0.0, 0.0, chosen)
     step, exposed = predicted.step_seconds, predicted.exposed_communication_seconds
+    idle = idle_seconds(predicted)
     value = f"{format_seconds(step)}, {format_bytes(predicted.peak_bytes)}"
-    return Bar(name, mesh, value, 100.0 * (step - exposed) / longest, 100.0 * exposed / longest, chosen)
+    compute_width, exposed_width, idle_width = (100.0 * p / longest for p in (step - exposed - idle, exposed, idle))
+    return Bar(name, mesh, value, compute_width, exposed_width, idle_width, chosen)
 
 
 def memory_parts(plan: Plan) -> list[Part]:
     """Kinds of memory at the peak, largest first."""
     kinds = sorted(plan.predicted.bytes_by_kind.items(), key=lambda item: -item[1])
     total = sum(size for _, size in kinds) or 1.0
-    return [Part(name, size, 100.0 * size / total, index % COLOURS) for index, (name, size) in enumerate(kinds)]
+    return [Part(name, size, 100.0 * size / total, index % len(PARTS)) for index, (name, size) in enumerate(kinds)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_summary import gap_meaning
-from autopar.plans.plan_text import ROUNDING, format_bytes, format_mesh, format_seconds
+from autopar.plans.plan_text import ROUNDING, format_bytes, format_count, format_mesh, format_seconds
 from autopar.plans.plan_value import Baseline
 from autopar.plans.step_rates import step_rates
+from autopar.report.html.step_shares import step_shares
 from autopar.report.html.timeline import RecordedStep
 
 
@@ -31,32 +33,53 @@ class Refused:
 
 
 def headline(plan: Plan, timeline: RecordedStep | None) -> list[Figure]:
-    """Step, memory, bound and gap, and where the prices come from."""
+    """Time, memory, communication, and what the plan's schedule is."""
+    predicted, rates = plan.predicted, step_rates(plan)
+    figures = [Figure("step", format_seconds(predicted.step_seconds), "predicted by the cost model")]
+    if timeline is not None:
+        figures.append(Figure("simulated", format_seconds(timeline.seconds), "the lowered program, action by action"))
+    rate = rates.per_second(predicted.step_seconds)
+    if rate is not None:
+        each = "" if plan.num_ranks == 1 else f"{format_count(rate / plan.num_ranks)} per {rates.device}"
+        figures.append(Figure(f"{rates.unit}/s", format_count(rate), each or "of one device"))
+    used = _utilisation(plan)
+    if used is not None:
+        figures.append(used)
+    figures.append(Figure("memory", format_bytes(predicted.peak_bytes), "peak of a device" + _limit(plan)))
+    return [*figures, *_communication(plan, timeline), *_schedule(plan)]
+
+
+def _communication(plan: Plan, timeline: RecordedStep | None) -> Iterator[Figure]:
+    """Communication that nothing hides: as played, where the step was; the planner plays a pipeline by whole passes."""
+    what = "communication that no computation hides"
+    if timeline is None:
+        seconds = plan.predicted.exposed_communication_seconds
+        yield Figure("waiting", format_seconds(seconds), "sending between stages" if plan.in_stages else what)
+        return
+    shares = step_shares(timeline)
+    most = ", of the rank that waits most" if plan.in_stages else ""
+    yield Figure("waiting", format_seconds(shares.exposed_seconds), f"{what}{most}")
+    if plan.in_stages:
+        yield Figure("bubble", f"{shares.bubble:.1%}", "of the ranks' time: they neither compute nor communicate")
+
+
+def _schedule(plan: Plan) -> Iterator[Figure]:
+    if plan.in_stages:
+        schedule = f"{plan.mesh.shape[0]} rank groups, {len(plan.stages)} stages"
+        yield Figure("schedule", plan.staged.schedule, f"{schedule}, {plan.micro_batches} micro-batches")
+    elif plan.micro_batches > 1:
+        yield Figure("micro-batches", str(plan.micro_batches), "parts of the batch, one after the other")
+
+
+def certificate(plan: Plan) -> list[Figure]:
+    """What is proven of the plan, and at which prices."""
     tier, _, source = plan.profile.partition(": ")
-    figures = [
-        Figure("step", format_seconds(plan.predicted.step_seconds), "predicted by the cost model"),
-        Figure("memory", format_bytes(plan.predicted.peak_bytes), "peak of a device" + _limit(plan)),
+    return [
         Figure("cost", format_seconds(plan.objective_seconds), "what the search made small: nothing in it overlaps"),
         Figure("lower bound", format_seconds(plan.bound_seconds), "no plan on this mesh costs less at these prices"),
         Figure("gap", "0" if plan.gap <= ROUNDING else f"{plan.gap:.2%}", gap_meaning(plan)),
         Figure("prices", tier, source or "where the seconds come from"),
-        Figure(
-            "waiting",
-            format_seconds(plan.predicted.exposed_communication_seconds),
-            "communication that no computation hides",
-        ),
     ]
-    used = _utilisation(plan)
-    if used is not None:
-        figures.append(used)
-    if plan.in_stages:
-        schedule = f"{plan.mesh.shape[0]} rank groups, {len(plan.stages)} stages"
-        figures.append(Figure("schedule", plan.staged.schedule, f"{schedule}, {plan.micro_batches} micro-batches"))
-    elif plan.micro_batches > 1:
-        figures.append(Figure("micro-batches", str(plan.micro_batches), "parts of the batch, one after the other"))
-    if timeline is not None:
-        figures.append(Figure("simulated", format_seconds(timeline.seconds), "the lowered program, action by action"))
-    return figures
 
 
 def _utilisation(plan: Plan) -> Figure | None:

@@ -4,7 +4,8 @@
 
 Template, style and script lie in `templates/`; the page loads nothing, so that it opens from disk and can be mailed.
 What repeats in it (layouts, explanations) is written once and numbered: the page of 126 layers stays below 3 MB. The
-plan alone is enough; a timeline (`autopar simulate --trace`) adds the step, memory over time and communication by axis.
+plan alone is enough; a timeline (`autopar simulate --trace`) adds the step, live bytes and communication by axis, and
+the model behind the plan (`autopar report --simulate`) memory by kind and the repeated block.
 """
 
 from __future__ import annotations
@@ -12,42 +13,78 @@ from __future__ import annotations
 import functools
 import html
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import jinja2
 import msgspec
+from typing_extensions import Unpack
 
 from autopar.files import write_atomically
 from autopar.plans import plan_summary
 from autopar.plans.mesh_links import mesh_axes
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_reasons import question_in_words, reasons
 from autopar.plans.plan_text import format_bytes, format_mesh, format_seconds
+from autopar.report.html import palette
 from autopar.report.html.bars import memory_parts, plan_bars
-from autopar.report.html.headline import headline, why_not
-from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks, stage_bubbles
+from autopar.report.html.block_picture import block_picture
+from autopar.report.html.headline import certificate, headline, why_not
+from autopar.report.html.layout_colours import LayoutColours
+from autopar.report.html.memory_picture import kind_rows, memory_pictures
+from autopar.report.html.mesh_picture import mesh_pictures
+from autopar.report.html.stage_grid import stage_grid
+from autopar.report.html.step_shares import step_shares
+from autopar.report.html.timeline import RecordedStep, communication, drawn_memory, drawn_tracks
 from autopar.report.html.tree import module_tree
+
+if TYPE_CHECKING:
+    from autopar.explain.memory_over_time import MemoryOverTime
+    from autopar.explain.repeated_block import RepeatedBlock
 
 TEMPLATES = Path(__file__).parent / "templates"
 NOTEBOOK_HEIGHT = "36em"
 
 
-def write_report(plan: Plan, path: str | os.PathLike[str], *, timeline: RecordedStep | None = None) -> None:
-    """Write the page of `plan`, atomically. timeline: the simulated step, where there is one."""
-    write_atomically(path, report_page(plan, timeline=timeline).encode())
+class Played(TypedDict, total=False):
+    """What is known of a step beyond its plan. timeline: simulated or measured; memory: by kind, of one rank of every
+    rank group; block: the repeated one."""
+
+    timeline: RecordedStep | None
+    memory: Sequence[MemoryOverTime]
+    block: RepeatedBlock | None
 
 
-def report_page(plan: Plan, *, timeline: RecordedStep | None = None) -> str:
+def write_report(plan: Plan, path: str | os.PathLike[str], **played: Unpack[Played]) -> None:
+    """Write the page of `plan`, atomically."""
+    write_atomically(path, report_page(plan, **played).encode())
+
+
+def report_page(plan: Plan, **played: Unpack[Played]) -> str:
     """The page as text."""
-    tree = module_tree(plan)
-    data: dict[str, Any] = {"tree": tree, "timeline": None if timeline is None else drawn_tracks(timeline)}
-    template = _environment().get_template("report.html.j2")
-    return template.render(
+    timeline, block = played.get("timeline"), played.get("block")
+    memory = memory_pictures(played.get("memory") or ())
+    colours = LayoutColours(plan.layout_mesh)
+    row_name = "group" if plan.in_stages else "rank"
+    data: dict[str, Any] = {
+        "row": row_name,
+        "tree": module_tree(plan, colours),
+        "timeline": None if timeline is None else drawn_tracks(timeline),
+    }
+    shares = step_shares(timeline) if timeline is not None and plan.in_stages else None
+    return _environment().get_template("report.html.j2").render(
         _first_screen(plan, timeline),
-        bubbles=stage_bubbles(timeline) if timeline is not None and plan.in_stages else {},
+        row_name=row_name,
+        bubbles={} if shares is None else {rank: f"{part:.1%}" for rank, part in shares.bubbles.items()},
         axes=mesh_axes(plan),
+        meshes=mesh_pictures(plan),
+        block=None if block is None else block_picture(block, colours),
+        grid=None if timeline is None else stage_grid(timeline),
         memory=memory_parts(plan),
-        curves=() if timeline is None else drawn_memory(timeline),
+        memory_pictures=memory,
+        kind_rows=kind_rows(memory),
+        curves=() if timeline is None or memory else drawn_memory(timeline),
         communication=() if timeline is None else communication(timeline),
         data=_for_script(data),
     )
@@ -67,16 +104,20 @@ def _first_screen(plan: Plan, timeline: RecordedStep | None) -> dict[str, Any]:
     return {
         "title": _title(plan),
         "plan": plan,
-        "said": (plan_summary.headline(plan), plan_summary.beside_known_plans(plan)),
+        "asked": question_in_words(plan),
+        "chosen": plan_summary.headline(plan),
+        "said": (plan_summary.beside_known_plans(plan), *reasons(plan)),
         "headline": headline(plan, timeline),
+        "certificate": certificate(plan),
+        "palette": palette,
         "bars": plan_bars(plan),
         "refused": why_not(plan),
     }
 
 
 def _title(plan: Plan) -> str:
-    """The model without its folder: "llama-3-8b.json", "train:make_model"."""
-    return str(plan.question.get("model") or "plan").removeprefix("hf:").rpartition("/")[2]
+    """The model without folder and ending: "llama-3-8b", "train:make_model"."""
+    return str(plan.question.get("model") or "plan").removeprefix("hf:").rpartition("/")[2].removesuffix(".json")
 
 
 def _for_script(data: Any) -> str:

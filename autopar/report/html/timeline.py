@@ -24,6 +24,9 @@ FINEST = 40_000
 """Parts of the step: what lies closer together than one of them is drawn as one span; fewer where too many are left."""
 CURVE_WIDTH, CURVE_HEIGHT, CURVE_POINTS = 1000, 120, 2_000
 
+MESSAGE = " -> "
+"""In the name of a span between two stages: "0F0 -> 1"."""
+
 DrawnSpan: TypeAlias = tuple[str, float, float]
 """Name, start and length in microseconds."""
 
@@ -121,15 +124,7 @@ def drawn_tracks(step: RecordedStep) -> dict[str, Any]:
     }
 
 
-def stage_bubbles(step: RecordedStep) -> dict[int, str]:
-    """Share of the step in which a rank group neither computes nor communicates; a step has one rank of each."""
-    marks: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for span in step.spans:
-        marks[span.rank].append((span.start_seconds, span.end_seconds))
-    return {rank: f"{1.0 - _covered(spans) / step.seconds:.1%}" for rank, spans in sorted(marks.items())}
-
-
-def _covered(spans: list[tuple[float, float]]) -> float:
+def covered_seconds(spans: list[tuple[float, float]]) -> float:
     """Seconds in which at least one span runs."""
     covered, until = 0.0, 0.0
     for start, end in sorted(spans):
@@ -184,7 +179,7 @@ def communication(step: RecordedStep) -> list[StreamTraffic]:
     found: dict[tuple[int, str, str], list[float]] = defaultdict(list)
     for span in step.spans:
         if span.stream != COMPUTE_STREAM:
-            kind = span.name.rpartition(": ")[2]
+            kind = "message" if MESSAGE in span.name else span.name.rpartition(": ")[2]
             found[span.rank, span.stream, kind].append(span.end_seconds - span.start_seconds)
     rows = [StreamTraffic(*key, len(lengths), sum(lengths)) for key, lengths in found.items()]
     return sorted(rows, key=lambda row: (row.rank, -row.seconds))

@@ -11,14 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autopar.layouts.placement import Layout, Mesh
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import axes_at_work, format_placements, runners_up
 from autopar.plans.plan_value import OperatorPlan, ParameterPlan
-
-REPLICATED, PARTIAL, COLOURS = 0, 9, 8
-"""Colours of the style sheet: layout-0 is whole on every device, layout-1 to layout-8 are splits, in the order in which
-they appear, and layout-9 is a sum that is not complete."""
+from autopar.report.html.layout_colours import REPLICATED, LayoutColours
 
 OUTSIDE = "(outside of modules)"
 
@@ -37,31 +33,9 @@ class _Numbered:
         return self._numbers[text]
 
 
-class _Colours:
-    """A colour per layout."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-        self._splits: dict[str, int] = {}
-
-    def of(self, layout: Layout) -> int:
-        text = format_placements(layout, self._mesh)
-        if text == "R":
-            return REPLICATED
-        if "P(" in text:
-            return PARTIAL
-        return 1 + self._splits.setdefault(text, len(self._splits) % COLOURS)
-
-    @property
-    def legend(self) -> list[tuple[str, int]]:
-        """(layout, colour) of the splits with a colour of their own."""
-        return [(text, 1 + colour) for text, colour in list(self._splits.items())[:COLOURS]]
-
-
-def module_tree(plan: Plan) -> dict[str, Any]:
+def module_tree(plan: Plan, colours: LayoutColours) -> dict[str, Any]:
     """The tree of all parameters and operators of a plan, see the module docstring."""
-    mesh, texts, notes = plan.layout_mesh, _Numbered(), _Numbered()
-    colours, root = _Colours(plan.layout_mesh), _module()
+    mesh, texts, notes, root = plan.layout_mesh, _Numbered(), _Numbered(), _module()
     for name, parameter in plan.parameters.items():
         note = notes.of(_parameter_note(plan, name, parameter))
         stored, used = (texts.of(format_placements(layout, mesh)) for layout in (parameter.stored, parameter.used))

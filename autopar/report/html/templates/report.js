@@ -13,13 +13,16 @@ const rowsInside = (module) => module.rows.length + module.children.reduce((sum,
 
 function rowElement(row, prefix) {
   const [name, kind, stored, used, colour, note] = row;
-  const made = element("div", `row layout-${colour}`);
+  const made = element("div", `row layout-${colour}`), button = element("button");
   const layout = stored === used ? texts[stored] : `${texts[stored]} -> ${texts[used]}`;
-  made.append(element("code", "", prefix + name), ` ${kind === "operator" ? "gives" : "stored"} ${layout}`);
-  made.addEventListener("click", () => {
+  button.append(element("code", "", prefix + name), ` ${kind === "operator" ? "gives" : "stored"} ${layout}`);
+  button.setAttribute("aria-expanded", "false");
+  button.addEventListener("click", () => {
     const open = made.querySelector(".note");
     if (open) open.remove(); else made.append(element("div", "note", notes[note]));
+    button.setAttribute("aria-expanded", String(!open));
   });
+  made.append(button);
   return made;
 }
 
@@ -44,7 +47,11 @@ function showTree() {
   top.fill();
   place.append(top);
   const key = document.getElementById("legend");
-  const entry = (colour, text) => key.append(element("span", `key layout-${colour}`), ` ${text} `);
+  const entry = (colour, text) => {
+    const item = element("li");
+    item.append(element("span", `key layout-${colour}`), ` ${text}`);
+    key.append(item);
+  };
   entry(0, "whole on every device");
   for (const [text, colour] of legend) entry(colour, text);
   entry(9, "partial sum");
@@ -86,6 +93,25 @@ function spanClass(track, name) {
   return /^\d+W\d+/.test(name) ? "span weight" : "span";
 }
 
+let picked = null;
+const isPicked = ([track, , start]) => picked !== null && picked[0] === track && picked[2] === start;
+function pick(span) {
+  picked = span;
+  const [track, name, start, length] = span;
+  document.getElementById("span-text").textContent = `${name}: ${asTime(length)}, from ${asTime(start)}, ` +
+    `${data.row} ${track.rank} ${track.stream}`;
+}
+
+/* The span so many places behind the picked one on its track, brought into view. */
+function pickNear(tracks, by) {
+  const track = picked === null ? tracks[0] : picked[0];
+  const at = picked === null ? -1 : track.spans.findIndex((span) => span[1] === picked[2]);
+  const next = Math.min(track.spans.length - 1, Math.max(0, at + by));
+  pick([track, ...track.spans[next]]);
+  const [, , start, length] = picked;
+  if (start < view.start || start + length > view.start + view.length) view.start = start + (length - view.length) / 2;
+}
+
 function drawTrack(track, svg) {
   svg.replaceChildren();
   const scale = WIDTH / view.length;
@@ -98,11 +124,12 @@ function drawTrack(track, svg) {
     rect.setAttribute("width", Math.max(FINEST, to - from));
     rect.setAttribute("y", 2);
     rect.setAttribute("height", 18);
-    rect.setAttribute("class", spanClass(track, name));
+    const span = [track, name, start, length];
+    rect.setAttribute("class", spanClass(track, name) + (isPicked(span) ? " picked" : ""));
     rect.addEventListener("click", () => {
       for (const other of document.querySelectorAll(".picked")) other.classList.remove("picked");
       rect.classList.add("picked");
-      document.getElementById("span-text").textContent = `${name}: ${asTime(length)}, from ${asTime(start)}`;
+      pick(span);
     });
     svg.append(rect);
   }
@@ -114,7 +141,7 @@ function showTimeline(timeline) {
   view.whole = view.length = timeline.seconds * 1e6;
   const drawn = timeline.tracks.map((track) => {
     const line = element("div", "track"), svg = document.createElementNS(SVG, "svg");
-    line.append(element("span", "label", `rank ${track.rank} ${track.stream}, ${(100 * track.busy).toFixed(1)} % busy`));
+    line.append(element("span", "label", `${data.row} ${track.rank} ${track.stream}, ${(100 * track.busy).toFixed(1)} % busy`));
     svg.setAttribute("viewBox", `0 0 ${WIDTH} 22`);
     svg.setAttribute("preserveAspectRatio", "none");
     line.append(svg);
@@ -136,8 +163,22 @@ function showTimeline(timeline) {
   document.getElementById("zoom-in").addEventListener("click", () => zoom(0.5));
   document.getElementById("zoom-out").addEventListener("click", () => zoom(2));
   document.getElementById("zoom-all").addEventListener("click", () => zoom(Infinity));
+  const near = (by) => { pickNear(timeline.tracks, by); redraw(); };
+  document.getElementById("span-before").addEventListener("click", () => near(-1));
+  document.getElementById("span-after").addEventListener("click", () => near(1));
+  const keys = {
+    "ArrowLeft": () => { view.start -= view.length / 4; redraw(); },
+    "ArrowRight": () => { view.start += view.length / 4; redraw(); },
+    "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), "0": () => zoom(Infinity),
+  };
+  document.getElementById("tracks").addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in keys)) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
   for (const [, svg] of drawn) {
     svg.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) return;
       event.preventDefault();
       zoom(event.deltaY > 0 ? 1.25 : 0.8, event.offsetX / svg.clientWidth);
     }, {passive: false});
