@@ -132,7 +132,8 @@ class Family:
         if found == first == second:
             return
         predicted = [
-            tuple(line.at(size, y0, y1) for y0, y1 in zip(a, b, strict=True)) for a, b in zip(first, second, strict=True)
+            tuple(line.at(size, y0, y1) for y0, y1 in zip(a, b, strict=True))
+            for a, b in zip(first, second, strict=True)
         ]
         if found != predicted:
             raise _DoesNotFitError(f"{node.format_node()} has shapes {found}, predicted were {predicted}")
@@ -148,7 +149,9 @@ class _Numbers:
 
     def at(self, size: int, line: _Line) -> Any:
         """(args, kwargs) at a size."""
-        return tree_unflatten([_number(a, b, size, line) for a, b in zip(self.first, self.second, strict=True)], self.spec)
+        return tree_unflatten(
+            [_number(a, b, size, line) for a, b in zip(self.first, self.second, strict=True)], self.spec
+        )
 
 
 def family(first: Program, second: Program, calls: Sequence[tuple[Call, ...]]) -> Family | None:

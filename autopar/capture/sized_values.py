@@ -1,4 +1,4 @@
-"""What the calls of a graph make at another size: shapes, strides and dtypes, by running them on tensors without values.
+"""What the calls of a graph make at another size: shapes, strides, dtypes, by running them on tensors without values.
 
     values.give(x, old_x, (6, 64))        a placeholder
     values.compute(y, old_y)              y.meta["val"] from its arguments; equal calls run once
