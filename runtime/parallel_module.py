@@ -50,6 +50,7 @@ from autopar.runtime.weights.found_weights import FoundWeights
 from autopar.runtime.weights.initial_weights import Sync
 from autopar.runtime.weights.planned_model import PlannedModel
 from autopar.runtime.weights.shard_model import shard_model, shard_state
+from autopar.young_garbage import young_garbage_only
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63
@@ -301,15 +302,16 @@ class ParallelModule(PlannedModel):
         if step is None:
             first = self._planned()
             args, kwargs = spec.unflatten(leaves)
-            skeleton = without_weights(self.original, self.training, self._absent)
-            step = self._maker.step(
-                skeleton,
-                args,
-                kwargs,
-                training=self._wants_backward(leaves),
-                pinned=first.plan,
-                groups=first.groups,
-            )
+            with young_garbage_only():
+                skeleton = without_weights(self.original, self.training, self._absent)
+                step = self._maker.step(
+                    skeleton,
+                    args,
+                    kwargs,
+                    training=self._wants_backward(leaves),
+                    pinned=first.plan,
+                    groups=first.groups,
+                )
             self._keep(step, kind)
         return step
 
