@@ -365,7 +365,9 @@ class Journey:
         if lowered is None:
             lowered = self._planned(captured, pinned)
             self.kept.keep(captured.program, lowered)
-        return emit_step(lowered, groups or _processes_of(lowered.plan, _device_type(model)))
+        processes = groups or _processes_of(lowered.plan, _device_type(model))
+        with phase("emit", logging.INFO):
+            return emit_step(lowered, processes)
 
     def _under_kept_plan(self, captured: CapturedModel, mark: str) -> LoweredStep | None:
         """The step under the plan of another size, where there is one that holds on all ranks."""
