@@ -4,7 +4,7 @@ Both read what is asked into a `Request` and walk the journey of a model:
 
     capture, tidy               `capture_model`    a module and inputs -> one graph of forward and backward
     enumerate, price, solve     `plan_program`     graph and request -> Plan, on any machine, without weights
-    lower                       `lowered_step`     graph and Plan -> the graphs of this rank, with their collectives
+    lower                       `step_to_run`      graph and Plan -> the graphs of this rank, with their collectives
     emit                        `emit_step`        those graphs -> the function that this rank calls
     run                         `ParallelModule`   parameters under their names, loss.backward(), any optimizer
 """
@@ -29,7 +29,7 @@ from autopar.explain.origin import remembering
 from autopar.explain.source import Source
 from autopar.hardware.cluster import Cluster
 from autopar.kept_plans import KeptPlan, KeptPlans
-from autopar.passes.lowering.chain import lowered_step
+from autopar.passes.lowering.chain import step_to_run
 from autopar.passes.lowering.check_plan import refuse_unknown_names
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
@@ -387,7 +387,7 @@ class Journey:
         try:
             with phase("lower", logging.INFO):
                 parts = _in_parts(captured.program, plan, captured)
-                lowered = lowered_step(parts or captured.program, plan, rank())
+                lowered = step_to_run(parts or captured.program, plan, rank())
                 kept.check(lowered, self.request)
             _check_shards(plan, captured)
         except PlanMismatchError as why:
@@ -455,7 +455,7 @@ def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups
 
 def _lowered_on_all(program: Program | MicroProgram, chosen: Plan) -> LoweredStep:
     with phase("lower", logging.INFO):
-        return attempt_on_all(lambda: lowered_step(program, chosen, rank()), "the lowered program")
+        return attempt_on_all(lambda: step_to_run(program, chosen, rank()), "the lowered program")
 
 
 def _load(plan: Plan | str | Path | None) -> Plan | None:
