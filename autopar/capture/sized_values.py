@@ -41,7 +41,7 @@ class SizedValues:
         if node.target is operator.getitem:
             source, index = node.args
             assert isinstance(source, Node)
-            self._metas[node], node.meta["val"] = self._metas[source][index], source.meta["val"][index]  # type: ignore[index]
+            self._metas[node], node.meta["val"] = self._metas[source][index], source.meta["val"][index]
             return
         devices = [value.device for value in tree_leaves(old.meta["val"]) if isinstance(value, Tensor)]
         key = (node.target, self._form(node.args), self._form(node.kwargs), *devices)
