@@ -71,34 +71,13 @@ class Family:
     def at(self, shapes: Sequence[tuple[int, ...]], calls: CallsAt) -> Program | None:
         """The program for inputs of these shapes; None where it must be traced."""
         try:
-            size, line = self._size(shapes)
+            size, line = _size(self.first, self.second, shapes)
             program = self._instantiated(size, line)
             _check_calls(calls(shapes), self.first_calls, self.second_calls, size, line)
         except _DoesNotFitError as reason:
             log.info("the model is traced anew: %s", reason)
             return None
         return program
-
-    def _size(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, _Line]:
-        """The size that varies, and the line between the two that were traced."""
-        old = [shape for program in (self.first, self.second) for shape in input_shapes(program)]
-        first, second = old[: len(old) // 2], old[len(old) // 2 :]
-        varying = [
-            (a, b, c)
-            for one, two, new in zip(first, second, shapes, strict=True)
-            for a, b, c in zip(one, two, new, strict=True)
-            if a != b
-        ]
-        if not varying:
-            raise _DoesNotFitError("the two programs have the same input shapes")
-        a, b, size = varying[0]
-        line = _Line(a, b)
-        if min(a, b, size) < 2:
-            raise _DoesNotFitError("a dim of size 1 broadcasts")
-        for one, two, new in zip(first, second, shapes, strict=True):
-            if tuple(line.at(size, y0, y1) for y0, y1 in zip(one, two, strict=True)) != tuple(new):
-                raise _DoesNotFitError(f"inputs of shapes {one} and {two} do not predict {tuple(new)}")
-        return size, line
 
     def _instantiated(self, size: int, line: _Line) -> Program:
         graph, values = Graph(), SizedValues()
@@ -152,6 +131,31 @@ class _Numbers:
         return tree_unflatten(
             [_number(a, b, size, line) for a, b in zip(self.first, self.second, strict=True)], self.spec
         )
+
+
+def predicts(first: Program, second: Program, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether inputs of these shapes are those of two programs but for the one size in which the two differ."""
+    try:
+        _size(first, second, shapes)
+    except _DoesNotFitError:
+        return False
+    return True
+
+
+def _size(first: Program, second: Program, shapes: Sequence[tuple[int, ...]]) -> tuple[int, _Line]:
+    """The size that varies, and the line between the two that were traced."""
+    before = list(zip(input_shapes(first), input_shapes(second), shapes, strict=True))
+    varying = [(a, b, c) for one, two, new in before for a, b, c in zip(one, two, new, strict=True) if a != b]
+    if not varying:
+        raise _DoesNotFitError("the two programs have the same input shapes")
+    a, b, size = varying[0]
+    line = _Line(a, b)
+    if min(a, b, size) < 2:
+        raise _DoesNotFitError("a dim of size 1 broadcasts")
+    for one, two, new in before:
+        if tuple(line.at(size, y0, y1) for y0, y1 in zip(one, two, strict=True)) != tuple(new):
+            raise _DoesNotFitError(f"inputs of shapes {one} and {two} do not predict {tuple(new)}")
+    return size, line
 
 
 def family(first: Program, second: Program, calls: Sequence[tuple[Call, ...]]) -> Family | None:
