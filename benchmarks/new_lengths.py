@@ -5,8 +5,8 @@
 A small GPT on 1 and on 2 gloo processes of this machine with one thread each, beside the plain model on the same
 batches: SGD, whose steps do not blow up rounding. A row has, over the calls that met a new length behind the first two,
 the median and the worst CPU seconds of a process and seconds on the clock, and the median of each phase; beside them
-what a call of a known length takes. `busy` is by how much a fixed piece of Python ran slower, at its median, than when
-it ran fastest: 1.0 on an idle machine.
+what a call of a known length takes. `load_average` is that of the machine when it began; on one process and an idle
+machine seconds on the clock are CPU seconds.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def train(lengths: Sequence[int], dims: Mapping[str, int] | None) -> list[dict[s
         rows.append({
             "length": length, "is_new": "capture" in times.phases, "planned": "solve" in times.phases,
             "seconds": seconds, "cpu_seconds": cpu_seconds, "phases": spent,
-            "loss_error": abs(loss.item() - expected) / abs(expected), "python_s": _fixed_piece(),
+            "loss_error": abs(loss.item() - expected) / abs(expected),
         })  # fmt: skip
     return rows
 
@@ -100,13 +100,6 @@ def train(lengths: Sequence[int], dims: Mapping[str, int] | None) -> list[dict[s
 def _cpu(times: PhaseTimes, name: str) -> float:
     spent = times.phases.get(name)
     return 0.0 if spent is None else spent.cpu_seconds
-
-
-def _fixed_piece() -> float:
-    cpu = time.process_time()
-    held = {number: (number, str(number), [number]) for number in range(20_000)}
-    assert len(held) == 20_000
-    return time.process_time() - cpu
 
 
 def measure(steps: int) -> list[dict[str, Any]]:
@@ -130,13 +123,12 @@ def _summary(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
     second = next(call["length"] for call in made)  # the first one was made by compile
     later = [call for call in made if call["length"] != second]
     known = [call for call in calls if not call["is_new"]]
-    python = [call["python_s"] for call in calls]
     return {
         "calls": len(calls), "new_lengths": len(later), "planned": sum(call["planned"] for call in later),
         "loss_error": max(call["loss_error"] for call in calls),
         "new_cpu_s": _spread(later, "cpu_seconds"), "new_s": _spread(later, "seconds"),
         "phases_cpu_s": {n: statistics.median(call["phases"][n] for call in later) for n in PHASES},
-        "known_cpu_s": _spread(known, "cpu_seconds"), "busy": statistics.median(python) / min(python),
+        "known_cpu_s": _spread(known, "cpu_seconds"),
     }  # fmt: skip
 
 
@@ -150,10 +142,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("result", nargs="?", type=Path)
     arguments = parser.parse_args()
+    load_average = os.getloadavg()[0]
     rows = measure(arguments.steps)
     if arguments.result is not None:
         command = f"python -m benchmarks.new_lengths --steps {arguments.steps}"
-        content = {"commit": commit(), "command": command, "load_average": os.getloadavg()[0], "rows": rows}
+        content = {"commit": commit(), "command": command, "load_average": load_average, "rows": rows}
         write_results(arguments.result, content)
     return int(max(row["loss_error"] for row in rows) > TOLERANCE)
 
