@@ -110,7 +110,7 @@ def clip(dims: dict[str, int]) -> list[float]:
 
 @prepared_by(captured_tied)
 def other_inputs(dims: dict[str, int]) -> dict[str, float]:
-    """Differences from the plain model for smaller and uneven batches, other lengths, eval mode, full tensors loaded."""
+    """Differences from the plain model for smaller batches, other lengths, eval mode and full tensors loaded."""
     model = tied_model()
     reference = copy.deepcopy(model)
     module = compile_once("tied model", model, tokens(0), dims=dims)
