@@ -21,7 +21,7 @@ _TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sha
 """Of operators whose results a meta kernel cannot know."""
 
 
-class QuickValues(KnownValues):
+class QuickValues(KnownValues):  # type: ignore[no-untyped-call]
     """See the module docstring."""
 
     def dispatch(
