@@ -41,6 +41,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    in_kernel_invocation_manager,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import profiler
@@ -203,6 +204,14 @@ def value_of_constant(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if tensor.is_meta else tensor.detach()
 
 
+def fake_result(mode: FakeTensorMode, func: OpOverload[Any, Any], args: Any, kwargs: Any, leaves: list[Any]) -> Any:
+    """What an operator makes of fake tensors of `mode`, by its meta kernel alone; leaves: of args and kwargs."""
+    with in_kernel_invocation_manager(mode):
+        result = func(*args, **kwargs)
+    wrapped: Any = mode.wrap_meta_outputs_with_default_device_logic
+    return wrapped(result, func, leaves, device=None)
+
+
 def without_torch_function() -> AbstractContextManager[None]:
     """Within the context, `__torch_function__` of tensor subclasses is not asked."""
     context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
@@ -278,6 +287,7 @@ __all__ = [
     "default_timeout",
     "dtensor",
     "dtensor_operators",
+    "fake_result",
     "forget_device_meshes",
     "get_decompositions",
     "grouped_mm",

@@ -4,7 +4,7 @@ Both read what is asked into a `Request` and walk the journey of a model:
 
     capture, tidy               `capture_model`    a module and inputs -> one graph of forward and backward
     enumerate, price, solve     `plan_program`     graph and request -> Plan, on any machine, without weights
-    lower                       `lowered_step`     graph and Plan -> the graphs of this rank, with their collectives
+    lower                       `step_to_run`      graph and Plan -> the graphs of this rank, with their collectives
     emit                        `emit_step`        those graphs -> the function that this rank calls
     run                         `ParallelModule`   parameters under their names, loss.backward(), any optimizer
 """
@@ -28,8 +28,10 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.explain.origin import remembering
 from autopar.explain.source import Source
 from autopar.hardware.cluster import Cluster
-from autopar.passes.lowering.chain import lowered_step
+from autopar.kept_plans import KeptPlan, KeptPlans
+from autopar.passes.lowering.chain import step_to_run
 from autopar.passes.lowering.check_plan import refuse_unknown_names
+from autopar.passes.lowering.stage import LoweredStep
 from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
 from autopar.planner.batch.shard_layouts import ShardLayouts
 from autopar.planner.problem.output_rows import output_rows
@@ -52,7 +54,13 @@ from autopar.request.constraints import Recompute
 from autopar.request.search_mode import Mode
 from autopar.rules.engine import take_rules
 from autopar.rules.learning import adopt_rules
-from autopar.runtime.consensus import agree_on_fingerprint, agree_on_plan, attempt_on_all, from_first_rank
+from autopar.runtime.consensus import (
+    agree_on_fingerprint,
+    agree_on_plan,
+    attempt_on_all,
+    from_first_rank,
+    gather_from_all,
+)
 from autopar.runtime.emit_step import emit_step
 from autopar.runtime.guards.beats import PATIENCE
 from autopar.runtime.guards.call_guard import CHECK_CALLS
@@ -201,7 +209,7 @@ def compile(
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
     )
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-    journey = Journey(request=request, given=given, captures=Captures())
+    journey = Journey(request=request, given=given, captures=Captures(), kept=KeptPlans())
     module = ParallelModule(
         model,
         journey,
@@ -325,11 +333,12 @@ def verify(
 class Journey:
     """From a module to the function that this rank runs: for the first inputs, and again for those of another shape.
 
-    given: the plan to run under, where the user has one; captures: those of the module so far."""
+    given: the plan to run under, where the user has one; captures, kept: those of the module so far."""
 
     request: Request
     given: Plan | None
     captures: Captures
+    kept: KeptPlans
 
     def step(
         self,
@@ -350,7 +359,43 @@ class Journey:
         captured = attempt_on_all(  # capture, tidy
             lambda: capture_model(model, args, kwargs, self.request, self.captures, training=training), "the capture"
         )
-        agree_on_fingerprint(fingerprint(captured.program))
+        mark = fingerprint(captured.program)
+        agree_on_fingerprint(mark)
+        lowered = self._under_kept_plan(captured, mark) if pinned is not None else None
+        if lowered is None:
+            lowered = self._planned(captured, pinned)
+            self.kept.keep(captured.program, lowered)
+        processes = groups or _processes_of(lowered.plan, _device_type(model))
+        with phase("emit", logging.INFO):
+            return emit_step(lowered, processes)
+
+    def _under_kept_plan(self, captured: CapturedModel, mark: str) -> LoweredStep | None:
+        """The step under the plan of another size, where there is one that holds on all ranks."""
+        kept = self.kept.nearest(captured.program)
+        if kept is None:
+            return None
+        plan = replace(kept.plan, fingerprint=mark)
+        found = attempt_on_all(lambda: self._kept_or_why(kept, plan, captured), "the plan of another size")
+        whys = gather_from_all("" if isinstance(found, LoweredStep) else str(found), "whether a plan holds")
+        refused = next((why for why in whys if why), None)
+        if refused is not None or not isinstance(found, LoweredStep):
+            log.info("the plan of another size is not kept: %s", refused)
+            return None
+        return found
+
+    def _kept_or_why(self, kept: KeptPlan, plan: Plan, captured: CapturedModel) -> LoweredStep | PlanMismatchError:
+        try:
+            with phase("lower", logging.INFO):
+                parts = _in_parts(captured.program, plan, captured)
+                lowered = step_to_run(parts or captured.program, plan, rank())
+                kept.check(lowered, self.request)
+            _check_shards(plan, captured)
+        except PlanMismatchError as why:
+            return why
+        return lowered
+
+    def _planned(self, captured: CapturedModel, pinned: Plan | None) -> LoweredStep:
+        """The step under the given plan, or under one that is made."""
         chosen = self._plan(captured, pinned)  # enumerate, price, solve
         _agree_on_rules(chosen, captured.program)
         parts = attempt_on_all(lambda: _in_parts(captured.program, chosen, captured), "micro-batches")
@@ -359,8 +404,7 @@ class Journey:
         if chosen is self.given:
             _check_plan(chosen, captured.program if parts is None else parts.program)
             attempt_on_all(lambda: _check_shards(chosen, captured), "logical shards")
-        processes = groups or _processes_of(chosen, _device_type(model))
-        return realize(parts or captured.program, chosen, processes)  # lower, emit; the module runs it
+        return _lowered_on_all(parts or captured.program, chosen)
 
     def _plan(self, captured: CapturedModel, pinned: Plan | None) -> Plan:
         """The given plan, or the one that the first rank makes."""
@@ -406,9 +450,12 @@ def _check_shards(chosen: Plan, captured: CapturedModel) -> None:
 
 def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:
     """The function that this rank runs: the captured program under a plan; all ranks call it alike."""
+    return emit_step(_lowered_on_all(program, chosen), groups)
+
+
+def _lowered_on_all(program: Program | MicroProgram, chosen: Plan) -> LoweredStep:
     with phase("lower", logging.INFO):
-        lowered = attempt_on_all(lambda: lowered_step(program, chosen, rank()), "the lowered program")
-    return emit_step(lowered, groups)
+        return attempt_on_all(lambda: step_to_run(program, chosen, rank()), "the lowered program")
 
 
 def _load(plan: Plan | str | Path | None) -> Plan | None:

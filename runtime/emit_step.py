@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autopar.passes.lowering.chain import resumed
 from autopar.passes.lowering.checks import check_ranks, collective_order
 from autopar.passes.lowering.observers import is_checked
 from autopar.passes.lowering.stage import LoweredStep
@@ -13,8 +14,9 @@ from autopar.runtime.step.whole_step import emit_whole
 
 
 def emit_step(lowered: LoweredStep, groups: ProcessGroups) -> Step:
-    """The function that this rank runs; all ranks call it alike. lowered: for this rank, all passes behind it."""
+    """The function that this rank runs; all ranks call it alike. lowered: for this rank (`step_to_run`)."""
     if from_first_rank(is_checked):
+        lowered = resumed(lowered, lowered.plan)
         _check_order(lowered, groups)
     in_parts = any(stage.context.adds_up for stage in lowered.stages)
     return emit_parts(lowered, groups) if in_parts else emit_whole(lowered, groups)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
@@ -43,13 +44,15 @@ from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
 from autopar.runtime.step.call_values import Handing, graph_inputs, graph_states, user_output, write_buffers
 from autopar.runtime.step.emitted_step import Step
-from autopar.runtime.step.kept_steps import DEFAULT_BOUND, KeptSteps, most_graphs
+from autopar.runtime.step.kept_steps import LEAST_BOUND, KeptSteps, most_graphs
 from autopar.runtime.step.later_backward import RepeatedCall, may_be_trained, with_later_backward
+from autopar.runtime.step.length_hint import LengthHint
 from autopar.runtime.step.repeatable import repeatable
 from autopar.runtime.weights.found_weights import FoundWeights
 from autopar.runtime.weights.initial_weights import Sync
 from autopar.runtime.weights.planned_model import PlannedModel
 from autopar.runtime.weights.shard_model import shard_model, shard_state
+from autopar.young_garbage import young_garbage_only
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
 _SEED_BITS = 63
@@ -110,7 +113,8 @@ class ParallelModule(PlannedModel):
         self._scaler = scaler
         self._sync: Sync = sync
         self._weights = weights
-        self._steps = KeptSteps(DEFAULT_BOUND)
+        self._steps = KeptSteps(LEAST_BOUND)
+        self._lengths = LengthHint()
         self._absent: dict[str, nn.Parameter] = {}
         self._first: Step | None = None
         self._data_axes: tuple[int, ...] = ()
@@ -163,7 +167,7 @@ class ParallelModule(PlannedModel):
         self._adopt(step)
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, step.program)
-        self._steps = KeptSteps(from_first_rank(most_graphs, "how many graphs are kept"))
+        self._steps = KeptSteps(from_first_rank(lambda: most_graphs(step.program), "how many graphs are kept"))
         self._keep(step, self._kind(leaves, spec))
         self._compared = ModuleCalls(self, step, self._data_axes, self._python, self._check_calls)
 
@@ -301,16 +305,14 @@ class ParallelModule(PlannedModel):
         if step is None:
             first = self._planned()
             args, kwargs = spec.unflatten(leaves)
-            skeleton = without_weights(self.original, self.training, self._absent)
-            step = self._maker.step(
-                skeleton,
-                args,
-                kwargs,
-                training=self._wants_backward(leaves),
-                pinned=first.plan,
-                groups=first.groups,
-            )
+            began = time.perf_counter()
+            with young_garbage_only():
+                skeleton, training = without_weights(self.original, self.training, self._absent), kind[-1]
+                step = self._maker.step(
+                    skeleton, args, kwargs, training=training, pinned=first.plan, groups=first.groups
+                )
             self._keep(step, kind)
+            self._lengths.made(step.whole, time.perf_counter() - began)
         return step
 
     def _wants_backward(self, leaves: Any) -> bool:

@@ -28,8 +28,9 @@ class Layer(NamedTuple):
 
 LAYERS: tuple[Layer, ...] = (
     Layer(
-        "user errors; every private torch symbol; atomic files; what is loaded later; old names; how long it took",
-        {"_compat", "errors", "files", "later", "nearest_name", "renamed", "timing"},
+        "user errors; every private torch symbol; atomic files; what is loaded later; old names; how long it took; "
+        "when garbage is collected",
+        {"_compat", "errors", "files", "later", "nearest_name", "renamed", "timing", "young_garbage"},
     ),
     Layer(
         "values: devices and links, placements and what moves between them, our operators, a graph with its roles",
@@ -69,6 +70,7 @@ LAYERS: tuple[Layer, ...] = (
             "exporters",
             "importers",
             "integrations",
+            "kept_plans",
             "questions",
             "report",
             "verification",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -24,11 +24,13 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: tuple[type, ...],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func.namespace == "prim":  # a look at a device
+            return func(*args, **(kwargs or {}))
         arguments: list[Any] = []
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor):

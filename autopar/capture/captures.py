@@ -1,8 +1,13 @@
-"""All captures of one model: traced for two sizes of a kind, computed for further ones (see `family.py`)."""
+"""All captures of one model: traced for two sizes of a kind, computed for further ones (see `family.py`).
+
+A loop may vary two sizes, the length and in its last batch the number of samples: whatever two of the traced programs
+differ in one of them predict the others that differ from them in that one.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +16,7 @@ from torch import nn
 
 from autopar._compat import tree_leaves
 from autopar.capture.branches import Notes
-from autopar.capture.family import CallsAt, Family, family, input_shapes, varies
+from autopar.capture.family import CallsAt, Family, family, input_shapes, predicts, varies
 from autopar.capture.inputs import FlatInputs, find_batch_dims, flatten_inputs
 from autopar.capture.python_state import PythonState, Read
 from autopar.capture.trace import capture, forward_calls
@@ -27,9 +32,9 @@ class Captures:
     """Captures of one model. traces, computed: how many programs were traced, and how many computed."""
 
     def __init__(self) -> None:
-        self._families: dict[Any, Family] = {}
-        self._traced: dict[Any, list[Program]] = {}
-        self._pairs: dict[Any, list[tuple[Program, Program]]] = {}
+        self._families: dict[Any, list[Family]] = {}
+        self._traced: dict[Any, list[tuple[int, Program]]] = {}
+        self._compared: set[tuple[int, int]] = set()
         self._reads: dict[Any, frozenset[Read]] = {}
         self.notes: Notes = {}
         """What Python read of values so far."""
@@ -61,8 +66,9 @@ class Captures:
             forward_calls, model, args, kwargs, loss_fn=loss_fn, batch=batch, training=training, precision=precision
         )
         try:
-            known = None if notes else self._family(kind, calls)
-            predicted = None if known is None else known.at([tuple(tensor.shape) for tensor in inputs.tensors], calls)
+            shapes = [tuple(tensor.shape) for tensor in inputs.tensors]
+            known = None if notes else self._family(kind, shapes, calls)
+            predicted = None if known is None else known.at(shapes, calls)
         except CaptureError:  # the forward of the model itself does not trace: see `fallback.py`
             predicted = None
         if predicted is not None:
@@ -89,10 +95,7 @@ class Captures:
         if notes:
             return program
         traced = self._traced.setdefault(kind, [])
-        if kind not in self._families:
-            other = next((each for each in traced if varies(each, program)), None)
-            self._pairs.setdefault(kind, []).extend([] if other is None else [(other, program)])
-        traced.append(program)
+        traced.append((self.traces, program))
         del traced[:-MOST_TRACED]
         return program
 
@@ -100,15 +103,21 @@ class Captures:
         """A kind with the values of what its captures read."""
         return base, PythonState(model, self._reads.get(base, frozenset()), loss_fn).digest()
 
-    def _family(self, kind: Any, calls: CallsAt) -> Family | None:
-        """What predicts further programs of a kind; two traced ones are compared when a third is asked for."""
-        pairs = self._pairs.get(kind, [])
-        while kind not in self._families and pairs:
-            first, second = pairs.pop()
+    def _family(self, kind: Any, shapes: Sequence[tuple[int, ...]], calls: CallsAt) -> Family | None:
+        """What predicts a program of these shapes: two traced ones that differ in one size, as it differs from both."""
+        families = self._families.setdefault(kind, [])
+        known = next((each for each in families if predicts(each.first, each.second, shapes)), None)
+        if known is not None:
+            return known
+        for (one, first), (two, second) in itertools.combinations(self._traced.get(kind, ()), 2):
+            if (one, two) in self._compared or not varies(first, second) or not predicts(first, second, shapes):
+                continue
+            self._compared.add((one, two))
             found = family(first, second, (calls(input_shapes(first)), calls(input_shapes(second))))
             if found is not None:
-                self._families[kind] = found
-        return self._families.get(kind)
+                families.append(found)
+                return found
+        return None
 
 
 def _kind(model: nn.Module, inputs: FlatInputs, training: bool) -> Any:

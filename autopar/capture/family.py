@@ -17,18 +17,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from autopar._compat import FakeTensorMode, tree_flatten, tree_leaves, tree_unflatten
+from autopar._compat import LazyGraphModule, TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from autopar.capture.calls import Call
+from autopar.capture.sized_values import SizedValues
 from autopar.program import Input, Program
 
 log = logging.getLogger(__name__)
@@ -63,61 +63,99 @@ class Family:
     second: Program
     first_calls: tuple[Call, ...]
     second_calls: tuple[Call, ...]
+    numbers: Mapping[Node, _Numbers]
+    """Of the nodes of `first` whose arguments differ."""
+    shapes: Mapping[Node, list[tuple[int, ...]]]
+    """Of what the nodes of both make."""
 
     def at(self, shapes: Sequence[tuple[int, ...]], calls: CallsAt) -> Program | None:
         """The program for inputs of these shapes; None where it must be traced."""
         try:
-            size, line = self._size(shapes)
-            program = self._instantiated(shapes, size, line)
+            size, line = _size(self.first, self.second, shapes)
+            program = self._instantiated(size, line)
             _check_calls(calls(shapes), self.first_calls, self.second_calls, size, line)
         except _DoesNotFitError as reason:
             log.info("the model is traced anew: %s", reason)
             return None
         return program
 
-    def _size(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, _Line]:
-        """The size that varies, and the line between the two that were traced."""
-        old = [shape for program in (self.first, self.second) for shape in input_shapes(program)]
-        first, second = old[: len(old) // 2], old[len(old) // 2 :]
-        varying = [
-            (a, b, c)
-            for one, two, new in zip(first, second, shapes, strict=True)
-            for a, b, c in zip(one, two, new, strict=True)
-            if a != b
-        ]
-        if not varying:
-            raise _DoesNotFitError("the two programs have the same input shapes")
-        a, b, size = varying[0]
-        line = _Line(a, b)
-        if min(a, b, size) < 2:
-            raise _DoesNotFitError("a dim of size 1 broadcasts")
-        for one, two, new in zip(first, second, shapes, strict=True):
-            if tuple(line.at(size, y0, y1) for y0, y1 in zip(one, two, strict=True)) != tuple(new):
-                raise _DoesNotFitError(f"inputs of shapes {one} and {two} do not predict {tuple(new)}")
-        return size, line
-
-    def _instantiated(self, shapes: Sequence[tuple[int, ...]], size: int, line: _Line) -> Program:
-        graph = Graph()
+    def _instantiated(self, size: int, line: _Line) -> Program:
+        graph, values = Graph(), SizedValues()
         copies: dict[Node, Node] = {}
-        mode = FakeTensorMode()
         inputs: list[Input] = []
-        for (one, two), entry in _with_inputs(self.first, self.second):
-            node = graph.node_copy(one, lambda old: copies[old])
-            copies[one] = node
-            if one.op in ("call_function", "output"):
-                leaves, other, spec = _arguments(one, two)
-                numbers = [_number(y0, y1, size, line) for y0, y1 in zip(leaves, other, strict=True)]
-                args, kwargs = tree_unflatten(numbers, spec)
-                node.args = map_arg(args, lambda old: copies[old])
-                node.kwargs = map_arg(kwargs, lambda old: copies[old])
+        entries = zip(self.first.inputs, self.second.inputs, strict=True)
+        for one, two in zip(self.first.graph.nodes, self.second.graph.nodes, strict=True):
+            node = copies[one] = graph.node_copy(one, copies.__getitem__)
+            numbers = self.numbers.get(one)
+            if numbers is not None:
+                args, kwargs = numbers.at(size, line)
+                node.args = map_arg(args, copies.__getitem__)
+                node.kwargs = map_arg(kwargs, copies.__getitem__)
             if one.op == "placeholder":
-                assert entry is not None
-                shape = tuple(line.at(size, y0, y1) for y0, y1 in zip(entry[0].shape, entry[1].shape, strict=True))
-                inputs.append(dataclasses.replace(entry[0], shape=shape))
-            _propagate(node, one, two, size, line, mode)
-        return dataclasses.replace(
-            self.first, graph_module=GraphModule(self.first.graph_module, graph), inputs=tuple(inputs)
+                before, after = next(entries)
+                shape = tuple(line.at(size, y0, y1) for y0, y1 in zip(before.shape, after.shape, strict=True))
+                inputs.append(dataclasses.replace(before, shape=shape))
+                values.give(node, one, shape)
+            elif one.op == "call_function":
+                self._compute(values, node, one, two, size, line)
+        module = LazyGraphModule(self.first.graph_module, graph)
+        return dataclasses.replace(self.first, graph_module=module, inputs=tuple(inputs))
+
+    def _compute(self, values: SizedValues, node: Node, one: Node, two: Node, size: int, line: _Line) -> None:
+        """`meta["val"]` of a call at the new size; its shapes must be the predicted ones."""
+        try:
+            values.compute(node, one)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise _DoesNotFitError(f"{node.format_node()}: {error}") from None
+        found, first, second = _shapes(node), self.shapes[one], self.shapes[two]
+        if found == first == second:
+            return
+        predicted = [
+            tuple(line.at(size, y0, y1) for y0, y1 in zip(a, b, strict=True))
+            for a, b in zip(first, second, strict=True)
+        ]
+        if found != predicted:
+            raise _DoesNotFitError(f"{node.format_node()} has shapes {found}, predicted were {predicted}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The arguments of a node whose numbers differ between the two programs: leaves of both."""
+
+    first: Sequence[Any]
+    second: Sequence[Any]
+    spec: TreeSpec
+
+    def at(self, size: int, line: _Line) -> Any:
+        """(args, kwargs) at a size."""
+        return tree_unflatten(
+            [_number(a, b, size, line) for a, b in zip(self.first, self.second, strict=True)], self.spec
         )
+
+
+def predicts(first: Program, second: Program, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether inputs of these shapes are those of two programs but for the one size in which the two differ."""
+    try:
+        _size(first, second, shapes)
+    except _DoesNotFitError:
+        return False
+    return True
+
+
+def _size(first: Program, second: Program, shapes: Sequence[tuple[int, ...]]) -> tuple[int, _Line]:
+    """The size that varies, and the line between the two that were traced."""
+    before = list(zip(input_shapes(first), input_shapes(second), shapes, strict=True))
+    varying = [(a, b, c) for one, two, new in before for a, b, c in zip(one, two, new, strict=True) if a != b]
+    if not varying:
+        raise _DoesNotFitError("the two programs have the same input shapes")
+    a, b, size = varying[0]
+    line = _Line(a, b)
+    if min(a, b, size) < 2:
+        raise _DoesNotFitError("a dim of size 1 broadcasts")
+    for one, two, new in before:
+        if tuple(line.at(size, y0, y1) for y0, y1 in zip(one, two, strict=True)) != tuple(new):
+            raise _DoesNotFitError(f"inputs of shapes {one} and {two} do not predict {tuple(new)}")
+    return size, line
 
 
 def family(first: Program, second: Program, calls: Sequence[tuple[Call, ...]]) -> Family | None:
@@ -131,7 +169,15 @@ def family(first: Program, second: Program, calls: Sequence[tuple[Call, ...]]) -
     )
     if not same or not varies(first, second) or aligned(first, second) is None:
         return None
-    return Family(first=first, second=second, first_calls=calls[0], second_calls=calls[1])
+    nodes = [node for program in (first, second) for node in program.graph.nodes]
+    return Family(
+        first=first,
+        second=second,
+        first_calls=calls[0],
+        second_calls=calls[1],
+        numbers=dict(_varying(first, second)),
+        shapes={node: _shapes(node) for node in nodes},
+    )
 
 
 def aligned(first: Program, second: Program) -> dict[Node, Node] | None:
@@ -180,9 +226,12 @@ def _may_vary(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (type(a) in (int, float) or bool(a == b))
 
 
-def _arguments(one: Node, two: Node) -> tuple[list[Any], list[Any], Any]:
-    leaves, spec = tree_flatten((one.args, one.kwargs))
-    return leaves, tree_flatten((two.args, two.kwargs))[0], spec
+def _varying(first: Program, second: Program) -> Iterator[tuple[Node, _Numbers]]:
+    for one, two in zip(first.graph.nodes, second.graph.nodes, strict=True):
+        leaves, spec = tree_flatten((one.args, one.kwargs))
+        others = tree_flatten((two.args, two.kwargs))[0]
+        if any(not isinstance(a, Node) and a != b for a, b in zip(leaves, others, strict=True)):
+            yield one, _Numbers(leaves, others, spec)
 
 
 def _number(a: Any, b: Any, size: int, line: _Line) -> Any:
@@ -194,35 +243,6 @@ def _number(a: Any, b: Any, size: int, line: _Line) -> Any:
             raise _DoesNotFitError(f"{a} and {b} do not predict the factor at size {size}")
         return a * line.x0 / size
     return a
-
-
-def _with_inputs(first: Program, second: Program) -> Iterator[tuple[tuple[Node, Node], tuple[Input, Input] | None]]:
-    entries = zip(first.inputs, second.inputs, strict=True)
-    for one, two in zip(first.graph.nodes, second.graph.nodes, strict=True):
-        yield (one, two), next(entries) if one.op == "placeholder" else None
-
-
-def _propagate(node: Node, one: Node, two: Node, size: int, line: _Line, mode: FakeTensorMode) -> None:
-    """`meta["val"]` of a node at the new size; its shapes must be the predicted ones."""
-    if node.op == "output":
-        return
-    shapes = [
-        tuple(line.at(size, y0, y1) for y0, y1 in zip(a, b, strict=True))
-        for a, b in zip(_shapes(one), _shapes(two), strict=True)
-    ]
-    if node.op == "placeholder":
-        value = one.meta["val"]
-        with mode:
-            node.meta["val"] = torch.empty(shapes[0], dtype=value.dtype, device=value.device)
-        return
-    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
-    try:
-        with mode, torch.no_grad():
-            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise _DoesNotFitError(f"{node.format_node()}: {error}") from None
-    if _shapes(node) != shapes:
-        raise _DoesNotFitError(f"{node.format_node()} has shapes {_shapes(node)}, predicted were {shapes}")
 
 
 def _shapes(node: Node) -> list[tuple[int, ...]]:

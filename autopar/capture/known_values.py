@@ -102,6 +102,12 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
         return result
 
 
+def makes_values(func: OpOverload[Any, Any]) -> bool:
+    """Whether an operator may make a tensor of known value of unknown ones, or hide that its value is unknown."""
+    name = func.overloadpacket.__name__
+    return name in _FACTORIES or name in _LIKE or name in _UNINITIALISED
+
+
 def _real_like(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 

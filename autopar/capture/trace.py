@@ -40,6 +40,7 @@ from autopar.capture.known_values import KnownValues, fold_known_shapes
 from autopar.capture.module_paths import module_paths
 from autopar.capture.precision import REDUCED_IN, canonical_names, precision_dtype
 from autopar.capture.python_state import all_attributes, recorded_reads
+from autopar.capture.quick_values import QuickValues
 from autopar.capture.random_draws import random_decompositions, refuse_other_draws
 from autopar.capture.roles import Names, assign_roles
 from autopar.capture.training_step import BATCH, LossFunction, TrainingStep
@@ -166,7 +167,9 @@ def _trace(step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], tr
     """The joint graph (forward-only when not `training`) as AOT autograd returns it."""
     salts = Salts()
     with contextlib.ExitStack() as stack:
-        tensors = _enter_fake_forward(stack, step, inputs.tensors, kwargs, training)
+        tensors = _enter_fake_forward(
+            stack, step, KnownValues(allow_non_fake_inputs=True), inputs.tensors, kwargs, training
+        )
         stack.enter_context(module_paths(step))
         stack.enter_context(reported_hooks(step.model))
         step.reads = stack.enter_context(recorded_reads(step.model))
@@ -186,12 +189,12 @@ def _trace(step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], tr
 def _enter_fake_forward(
     stack: contextlib.ExitStack,
     step: TrainingStep,
+    mode: KnownValues,
     tensors: Sequence[Tensor],
     kwargs: Mapping[str, Any],
     training: bool,
 ) -> tuple[Tensor, ...]:
     """Until `stack` closes, `step` runs on the fake twins of the tensors, which are returned."""
-    mode = KnownValues(allow_non_fake_inputs=True)
     stack.enter_context(fake_parameters(step, mode))
     stack.enter_context(traced_alike(step, kwargs, training))
     twins = tuple(fake_twin(tensor, mode) for tensor in tensors)
@@ -228,7 +231,8 @@ def forward_calls(
     inputs = flatten_inputs(args, {**kwargs, BATCH: batch} if with_batch else kwargs)
     step = TrainingStep(model, inputs, loss_fn, with_batch, precision_dtype(precision), canonical_names(model))
     with contextlib.ExitStack() as stack:
-        tensors = _enter_fake_forward(stack, step, resized(inputs.tensors, shapes), kwargs, training)
+        mode, given = QuickValues(allow_non_fake_inputs=True), resized(inputs.tensors, shapes)
+        tensors = _enter_fake_forward(stack, step, mode, given, kwargs, training)
         with CallRecorder() as recorder:
             step(*tensors)
     return tuple(recorder.calls)

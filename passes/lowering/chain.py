@@ -148,6 +148,11 @@ def lowered_step(
     return lowered_on(program, plan, (rank,), until=until)
 
 
+def step_to_run(program: Program | MicroProgram, plan: Plan, rank: int) -> LoweredStep:
+    """As `lowered_step`, but for what only `no_sync` needs: `resumed` makes that, where it is first open."""
+    return lowered_step(program, plan, rank, until=LOWERING[LOWERING.index(hold_sums) - 1])
+
+
 def lowered_on(
     program: Program | MicroProgram,
     plan: Plan,

@@ -35,12 +35,18 @@ IN_FLIGHT = 2
 
 
 def early_starts(graph_module: GraphModule, bucket_bytes: Mapping[str, float]) -> GraphModule:
-    """A copy of the graph with collectives in buckets, starts as early and waits as late as its data allow."""
+    """A copy of the graph with collectives in buckets, starts as early and waits as late as its data allow; the graph
+    itself where it has no collectives."""
     graph, nodes = graph_module.graph, list(graph_module.graph.nodes)
+    if not any(map(is_start, nodes)):
+        return graph_module
     with in_buckets(graph, nodes, describe(nodes), bucket_bytes) as joined:
         sorted_graph = _in_order(_LateOrder(joined).run(), nodes[-1])
     order = early_order(list(sorted_graph.nodes))
-    return LazyGraphModule(graph_module, _in_order(order, sorted_graph.output_node()))
+    last = sorted_graph.output_node()
+    for node in order:
+        last.prepend(node)
+    return LazyGraphModule(graph_module, sorted_graph)
 
 
 def early_order(nodes: Sequence[fx.Node]) -> list[fx.Node]:

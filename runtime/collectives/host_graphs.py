@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from autopar._compat import LazyGraphModule
-from autopar.graphs.graph_copies import copied
 from autopar.runtime.collectives.communicator import communicator_of
 from autopar.runtime.collectives.host_collectives import (
     FOLDED,
@@ -93,10 +91,9 @@ COLLECTIVES: Mapping[Any, Callable[..., MaybeStarted]] = {
 }
 
 
-def with_host_collectives(graph_module: fx.GraphModule, folds: bool = False) -> fx.GraphModule:
-    """A copy of a graph bound to process groups whose collectives are those of the module docstring. folds: sums are
-    folded ones."""
-    graph = copied(graph_module.graph)
+def use_host_collectives(graph: fx.Graph, folds: bool = False) -> None:
+    """Let the collectives of a graph bound to process groups be those of the module docstring, in place. folds: sums
+    are folded ones."""
     for node in graph.nodes:
         if node.target in COLLECTIVES:
             assert not node.kwargs, f"{node} takes arguments by name"
@@ -107,7 +104,6 @@ def with_host_collectives(graph_module: fx.GraphModule, folds: bool = False) -> 
             node.target = COLLECTIVES[node.target]
             for waiting in waits:
                 waiting.target = wait
-    return LazyGraphModule(graph_module, graph)
 
 
 def operator_text(node: fx.Node) -> str:

@@ -15,16 +15,13 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from autopar._compat import LazyGraphModule
-from autopar.graphs.graph_copies import copied
 from autopar.graphs.kernel_groups import added_product, biased_product
 
 _aten = torch.ops.aten
 
 
-def with_added_products(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A copy in which products add to totals, and begin with biases."""
-    graph = copied(graph_module.graph)
+def add_inside_products(graph: fx.Graph) -> None:
+    """Let products add to totals, and begin with biases, in place."""
     for node in list(graph.nodes):
         if (product := added_product(node)) is not None:
             _replace(node, _call(node, _aten.addmm_.default, (node.args[0], *product.args)))
@@ -33,7 +30,6 @@ def with_added_products(graph_module: fx.GraphModule) -> fx.GraphModule:
             if found.rows is not found.product:
                 added = _call(node, found.rows.target, (added, found.rows.args[1]))
             _replace(node, added)
-    return LazyGraphModule(graph_module, graph)
 
 
 def _call(node: fx.Node, target: Any, args: tuple[Argument, ...]) -> fx.Node:

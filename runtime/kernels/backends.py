@@ -13,9 +13,10 @@ from torch import fx
 
 from autopar._compat import LazyGraphModule
 from autopar.errors import ConfigurationError
-from autopar.runtime.collectives.host_graphs import with_host_collectives
-from autopar.runtime.kernels.added_products import with_added_products
-from autopar.runtime.kernels.direct_calls import with_direct_calls
+from autopar.graphs.graph_copies import copied
+from autopar.runtime.collectives.host_graphs import use_host_collectives
+from autopar.runtime.kernels.added_products import add_inside_products
+from autopar.runtime.kernels.direct_calls import call_directly
 from autopar.runtime.kernels.inductor import piece_by_piece
 from autopar.runtime.kernels.named_calls import NamedGraph
 
@@ -29,15 +30,21 @@ def kernels(graph_module: fx.GraphModule, backend: str, *, folds: bool = False) 
 
     Raises ConfigurationError for a backend that does not exist.
     """
-    if backend == "eager":
-        return _node_by_node(with_added_products(with_host_collectives(graph_module, folds)))
+    if backend not in ("eager", "inductor"):
+        raise ConfigurationError(f"kernel backend {backend!r} is unknown; the plan may say eager or inductor")
+    graph = copied(graph_module.graph)
+    use_host_collectives(graph, folds)
+    own = LazyGraphModule(graph_module, graph)
     if backend == "inductor":
-        return piece_by_piece(with_host_collectives(graph_module, folds), _node_by_node)
-    raise ConfigurationError(f"kernel backend {backend!r} is unknown; the plan may say eager or inductor")
+        return piece_by_piece(own, _node_by_node)
+    add_inside_products(graph)
+    return _node_by_node(own)
 
 
 def _node_by_node(graph_module: fx.GraphModule) -> GraphCall:
-    return NamedGraph(boxed(with_direct_calls(graph_module)))
+    """graph_module: is written into."""
+    call_directly(graph_module.graph)
+    return NamedGraph(boxed(graph_module))
 
 
 def boxed(graph_module: fx.GraphModule) -> fx.GraphModule:

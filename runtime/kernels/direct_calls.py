@@ -16,9 +16,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar._compat import LazyGraphModule
-from autopar.graphs.graph_copies import copied
-
 _aten = torch.ops.aten
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
@@ -71,9 +68,8 @@ METHODS: Mapping[Any, str] = {
 """Methods of the first argument that take the others."""
 
 
-def with_direct_calls(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A copy whose operators on tensors are called directly where torch has a function or method of theirs."""
-    graph = copied(graph_module.graph)
+def call_directly(graph: fx.Graph) -> None:
+    """Call operators on tensors directly, in place, where torch has a function or method of theirs."""
     for node in graph.nodes:
         if not node.args or isinstance(node.args[0], int | float | complex):
             continue  # functions take no number for `self`
@@ -81,4 +77,3 @@ def with_direct_calls(graph_module: fx.GraphModule) -> fx.GraphModule:
             node.target = FUNCTIONS[node.target]
         elif node.target in METHODS and not node.kwargs:
             node.op, node.target = "call_method", METHODS[node.target]
-    return LazyGraphModule(graph_module, graph)

@@ -1,7 +1,7 @@
 """The graphs of a rank, bound to its processes.
 
-    groups.create(group_symbols(forward, backward))      every group that they name, in the same order on every rank
-    bind_groups(forward, groups)                          "dp_shard+tp" -> the name of a process group
+groups.create(group_symbols(forward, backward))      every group that they name, in the same order on every rank
+bind_groups(forward, groups)                          "dp_shard+tp" -> the name of a process group
 """
 
 from __future__ import annotations

@@ -123,4 +123,3 @@ def refuse_changed(weights: Sequence[tuple[str, torch.Tensor, int]]) -> None:
             f"{shown} changed between forward and backward, which needs the weights that forward saw: call backward "
             "first, then optimizer.step() (or what else writes weights), or call the model again"
         )
-

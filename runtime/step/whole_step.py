@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from autopar._compat import release_saved_tensors
+from autopar.passes.lowering.chain import resumed
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.program import Input, Program
 from autopar.runtime.collectives.progress import HERE
@@ -42,10 +44,23 @@ class WholeStep(Step):
 
     forward: GraphCall
     backward: GraphCall | None
-    cut: CutBackward | None
-    """The backward graph without its last reductions, for `no_sync()`."""
+    uncut: LoweredStep
+    """What `cut` is made of."""
     read_by_backward: frozenset[str]
     """The inputs that backward reads as they are when it runs."""
+
+    @cached_property
+    def cut(self) -> CutBackward | None:
+        """The backward graph without its last reductions, for `no_sync()`: made where that is first open."""
+        stage, backend = resumed(self.uncut, self.plan).only, self.plan.kernel_backend
+        if stage.late is None:
+            return None
+        return CutBackward(
+            unreduced=kernels(bind_groups(stage.late.unreduced, self.groups), backend=backend),
+            reduce=kernels(bind_groups(stage.late.reduce, self.groups), backend=backend),
+            gradients=tuple(output.name for output in stage.program.outputs if output.role == "gradient"),
+            positions=stage.late.positions,
+        )
 
     def __call__(
         self,
@@ -98,7 +113,7 @@ class _StepFunction(torch.autograd.Function):
         arguments += [_tangent(by_name[value.name], value, step.groups.device) for value in taken]
         held: HeldGradients = ctx.held
         with HERE.inside("backward"), repeatable(step.plan.deterministic):
-            if step.cut is not None and (held.holding or held.cut is not None):
+            if (held.holding or held.cut is not None) and step.cut is not None:
                 return (None, None, *_by_input(step, held.backward(step.cut, arguments), set()))
             return (None, None, *_by_input(step, step.backward(arguments), unreached(step, by_name)))
 
@@ -146,14 +161,6 @@ def emit_whole(lowered: LoweredStep, groups: ProcessGroups) -> WholeStep:
     parts = stage.partition.graphs
     groups.create(group_symbols(*parts))
     calls = [kernels(bind_groups(part, groups), backend=backend) for part in parts]
-    cut = None
-    if stage.late is not None:
-        cut = CutBackward(
-            unreduced=kernels(bind_groups(stage.late.unreduced, groups), backend=backend),
-            reduce=kernels(bind_groups(stage.late.reduce, groups), backend=backend),
-            gradients=tuple(output.name for output in stage.program.outputs if output.role == "gradient"),
-            positions=stage.late.positions,
-        )
     return WholeStep(
         micro=lowered.micro,
         lowered=stage.program,
@@ -163,7 +170,7 @@ def emit_whole(lowered: LoweredStep, groups: ProcessGroups) -> WholeStep:
         stage_parameters=StageParameters(),
         forward=calls[0],
         backward=calls[1] if len(calls) > 1 else None,
-        cut=cut,
+        uncut=lowered,
         read_by_backward=frozenset(
             value.name
             for node, value in zip(stage.program.placeholders, stage.program.inputs, strict=True)

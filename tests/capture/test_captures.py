@@ -36,12 +36,28 @@ def test_the_third_size_is_computed_and_equals_a_fresh_trace(dim: int) -> None:
     assert (captures.traces, captures.computed) == (2, 2)
 
 
+def test_lengths_are_computed_at_the_batch_at_which_two_were_traced_whatever_was_traced_first() -> None:
+    model, captures = nn.Sequential(nn.Linear(4, 4), Mean()), Captures()
+    for batch, length in ((8, 6), (4, 6), (8, 5), (8, 7), (2, 6), (4, 7)):
+        assert at(captures, model, (torch.empty(batch, length, 4),), {})
+    assert (captures.traces, captures.computed) == (4, 2)
+    assert at(captures, model, (torch.empty(4, 9, 4),), {})
+    assert captures.computed == 3
+
+
 def test_size_one_is_traced() -> None:
     model, _, _ = FAST["mlp"]()
     captures = Captures()
     for size in (8, 1, 4, 2, 6, 1):
         assert at(captures, model, (torch.empty(size, 32), torch.empty(size, dtype=torch.long)), {})
     assert (captures.traces, captures.computed) == (4, 2)
+
+
+class Mean(nn.Module):
+    """forward(x) -> scalar."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.pow(2).mean()
 
 
 class Clipped(nn.Module):

@@ -47,7 +47,7 @@ def test_clipping_knows_the_layouts(pool: Pool, dims: dict[str, int]) -> None:
 
 @pytest.mark.exhaustive(sample="{'dp_shard': 2, 'tp': 2}")
 @pytest.mark.parametrize("dims", [REPLICATED, BOTH], ids=str)
-def test_other_shapes_and_eval_are_planned_anew(pool: Pool, dims: dict[str, int]) -> None:
+def test_other_shapes_and_eval_keep_a_plan_or_are_planned_anew(pool: Pool, dims: dict[str, int]) -> None:
     for differences in pool.run("tests.distributed.training_jobs:other_inputs", dims=dims):
         assert max(differences.values()) <= 1e-5, differences
 

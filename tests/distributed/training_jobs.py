@@ -110,17 +110,18 @@ def clip(dims: dict[str, int]) -> list[float]:
 
 @prepared_by(captured_tied)
 def other_inputs(dims: dict[str, int]) -> dict[str, float]:
-    """Differences from the plain model for a smaller and an uneven batch, eval mode and full tensors loaded."""
+    """Differences from the plain model for smaller batches, other lengths, eval mode and full tensors loaded."""
     model = tied_model()
     reference = copy.deepcopy(model)
     module = compile_once("tied model", model, tokens(0), dims=dims)
     differences = {}
-    for batch in (4, 6):
-        loss, plain = module(**tokens(1, batch=batch))["loss"], reference(**tokens(1, batch=batch))["loss"]
+    for batch, length in ((4, 6), (6, 6), (8, 9), (8, 5), (8, 10)):
+        given = tokens(1, batch=batch, length=length)
+        loss, plain = module(**given)["loss"], reference(**given)["loss"]
         loss.backward()
         plain.backward()
-        differences[f"batch {batch}"] = abs(float(loss.detach()) - float(plain.detach()))
-        differences[f"gradients of batch {batch}"] = largest_error(module, reference)
+        differences[f"{batch} x {length}"] = abs(float(loss.detach()) - float(plain.detach()))
+        differences[f"gradients of {batch} x {length}"] = largest_error(module, reference)
     module.eval()
     reference.eval()
     with torch.no_grad():

@@ -21,16 +21,15 @@ from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable
 from autopar.planner.batch.micro_batch_program import Recapture, batch_size, in_parts
+from autopar.planner.memory.resident_states import with_totals
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
 from autopar.planner.meshes.contenders import Contender, Plain
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.constraint_targets import bind_constraints
 from autopar.planner.problem.factorisation import Factorisation
-from autopar.planner.problem.leaf_layouts import StateBytes
 from autopar.planner.problem.limits import LIMITS
 from autopar.program import MicroProgram
-from autopar.schedules.folding_schedule import kept_sums
 
 log = logging.getLogger(__name__)
 
@@ -89,17 +88,12 @@ def in_parts_of(query: Query, micro: MicroProgram) -> Query:
         program=micro.program,
         factorisation=factorisation,
         bound_constraints=bind_constraints(micro.program, query.constraints, factorisation),
-        state_bytes={name: _with_totals(state, query, micro.count) for name, state in query.state_bytes.items()},
+        state_bytes={
+            name: with_totals(state, micro.count, query.shards is not None) for name, state in query.state_bytes.items()
+        },
         micro=micro,
         recapture=None,
     )
-
-
-def _with_totals(state: StateBytes, query: Query, count: int) -> StateBytes:
-    """In logical shards the sums that a fold keeps, beside the gradients of the part that runs; else one total."""
-    if query.shards is not None:
-        return replace(state, optimizer=state.optimizer + kept_sums(count) * state.gradient)
-    return replace(state, optimizer=state.optimizer + state.gradient, gradient=0.0)
 
 
 def query_in_parts(query: Query, count: int) -> Query:

@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.capture import fingerprint
-from autopar.cost_models.operator_costs import optimizer_seconds
-from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
 from autopar.passes.lowering.chain import add_up_parts, lowered_step, resumed, sort_rows
-from autopar.passes.lowering.micro_batch_graphs import joined_bytes
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import measured_bytes
+from autopar.planner.memory.resident_states import ResidentStates, resident_states
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
@@ -56,7 +54,6 @@ from autopar.planner.solver import Solution, Status, certified, evaluate, is_for
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Prediction
-from autopar.program import Program
 from autopar.timing import phase
 
 log = logging.getLogger(__name__)
@@ -327,9 +324,8 @@ def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Fl
         plan = replace(plan, kernels=cheaper_kernels(plan, local.only.program, query.cluster))
         step = resumed(local, plan, until=add_up_parts)
     lowered = step.only.program
-    joined = joined_bytes(step.micro, lowered)
-    states = _states(query, lowered)
-    constant = states.parameters + states.optimizer + joined
+    states = resident_states(lowered, query.state_bytes, query.cluster.device)
+    constant = states.bytes_beside(step.micro, lowered)
     with phase("predict"):
         measured = measured_bytes(step.only.partition, lifetimes, constant, states.step_buffers)
         if float(np.nanmax(measured)) > query.budget_bytes:  # however it is issued: nobody asks for its step
@@ -353,44 +349,16 @@ def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Fl
     return replace(plan, bucket_bytes=issue.bucket_bytes, product_chunks=issue.chunks, predicted=prediction), measured
 
 
-def _without_steps(plan: Plan, states: _States, peak: float) -> Plan:
+def _without_steps(plan: Plan, states: ResidentStates, peak: float) -> Plan:
     """A plan that does not fit, with its bytes; of its step the sum that the search minimised is all that is known."""
     prediction = Prediction(step_seconds=plan.objective_seconds, peak_bytes=peak, bytes_by_kind=_kinds(states, peak))
     return replace(plan, bucket_bytes=None, product_chunks={}, predicted=prediction)
 
 
-def _kinds(states: _States, peak: float) -> dict[str, float]:
+def _kinds(states: ResidentStates, peak: float) -> dict[str, float]:
     rest = peak - states.parameters - states.optimizer
     return {
         "parameters": states.parameters,
         "optimizer state": states.optimizer,
         "activations, gradients and buffers at the peak": rest,
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _States:
-    """Of the parameters of one rank: bytes, those of the optimizer's state and of its step, and the step's seconds."""
-
-    parameters: float
-    optimizer: float
-    step_buffers: float
-    step_seconds: float
-
-
-def _states(query: Query, lowered: Program) -> _States:
-    parameters = optimizer = seconds = 0.0
-    updated = []
-    for entry in lowered.inputs:
-        if entry.role == "parameter":
-            elements, state = math.prod(entry.shape), query.state_bytes[entry.name]
-            parameters += elements * entry.dtype.itemsize
-            optimizer += elements * state.optimizer
-            seconds += float(optimizer_seconds(query.cluster.device, elements * state.step_traffic))
-            updated.append((float(elements * entry.dtype.itemsize), state.step_buffers))
-    return _States(
-        parameters=parameters,
-        optimizer=optimizer,
-        step_buffers=step_buffer_bytes(updated, query.cluster.device.kind),
-        step_seconds=seconds if query.program.training else 0.0,
-    )

@@ -165,5 +165,12 @@ class Limits:
     more_devices: tuple[int, ...] = (2, 4, 8)
     """Times as many devices that are tried."""
 
+    # other sizes of a planned model
+
+    kept_growth: float = 2.0
+    """A plan is kept for graphs of up to so many times the input elements. Where it replicates what more tokens make
+    worth splitting over two ranks, that costs at most a third of the best step; a loop of lengths from 16 to 512 plans
+    six times at most."""
+
 
 LIMITS = Limits()

@@ -8,7 +8,7 @@ from torch import fx
 
 from autopar.graphs.kernel_groups import kernel_groups
 from autopar.runtime.kernels import kernels
-from autopar.runtime.kernels.added_products import with_added_products
+from autopar.runtime.kernels.added_products import add_inside_products
 
 aten = torch.ops.aten
 
@@ -23,8 +23,13 @@ def _backward(*, read_twice: bool) -> fx.GraphModule:
     return fx.GraphModule({}, graph)
 
 
-def _targets(graph_module: fx.GraphModule) -> list[object]:
-    return [node.target for node in graph_module.graph.nodes if node.op == "call_function"]
+def _targets(graph: fx.Graph) -> list[object]:
+    return [node.target for node in graph.nodes if node.op == "call_function"]
+
+
+def _added(graph: fx.Graph) -> list[object]:
+    add_inside_products(graph)
+    return _targets(graph)
 
 
 def test_a_product_adds_to_its_total() -> None:
@@ -33,7 +38,7 @@ def test_a_product_adds_to_its_total() -> None:
     kernels(_backward(read_twice=False), "eager")([x, dy, bias, total, total_bias])
     torch.testing.assert_close(total, 1 + x.T @ dy)
     assert torch.equal(total_bias, 1 + bias)
-    assert _targets(with_added_products(_backward(read_twice=False))) == [
+    assert _added(_backward(read_twice=False).graph) == [
         aten.permute.default,
         aten.addmm_.default,
         aten.add_.Tensor,
@@ -42,7 +47,7 @@ def test_a_product_adds_to_its_total() -> None:
 
 def test_a_product_that_something_else_reads_stays() -> None:
     graph_module = _backward(read_twice=True)
-    assert _targets(with_added_products(graph_module)) == _targets(graph_module)
+    assert _targets(graph_module.graph) == _added(graph_module.graph)
 
 
 def test_the_product_and_its_total_are_one_kernel() -> None:
@@ -74,8 +79,7 @@ def test_a_product_begins_with_its_bias() -> None:
     x, w, b = torch.randn(4, 5), torch.randn(5, 3), torch.randn(3)
     (y,) = kernels(fx.GraphModule({}, _linear()), "eager")([x, w, b])
     torch.testing.assert_close(y, torch.addmm(-b, x, w).view(1, 2, 2, 3), rtol=0.0, atol=0.0)
-    joined = with_added_products(fx.GraphModule({}, _linear()))
-    assert _targets(joined) == [aten.neg.default, aten.addmm.default, aten.reshape.default]
+    assert _added(_linear()) == [aten.neg.default, aten.addmm.default, aten.reshape.default]
     assert len(set(kernel_groups(_linear(), "eager").values())) == 2
 
 
@@ -86,5 +90,5 @@ def test_a_product_begins_with_its_bias() -> None:
 )
 def test_what_is_no_bias_is_added_behind_the_product(graph: fx.Graph) -> None:
     graph_module = fx.GraphModule({}, graph)
-    assert _targets(with_added_products(graph_module)) == _targets(graph_module)
+    assert _targets(graph_module.graph) == _added(graph_module.graph)
     assert len(set(kernel_groups(graph, "eager").values())) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 import autopar
 from autopar.errors import ConfigurationError
 from autopar.runtime.step.emitted_step import Step
-from autopar.runtime.step.kept_steps import KeptSteps, most_graphs
+from autopar.runtime.step.kept_steps import KEPT_OPERATORS, LEAST_BOUND, KeptSteps, most_graphs
 
 
 def kept(bound: int, keys: str) -> KeptSteps:
@@ -43,7 +44,17 @@ def test_a_graph_that_comes_back_is_worth_a_warning(caplog: pytest.LogCaptureFix
 def test_a_bound_that_cannot_be_meant_is_named(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("AUTOPAR_GRAPHS", given)
     with pytest.raises(ConfigurationError, match=f"AUTOPAR_GRAPHS='{given}'"):
-        most_graphs()
+        most_graphs(program_of(3))
+
+
+def program_of(operators: int) -> Any:
+    return SimpleNamespace(graph=SimpleNamespace(nodes=range(operators)))
+
+
+def test_small_models_keep_more_graphs_than_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOPAR_GRAPHS", raising=False)
+    assert most_graphs(program_of(KEPT_OPERATORS // 40)) == 40
+    assert most_graphs(program_of(KEPT_OPERATORS)) == LEAST_BOUND
 
 
 class Sum(nn.Module):
