@@ -1,9 +1,13 @@
-"""The zoo: every architecture captured, planned for three questions and executed on four local processes.
+"""The zoo: every architecture captured, planned for three questions and executed on four local processes, or on two.
 
     python -m benchmarks.zoo --json --output benchmarks/results/zoo.json
     python -m benchmarks.zoo --only resnet gpt2
     python -m benchmarks.zoo --ci
     python -m benchmarks.zoo --shard 1/4 --output part1.json --resume
+    python -m benchmarks.zoo --third-party --output benchmarks/results/zoo_third_party.json
+
+--third-party takes the models as other packages ship them, of those packages that are installed, on two processes;
+`pip install -r benchmarks/zoo/third_party/requirements.txt` brings them all.
 
 Each row goes to a file of JSON lines when it is complete, beside `--output`; `--resume` skips the rows that stand
 there. Exits with 1 where a row that was captured does not agree with the plain model under both plans.
@@ -16,6 +20,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from rich.console import Console
@@ -23,16 +28,18 @@ from rich.table import Table
 
 from autopar.files import cache_directory
 from benchmarks.results import document, write_results
-from benchmarks.zoo.registry import CI_ROWS, MODULES, ZooEntry, entries
+from benchmarks.workers import WORKERS
+from benchmarks.zoo.registry import CI_ROWS, MODULES, ZooEntry, entries, installed, packages_of
 from benchmarks.zoo.row import APART, NO_REPLICATION, STEP_TIME, Row, summarise
 from benchmarks.zoo.runner import SECONDS_A_ROW, append_row, read_rows, run_rows
 
+THIRD_PARTY_PROCESSES = 2
 STYLES = {"agrees": "green", "not captured": "yellow"}
 
 
-def chosen_entries(only: Sequence[str], shard: str | None) -> list[ZooEntry]:
+def chosen_entries(only: Sequence[str], shard: str | None, modules: Sequence[str] = MODULES) -> list[ZooEntry]:
     """The entries by name, in the order of the registry, or all; of these the i-th of n parts. Raises ValueError."""
-    found = list(entries())
+    found = list(entries(modules))
     unknown = set(only) - {entry.name for entry in found}
     if unknown:
         raise ValueError(f"not in the zoo: {', '.join(sorted(unknown))}; there are {', '.join(e.name for e in found)}")
@@ -80,6 +87,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these architectures")
     parser.add_argument("--ci", action="store_true", help="ten rows over all families")
+    parser.add_argument("--third-party", action="store_true", help="models of other packages, on two processes")
     parser.add_argument("--shard", metavar="I/N", help="the I-th of N parts of the rows")
     parser.add_argument("--seconds", type=float, default=SECONDS_A_ROW, help="after which a row is killed")
     parser.add_argument("--resume", action="store_true", help="skip rows that stand in the file of rows")
@@ -88,16 +96,26 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def versions_of(modules: Sequence[str]) -> dict[str, str]:
+    """Distribution -> version of what these modules take their models from."""
+    providers = packages_distributions()
+    names = {name for module in modules for package in packages_of(module) for name in providers.get(package, [])}
+    return {name: version(name) for name in sorted(names)}
+
+
 def main() -> None:
     """Run the rows, print table or document, and write it where asked."""
     arguments = parsed()
     console = Console(stderr=True)
+    modules = installed() if arguments.third_party else MODULES
+    processes = THIRD_PARTY_PROCESSES if arguments.third_party else WORKERS
     try:
-        chosen = chosen_entries(CI_ROWS if arguments.ci else arguments.only, arguments.shard)
+        chosen = chosen_entries(CI_ROWS if arguments.ci else arguments.only, arguments.shard, modules)
     except ValueError as error:
         console.print(str(error))
         sys.exit(2)
-    lines = (arguments.output or cache_directory() / "zoo.json").with_suffix(".jsonl")
+    name = "zoo_third_party.json" if arguments.third_party else "zoo.json"
+    lines = (arguments.output or cache_directory() / name).with_suffix(".jsonl")
     lines.parent.mkdir(parents=True, exist_ok=True)
     if not arguments.resume:
         lines.unlink(missing_ok=True)
@@ -109,10 +127,12 @@ def main() -> None:
         console.print(f"{row.name}: {row.status} {row.seconds['row']:.1f} s {row.reasons}", markup=False)
 
     missing = [entry for entry in chosen if entry.name not in done]
-    run_rows(missing, MODULES, seconds=arguments.seconds, on_row=keep)
+    run_rows(missing, modules, seconds=arguments.seconds, processes=processes, on_row=keep)
     rows = [done[entry.name] for entry in chosen]
     results = {
         "command": ["python", "-m", "benchmarks.zoo", *sys.argv[1:]],
+        "processes": processes,
+        **({"packages": versions_of(modules)} if arguments.third_party else {}),
         "summary": summarise(rows),
         "rows": [{"status": row.status, **asdict(row)} for row in rows],
     }

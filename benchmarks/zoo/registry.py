@@ -14,17 +14,24 @@
 The forward takes the inputs as keywords and returns a loss or something with `.loss`; where it does not, `loss_fn`
 makes the loss of output and batch. Modules are imported one after the other, those in plain torch first, until a name
 is found: who asks for a plain model never imports transformers.
+
+`THIRD_PARTY` are models as other packages ship them, named "package/model"; `PACKAGES` of a module says what it imports.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from autopar.request.argument_types import Branch
 
 Inputs: TypeAlias = dict[str, Tensor]
 Family: TypeAlias = Literal[
@@ -37,6 +44,12 @@ Family: TypeAlias = Literal[
     "state-space",
     "mixture-of-experts",
     "plain",
+    "adapter",
+    "diffusion",
+    "graph",
+    "segmentation",
+    "series",
+    "tabular",
 ]
 
 
@@ -45,7 +58,8 @@ class ZooEntry:
     """build: makes the module; inputs: batch size -> keywords of forward (and further names that `loss_fn` reads).
 
     dtype: float64 for models that route tokens: in float32 a rounding difference sends a token to another expert, and
-    that is no fault of a plan. notes: what a reader of the results should know.
+    that is no fault of a plan. notes: what a reader of the results should know. branches, batch_dims: as of
+    `autopar.compile`.
     """
 
     name: str
@@ -56,6 +70,8 @@ class ZooEntry:
     loss_fn: Callable[[Any, Any], Tensor] | None = None
     dtype: torch.dtype = torch.float32
     notes: str = ""
+    branches: Branch | None = None
+    batch_dims: Mapping[str, int | None] | None = None
 
 
 MODULES: tuple[str, ...] = (
@@ -77,6 +93,12 @@ MODULES: tuple[str, ...] = (
 )
 """Where entries live, plain torch first."""
 
+THIRD_PARTY: tuple[str, ...] = tuple(
+    f"benchmarks.zoo.third_party.{path.stem}"
+    for path in sorted((Path(__file__).parent / "third_party").glob("*_models.py"))
+)
+"""Where entries of other packages live, a module for each package or few."""
+
 CI_ROWS: tuple[str, ...] = (
     "resnet",
     "lstm_seq2seq",
@@ -96,6 +118,20 @@ def entries(modules: Sequence[str] = MODULES) -> Iterator[ZooEntry]:
     """All entries, importing one module after the other."""
     for module in modules:
         yield from importlib.import_module(module).ENTRIES
+
+
+def installed(modules: Sequence[str] = THIRD_PARTY) -> list[str]:
+    """Those whose `PACKAGES` can all be imported; nothing is imported to find out."""
+    return [module for module in modules if all(find_spec(name) for name in packages_of(module))]
+
+
+def packages_of(module: str) -> tuple[str, ...]:
+    """The tuple `PACKAGES` that stands in the source of a module: what it imports, by import name."""
+    path = Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "PACKAGES":
+            return tuple(ast.literal_eval(statement.value))
+    return ()
 
 
 def find_entry(name: str, modules: Sequence[str] = MODULES) -> ZooEntry:

@@ -1,4 +1,4 @@
-"""What the four processes do for one row: capture once, then answer three questions about the same program.
+"""What the processes do for one row: capture once, then answer three questions about the same program.
 
     step time               the planner's free choice
     weights apart           a memory limit below what replicated weights need; executed like the first
@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autopar.capture import capture
+from autopar.capture import Captures
 from autopar.errors import InfeasibleError
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Shard
@@ -35,11 +35,11 @@ from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_mesh
 from autopar.program import Program
+from autopar.questions import capture_example
 from autopar.request import Request
 from autopar.rules.engine import uncovered
 from autopar.runtime.consensus import gather_from_all
 from autopar.runtime.parallel_module import ParallelModule
-from autopar.runtime.step.batches import route
 from benchmarks.agreement import Agreement, Reference, compare, evident_reference
 from benchmarks.under_plan import UnderPlan
 from benchmarks.zoo.registry import Inputs, ZooEntry, find_entry, make
@@ -50,8 +50,8 @@ APART_FRACTION = 0.5
 """First memory limit, as a part of what the weights, their gradients and optimizer state take on one device."""
 LOOSER, ATTEMPTS = 1.1, 2
 """Where nothing fits: the next limit, as a multiple of the least that the planner found; and how many are tried."""
-APART_MESH, FLAT_MESH = (2, 2), (4,)
-"""The one mesh of the second and of the third question; there is no time to try others."""
+APART_MESHES: Mapping[int, tuple[int, ...]] = {2: (2,), 4: (2, 2)}
+"""Processes -> the one mesh of the second question; there is no time to try others."""
 
 
 def ready() -> None:
@@ -83,7 +83,10 @@ def check(name: str, modules: Sequence[str], report: Callable[[Any], None]) -> R
     questions: dict[str, Callable[[], tuple[Plan, str]]] = {
         STEP_TIME: lambda: (_plan(program), ""),
         APART: lambda: _plan_apart(program),
-        NO_REPLICATION: lambda: (_plan(program, constraints="no_replicated_compute", mesh=FLAT_MESH), ""),
+        NO_REPLICATION: lambda: (
+            _plan(program, constraints="no_replicated_compute", mesh=(dist.get_world_size(),)),
+            "",
+        ),
     }
     for question, solve in questions.items():
         with journal.phase(f"plan: {question}"):
@@ -192,7 +195,7 @@ def _plan_apart(program: Program) -> tuple[Plan, str]:
     limit = APART_FRACTION * whole
     for _ in range(ATTEMPTS):
         try:
-            plan = _plan(program, memory_limit=limit, mesh=APART_MESH)
+            plan = _plan(program, memory_limit=limit, mesh=APART_MESHES[dist.get_world_size()])
         except DoesNotFit as error:
             limit = LOOSER * max(error.needed_bytes, limit)
             if limit >= whole:
@@ -216,10 +219,10 @@ def _sharded_share(program: Program, plan: Plan) -> float:
     return split / whole if whole else 0.0
 
 
-def _capture(entry: ZooEntry, model: nn.Module, inputs: Mapping[str, Tensor]) -> Program:
-    args, arguments = route(model, (), dict(inputs), entry.loss_fn is not None)
-    batch = arguments.pop("batch", None) if entry.loss_fn is not None else None
-    return capture(model, args, arguments, loss_fn=entry.loss_fn, batch=batch)
+def _capture(entry: ZooEntry, model: nn.Module, inputs: Inputs) -> Program:
+    cluster = Cluster.detect(dist.get_world_size())
+    request = Request(cluster=cluster, loss_fn=entry.loss_fn, branches=entry.branches, batch_dims=entry.batch_dims)
+    return capture_example(model, (), dict(inputs), request, Captures()).program
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""The runner: one row after the other on four processes; nothing that a row does stops or touches the next one.
+"""The runner: one row after the other, each on a few processes; nothing that a row does stops or touches the next one.
 
 A row that is late is killed with its processes and says in which phase it was; a row that crashes a process or raises
 where no error was expected says so. Every row gets new processes, forked in a moment from one that has imported all
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.workers import Pool, WorkerError
+from benchmarks.workers import WORKERS, Pool, WorkerError
 from benchmarks.zoo.registry import ZooEntry
 from benchmarks.zoo.row import Row
 
@@ -43,13 +43,16 @@ class Reports:
         return replace(row, seconds={**row.seconds, "row": round(time.perf_counter() - self.started, 3)})
 
 
-def run_row(pool: Pool, entry: ZooEntry, modules: Sequence[str], *, seconds: float = SECONDS_A_ROW) -> Row:
+def run_row(
+    pool: Pool, entry: ZooEntry, modules: Sequence[str], *, seconds: float = SECONDS_A_ROW, processes: int = WORKERS
+) -> Row:
     """The row of one entry, whatever happens to it."""
-    pool.run(f"{JOB}:ready", timeout=SECONDS_TO_START)
+    pool.run(f"{JOB}:ready", world_size=processes, timeout=SECONDS_TO_START)
     reports = Reports(Row(name=entry.name, family=entry.family))
     try:
         rows = pool.run(
             f"{JOB}:check",
+            world_size=processes,
             timeout=seconds,
             on_report=reports.take,
             name=entry.name,
@@ -68,14 +71,15 @@ def run_rows(
     modules: Sequence[str],
     *,
     seconds: float = SECONDS_A_ROW,
+    processes: int = WORKERS,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """All rows, each handed to `on_row` when it is complete."""
-    pool = Pool(preload=(JOB, *modules))
+    pool = Pool(processes, preload=(JOB, *modules))
     rows = []
     try:
         for entry in entries:
-            rows.append(run_row(pool, entry, modules, seconds=seconds))
+            rows.append(run_row(pool, entry, modules, seconds=seconds, processes=processes))
             on_row(rows[-1])
             pool.close()
     finally:
