@@ -15,7 +15,7 @@ The forward takes the inputs as keywords and returns a loss or something with `.
 makes the loss of output and batch. Modules are imported one after the other, those in plain torch first, until a name
 is found: who asks for a plain model never imports transformers.
 
-`THIRD_PARTY` are models as other packages ship them, named "package/model"; `PACKAGES` of a module says what it imports.
+`THIRD_PARTY` are models as other packages ship them, named "package/model"; `PACKAGES` of a module: what it imports.
 """
 
 from __future__ import annotations
