@@ -49,11 +49,30 @@ def _constant_pad_nd(call: Call) -> str:
     return f"{dims} -> {dims}{linear}"
 
 
+def _cat(call: Call) -> str:
+    """Tensors of shape (0,) beside others of more dims are no part of the result: torch passes over them."""
+    output = call.outputs[0]
+    assert output is not None
+    passed_over = [spec.shape == (0,) and len(output.shape) > 1 for spec in call.operands]
+    operands = ", ".join("[...]" if passed else "..." for passed in passed_over) if any(passed_over) else "...*"
+    return f"{operands} -> ... ; whole: dim ; linear: all"
+
+
 def _stack(call: Call) -> str:
     rank = len(call.operands[0].shape)
     at = _attribute(call, "dim") % (rank + 1)
     dims = [f"a{i}" for i in range(rank)]
     return f"{' '.join(dims)}* -> {' '.join([*dims[:at], '_', *dims[at:]])} ; linear: all"
+
+
+def _unfold_backward(call: Call) -> str:
+    """Windows are added where they came from; a dim of size 1 grows to that of the result (torch's istft)."""
+    shape, sizes = call.operands[0].shape, call.argument("input_sizes")
+    at = _attribute(call, "dim") % len(sizes)
+    inner = ["1" if size == 1 else f"a{i}" for i, size in enumerate(shape[:-1])]
+    outer = [f"x{i}" if dim == "1" else dim for i, dim in enumerate(inner)]
+    inner[at] = outer[at] = "_"
+    return f"{' '.join(inner)} _ -> {' '.join(outer)} ; linear: x"
 
 
 def _histc(call: Call) -> str:
@@ -86,7 +105,9 @@ RULE_FUNCTIONS: Mapping[str, Callable[[Call], str | None]] = {
     "aten.expand": _expand,
     "aten.repeat": _repeat,
     "aten.constant_pad_nd": _constant_pad_nd,
+    "aten.cat": _cat,
     "aten.stack": _stack,
+    "aten.unfold_backward": _unfold_backward,
     "aten.histc": _histc,
     "aten._trilinear": _trilinear,
     "aten._linalg_solve_ex": _linalg_solve,

@@ -70,6 +70,7 @@ DIAGONALS = [
 WINDOWS = [
     case(aten.unfold.default, lambda s: (x(s, 7, 3), 1, 3, 2)),
     case(aten.unfold_backward.default, lambda s: (x(s, 3, 2, 3), [s, 7, 2], 1, 3, 2)),
+    case(aten.unfold_backward.default, lambda s: (x(1, 3, 4), [s, 8], 1, 4, 2), "grows"),
     case(aten.as_strided.default, lambda s: (x(s, 6).t(), [s, 3], [6, 2], 1)),
     case(aten.as_strided_scatter.default, lambda s: (x(s, 6), x(s, 3), [s, 3], [6, 2], 1)),
 ]

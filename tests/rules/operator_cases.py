@@ -150,6 +150,7 @@ ALONG_A_DIM = [
     case(aten.glu.default, lambda s: (x(s, 6), 1)),
     case(aten.glu_backward.default, lambda s: (x(s, 3), x(s, 6), 1)),
     case(aten.cat.default, lambda s: ([x(s, 2), x(s, 5), x(s, 1)], 1)),
+    case(aten.cat.default, lambda s: ([x(0), x(s, 2), x(0), x(s, 3)], -1), "of nothing"),
     case(aten.stack.default, lambda s: ([x(s, 2), x(s, 2)], 1)),
     case(aten.slice.Tensor, lambda s: (x(s, 6), 1, 1, -1, 2)),
     case(aten.slice_scatter.default, lambda s: (x(s, 6), x(s, 2), 1, 2, 4)),
