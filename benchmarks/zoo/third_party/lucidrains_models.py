@@ -175,9 +175,7 @@ ENTRIES = (
     ),
     _entry(
         "vector_quantize_pytorch/learnable_codebook",
-        lambda: _Quantised(
-            VectorQuantize(8, codebook_size=16, learnable_codebook=True, ema_update=False, use_cosine_sim=True)
-        ),
+        lambda: _Quantised(VectorQuantize(8, codebook_size=16, learnable_codebook=True, ema_update=False)),
         _features,
         None,
         family="plain",
@@ -226,7 +224,7 @@ ENTRIES = (
     ),
     _entry(
         "tab_transformer_pytorch/tab_transformer",
-        lambda: TabTransformer(**TABLE, dim_out=3),
+        lambda: TabTransformer(**TABLE, dim_out=3, mlp_act=nn.ReLU()),
         partial(_table, continuous="x_cont"),
         _classes,
         family="tabular",
