@@ -56,9 +56,7 @@ class Size:
 
 def gpt(size: Size) -> tuple[nn.Module, Inputs]:
     """Layer norms and GELU."""
-    config = GPTConfig(
-        vocabulary=size.vocabulary, positions=size.length, width=size.width, heads=4, layers=size.layers
-    )
+    config = GPTConfig(vocabulary=size.vocabulary, positions=size.length, width=size.width, heads=4, layers=size.layers)
     return GPT(config), size.inputs("tokens")
 
 

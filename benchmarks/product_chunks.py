@@ -66,9 +66,7 @@ def steps_in_turn(steps: int) -> list[dict[str, Any]]:
         agreement = compare(module, inputs, expected)
         step, _ = module.step_for((), inputs)
         assert isinstance(step, WholeStep)
-        graphs = [
-            call.graph_module.graph for call in (step.forward, step.backward) if isinstance(call, NamedGraph)
-        ]
+        graphs = [call.graph_module.graph for call in (step.forward, step.backward) if isinstance(call, NamedGraph)]
         cuts = sum(node.target is rows_joined for graph in graphs for node in graph.nodes)
         rows.append({
             "chunks": chunks, "products_cut": cuts, "gradient_error": agreement.gradient_error,

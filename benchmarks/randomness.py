@@ -1,6 +1,6 @@
 """What drawing costs: CPU seconds of a dropout mask of 4 M elements, whole and for blocks of a cut tensor.
 
-    python -m benchmarks.randomness --json benchmarks/results/randomness.json
+python -m benchmarks.randomness --json benchmarks/results/randomness.json
 """
 
 from __future__ import annotations

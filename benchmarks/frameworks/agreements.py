@@ -1,10 +1,10 @@
 """Agreements: two runs of a row -> the verdict over it.
 
-    works as it is          the same losses, weights and metrics, with no line beside that of the framework's recipe
-    works with a change     the same, with a further line
-    refused                 an error of autopar in which the row's words stand
-    differs                 other numbers, or ranks that do not agree
-    fails                   an error that the row does not expect, or no error where it expects one
+works as it is          the same losses, weights and metrics, with no line beside that of the framework's recipe
+works with a change     the same, with a further line
+refused                 an error of autopar in which the row's words stand
+differs                 other numbers, or ranks that do not agree
+fails                   an error that the row does not expect, or no error where it expects one
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Models and data of the rows: small, with random weights, the same in every process.
 
-    gpt2()       a causal language model of transformers, fp32, without dropout; returns its loss
-    bert()       a classifier of transformers
-    scorer()     fp64; returns scores alone, so that the loop computes the loss
+gpt2()       a causal language model of transformers, fp32, without dropout; returns its loss
+bert()       a classifier of transformers
+scorer()     fp64; returns scores alone, so that the loop computes the loss
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ def bert() -> Any:
         "vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "intermediate_size": 32, "max_position_embeddings": 16, "num_labels": CLASSES,
     }  # fmt: skip
-    return BertForSequenceClassification(
-        BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    )
+    return BertForSequenceClassification(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
 
 
 def scorer() -> nn.Module:

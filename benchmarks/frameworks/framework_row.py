@@ -1,7 +1,7 @@
 """A row as data: a feature of a framework, how its loop is run, and what must come of it.
 
-    row("accelerate", "clip_grad_norm_", partial(trained, clip=0.5))
-    row("accelerate", "fp16", partial(trained, mixed_precision="fp16"), refused="fp32 or bf16")
+row("accelerate", "clip_grad_norm_", partial(trained, clip=0.5))
+row("accelerate", "fp16", partial(trained, mixed_precision="fp16"), refused="fp32 or bf16")
 """
 
 from __future__ import annotations

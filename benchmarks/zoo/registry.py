@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -145,6 +146,7 @@ def find_entry(name: str, modules: Sequence[str] = MODULES) -> ZooEntry:
 def make(entry: ZooEntry, *, batch: int | None = None, seed: int = 0) -> tuple[nn.Module, Inputs]:
     """The model in training mode and its inputs, both of the entry's precision, with values from `seed`."""
     torch.manual_seed(seed)
+    random.seed(seed)  # packages that choose by Python's numbers, which a forked process draws anew
     model = entry.build().to(entry.dtype).train()
     inputs = entry.inputs(batch or entry.batch)
     return model, {

@@ -139,6 +139,7 @@ ENTRIES = (
     _entry(
         "performer_pytorch/causal",
         lambda: PerformerLM(**SIZES, dim_head=8, max_seq_len=LENGTH, nb_features=16, generalized_attention=True),
+        branches="example",
     ),
     _entry(
         "performer_pytorch/local_heads",
@@ -146,6 +147,7 @@ ENTRIES = (
             **SIZES, dim_head=8, max_seq_len=LENGTH, nb_features=16, local_attn_heads=2, local_window_size=4
         ),
         family="masked",
+        branches="example",
     ),
     _entry(
         "reformer_pytorch/full_attention",
@@ -160,6 +162,7 @@ ENTRIES = (
         "routing_transformer/lm",
         lambda: RoutingTransformerLM(**SIZES, dim_head=8, max_seq_len=LENGTH, window_size=4, causal=True),
         dtype=torch.float64,
+        branches="example",
     ),
     _entry(
         "recurrent_memory_transformer_pytorch/lm",
@@ -172,6 +175,7 @@ ENTRIES = (
         None,
         family="plain",
         dtype=torch.float64,
+        branches="example",
     ),
     _entry(
         "vector_quantize_pytorch/learnable_codebook",
@@ -180,6 +184,7 @@ ENTRIES = (
         None,
         family="plain",
         dtype=torch.float64,
+        branches="example",
     ),
     _entry(
         "vector_quantize_pytorch/residual_vq",
@@ -188,6 +193,7 @@ ENTRIES = (
         None,
         family="plain",
         dtype=torch.float64,
+        branches="example",
     ),
     _entry(
         "vector_quantize_pytorch/fsq",
