@@ -151,12 +151,21 @@ ENTRIES = (
     ),
     _entry(
         "reformer_pytorch/full_attention",
-        lambda: ReformerLM(**SIZES, dim_head=8, max_seq_len=LENGTH, causal=True, use_full_attn=True, ff_chunks=2),
+        lambda: ReformerLM(
+            **SIZES, dim_head=8, max_seq_len=LENGTH, causal=True, use_full_attn=True, ff_chunks=2, reverse_thres=LENGTH
+        ),
     ),
     _entry(
         "reformer_pytorch/lsh",
-        lambda: ReformerLM(**SIZES, dim_head=8, max_seq_len=LENGTH, bucket_size=4, n_hashes=2, causal=True),
+        lambda: ReformerLM(
+            **SIZES, dim_head=8, max_seq_len=LENGTH, bucket_size=4, n_hashes=2, causal=True, reverse_thres=LENGTH
+        ),
         dtype=torch.float64,
+    ),
+    _entry(
+        "reformer_pytorch/reversible",
+        lambda: ReformerLM(**SIZES, dim_head=8, max_seq_len=LENGTH, causal=True, use_full_attn=True),
+        notes="its backward calls backward, which adds to .grad beside the graph",
     ),
     _entry(
         "routing_transformer/lm",
