@@ -73,6 +73,7 @@ ENTRIES = (
         _tabnet_loss,
         _rows_with_categories,
         batch=8,
+        branches="example",
     ),
     _entry(
         "pytorch_tabnet/ghost_batches",

@@ -115,6 +115,12 @@ def _energy(output: Any, batch: Inputs) -> Tensor:
     return functional.mse_loss(output, batch["energy"])
 
 
+def _whole(inputs: Inputs) -> dict[str, None]:
+    """No input has a dim of the batch: an edge may join any two nodes. Those of the loss are named `batch.`."""
+    names = [name for name in inputs if name not in ("labels", "energy")]
+    return dict.fromkeys([*names, *(f"batch.{name}" for name in inputs)])
+
+
 def _entry(
     name: str,
     build: Callable[[], nn.Module],
@@ -128,8 +134,8 @@ def _entry(
         build=build,
         inputs=inputs,
         loss_fn=loss_fn,
-        batch_dims=dict.fromkeys(inputs(2)),
-        **others,
+        batch_dims=_whole(inputs(2)) if loss_fn is not None else dict.fromkeys(inputs(2)),
+        **{"branches": "example", **others},
     )
 
 
@@ -195,6 +201,5 @@ ENTRIES = (
         _SchNet,
         _molecules,
         _energy,
-        branches="example",
     ),
 )
