@@ -39,6 +39,11 @@ def is_huggingface(model: nn.Module) -> bool:
     return any(type(module).__module__.startswith("transformers.") for module in model.modules())
 
 
+def is_cache(leaf: object) -> bool:
+    """Whether an output is a cache of keys and values: None where a caller did not ask for one (prefix tuning)."""
+    return any(kind.__module__ == "transformers.cache_utils" for kind in type(leaf).__mro__)
+
+
 @contextlib.contextmanager
 def adapted_huggingface(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Within the context, Hugging Face models trace with causal flags, without cache and checks; hooks alone remain."""

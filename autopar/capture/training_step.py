@@ -22,6 +22,7 @@ from autopar._compat import TreeSpec, tree_flatten_with_path
 from autopar.capture.branches import Branches, Notes
 from autopar.capture.expert_loops import ExpertLoops
 from autopar.capture.forward_state import ForwardState
+from autopar.capture.huggingface import is_cache
 from autopar.capture.inputs import FlatInputs, path_part, unflatten_inputs
 from autopar.capture.interception import Interception
 from autopar.capture.precision import computing_in, narrowed, widened
@@ -102,14 +103,16 @@ class TrainingStep(nn.Module):
             if self._loss_fn is not None:
                 output = self._loss_fn(output, batch)
                 _check_loss(output, "loss_fn")
-        return self._flatten(output, tensors, branches)
+        return self._flatten(output, tensors, branches, keeps_cache=bool(kwargs.get("use_cache")))
 
     @property
     def takes_branches(self) -> bool:
         """Whether Python may read values."""
         return self._notes is not None
 
-    def _flatten(self, output: Any, tensors: tuple[Tensor, ...], branches: Branches | None) -> tuple[Tensor, ...]:
+    def _flatten(
+        self, output: Any, tensors: tuple[Tensor, ...], branches: Branches | None, *, keeps_cache: bool
+    ) -> tuple[Tensor, ...]:
         loss = find_loss(output)
         register_structures(output, "the output")
         paths, spec = tree_flatten_with_path(output)
@@ -128,7 +131,7 @@ class TrainingStep(nn.Module):
                 returned.append(self._returned(leaf, name, loss))
                 names.append(name)
             else:
-                leaves.append(_constant(path, leaf))
+                leaves.append(Constant(None) if is_cache(leaf) and not keeps_cache else _constant(path, leaf))
         if not returned:
             raise CaptureError("the model returns no tensor, so there is nothing to compute")
         _check_named(self._differentiable, names)

@@ -41,3 +41,30 @@ def test_a_model_that_makes_its_mask_only_outside_of_compilers_is_captured() -> 
     tokens = torch.randint(1, 64, (2, 8))
     program = capture(model, (), {"input_ids": tokens, "labels": tokens})
     assert program.training
+
+
+class _Prefixed(torch.nn.Module):
+    """A language model after learned keys and values, as prefix tuning makes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, _ = zoo_model("gpt2")
+        config = self.model.config
+        shape = (2, 4, config.num_attention_heads, 3, config.hidden_size // config.num_attention_heads)
+        self.prefix = torch.nn.Parameter(torch.randn(shape))
+
+    def forward(self, input_ids: torch.Tensor, **options: bool) -> transformers.utils.ModelOutput:
+        cache = transformers.DynamicCache()
+        for layer in range(self.model.config.num_hidden_layers):
+            cache.update(self.prefix[0], self.prefix[1], layer)
+        output = self.model(input_ids, past_key_values=cache, labels=input_ids)
+        return transformers.modeling_outputs.CausalLMOutputWithPast(loss=output.loss, past_key_values=cache)
+
+
+def test_a_cache_that_nobody_asked_for_is_no_output() -> None:
+    tokens = torch.randint(0, 16, (4, 8))
+    program = capture(_Prefixed(), (), {"input_ids": tokens})
+    assert program.training
+    assert "prefix" in {entry.name for entry in program.inputs if entry.role == "parameter"}
+    with pytest.raises(CaptureError, match="past_key_values is a DynamicCache"):
+        capture(_Prefixed(), (), {"input_ids": tokens, "use_cache": True})

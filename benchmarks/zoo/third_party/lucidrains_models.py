@@ -202,7 +202,7 @@ ENTRIES = (
     ),
     _entry(
         "vector_quantize_pytorch/vq",
-        lambda: _Quantised(VectorQuantize(8, codebook_size=16, rotation_trick=False)),
+        lambda: _Quantised(VectorQuantize(8, codebook_size=16, rotation_trick=False, sync_codebook=False)),
         _features,
         None,
         family="plain",
@@ -220,7 +220,7 @@ ENTRIES = (
     ),
     _entry(
         "vector_quantize_pytorch/residual_vq",
-        lambda: _Quantised(ResidualVQ(dim=8, num_quantizers=2, codebook_size=16)),
+        lambda: _Quantised(ResidualVQ(dim=8, num_quantizers=2, codebook_size=16, sync_codebook=False)),
         _features,
         None,
         family="plain",
