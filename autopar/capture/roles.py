@@ -83,6 +83,10 @@ def _read_outputs(output: Node, names: Names) -> list[_Returned]:
         elif isinstance(desc, InputMutationAOTOutput):
             if _is_buffer(desc.mutated_input, names):
                 returned.append(_Returned("mutation", _input_name(desc.mutated_input, names), node))
+        elif isinstance(desc, GradAOTOutput) and isinstance(desc.grad_of, BufferAOTInput):
+            log.warning(
+                "forward asks for a gradient of the buffer %s: none is computed", _input_name(desc.grad_of, names)
+            )
         elif isinstance(desc, GradAOTOutput):
             returned.append(_Returned("gradient", _input_name(desc.grad_of, names), node))
         else:

@@ -256,3 +256,23 @@ def test_attention_without_heads_is_our_operator_too() -> None:
     model(x).backward()
     values = run_program(program, model, (x,), {})
     torch.testing.assert_close(outputs_of(program, values, "gradient")["project.weight"], model.project.weight.grad)
+
+
+class GradientOfBuffer(nn.Module):
+    """Begins a sum of losses with a buffer that asks for a gradient, as vector-quantize-pytorch does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("zero", torch.tensor(0.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.zero
+        loss.requires_grad_()
+        return loss + self.layer(x).square().mean()
+
+
+def test_a_buffer_that_asks_for_a_gradient_gets_none(caplog: pytest.LogCaptureFixture) -> None:
+    program = capture(GradientOfBuffer(), (X,), {})
+    assert roles(program) == [("loss", "loss"), ("gradient", "layer.weight"), ("gradient", "layer.bias")]
+    assert "a gradient of the buffer zero" in caplog.text

@@ -344,7 +344,7 @@ ENTRIES = (
     _entry(
         "enformer_pytorch/enformer",
         _enformer,
-        lambda batch: {"x": torch.randint(0, 5, (batch, 64)), "counts": torch.rand(batch, 4, 5)},
+        lambda batch: {"x": torch.eye(4)[torch.randint(0, 4, (batch, 64))], "counts": torch.rand(batch, 4, 5)},
         _genome_loss,
         family="series",
     ),
