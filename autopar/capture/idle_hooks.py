@@ -1,7 +1,7 @@
 """Forward hooks that give nothing back: a graph holds what a hook computes, and nothing of what it prints or collects.
 
-module.register_forward_hook(lambda m, args, out: out * 2)            in the graph, in every call
-module.register_forward_hook(lambda m, args, out: seen.append(out))   runs while the model is traced only: a warning
+    module.register_forward_hook(lambda m, args, out: out * 2)            in the graph, in every call
+    module.register_forward_hook(lambda m, args, out: seen.append(out))   runs while the model is traced only: a warning
 """
 
 from __future__ import annotations

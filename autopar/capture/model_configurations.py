@@ -104,7 +104,7 @@ def _class_of(path: Path, architecture: str) -> Any:
     is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
     if not is_model or not found.__module__.startswith("transformers.models.") or found.config_class is None:
         raise ConfigurationError(
-            f'{path}: {architecture} is no model of transformers; name one in "architectures", for example '
+            f"{path}: {architecture} is no model of transformers; name one in \"architectures\", for example "
             '["LlamaForCausalLM"]'
         )
     return found

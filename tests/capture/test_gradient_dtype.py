@@ -91,5 +91,5 @@ def test_gradients_reach_parameters_in_their_dtype_and_are_those_of_one_cast() -
 
 def test_the_name_is_checked_before_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_trace, "_trace", None)
-    with pytest.raises(autopar.ConfigurationError, match=r"reduce_dtype=.float32. is unknown.*did you mean .*fp32"):
+    with pytest.raises(autopar.ConfigurationError, match=r'reduce_dtype=.float32. is unknown.*did you mean .*fp32'):
         planned("float32")

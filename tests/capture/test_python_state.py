@@ -104,9 +104,9 @@ def test_closures_and_modules_of_a_loss_function_count(reads: frozenset[Any]) ->
         return lambda output, batch: output * weight
 
     model = Model()
-    assert differences(PythonState(model, reads, make(1.0)).texts, PythonState(model, reads, make(2.0)).texts) == [
-        f"weight in {make.__qualname__}.<locals>.<lambda> is float:2.0, was float:1.0"
-    ]
+    assert differences(
+        PythonState(model, reads, make(1.0)).texts, PythonState(model, reads, make(2.0)).texts
+    ) == [f"weight in {make.__qualname__}.<locals>.<lambda> is float:2.0, was float:1.0"]
     criterion = nn.CrossEntropyLoss()
     state = PythonState(model, reads, criterion)
     digest = state.digest()
