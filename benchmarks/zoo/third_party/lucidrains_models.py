@@ -60,10 +60,6 @@ def _next_token(output: Any, batch: Inputs) -> Tensor:
     return functional.cross_entropy(_first(output)[:, :-1].flatten(0, 1), batch["x"][:, 1:].flatten())
 
 
-def _with_extra_losses(output: Any, batch: Inputs) -> Tensor:
-    return output[0].square().mean() + output[-1].sum()
-
-
 def _classes(output: Any, batch: Inputs) -> Tensor:
     return functional.cross_entropy(_first(output), batch["labels"])
 
@@ -92,7 +88,8 @@ class _Quantised(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         quantised, *others = self.codebook(self.encoder(x))
         loss = functional.mse_loss(self.decoder(quantised), x)
-        return loss + sum(other.sum() for other in others if other is not None and other.is_floating_point())
+        loss = loss + sum(other.sum() for other in others if other is not None and other.is_floating_point())
+        return loss
 
 
 def _molecules(batch: int) -> Inputs:

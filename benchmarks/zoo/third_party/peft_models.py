@@ -34,19 +34,18 @@ def _llama() -> nn.Module:
 
 
 def _t5() -> nn.Module:
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=TOKENS,
-            d_model=32,
-            d_kv=8,
-            d_ff=64,
-            num_layers=2,
-            num_heads=4,
-            dropout_rate=0.0,
-            use_cache=False,
-            decoder_start_token_id=0,
-        )
+    config = T5Config(
+        vocab_size=TOKENS,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        use_cache=False,
     )
+    config.decoder_start_token_id = 0
+    return T5ForConditionalGeneration(config)
 
 
 def _tokens(batch: int) -> Inputs:

@@ -22,7 +22,12 @@ class _Words(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        sizes: dict[str, Any] = {
+            "hidden_size": WIDTH,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
         self.model = BertModel(
             BertConfig(vocab_size=TOKENS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes),
             add_pooling_layer=False,

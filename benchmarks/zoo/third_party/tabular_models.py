@@ -42,7 +42,8 @@ def _cross_entropy(output: Tensor, batch: Inputs) -> Tensor:
 
 def _tabnet_loss(output: Any, batch: Inputs) -> Tensor:
     logits, sparsity = output
-    return functional.cross_entropy(logits, batch["labels"]) - 1e-3 * sparsity
+    loss: Tensor = functional.cross_entropy(logits, batch["labels"]) - 1e-3 * sparsity
+    return loss
 
 
 def _entry(

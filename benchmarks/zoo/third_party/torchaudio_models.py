@@ -90,11 +90,12 @@ def _tacotron2_loss(output: Any, batch: Inputs) -> Tensor:
     before, after, gate, _ = output
     target = batch["mel_specgram"]
     stop = functional.binary_cross_entropy_with_logits(gate, torch.zeros_like(gate))
-    return functional.mse_loss(before, target) + functional.mse_loss(after, target) + stop
+    loss: Tensor = functional.mse_loss(before, target) + functional.mse_loss(after, target) + stop
+    return loss
 
 
 def _rnnt() -> nn.Module:
-    return models.emformer_rnnt_model(
+    model: nn.Module = models.emformer_rnnt_model(
         input_dim=MELS,
         encoding_dim=32,
         num_symbols=SYMBOLS,
@@ -117,6 +118,7 @@ def _rnnt() -> nn.Module:
         lstm_layer_norm_epsilon=1e-5,
         lstm_dropout=0.0,
     )
+    return model
 
 
 def _lengths(batch: int, longest: int, dtype: torch.dtype = torch.int64) -> Tensor:
