@@ -87,8 +87,10 @@ class _Quantised(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         quantised, *others = self.codebook(self.encoder(x))
-        loss = functional.mse_loss(self.decoder(quantised), x)
-        loss = loss + sum(other.sum() for other in others if other is not None and other.is_floating_point())
+        loss: Tensor = functional.mse_loss(self.decoder(quantised), x)
+        for other in others:
+            if other is not None and other.is_floating_point():
+                loss = loss + other.sum()
         return loss
 
 

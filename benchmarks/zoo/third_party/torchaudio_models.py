@@ -83,7 +83,8 @@ def _hubert_loss(output: Any, batch: Inputs) -> Tensor:
     masked, others, penalty = output
     first = partial(torch.zeros, dtype=torch.int64)
     losses = [functional.cross_entropy(logits, first(logits.shape[0])) for logits in (masked, others)]
-    return losses[0] + 0.5 * losses[1] + penalty
+    loss: Tensor = losses[0] + 0.5 * losses[1] + penalty
+    return loss
 
 
 def _tacotron2_loss(output: Any, batch: Inputs) -> Tensor:
