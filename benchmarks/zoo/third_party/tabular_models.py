@@ -78,9 +78,9 @@ ENTRIES = (
     ),
     _entry(
         "pytorch_tabnet/ghost_batches",
-        lambda: TabNet(FEATURES, CLASSES, virtual_batch_size=4, **SIZES),
+        lambda: TabNet(FEATURES, CLASSES, virtual_batch_size=16, **SIZES),
         _tabnet_loss,
-        batch=8,
+        batch=32,
     ),
     _entry(
         "rtdl_revisiting_models/mlp",
