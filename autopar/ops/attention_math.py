@@ -1,10 +1,17 @@
 """Attention on plain tensors: the reference that every kernel is compared with.
 
-Two ways to the same numbers: torch's CPU flash kernels where they apply (no dropout, no cut causal mask, one head
-size), else the formulas written out with the logsumexp, in fp32 at least. Shapes: query (..., H, S, D), key
-(..., G, T, D), value (..., G, T, E) with G dividing H (grouped-query), out (..., H, S, E), logsumexp (..., H, S), the
-same batch dims everywhere. Outputs and gradients lie in memory as (..., S, H, D), as flash kernels write them, so
-that the following reshape is a view. A row that attends to nothing gives zeros.
+Two ways to the same numbers: torch's fused kernels of the device where there is one (`attention_kernels`) and nothing
+is dropped, else the formulas written out with the logsumexp, in fp32 at least. A causal mask is computed as whole and
+causal blocks (`attention_blocks`), which are joined by their logsumexp:
+
+    out = sum of out_i exp(logsumexp_i - logsumexp),    logsumexp = log of the sum of exp(logsumexp_i)
+
+and whose backward kernels, given the joined out and logsumexp, return their shares of the gradients.
+
+Shapes: query (..., H, S, D), key (..., G, T, D), value (..., G, T, E) with G dividing H (grouped-query),
+out (..., H, S, E), logsumexp (..., H, S), the same batch dims everywhere. Outputs and gradients lie in memory as
+(..., S, H, D), as flash kernels write them, so that the following reshape is a view. A row that attends to nothing
+gives zeros.
 """
 
 from __future__ import annotations
@@ -16,36 +23,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
+from autopar.ops.attention_blocks import KeyBlock, RowBlock, Run, causal_blocks
+from autopar.ops.attention_kernels import FusedKernel, Scores, fused_kernel
+from autopar.ops.random_index import run_indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOptions:
     """What the scores go through.
 
-    mask: added to the scores, or bool with True = attend; broadcastable to (..., H, S, T). visible: bool, which
-        pairs the causal mask of a cut sequence leaves. kept: bool (..., H, S, T), the dropout mask.
+    mask: added to the scores, or bool with True = attend; broadcastable to (..., H, S, T). is_causal: row i sees keys
+        0..i by global index. rows, keys: the runs of global indices that are here; None: all. kept: bool
+        (..., H, S, T), the dropout mask.
     """
 
     mask: Tensor | None = None
     is_causal: bool = False
     scale: float | None = None
-    visible: Tensor | None = None
+    rows: tuple[Run, ...] | None = None
+    keys: tuple[Run, ...] | None = None
     kept: Tensor | None = None
     dropout_p: float = 0.0
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     """(out, logsumexp)."""
-    heads = query.shape[-3]
-    key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
-    if _flash_applies(query, value, options):
-        out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
-            *map(_dense, (query, key, value)), 0.0, options.is_causal,
-            attn_mask=_additive(options.mask, query.dtype), scale=options.scale,
-        )  # fmt: skip
+    kernel = _kernel(query, key, value, options)
+    if kernel is not None:
+        fused = _Fused.of(kernel, query, key, options)
+        out, logsumexp = fused.forward(*map(_one_batch_dim, (query, key, value)))
         out = out.reshape(*query.shape[:-1], value.shape[-1])
         return store_by_sequence(out), logsumexp.reshape(query.shape[:-1]).contiguous()
+    key, value = (_repeat_heads(x, query.shape[-3]) for x in (key, value))
     scores = _scores(query, key, options)
     logsumexp = scores.logsumexp(-1)
     weights = _drop(_weights(scores, logsumexp), options)
@@ -63,15 +72,16 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; those of shared heads are summed."""
     heads, groups = query.shape[-3], key.shape[-3]
-    key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
-    if _flash_applies(query, value, options):
-        grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *map(_dense, (grad_out, query, key, value, out)), logsumexp.reshape(-1, *logsumexp.shape[-2:]), 0.0,
-            options.is_causal, attn_mask=_additive(options.mask, query.dtype), scale=options.scale,
-        )  # fmt: skip
+    kernel = _kernel(query, key, value, options)
+    if kernel is not None:
+        fused = _Fused.of(kernel, query, key, options)
+        sums = logsumexp.reshape(-1, *logsumexp.shape[-2:])
+        grad, rows, keys, values, result = map(_one_batch_dim, (grad_out, query, key, value, out))
+        grads = fused.backward(grad, rows, keys, values, result, sums)
         return _stored(query, key, value, grads, groups)
-    grads = _backward_formulas(grad_out, query, key, value, out, logsumexp, options)
-    return _stored(query, key, value, grads[:3], groups)
+    keys, values = (_repeat_heads(x, heads) for x in (key, value))
+    grads = _backward_formulas(grad_out, query, keys, values, out, logsumexp, options)[:3]
+    return _stored(query, key, value, grads, groups)
 
 
 def attend_backward_with_mask(
@@ -85,8 +95,8 @@ def attend_backward_with_mask(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and of the additive mask, summed over the dims along which it broadcasts."""
     heads, groups = query.shape[-3], key.shape[-3]
-    key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
-    *grads, grad_scores = _backward_formulas(grad_out, query, key, value, out, logsumexp, options)
+    keys, values = (_repeat_heads(x, heads) for x in (key, value))
+    *grads, grad_scores = _backward_formulas(grad_out, query, keys, values, out, logsumexp, options)
     mask = options.mask
     assert mask is not None, "an attention without a mask has no gradient of one"
     return *_stored(query, key, value, grads, groups), grad_scores.sum_to_size(mask.shape).to(mask.dtype)
@@ -96,12 +106,9 @@ def _stored(
     query: Tensor, key: Tensor, value: Tensor, grads: Sequence[Tensor], groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients shaped like their tensors, those of shared heads summed, stored by sequence."""
-    grad_query, grad_key, grad_value = (g.reshape(x.shape) for g, x in zip(grads, (query, key, value), strict=True))
-    return (
-        store_by_sequence(grad_query),
-        store_by_sequence(_sum_heads(grad_key, groups)),
-        store_by_sequence(_sum_heads(grad_value, groups)),
-    )
+    summed = (grads[0], *(grad if grad.shape[-3] == groups else _sum_heads(grad, groups) for grad in grads[1:]))
+    found = [store_by_sequence(grad.reshape(x.shape)) for grad, x in zip(summed, (query, key, value), strict=True)]
+    return found[0], found[1], found[2]
 
 
 def store_by_sequence(x: Tensor) -> Tensor:
@@ -132,39 +139,126 @@ def _backward_formulas(
     return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), grad_scores
 
 
-def _flash_applies(query: Tensor, value: Tensor, options: ScoreOptions) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """Attention of one batch dim by a fused kernel: in one call, or in blocks of a causal mask."""
+
+    kernel: FusedKernel
+    scores: Scores
+    blocks: tuple[RowBlock, ...] | None
+
+    @staticmethod
+    def of(kernel: FusedKernel, query: Tensor, key: Tensor, options: ScoreOptions) -> _Fused:
+        """A causal mask beside another one becomes part of it."""
+        mask = _one_mask(query, key, options)
+        blocks = None
+        if options.is_causal and mask is None:
+            rows, keys = _runs(query, key, options)
+            blocks = causal_blocks(rows, keys)
+        return _Fused(kernel, Scores(scale=_scale(query, options), mask=mask), blocks)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """(out, logsumexp)."""
+        if self.blocks is None:
+            return self.kernel.forward(query, key, value, self.scores)
+        parts = [self._rows(block, query, key, value) for block in self.blocks]
+        if len(parts) == 1:
+            return parts[0]
+        outs, sums = zip(*parts, strict=True)
+        return torch.cat(outs, -2), torch.cat(sums, -1)
+
+    def _rows(self, block: RowBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        rows = query[:, :, block.start : block.stop]
+        if not block.keys:
+            wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+            nothing = rows.new_full(rows.shape[:-1], -math.inf, dtype=wide)
+            return rows.new_zeros((*rows.shape[:-1], value.shape[-1])), nothing
+        found = [self.kernel.forward(rows, _cut(key, keys), _cut(value, keys), self._of(keys)) for keys in block.keys]
+        return found[0] if len(found) == 1 else _joined(found)
+
+    def backward(
+        self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of query, key and value, from the whole out and logsumexp."""
+        if self.blocks is None:
+            return self.kernel.backward(grad_out, query, key, value, out, logsumexp, self.scores)
+        wholly = len(self.blocks) == 1 and len(self.blocks[0].keys) == 1
+        if wholly and self.blocks[0].keys[0].stop - self.blocks[0].keys[0].start == key.shape[-2]:
+            scores = self._of(self.blocks[0].keys[0])
+            return self.kernel.backward(grad_out, query, key, value, out, logsumexp, scores)
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        sums = [torch.zeros_like(x, dtype=wide) for x in (query, key, value)]
+        for block in self.blocks:
+            rows = slice(block.start, block.stop)
+            here = [x[:, :, rows] for x in (grad_out, query, out, logsumexp)]
+            for keys in block.keys:
+                found = self.kernel.backward(
+                    here[0], here[1], _cut(key, keys), _cut(value, keys), here[2], here[3], self._of(keys)
+                )
+                sums[0][:, :, rows].add_(found[0])
+                for total, part in zip(sums[1:], found[1:], strict=True):
+                    _cut(total, keys).add_(part)
+        return sums[0].to(query.dtype), sums[1].to(key.dtype), sums[2].to(value.dtype)
+
+    def _of(self, keys: KeyBlock) -> Scores:
+        return Scores(scale=self.scores.scale, is_causal=keys.is_causal)
+
+
+def _cut(x: Tensor, keys: KeyBlock) -> Tensor:
+    return x[:, :, keys.start : keys.stop]
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """(out, logsumexp) over all keys, of those over some."""
+    logsumexp = torch.stack([sums for _, sums in parts]).logsumexp(0)
+    out = torch.zeros_like(parts[0][0], dtype=logsumexp.dtype)
+    for part, sums in parts:
+        out.addcmul_(part.to(out.dtype), (sums - logsumexp).exp().unsqueeze(-1))
+    return out.to(parts[0][0].dtype), logsumexp
+
+
+def _kernel(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> FusedKernel | None:
+    if options.kept is not None or min(query.numel(), key.numel(), value.numel()) == 0:
+        return None
     mask = options.mask
-    ranks = (2, 4) if query.dim() == 4 else (2,)  # the kernel takes one batch dim; a mask of two dims fits any
-    plain_mask = mask is None or (mask.dim() in ranks and mask.dtype != torch.bool and not options.is_causal)
-    return (
-        query.device.type == "cpu"
-        and query.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-        and query.shape[-1] == value.shape[-1]
-        and min(query.numel(), value.numel()) > 0
-        and options.kept is None
-        and options.visible is None
-        and plain_mask
-    )
+    if mask is not None and query.dim() > 4 and mask.dim() > 3:
+        return None  # a kernel has one batch dim, over which such a mask broadcasts in part
+    return fused_kernel(query, value, mask is not None)
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if mask is None else mask.to(dtype)
+def _runs(query: Tensor, key: Tensor, options: ScoreOptions) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    rows = ((0, query.shape[-2]),) if options.rows is None else options.rows
+    keys = ((0, key.shape[-2]),) if options.keys is None else options.keys
+    return rows, keys
 
 
-def _dense(x: Tensor) -> Tensor:
-    """With one batch dim and a dense last dim, as the kernel wants it."""
-    x = x.reshape(-1, *x.shape[-3:])
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _visible(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor:
+    """bool (S, T): the causal mask of these rows and keys."""
+    rows, keys = (run_indices(runs, query.device) for runs in _runs(query, key, options))
+    return keys <= rows.unsqueeze(-1)
+
+
+def _one_mask(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor | None:
+    """The mask in the dtype of the operands, added to the scores, with the causal one in it."""
+    mask = options.mask
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        seen = mask & _visible(query, key, options) if options.is_causal else mask
+        return torch.zeros(seen.shape, dtype=query.dtype, device=mask.device).masked_fill_(~seen, -math.inf)
+    mask = mask.to(query.dtype)
+    return mask.masked_fill(~_visible(query, key, options), -math.inf) if options.is_causal else mask
+
+
+def _one_batch_dim(x: Tensor) -> Tensor:
+    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
 
 
 def _scores(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * _scale(query, options)
-    visible = options.visible
-    if visible is None and options.is_causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if visible is not None:
-        scores = scores.masked_fill(~visible, -math.inf)
+    if options.is_causal:
+        scores = scores.masked_fill(~_visible(query, key, options), -math.inf)
     mask = options.mask
     if mask is None:
         return scores

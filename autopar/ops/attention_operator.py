@@ -20,7 +20,7 @@ from autopar.ops.attention_math import (
     attend_backward,
     attend_backward_with_mask,
 )
-from autopar.ops.random_index import Runs, full_runs, keep_mask, reference_seed, run_indices
+from autopar.ops.random_index import Runs, full_runs, keep_mask, reference_seed
 
 
 def attention_by_index(
@@ -41,7 +41,7 @@ def attention_by_index(
     runs: per dim of the scores, the runs of global indices that this rank holds; seed: 0-dim int64 tensor, needed
     only with dropout.
     """
-    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape, query.device)
+    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape)
     return attend(query, key, value, options)
 
 
@@ -62,7 +62,7 @@ def attention_backward_by_index(
     shape: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(grad_query, grad_key, grad_value) of the same local block as `attention_by_index`."""
-    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape, query.device)
+    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape)
     return attend_backward(grad_out, query, key, value, out, logsumexp, options)
 
 
@@ -83,7 +83,7 @@ def attention_backward_with_mask_by_index(
     shape: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(grad_query, grad_key, grad_value, grad_mask) of the same local block as `attention_by_index`."""
-    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape, query.device)
+    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape)
     return attend_backward_with_mask(grad_out, query, key, value, out, logsumexp, options)
 
 
@@ -96,22 +96,17 @@ def _options(
     seed: Tensor | None,
     runs: Runs,
     shape: Sequence[int],
-    device: torch.device,
 ) -> ScoreOptions:
     kept = None
     if dropout_p > 0.0:
         assert seed is not None, "attention with dropout needs the seed"
         kept = keep_mask(shape, dropout_p, seed, salt, runs)
-    whole = tuple(runs[-2:]) == full_runs(shape[-2:])
-    visible = None
-    if is_causal and not whole:
-        rows, columns = (run_indices(dim_runs, device) for dim_runs in runs[-2:])
-        visible = columns <= rows.unsqueeze(-1)
     return ScoreOptions(
         mask=mask,
-        is_causal=is_causal and whole,
+        is_causal=is_causal,
         scale=scale,
-        visible=visible,
+        rows=runs[-2],
+        keys=runs[-1],
         kept=kept,
         dropout_p=dropout_p,
     )

@@ -1,0 +1,62 @@
+"""CUDA tensors on a machine without: fake ones, that know shapes and dtypes and hold nothing.
+
+    with fake_cuda():
+        attend(torch.empty(2, 4, 128, 64, dtype=torch.bfloat16, device="cuda"), ...)
+
+Outside of autograd only. A CPU build of torch tries to start CUDA in the Python bindings of a few methods; these go to
+their operators of aten instead, which do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+_aten = torch.ops.aten
+
+
+def _item(x: Tensor, index: Any) -> Tensor:
+    """x[index]: numbers, slices, None, ... and tensors of indices."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if not any(part is Ellipsis for part in parts):
+        parts.append(Ellipsis)
+    at = next(i for i, part in enumerate(parts) if part is Ellipsis)
+    taken = sum(part is not None for part in parts) - 1
+    parts[at : at + 1] = [slice(None)] * (x.dim() - taken)
+    dim, indices = 0, []
+    for part in parts:
+        if part is None:
+            x = x.unsqueeze(dim)
+        elif isinstance(part, int):
+            x = _aten.select(x, dim, part)
+            continue
+        elif isinstance(part, slice) and part != slice(None):
+            x = _aten.slice(x, dim, part.start, part.stop, part.step or 1)
+        indices.append(part if isinstance(part, Tensor) else None)
+        dim += 1
+    return _aten.index(x, indices) if any(part is not None for part in indices) else x
+
+
+_BY_OPERATOR: Mapping[Any, Callable[..., Any]] = {
+    Tensor.contiguous: _aten.contiguous,
+    Tensor.__invert__: _aten.bitwise_not,
+    Tensor.__getitem__: _item,
+}
+
+
+class _Operators(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _BY_OPERATOR.get(func, func)(*args, **(kwargs or {}))
+
+
+@contextmanager
+def fake_cuda() -> Iterator[None]:
+    """While active, tensors are made fake, on whatever device they are asked for, and no gradients are recorded."""
+    with FakeTensorMode(), torch.no_grad(), _Operators():
+        yield
