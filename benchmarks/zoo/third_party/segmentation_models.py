@@ -18,7 +18,7 @@ def _pixels(output: Any, batch: Inputs) -> Tensor:
     return functional.cross_entropy(output, batch["labels"])
 
 
-def _entry(name: str, encoder: str = "resnet18", **arguments: Any) -> ZooEntry:
+def _entry(name: str, encoder: str = "resnet18", side: int = 64, **arguments: Any) -> ZooEntry:
     def build() -> nn.Module:
         model: nn.Module = smp.create_model(name, encoder_name=encoder, encoder_weights=None, classes=4, **arguments)
         return model
@@ -27,7 +27,10 @@ def _entry(name: str, encoder: str = "resnet18", **arguments: Any) -> ZooEntry:
         name=f"segmentation_models_pytorch/{name}",
         family="segmentation",
         build=build,
-        inputs=lambda batch: {"x": torch.randn(batch, 3, 64, 64), "labels": torch.randint(0, 4, (batch, 64, 64))},
+        inputs=lambda batch: {
+            "x": torch.randn(batch, 3, side, side),
+            "labels": torch.randint(0, 4, (batch, side, side)),
+        },
         loss_fn=_pixels,
     )
 
@@ -38,7 +41,7 @@ ENTRIES = (
     _entry("linknet"),
     _entry("fpn", decoder_dropout=0.0),
     _entry("pspnet", psp_dropout=0.0),
-    _entry("pan"),
+    _entry("pan", side=256),
     _entry("manet"),
     _entry("deeplabv3"),
     _entry("deeplabv3plus"),
