@@ -76,7 +76,7 @@ ENTRIES = (
     _entry("efficientnet_lite0"),
     _entry("tinynet_e"),
     _entry("mnasnet_small"),
-    _entry("ghostnet_050"),
+    _entry("ghostnet_050", drop_rate=0.0),
     _entry("regnetx_002"),
     _entry("regnety_002"),
     _entry("repvgg_a0"),

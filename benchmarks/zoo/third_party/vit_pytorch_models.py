@@ -58,7 +58,8 @@ ENTRIES = (
     _entry("pit", lambda: PiT(**{**_PLAIN, "depth": (1, 1)})),
     _entry(
         "t2t",
-        lambda: T2TViT(dim=32, image_size=32, depth=2, heads=2, mlp_dim=64, num_classes=10, t2t_layers=((7, 4), (3, 2))),
+        lambda: T2TViT(dim=32, image_size=32, depth=2, heads=2, mlp_dim=64, num_classes=10,
+                       t2t_layers=((7, 4), (3, 2))),
     ),
     _entry(
         "cct",
