@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operator_sizes import AttentionSizes, ProductSizes, RowSizes, Sizes
-from autopar.cost_models.operators_attention import attention_curve, attention_seconds
+from autopar.cost_models.operators_attention import attention_curve, attention_seconds, causal_share_on_cpu
 from autopar.cost_models.operators_gemm import ELEMENT_BYTES, Rates, gemm_curve, gemm_seconds
 from autopar.cost_models.operators_measured import measured_kernels, with_measured
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
@@ -86,6 +86,8 @@ def operator_seconds(
     kernel add up to the kernel where all are split alike). `attention`: the kernel that the software calls; torch
     calls FlashAttention-2. Raises ConfigurationError where the device has no rate for `dtype`.
     """
+    if isinstance(sizes, AttentionSizes) and sizes.causal and device.kind == "cpu":
+        flops = np.asarray(flops, np.float64) * causal_share_on_cpu(sizes.queries, sizes.keys)
     curve = next((c for c in device.operators if (c.operator, c.dtype) == (operator, dtype)), None)
     if curve is not None:
         return _on_curve(curve, bytes_moved if kind == "memory" else flops, kernels, device.launch_seconds)

@@ -25,6 +25,22 @@ from autopar.hardware.device_curves import AttentionCurve, DeviceCurves
 Floats = NDArray[np.float64]
 
 
+CPU_KEYS_PER_BLOCK = 512
+"""Keys that torch's CPU kernel multiplies at a time: where the causal border falls in, the whole block is computed.
+Of the time without a mask, fp32 on one AMD EPYC core, torch 2.13, forward and backward: 1.0 of 512 tokens, 0.75 of
+1,024, 0.62 to 0.64 of 2,048, 0.56 of 4,096; `causal_share_on_cpu` says 1.0, 0.75, 0.625, 0.5625."""
+
+
+def causal_share_on_cpu(queries: ArrayLike, keys: ArrayLike) -> Floats:
+    """Of the products of all pairs, those that a causal attention computes: of the last queries of a cut sequence.
+
+    The square of the causal mask keeps half of its pairs, and half a block of keys more for each query.
+    """
+    s, t = np.asarray(queries, np.float64), np.asarray(keys, np.float64)
+    square = np.minimum(s, t)
+    return np.asarray((s * t - square * (square / 2 - np.minimum(square, CPU_KEYS_PER_BLOCK) / 2)) / (s * t))
+
+
 def attention_curve(curves: DeviceCurves, backward: bool) -> AttentionCurve:
     """The constants of one direction, else plain physics."""
     return curves.attention.get("backward" if backward else "forward") or AttentionCurve()

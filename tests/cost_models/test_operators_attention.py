@@ -1,8 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from autopar.cost_models.operators_attention import attention_curve, attention_seconds
+from autopar.cost_models.operator_costs import operator_seconds
+from autopar.cost_models.operator_sizes import AttentionSizes
+from autopar.cost_models.operators_attention import attention_curve, attention_seconds, causal_share_on_cpu
 from autopar.cost_models.operators_gemm import Rates
+from autopar.hardware.cluster import Cluster
 from autopar.hardware.device_curves import AttentionCurve, device_curves
 
 RATES = Rates(flops_per_second=252.9e12, memory_bytes_per_second=1.674e12, sm_count=108, l2_bytes=40e6)
@@ -58,3 +63,34 @@ def test_all_arrays_broadcast() -> None:
     )
     assert seconds.shape == (3,)
     assert np.all(np.diff(seconds) > 0)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "share"),
+    [(512, 512, 1.0), (1024, 1024, 0.75), (2048, 2048, 0.625), (1024, 2048, 0.875), (64, 2048, 1.0), (96, 64, 1.0)],
+)
+def test_a_causal_mask_on_a_cpu_saves_whole_blocks_of_keys(queries: int, keys: int, share: float) -> None:
+    assert causal_share_on_cpu(queries, keys) == pytest.approx(share)
+
+
+def test_a_cpu_is_priced_by_what_its_causal_kernel_computes() -> None:
+    sizes = AttentionSizes(
+        batch=2, heads=8, queries_per_key=1, queries=np.array([2048, 1024, 512]), keys=2048, qk_dim=64, v_dim=64,
+        causal=True, backward=False,
+    )  # fmt: skip
+
+    def seconds(sizes: AttentionSizes) -> np.ndarray:
+        flops = 4.0 * 2 * 8 * 64 * 2048 * np.asarray(sizes.queries)
+        return operator_seconds(
+            Cluster.parse("4 cpu").device,
+            flops=flops,
+            bytes_moved=0.0,
+            dtype="float32",
+            kind="attention",
+            kernels=0,
+            sizes=sizes,
+        )
+
+    whole = seconds(replace(sizes, causal=False))
+    np.testing.assert_allclose(seconds(sizes) / whole, [0.625, 0.875, 1.0])
+    np.testing.assert_allclose(seconds(sizes) / seconds(sizes)[0], [1.0, 0.7, 0.4])

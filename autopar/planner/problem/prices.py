@@ -161,9 +161,10 @@ class Prices:
         return np.array([local_fraction(layout, shape, self.mesh) for layout in layouts.distinct])[layouts.index]
 
     def _sizes(self, node: fx.Node, strategies: Strategies) -> Sizes | None:
-        """The sizes of an operator on the fullest rank under every strategy, where the device has curves for it."""
+        """The sizes of an operator on the fullest rank under every strategy, where its price asks for them."""
         name = base_name(node.target)
-        if self.cluster.device.curves is None or not has_sizes(name) or strategies.outputs[0] is None:
+        asks = self.cluster.device.curves is not None or is_causal(node)
+        if not asks or not has_sizes(name) or strategies.outputs[0] is None:
             return None
         shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
         parts = Parts(
