@@ -43,7 +43,8 @@ class Answer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One architecture. phase: where it is; stopped: why it was ended from outside; error: why it was not captured.
-    precision: fp64 where rounding in fp32 would allow so much that agreement proved nothing."""
+    precision: fp64 where rounding in fp32 would allow so much that agreement proved nothing, or where fp32 disagreed:
+    then in_fp32 says by how much."""
 
     name: str
     family: str
@@ -52,6 +53,7 @@ class Row:
     error: str = ""
     captured: bool = False
     precision: str = "fp32"
+    in_fp32: str = ""
     parameters: int = 0
     operators: int = 0
     uncovered: tuple[str, ...] = ()
@@ -106,6 +108,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "rows": len(rows),
         "captured_share": _share(len(captured), len(rows)),
         "compared_in_fp64": [row.name for row in captured if row.precision == "fp64"],
+        "disagree_in_fp32": [row.name for row in rows if row.in_fp32],
+        "agree_share": _share(sum(row.agrees for row in rows), len(rows)),
         "agree_of_captured_share": _share(sum(row.agrees for row in captured), len(captured)),
         "solved_without_replication": len(shares),
         "below_5_percent_replicated_share": _share(
