@@ -58,9 +58,10 @@ ENTRIES = (
     _entry(
         "swin_unetr",
         lambda: SwinUNETR(in_channels=1, out_channels=3, feature_size=12, depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 4)),
+        side=64,
         argument="x_in",
     ),
-    _entry("vnet", lambda: VNet(**_SIZES, dropout_prob_down=None, dropout_prob_up=(None, None))),
+    _entry("vnet", lambda: VNet(**_SIZES, dropout_prob_down=0.0, dropout_prob_up=(0.0, 0.0))),
     _entry(
         "dynunet",
         lambda: DynUNet(
