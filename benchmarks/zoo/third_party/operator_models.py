@@ -35,7 +35,7 @@ ENTRIES = (
     _entry("tfno", lambda: TFNO(n_modes=(4, 4), n_layers=2, rank=0.5, factorization="tucker", **_SIZES)),
     _entry(
         "uno",
-        lambda: UNO(n_layers=3, uno_out_channels=[8, 8, 8], uno_n_modes=[[4, 4]] * 3,
+        lambda: UNO(n_layers=3, channel_mlp_skip="linear", uno_out_channels=[8, 8, 8], uno_n_modes=[[4, 4]] * 3,
                     uno_scalings=[[1.0, 1.0], [0.5, 0.5], [2.0, 2.0]], **_SIZES),
     ),
 )  # fmt: skip
