@@ -147,7 +147,9 @@ def make(entry: ZooEntry, *, batch: int | None = None, seed: int = 0) -> tuple[n
     """The model in training mode and its inputs, both of the entry's precision, with values from `seed`."""
     torch.manual_seed(seed)
     random.seed(seed)  # packages that choose by Python's numbers, which a forked process draws anew
-    model = entry.build().to(entry.dtype).train()
+    model = entry.build().train()
+    if entry.dtype != torch.get_default_dtype():
+        model = model.to(entry.dtype)
     inputs = entry.inputs(batch or entry.batch)
     return model, {
         name: value.to(entry.dtype) if value.is_floating_point() else value for name, value in inputs.items()

@@ -1,0 +1,45 @@
+"""zuko: normalizing flows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import zuko
+from torch import Tensor, nn
+
+from benchmarks.zoo.registry import ZooEntry
+
+PACKAGES = ("zuko",)
+
+
+class NegativeLogLikelihood(nn.Module):
+    """forward(x (B, 4), context (B, 3)) -> loss: a flow returns a distribution, whose log_prob is trained."""
+
+    def __init__(self, flow: nn.Module) -> None:
+        super().__init__()
+        self.flow = flow
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        loss: Tensor = -self.flow(context).log_prob(x).mean()
+        return loss
+
+
+def _entry(name: str, flow: Callable[..., Any], **arguments: Any) -> ZooEntry:
+    return ZooEntry(
+        name=f"zuko/{name}",
+        family="tabular",
+        build=lambda: NegativeLogLikelihood(flow(features=4, context=3, hidden_features=(32, 32), **arguments)),
+        inputs=lambda batch: {"x": torch.rand(batch, 4), "context": torch.randn(batch, 3)},
+        batch=16,
+    )
+
+
+ENTRIES = (
+    _entry("nice", zuko.flows.NICE, transforms=2),
+    _entry("maf", zuko.flows.MAF, transforms=2),
+    _entry("nsf", zuko.flows.NSF, transforms=2),
+    _entry("sospf", zuko.flows.SOSPF, transforms=2),
+    _entry("bpf", zuko.flows.BPF, transforms=2),
+)
