@@ -11,7 +11,7 @@ import torch
 
 
 def folded_sum(rows: torch.Tensor) -> torch.Tensor:
-    """(rows, ...) -> (...), in the dtype of the rows. Where their number is odd, the last one waits for the next level."""
+    """(rows, ...) -> (...), in the dtype of the rows. Of an odd number of rows the last waits for the next level."""
     while (count := len(rows)) > 1:
         half = count // 2
         folded = rows[:half] + rows[half : 2 * half]

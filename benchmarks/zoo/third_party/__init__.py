@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from torch.library import Library
+import torch
 
-_LIBRARIES: list[Library] = []
+_LIBRARIES: list[Any] = []
 
 
 def _import_torchvision() -> None:
@@ -27,7 +27,7 @@ def _import_torchvision() -> None:
     except RuntimeError:
         for name in [each for each in sys.modules if each.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
-        library = Library("torchvision", "FRAGMENT")
+        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _LIBRARIES.append(library)

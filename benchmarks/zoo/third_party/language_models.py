@@ -28,7 +28,8 @@ def _next_token(output: Any, batch: Inputs) -> Tensor:
 def _gpt(name: str, **arguments: Any) -> ZooEntry:
     def build() -> nn.Module:
         sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "padded_vocab_size": _WORDS, "block_size": 32, **arguments}
-        return GPT(Config.from_name(name, **sizes))
+        model: nn.Module = GPT(Config.from_name(name, **sizes))
+        return model
 
     return ZooEntry(name=f"litgpt/{name}", family="causal", build=build, inputs=_tokens, loss_fn=_next_token)
 

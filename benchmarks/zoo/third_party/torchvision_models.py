@@ -17,10 +17,10 @@ PACKAGES = ("torchvision",)
 
 
 def _build(name: str, **arguments: Any) -> nn.Module:
-    """Paths are not dropped: which are is drawn for each row of the batch."""
+    """Nothing is dropped: the plain model draws otherwise than a plan does."""
     model: nn.Module = torchvision.models.get_model(name, weights=None, **arguments)
     for module in model.modules():
-        if isinstance(module, StochasticDepth):
+        if isinstance(module, StochasticDepth | nn.Dropout):
             module.p = 0.0
     return model
 
@@ -53,13 +53,13 @@ def _pixels(output: Any, batch: Inputs) -> Tensor:
     return functional.cross_entropy(output["out"], batch["labels"])
 
 
-def _segmentation(name: str, side: int = 64) -> ZooEntry:
+def _segmentation(name: str, argument: str = "x", side: int = 64) -> ZooEntry:
     return ZooEntry(
         name=f"torchvision/{name}",
         family="segmentation",
         build=lambda: _build(name, num_classes=5, weights_backbone=None),
         inputs=lambda batch: {
-            "x": torch.randn(batch, 3, side, side), "labels": torch.randint(0, 5, (batch, side, side))
+            argument: torch.randn(batch, 3, side, side), "labels": torch.randint(0, 5, (batch, side, side))
         },
         loss_fn=_pixels,
     )  # fmt: skip
@@ -96,11 +96,10 @@ ENTRIES = (
     _classifier("maxvit_t", 224, 224),
     _segmentation("fcn_resnet50"),
     _segmentation("deeplabv3_mobilenet_v3_large"),
-    _segmentation("lraspp_mobilenet_v3_large"),
+    _segmentation("lraspp_mobilenet_v3_large", "input"),
     _video("r3d_18", 4, 32),
     _video("mc3_18", 4, 32),
     _video("r2plus1d_18", 4, 32),
-    _video("s3d", 16, 64, dropout=0.0),
     _video("swin3d_t", 4, 32),
     ZooEntry(
         name="torchvision/raft_small",
