@@ -3,19 +3,18 @@
 ctc_loss(log_probs, targets[sum(lengths)], ...)   -->   targets[n, s] padded to one width; mean(ctc_loss(...) / lengths)
 
 Speech models of Hugging Face join the labels of all samples by `labels.masked_select(mask)`, whose shape depends on
-values. `MaskedElements` stands for such a selection until somebody reads it: for a CTC loss its order is enough, and
-every other reader fails as `masked_select` itself would.
+values. `MaskedElements` stands for such a selection until somebody reads it: for a CTC loss its order is enough; every
+other reader gets `source[mask]`, which needs the positions that the mask has in an example (see `branches.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from autopar._compat import DynamicOutputShapeException
+from torch.utils._pytree import tree_map_only
 
 
 class MaskedElements:
@@ -26,20 +25,25 @@ class MaskedElements:
 
     def in_front(self) -> Tensor:
         """(numel,): the selected elements, then the others."""
-        shape = torch.broadcast_shapes(self._source.shape, self._mask.shape)  # type: ignore[no-untyped-call]
-        source, mask = self._source.expand(shape).reshape(-1), self._mask.expand(shape).reshape(-1)
+        source, mask = (x.reshape(-1) for x in self._broadcast())
         return source[(~mask).to(torch.uint8).argsort(stable=True)]
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise _shape_depends_on_values()
+    def elements(self) -> Tensor:
+        """(number of trues,). Raises DynamicOutputShapeException where the values of the mask are not known."""
+        source, mask = self._broadcast()
+        return source[mask]
+
+    def _broadcast(self) -> tuple[Tensor, Tensor]:
+        shape = torch.broadcast_shapes(self._source.shape, self._mask.shape)  # type: ignore[no-untyped-call]
+        return self._source.expand(shape), self._mask.expand(shape)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.elements(), name)
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise _shape_depends_on_values()
-
-
-def _shape_depends_on_values() -> DynamicOutputShapeException:
-    return DynamicOutputShapeException(torch.ops.aten.masked_select.default)
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(MaskedElements, MaskedElements.elements, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def ctc_loss(

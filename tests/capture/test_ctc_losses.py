@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -127,3 +128,19 @@ def test_the_batch_of_the_loss_is_split(devices: int) -> None:
     (found,) = results.outputs.values()
     assert abs(float(found) - float(loss)) < 1e-6 * float(loss)
     assert worst_gradient_error(results.gradients, gradients) < 1e-5
+
+
+def test_along_the_branches_of_an_example_a_selection_has_its_elements() -> None:
+    class Selected(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            kept = super().forward(x).masked_select(~torch.eye(4, dtype=torch.bool))
+            return torch.cat([kept.reshape(4, 3), x], dim=1).square().sum()
+
+    torch.manual_seed(0)
+    model, x = Selected(4, 4), torch.randn(4, 4)
+    compiled = autopar.compile(copy.deepcopy(model), (x,), branches="example")
+    (expected := model(x)).backward()
+    (loss := compiled(x)).backward()
+    torch.testing.assert_close(loss, expected)
+    gradients = {name: p.grad for name, p in compiled.named_parameters()}
+    torch.testing.assert_close(gradients, {name: p.grad for name, p in model.named_parameters()})
