@@ -7,7 +7,7 @@
     python -m benchmarks.zoo --third-party --output benchmarks/results/zoo_third_party.json
 
 --third-party takes the models as other packages ship them, of those packages that are installed, on two processes;
-`pip install -r benchmarks/zoo/third_party/requirements.txt` brings them all.
+`pip install --no-deps -r benchmarks/zoo/third_party/requirements.txt` brings them all.
 
 Each row goes to a file of JSON lines when it is complete, beside `--output`; `--resume` skips the rows that stand
 there. Exits with 1 where a row that was captured does not agree with the plain model under both plans.
