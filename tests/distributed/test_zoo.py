@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from benchmarks.agreement import Agreement
-from benchmarks.zoo.registry import CI_ROWS, MODULES, entries
+from benchmarks.zoo.registry import CI_ROWS, MODULES, THIRD_PARTY, entries, installed, packages_of
 from benchmarks.zoo.row import APART, NO_REPLICATION, STEP_TIME, Answer, Row, summarise
 from benchmarks.zoo.runner import append_row, read_rows, run_rows
 from tests.distributed.zoo_entries import ENTRIES
@@ -42,6 +44,8 @@ def test_a_sound_row_agrees_after_all_the_broken_ones(rows: dict[str, Row]) -> N
 def test_a_result_that_is_wrong_disagrees(rows: dict[str, Row]) -> None:
     assert rows["wrong"].status == "disagrees"
     assert "loss error 1.0e-03" in rows["wrong"].reasons
+    assert rows["wrong"].precision == "fp64", "asked again, as fp32 disagreed"
+    assert "loss error 1.0e-03" in rows["wrong"].in_fp32
 
 
 @pytest.mark.distributed
@@ -100,6 +104,15 @@ def test_rows_are_read_back_up_to_a_line_that_was_cut_off(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-5])
     assert list(read_rows(path)) == [row]
     assert list(read_rows(tmp_path / "none")) == []
+
+
+def test_third_party_modules_say_what_they_need_without_being_imported() -> None:
+    loaded = set(sys.modules)
+    needs = {module: packages_of(module) for module in THIRD_PARTY}
+    assert needs["benchmarks.zoo.third_party.timm_models"] == ("timm",)
+    assert all(needs.values()), "every module names its packages"
+    assert installed([name for name, packages in needs.items() if not all(map(find_spec, packages))]) == []
+    assert not {name for name in set(sys.modules) - loaded if "third_party" in name}
 
 
 @pytest.mark.slow
