@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.zoo.registry import Inputs, ZooEntry
+from benchmarks.zoo.third_party.without_dropout import without_dropout
 
 PACKAGES = ("diffusers",)
 
@@ -25,8 +26,7 @@ def _entry(
     name: str, inputs: Callable[[int], Inputs], *, loss: Callable[[Any, Any], Tensor] = _sample, **arguments: Any
 ) -> ZooEntry:
     def build() -> nn.Module:
-        model: nn.Module = getattr(diffusers, name)(**arguments)
-        return model
+        return without_dropout(getattr(diffusers, name)(**arguments))
 
     return ZooEntry(name=f"diffusers/{name}", family="diffusion", build=build, inputs=inputs, loss_fn=loss)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.zoo.registry import Inputs, ZooEntry
+from benchmarks.zoo.third_party.without_dropout import without_dropout
 
 PACKAGES = ("segmentation_models_pytorch", "timm")
 
@@ -20,14 +21,8 @@ def _pixels(output: Any, batch: Inputs) -> Tensor:
 
 def _entry(name: str, encoder: str = "resnet18", side: int = 64, **arguments: Any) -> ZooEntry:
     def build() -> nn.Module:
-        """Nothing is dropped: the plain model draws otherwise than a plan does."""
         model: nn.Module = smp.create_model(name, encoder_name=encoder, encoder_weights=None, classes=4, **arguments)
-        for module in model.modules():
-            if isinstance(module, nn.Dropout | nn.Dropout2d):
-                module.p = 0.0
-            elif hasattr(module, "drop_prob"):
-                module.drop_prob = 0.0
-        return model
+        return without_dropout(model)
 
     return ZooEntry(
         name=f"segmentation_models_pytorch/{name}",

@@ -9,20 +9,15 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.ops import StochasticDepth
 
 from benchmarks.zoo.registry import Inputs, ZooEntry
+from benchmarks.zoo.third_party.without_dropout import without_dropout
 
 PACKAGES = ("torchvision",)
 
 
 def _build(name: str, **arguments: Any) -> nn.Module:
-    """Nothing is dropped: the plain model draws otherwise than a plan does."""
-    model: nn.Module = torchvision.models.get_model(name, weights=None, **arguments)
-    for module in model.modules():
-        if isinstance(module, StochasticDepth | nn.Dropout):
-            module.p = 0.0
-    return model
+    return without_dropout(torchvision.models.get_model(name, weights=None, **arguments))
 
 
 def _images(*sizes: int) -> Callable[[int], Inputs]:
