@@ -16,4 +16,6 @@ def without_dropout(model: nn.Module) -> nn.Module:
             module.p = 0.0
         elif hasattr(module, "drop_prob"):
             module.drop_prob = 0.0
+        elif hasattr(module, "dropout_prob"):  # of labels, in diffusers
+            module.dropout_prob = 0.0
     return model
