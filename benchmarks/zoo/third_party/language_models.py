@@ -57,5 +57,6 @@ ENTRIES = (
             "labels": torch.randint(4, 24, (batch, _TOKENS)),
         },
         loss_fn=_residues,
+        branches="example",
     ),
 )
