@@ -1,7 +1,7 @@
 """torch's fused attention kernels by device: forward and backward that return and take the logsumexp.
 
-    kernel = fused_kernel(query, value, mask)                     # None: there is only the formula
-    out, logsumexp = kernel.forward(query, key, value, Scores(is_causal=True))
+    kernel = fused_kernel(query, value, has_mask=False)           # None: there is only the formula
+    out, logsumexp = kernel.forward(query, key, value, Scores(scale=0.125, is_causal=True))
 
     cpu     fp64, fp32, bf16, fp16    flash_attention_for_cpu
     cuda    bf16, fp16, no mask       flash_attention; on compute capability 10 and up cudnn_attention

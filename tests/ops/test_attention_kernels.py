@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autopar.ops import attention_kernels
 from autopar.ops.attention_kernels import fused_kernel
 from autopar.ops.attention_math import ScoreOptions, attend, attend_backward
 from tests.fake_cuda import fake_cuda
@@ -79,6 +80,20 @@ def test_cuda_runs_a_fused_kernel_and_nothing_of_the_size_of_scores(case: str) -
     assert [g.shape for g in grads] == [query.shape, key.shape, value.shape]
     if case not in ("bool mask", "mask by head", "mask and causal"):  # such a mask is of this size itself
         assert max(forward.largest, backward.largest) < 2 * 4 * rows * keys
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("groups", [4, 2])
+def test_blackwell_runs_cudnn(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+    monkeypatch.setattr(attention_kernels, "FAKE_CAPABILITY", (10, 0))
+    query = torch.empty(2, 4, 256, 64, dtype=BF16, device="cuda")
+    key = torch.empty(2, groups, 256, 64, dtype=BF16, device="cuda")
+    with Called() as called:
+        out, sums = attend(query, key, key, ScoreOptions(is_causal=True))
+        grads = attend_backward(out, query, key, key, out, sums, ScoreOptions(is_causal=True))
+    name, calls = "_scaled_dot_product_cudnn_attention", 4 // groups
+    assert called.names == [name] * calls + [f"{name}_backward"] * calls
+    assert [g.shape for g in (out, *grads)] == [query.shape, query.shape, key.shape, key.shape]
 
 
 @pytest.mark.usefixtures("fake")
