@@ -50,7 +50,9 @@ _BY_OPERATOR: Mapping[Any, Callable[..., Any]] = {
 }
 
 
-class _Operators(TorchFunctionMode):
+class ByOperator(TorchFunctionMode):
+    """Methods whose bindings start CUDA go to their operators; not active inside of what it calls."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _BY_OPERATOR.get(func, func)(*args, **(kwargs or {}))
 
@@ -58,5 +60,5 @@ class _Operators(TorchFunctionMode):
 @contextmanager
 def fake_cuda() -> Iterator[None]:
     """While active, tensors are made fake, on whatever device they are asked for, and no gradients are recorded."""
-    with FakeTensorMode(), torch.no_grad(), _Operators():
+    with FakeTensorMode(), torch.no_grad(), ByOperator():
         yield
