@@ -27,16 +27,18 @@ from autopar.passes.lowering.chain import step_to_run
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, MicroProgram, Program
-from autopar.runtime.emit_step import emit_step
+from autopar.runtime import emit_step
 from autopar.runtime.kernels.named_calls import NamedGraph
 from autopar.runtime.pipeline.parts_step import PartsStep
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses
 from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.whole_step import WholeStep, tangents_of
-from benchmarks.fake_cuda.record import Call, Recorder, Storage
+from benchmarks.fake_cuda.record import Call, Recorder, Storage, Turn
 from benchmarks.fake_cuda.tensors import fake_cuda
 
 DEVICE = torch.device("cuda", 0)
+LOWERED = "lowered"
+"""Key in the meta of an emitted node: the node of the lowered graph that it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,16 @@ class Record:
 
     lowered: LoweredStep
     calls: Sequence[Call]
+    turns: Sequence[Turn]
     storages: Sequence[Storage]
     parameter_bytes: int
+
+    def place(self, turn: int | None) -> str:
+        """The operator of a turn, as the plan names it."""
+        if turn is None:
+            return "the step"
+        node = self.turns[turn].node
+        return str(node.meta.get("operator", node.name))
 
     def live_bytes(self) -> list[int]:
         """Bytes of parameters, inputs and values at every call, one more behind the last."""
@@ -61,18 +71,21 @@ class Record:
         return found
 
     @property
-    def peak_bytes(self) -> int:
-        """Most bytes at once, parameters included."""
-        return max(self.live_bytes())
+    def step_bytes(self) -> int:
+        """Most bytes at once beside the parameters."""
+        return max(self.live_bytes()) - self.parameter_bytes
 
 
 def run_rank(program: Program | MicroProgram, plan: Plan, rank: int = 0) -> Record:
     """Run the step of a rank. program: as of `lowered_step`; plan: for CUDA devices."""
     eager = replace(plan, kernel_backend="eager")
     lowered = step_to_run(program, eager, rank)
+    for graph in graphs_of(lowered):
+        for node in graph.nodes:
+            node.meta[LOWERED] = node  # copies keep it
     recorder = Recorder()
     with _world(plan.num_ranks, rank):
-        step = emit_step(lowered, _groups(eager))
+        step = emit_step.emit_step(lowered, _groups(eager))
         with fake_cuda():
             parameters = {value.name: _made(value) for value in step.bound_inputs if value.role == "parameter"}
             for tensor in parameters.values():
@@ -84,9 +97,16 @@ def run_rank(program: Program | MicroProgram, plan: Plan, rank: int = 0) -> Reco
     return Record(
         lowered=lowered,
         calls=recorder.calls,
+        turns=recorder.turns,
         storages=storages,
         parameter_bytes=sum(tensor.untyped_storage().nbytes() for tensor in parameters.values()),
     )
+
+
+def graphs_of(lowered: LoweredStep) -> list[fx.Graph]:
+    """All graphs that the rank may run."""
+    found = [module.graph for stage in lowered.stages for module in stage.graphs.values()]
+    return found if lowered.statistics_graph is None else [*found, lowered.statistics_graph.graph]
 
 
 def _run(step: Step, parameters: Mapping[str, Tensor]) -> Any:
@@ -120,13 +140,21 @@ def _groups(plan: Plan) -> ProcessGroups:
 
 @contextmanager
 def _world(size: int, rank: int) -> Iterator[None]:
-    """This process is one of `size`; the others answer nothing."""
+    """This process is one of `size`; the others say what it says."""
     if size == 1:
         yield
         return
+
+    def gathered(found: list[Any], value: Any, *_: Any) -> None:
+        found[:] = [value] * size
+
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
-        yield
+        with (
+            mock.patch.object(dist, "all_gather_object", gathered),
+            mock.patch.object(emit_step, "from_first_rank", lambda action: action()),
+        ):
+            yield
     finally:
         dist.destroy_process_group()
 
@@ -157,12 +185,8 @@ def with_marks(graph_module: fx.GraphModule, recorder: Recorder) -> fx.GraphModu
     return LazyGraphModule(graph_module, graph)
 
 
-def _told(node: fx.Node, target: Any, recorder: Recorder) -> Callable[..., Any]:
-    def told(*arguments: Any, **keywords: Any) -> Any:
-        with recorder.inside(node):
-            return target(*arguments, **keywords)
-
-    return told
+def _told(node: fx.Node, target: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    return lambda *arguments, **keywords: recorder.run(node.meta.get(LOWERED, node), target, arguments, keywords)
 
 
 def _method(name: str) -> Callable[..., Any]:

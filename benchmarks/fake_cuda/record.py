@@ -1,8 +1,8 @@
 """The record of a step: every operator that runs, on which device, and every storage from its birth to its end.
 
     with Recorder() as recorder:
-        with recorder.inside(node): torch.mm(x, w)
-    recorder.calls            # Call("mm", node, devices=("cuda",), made=(8192,))
+        recorder.run(node, torch.mm, (x, w), {})
+    recorder.calls            # Call("mm", node, devices=("cuda",), launches=True, ...)
     recorder.storages         # Storage(8192 bytes, made by node, born at call 0, ended at call 4)
 
 Operators of autopar run their implementation for CUDA, so that what they call is seen too; one with a Triton kernel
@@ -13,10 +13,9 @@ its wait, as NCCL's work objects keep it; fake collectives forget it at once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -29,31 +28,39 @@ from autopar.graphs.operator_names import base_name
 from autopar.runtime.kernels.registry import KERNELS
 from benchmarks.fake_cuda.tensors import ByOperator
 
-_NO_KERNEL = frozenset(
-    ["alias", "detach", "empty", "empty_like", "empty_strided", "lift_fresh", "new_empty", "new_empty_strided"]
-    + ["_unsafe_view", "_reshape_alias", "set_", "resize_"]
-)
+_NO_KERNEL = frozenset([
+    "alias", "detach", "empty", "empty_like", "empty_strided", "lift_fresh", "new_empty", "new_empty_strided",
+    "_unsafe_view", "_reshape_alias", "set_", "resize_"
+])  # fmt: skip
 """Operators that compute nothing, beside views."""
-_SYNCHRONISING = frozenset(
-    ["_local_scalar_dense", "item", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"]
-    + ["equal", "is_nonzero", "bincount"]
-)
+_SYNCHRONISING = frozenset([
+    "_local_scalar_dense", "item", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "equal", "is_nonzero", "bincount"
+])  # fmt: skip
 """Operators whose answer, or the size of whose answer, the host waits for."""
+
+
+Form: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One operator. node: of the emitted graph, None: outside of it; made: bytes of every storage that it makes;
-    launches: whether it is a kernel; is_collective; waits: whether the host waits for its result."""
+    """One operator. turn: of `Recorder.turns`, in which it runs, None: in none; launches: whether it is a kernel;
+    waits: whether the host waits for its result."""
 
     name: str
-    node: fx.Node | None
+    turn: int | None
     devices: tuple[str, ...]
-    dtypes: tuple[torch.dtype, ...]
-    made: tuple[int, ...]
     launches: bool
-    is_collective: bool
     waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One run of a node, and the tensors that it returned: (shape, dtype), None where it returned no tensor."""
+
+    node: fx.Node
+    results: tuple[Form | None, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +68,7 @@ class Storage:
     """Bytes from the call `born` up to and without the call `ended` (None: they outlive the record)."""
 
     bytes: int
-    node: fx.Node | None
+    turn: int | None
     born: int
     ended: int | None = None
 
@@ -73,21 +80,24 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.storages: list[Storage] = []
-        self._node: fx.Node | None = None
+        self.turns: list[Turn] = []
+        self._turn: int | None = None
         self._known: set[int] = set()
         self._in_flight: dict[int, list[Tensor]] = {}
 
-    @contextmanager
-    def inside(self, node: fx.Node) -> Iterator[None]:
-        """What runs belongs to this node."""
-        before, self._node = self._node, node
-        try:
-            yield
-        finally:
-            self._node = before
+    def run(self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a node computes; what runs for it belongs to its turn."""
+        self._turn = len(self.turns)
+        self.turns.append(Turn(node, ()))
+        result = target(*args, **kwargs)
+        self.turns[self._turn] = Turn(node, _forms(result))
+        self._turn = None
+        return result
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function.namespace == "prim":  # what Python asks of a tensor
+            return function(*args, **kwargs)
         inner = _inside(function, args)
         if inner is not None:
             with self, ByOperator():
@@ -95,35 +105,32 @@ class Recorder(TorchDispatchMode):
         result = function(*args, **kwargs)
         given, made = _tensors((args, kwargs)), _tensors(result)
         self._keep_in_flight(function, given, made)
-        sizes = tuple(size for tensor in made if (size := self.meet(tensor)))
+        for tensor in made:
+            self.meet(tensor)
         name = base_name(function)
         devices = {tensor.device.type for tensor in (*given, *made)}
-        is_collective = function.namespace == "_c10d_functional"
+        is_kernel = not (function.is_view or name in _NO_KERNEL or function.namespace == "_c10d_functional")
         self.calls.append(
             Call(
                 name=name,
-                node=self._node,
+                turn=self._turn,
                 devices=tuple(sorted(devices)),
-                dtypes=tuple(tensor.dtype for tensor in made),
-                made=sizes,
-                launches=not (function.is_view or name in _NO_KERNEL or is_collective),
-                is_collective=is_collective and function is not WAIT,
+                launches=is_kernel,
                 waits=name in _SYNCHRONISING or len(devices) > 1,
             )
         )
         return result
 
-    def meet(self, tensor: Tensor) -> int:
-        """The bytes of a storage that was not known, else 0."""
+    def meet(self, tensor: Tensor) -> None:
+        """Watch the storage of a tensor, if it is not known."""
         storage = tensor.untyped_storage()
         key = id(storage)  # torch keeps the Python object of a storage as long as the storage
         if key in self._known:
-            return 0
+            return
         self._known.add(key)
-        met = Storage(bytes=storage.nbytes(), node=self._node, born=len(self.calls))
+        met = Storage(bytes=storage.nbytes(), turn=self._turn, born=len(self.calls))
         self.storages.append(met)
         weakref.finalize(storage, self._end, key, met)
-        return met.bytes
 
     def _end(self, key: int, storage: Storage) -> None:
         self._known.discard(key)
@@ -139,6 +146,11 @@ class Recorder(TorchDispatchMode):
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _forms(result: Any) -> tuple[Form | None, ...]:
+    values = result if isinstance(result, tuple | list) else (result,)
+    return tuple((tuple(v.shape), v.dtype) if isinstance(v, Tensor) else None for v in values)
 
 
 def _inside(function: Any, args: Any) -> Any:

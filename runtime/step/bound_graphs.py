@@ -46,5 +46,6 @@ def _names_device(node: fx.Node) -> bool:
     """Whether a node says on which device it makes its value, or makes one of nothing, on the default device."""
     if "device" in node.kwargs:
         return True
-    is_operator = isinstance(node.target, torch._ops.OpOverload) and not node.all_input_nodes
-    return is_operator and any(argument.name == "device" for argument in node.target._schema.arguments)
+    if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes:
+        return False
+    return any(argument.name == "device" for argument in node.target._schema.arguments)
