@@ -100,19 +100,23 @@ def _sizes(record: Record) -> Iterator[str]:
 
 def _forms(record: Record) -> Iterator[str]:
     """Results of another shape or dtype than the lowered graph says."""
-    for number, turn in enumerate(record.turns):
-        shapes, dtypes = turn.node.meta.get("local_shape"), turn.node.meta.get("dtype")
-        if shapes is None or dtypes is None or _is_statistic(turn.node):
+    for node, turns in _in_order(record):
+        shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
+        if shapes is None or dtypes is None or _is_statistic(node):
             continue
-        if base_name(turn.node.target) in STATISTICS:
+        if base_name(node.target) in STATISTICS:
             shapes, dtypes = shapes[:1], dtypes[:1]
-        single = isinstance(dtypes, torch.dtype)
-        planned: Sequence[Form | None] = [(tuple(shapes), dtypes)] if single else [
-            None if shape is None else (tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
-        ]  # fmt: skip
-        for have, want in zip(turn.results, planned, strict=False):
+        pairs = [(shapes, dtypes)] if isinstance(dtypes, torch.dtype) else zip(shapes, dtypes, strict=True)
+        planned: list[Form | None] = [None if shape is None else (tuple(shape), dtype) for shape, dtype in pairs]
+        for have, want in zip(record.turns[turns[-1]].results, planned, strict=False):
             if have is not None and want is not None and have != want:
-                yield f"{record.place(number)} returns {have}, planned {want}"
+                yield f"{record.place(turns[-1])} returns {have}, planned {want}"
+
+
+def _in_order(record: Record) -> Iterator[tuple[fx.Node, list[int]]]:
+    """The nodes of lowered graphs as they ran, with their turns: several where a product took a bias in."""
+    for node, turns in groupby(range(len(record.turns)), lambda number: record.turns[number].node):
+        yield node, list(turns)
 
 
 def _is_statistic(node: fx.Node) -> bool:
@@ -126,17 +130,17 @@ def _kernels(record: Record) -> Iterator[str]:
         if call.launches and call.turn is not None:
             launched.setdefault(call.turn, []).append(call.name)
     groups: dict[fx.Graph, Mapping[fx.Node, int]] = {}
-    for graph, turns in groupby(enumerate(record.turns), lambda each: each[1].node.graph):
-        if graph not in groups:
-            groups[graph] = kernel_groups(graph, "eager")
-        for number, turn in turns:
-            yield from _kernels_of(record, number, turn.node, groups[graph], launched.get(number, []))
+    for node, turns in _in_order(record):
+        if node.graph not in groups:
+            groups[node.graph] = kernel_groups(node.graph, "eager")
+        names = [name for turn in turns for name in launched.get(turn, [])]
+        yield from _kernels_of(record.place(turns[0]), node, groups[node.graph], names)
 
 
 def _kernels_of(
-    record: Record, number: int, node: fx.Node, groups: Mapping[fx.Node, int], launched: Sequence[str]
+    place: str, node: fx.Node, groups: Mapping[fx.Node, int], launched: Sequence[str]
 ) -> Iterator[str]:
-    name, place = base_name(node.target), record.place(number)
+    name = base_name(node.target)
     if node not in groups:
         if launched:
             yield f"{name} in {place} runs {', '.join(launched)}, and is priced as no kernel"
