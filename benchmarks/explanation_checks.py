@@ -255,6 +255,7 @@ def _only(strategies: Strategies, label: int) -> Strategies:
     """One strategy by itself."""
     row = np.array([label])
     return Strategies(
+        implementations=(strategies.implementation(label),),
         axes=(strategies.axes[label],),
         inputs=tuple(layouts.take(row) for layouts in strategies.inputs),
         outputs=tuple(None if layouts is None else layouts.take(row) for layouts in strategies.outputs),

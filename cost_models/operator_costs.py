@@ -16,6 +16,7 @@ per-operator cost of eager torch under the contention of the other ranks, as cal
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +28,7 @@ from autopar.cost_models.operators_measured import measured_kernels, with_measur
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
 from autopar.cost_models.sustained import AttentionKernel, attention_speed, sustained, sustained_fraction
 from autopar.errors import ConfigurationError
-from autopar.graphs.operator_names import OperatorKind
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, OperatorKind
 from autopar.hardware.device_curves import DeviceCurves
 from autopar.hardware.devices import Device, OperatorCurve
 
@@ -52,6 +53,10 @@ CPU_ELEMENT_FLOPS: Mapping[str, float] = {
 }  # fmt: skip
 """Arithmetic per element of eager operators that memory does not bound on a CPU, in units of 1/40 ns: 2**20
 fp32 elements on one AMD EPYC core of 100 GFLOP/s, torch 2.13. GELU is the exact one (tanh: 72 and 84)."""
+
+FLOAT8 = "float8_e4m3fn"
+FLOAT8_ELEMENT_FLOPS = {"cuda": 0.0, "cpu": 60.0}
+"""Arithmetic per element of rounding to float8, in the unit of CPU_ELEMENT_FLOPS."""
 
 DTYPE_FALLBACKS = {"float16": "bfloat16", "bfloat16": "float16", "float64": "float32"}
 """Which measured rate prices a dtype without its own; see `matmul_flops_per_second` for the rest."""
@@ -86,6 +91,8 @@ def operator_seconds(
     kernel add up to the kernel where all are split alike). `attention`: the kernel that the software calls; torch
     calls FlashAttention-2. Raises ConfigurationError where the device has no rate for `dtype`.
     """
+    if operator in FLOAT8_PRODUCTS and isinstance(sizes, ProductSizes):
+        return _float8_seconds(device, operator, sizes, dtype)
     if isinstance(sizes, AttentionSizes) and sizes.causal and device.kind == "cpu":
         flops = np.asarray(flops, np.float64) * causal_share_on_cpu(sizes.queries, sizes.keys)
     curve = next((c for c in device.operators if (c.operator, c.dtype) == (operator, dtype)), None)
@@ -107,6 +114,37 @@ def operator_seconds(
     launch = np.asarray(kernels, np.float64) * device.launch_seconds
     math_seconds = np.asarray(flops, np.float64) * _seconds_per_flop(device, dtype, kind)
     return launch + np.maximum(math_seconds, stream_seconds)
+
+
+FLOAT8_READS = {"mm_fp8_rowwise": 1, "mm_fp8_tensorwise": 2}
+"""How often a product reads its operands from memory to round them: a row stays in the cache between the search for
+its largest value and the rounding, a whole tensor does not. Follows from `runtime/kernels/triton_float8.py`."""
+
+
+def _float8_seconds(device: Device, operator: str, sizes: ProductSizes, dtype: str) -> NDArray[np.float64]:
+    """A product whose operands are rounded first: they are read in their dtype and written as float8, a kernel or two
+    for each, and the product reads float8 and writes their dtype."""
+    m, n, k, batch = (np.asarray(size, np.float64) for size in (sizes.m, sizes.n, sizes.k, sizes.batch))
+    wide, narrow, reads = ELEMENT_BYTES[dtype], ELEMENT_BYTES[FLOAT8], FLOAT8_READS[operator]
+    seconds = operator_seconds(
+        device,
+        flops=2 * m * n * k * batch,
+        bytes_moved=batch * ((m * k + k * n) * narrow + m * n * wide),
+        dtype=FLOAT8,
+        operator="mm",
+        sizes=replace(sizes, output_bytes=wide),
+    )
+    for elements in (batch * m * k, batch * k * n):
+        seconds = seconds + operator_seconds(
+            device,
+            flops=elements * FLOAT8_ELEMENT_FLOPS[device.kind],
+            bytes_moved=elements * (reads * wide + narrow),
+            dtype=dtype,
+            kind="memory",
+            kernels=reads,
+            operator="quantised",
+        )
+    return seconds
 
 
 STREAMING = "add"

@@ -50,6 +50,8 @@ class Query:
     search: Search
     bound_constraints: tuple[BoundConstraint, ...] = ()
     recompute: Recompute | None = None
+    precision: str | None = None
+    """As asked: it decides which operator alternatives are offered."""
     micro: MicroProgram | None = None
     micro_batches: int | None = None
     """In how many parts the user wants the batch; None: as memory asks."""
@@ -89,6 +91,7 @@ class Query:
             deadline=Deadline.after(request.time_limit),
             warm_start=Plan.load(older) if isinstance(older, str | Path) else older,
             recompute=request.recompute,
+            precision=request.precision,
             micro_batches=request.micro_batches if shards is None else shards.count // cluster.num_devices,
             deterministic=request.deterministic if shards or not num_shards(request.deterministic) else True,
             shards=shards,

@@ -21,7 +21,7 @@ from autopar.planner.memory.recomputation import RECOMPUTED, SAVED, state_of
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import FORBIDDEN, Problem
-from autopar.plans.plan_text import axes_in_words, format_placements, parameter_in_words
+from autopar.plans.plan_text import axes_in_words, format_placements, in_words, parameter_in_words
 from autopar.plans.plan_value import OperatorPlan, ParameterPlan
 from autopar.program import Program
 
@@ -73,6 +73,7 @@ def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: i
         shared_forward=forward if any(forward) else (),
         shared_backward=backward if any(backward) else (),
         recompute=state_of(built.variables[index], chosen) == RECOMPUTED,
+        implementation=strategies.implementation(chosen),
     )
 
 
@@ -200,7 +201,7 @@ def describe(variable: Variable, label: int, mesh: Mesh, *, with_state: bool = T
     if variable.strategies is not None:
         strategies = variable.strategies
         outputs = [None if o is None else o.distinct[o.index[label]] for o in strategies.outputs]
-        axes = axes_in_words(strategies.axes[label], outputs, mesh)
+        axes = in_words(axes_in_words(strategies.axes[label], outputs, mesh), strategies.implementation(label))
         again = with_state and state_of(variable, label) == RECOMPUTED
         return f"{axes}, computed again in backward" if again else axes
     if variable.labels:

@@ -54,7 +54,9 @@ def rows_like(variable: Variable, built: Built, plan: Plan) -> Rows:
         rows = np.flatnonzero(same)
     elif variable.kind == "operator" and variable.name in plan.operators and variable.strategies is not None:
         entry = plan.operators[variable.name]
-        rows = np.flatnonzero([axes == entry.axes for axes in variable.strategies.axes])
+        strategies = variable.strategies
+        rows = np.flatnonzero([axes == entry.axes for axes in strategies.axes])
+        rows = rows[[strategies.implementation(row) == entry.implementation for row in rows.tolist()]]
         for layouts, layout in zip(variable.strategies.outputs, entry.outputs, strict=False):
             rows = rows[_lies(layouts, layout)[rows]] if layouts is not None else rows
         for operand, layout in zip(variable.strategies.inputs, entry.inputs, strict=False):

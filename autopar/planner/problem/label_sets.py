@@ -13,18 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
+from autopar.hardware.devices import has_units
 from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels
-from autopar.planner.problem.equivalence import LeafEquivalence, OperatorEquivalence
+from autopar.planner.problem.equivalence import LeafEquivalence, OperatorEquivalence, Way
 from autopar.planner.problem.factorisation import shape_of
 from autopar.planner.problem.leaf_layouts import StateBytes, parameter_costs, parameter_labels, storable_layouts
 from autopar.planner.problem.prices import TIE_BREAK_SECONDS, Floats, Prices
 from autopar.planner.problem.redistribution_tables import Tables, Targets
 from autopar.planner.problem.skeleton import Skeleton, Slot, SlotLink
 from autopar.planner.problem.slot_classes import Classes
-from autopar.planner.problem.strategies import MOST_CHANGES, LayoutSet, Strategies, enumerate_strategies
+from autopar.planner.problem.strategies import MOST_CHANGES, LayoutSet, Strategies, enumerate_strategies, joined
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
+from autopar.rules.alternatives import Alternative
 
 LABEL_LOOKUPS = ("masked_gather", "masked_scatter")
 """Implementations by which a loss finds the logit of a label."""
@@ -54,13 +56,17 @@ class LabelSets:
         constraints: Constraints,
         state_bytes: Mapping[str, StateBytes],
         freed: Mapping[fx.Node, tuple[int, ...]],
+        implementations: Mapping[fx.Node, str],
+        precision: str | None,
     ) -> None:
+        self.implementations, self.precision = implementations, precision
         self.skeleton, self.classes, self.mesh, self.prices = skeleton, classes, mesh, prices
         self.constraints, self.state_bytes, self.freed = constraints, state_bytes, freed
         self.tables = Tables(skeleton, mesh, prices)
         self.notes: list[str] = []
         self.label_sets: list[LabelSet] = []
         self._strategies: dict[Hashable, Strategies] = {}
+        self._joined: dict[Hashable, Strategies] = {}
         self._labels: dict[Hashable, tuple[list[ParameterPlan], LayoutSet, LayoutSet]] = {}
         self._unions: dict[Hashable, LayoutSet] = {}
         self._zeros: dict[int, Floats] = {}
@@ -117,27 +123,51 @@ class LabelSets:
         )
 
     def _operator(self, slot: Slot, equivalence: OperatorEquivalence) -> LabelSet:
-        strategies = self._strategies_of(slot, equivalence)
-        costs = self.prices.operator_costs(
-            equivalence.node,
-            equivalence.rule,
-            strategies,
-            equivalence.traffic,
-            equivalence.leads_kernel,
-            equivalence.kernel_share,
-        )
-        return LabelSet(strategies.outputs, strategies.inputs, costs, strategies=strategies)
+        """The strategies of all ways that are offered, one behind the other."""
+        ways = self._offered_ways(slot, equivalence)
+        by_way = [self._strategies_of(slot, equivalence, way) for way in ways]
+        costs = [
+            self.prices.operator_costs(
+                equivalence.node,
+                way.rule,
+                strategies,
+                equivalence.traffic,
+                equivalence.leads_kernel,
+                equivalence.kernel_share,
+                runs_as=way.target,
+            )
+            for way, strategies in zip(ways, by_way, strict=True)
+        ]
+        key = tuple(map(id, by_way)), tuple(way.name for way in ways)  # `_strategies` keeps them alive
+        if key not in self._joined:
+            self._joined[key] = joined({way.name: found for way, found in zip(ways, by_way, strict=True)})
+        strategies = self._joined[key]
+        return LabelSet(strategies.outputs, strategies.inputs, np.concatenate(costs), strategies=strategies)
 
-    def _strategies_of(self, slot: Slot, equivalence: OperatorEquivalence) -> Strategies:
+    def _offered_ways(self, slot: Slot, equivalence: OperatorEquivalence) -> list[Way]:
+        """The ways to run an operator that the user names, or that precision and device offer."""
+        named = self.implementations.get(slot.node)
+        return [
+            way
+            for way in equivalence.ways
+            if (named == way.name if named is not None else self._is_offered(way.alternative))
+        ]
+
+    def _is_offered(self, alternative: Alternative | None) -> bool:
+        if alternative is None:
+            return True
+        return alternative.precision == self.precision and has_units(self.prices.cluster.device, alternative.unit)
+
+    def _strategies_of(self, slot: Slot, equivalence: OperatorEquivalence, way: Way) -> Strategies:
         """freed: axes on which the user's constraints take the place of what their names ask."""
         freed = self.freed.get(slot.node, ())
-        if (equivalence.family, freed) not in self._strategies:
-            lookups = frozenset(n for n, how in equivalence.rule.implementations.items() if how in LABEL_LOOKUPS)
+        if (way.family, freed) not in self._strategies:
+            lookups = frozenset(n for n, how in way.rule.implementations.items() if how in LABEL_LOOKUPS)
             allowed = [
-                equivalence.choices
+                way.choices
                 if axis in freed
                 else allowed_choices(
-                    equivalence.choices,
+                    way.choices,
                     axis_name,
                     size,
                     batch=self.skeleton.batch,
@@ -151,11 +181,11 @@ class LabelSets:
             if strategies is None:
                 self.notes.append(f"{slot.name}: its dims do not divide as the axes ask; left free")
                 strategies = enumerate_strategies(
-                    equivalence.node, [equivalence.choices] * len(self.mesh.shape), self.mesh
+                    equivalence.node, [way.choices] * len(self.mesh.shape), self.mesh
                 )
                 assert strategies is not None, "replicating is always possible"
-            self._strategies[equivalence.family, freed] = strategies
-        return self._strategies[equivalence.family, freed]
+            self._strategies[way.family, freed] = strategies
+        return self._strategies[way.family, freed]
 
     def _parameter(self, slot: Slot, equivalence: LeafEquivalence) -> LabelSet:
         shape = shape_of(equivalence.node)
