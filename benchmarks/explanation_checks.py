@@ -143,14 +143,16 @@ class Recount:
         equivalence = self.skeleton.equivalences[slot.equivalence]
         assert isinstance(equivalence, OperatorEquivalence)
         one = _only(variable.strategies, label)
+        way = next(way for way in equivalence.ways if way.name == one.implementation(0))
         seconds = float(
             self.prices.operator_costs(
                 equivalence.node,
-                equivalence.rule,
+                way.rule,
                 one,
                 equivalence.traffic,
                 equivalence.leads_kernel,
                 equivalence.kernel_share,
+                runs_as=way.target,
             )[0]
         )
         for output, tensor in slot.tolls:

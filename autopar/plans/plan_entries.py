@@ -14,8 +14,8 @@ from dataclasses import fields
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout
-from autopar.plans.logical_shards import is_power_of_two
 from autopar.nearest_name import did_you_mean
+from autopar.plans.logical_shards import is_power_of_two
 from autopar.plans.plan_value import (
     DEFAULT_IMPLEMENTATION,
     PIPELINE_AXIS,

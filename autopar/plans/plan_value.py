@@ -270,6 +270,12 @@ class PlanValue:
         """Names of the operators whose outputs backward computes again."""
         return frozenset(name for name, operator in self.operators.items() if operator.recompute)
 
+    @property
+    def implementations(self) -> frozenset[str]:
+        """Names of the operator alternatives by which some operators run."""
+        names = {operator.implementation for operator in self.operators.values()}
+        return frozenset(names - {DEFAULT_IMPLEMENTATION})
+
     def on_group(self: AnyPlan, group: int) -> AnyPlan:
         """What the ranks of one group go by: its own mesh without "pp", and its own layouts."""
         own = self.rank_groups[group]

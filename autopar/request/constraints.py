@@ -55,9 +55,9 @@ class Constraints:
 def parse_constraints(constraints: object, pinned: Mapping[str, ParameterPlan] | None = None) -> Constraints:
     """The `constraints=` argument: None, "no_replicated_compute", or a dictionary.
 
-    {pattern: {axis: placement, "recompute": "full", "implementation": "default"}, pattern: placement (on every axis), "no_replicated_compute":
-    True}; a placement is an object or its text, and S(-1) is the last dim. Raises ConfigurationError naming what
-    cannot be meant.
+    {pattern: {axis: placement, "recompute": "full", "implementation": "default"}, pattern: placement (on every axis),
+    "no_replicated_compute": True}; a placement is an object or its text, and S(-1) is the last dim. Raises
+    ConfigurationError naming what cannot be meant.
     """
     if constraints is None:
         return Constraints(pinned=pinned or {})

@@ -25,6 +25,7 @@ from autopar.rules.call import Call, call_of
 from autopar.rules.engine import rule_for, rule_of, table_key
 from autopar.rules.rule import Rule
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """One more way to run an operator. target: the operator that is called; takes: whether it can stand for a call;
@@ -75,6 +76,11 @@ def alternatives_of(node: fx.Node) -> tuple[Alternative, ...]:
         return ()
     call = call_of(node)
     return tuple(way for way in listed if way.takes(call))
+
+
+def alternatives_offered(precision: str | None) -> frozenset[str]:
+    """Names of the alternatives that a search under a precision may choose."""
+    return frozenset(way.name for ways in ALTERNATIVES.values() for way in ways if way.precision == precision)
 
 
 def alternatives_for(target: object) -> tuple[Alternative, ...]:

@@ -120,7 +120,7 @@ def _build(query: Query, mesh: Mesh) -> Built:
         dict(query.state_bytes),
         query.kernel_backend,
         query.factorisation,
-        query.precision,
+        query.offered,
     )
     return built if query.micro is None else in_micro_batches(built, query.micro.count, prices)
 

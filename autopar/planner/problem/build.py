@@ -76,10 +76,10 @@ def build_problem(
     state_bytes: Mapping[str, StateBytes],
     kernel_backend: str,
     factorisation: Factorisation,
-    precision: str | None = None,
+    offered: frozenset[str] = frozenset(),
 ) -> Built:
     """The problem of a program on a mesh. state_bytes: per parameter name; kernel_backend: "eager" or "inductor";
-    precision: which operator alternatives it offers.
+    offered: names of the operator alternatives among the labels, beside those that the constraints name.
 
     What the user's constraints speak of is only freed from what the names of the axes ask; `restrict.py` enforces it.
     Raises ConfigurationError for a pattern that matches nothing and a pinned layout that the mesh does not allow.
@@ -88,7 +88,7 @@ def build_problem(
     freed = freed_axes(bind_constraints(program, constraints, factorisation), mesh)
     named = implementations_of(program, constraints)
     classes = classify(skeleton, _marks(skeleton, constraints, state_bytes, freed, named))
-    label_sets = LabelSets(skeleton, classes, mesh, prices, constraints, state_bytes, freed, named, precision)
+    label_sets = LabelSets(skeleton, classes, mesh, prices, constraints, state_bytes, freed, named, offered)
     tables = [label_sets.table(link) for link in classes.links]
     variables = _variables(skeleton, [label_sets.label_sets[number] for number in classes.of_slot])
     problem = Problem(

@@ -57,9 +57,9 @@ class LabelSets:
         state_bytes: Mapping[str, StateBytes],
         freed: Mapping[fx.Node, tuple[int, ...]],
         implementations: Mapping[fx.Node, str],
-        precision: str | None,
+        offered: frozenset[str],
     ) -> None:
-        self.implementations, self.precision = implementations, precision
+        self.implementations, self.offered_names = implementations, offered
         self.skeleton, self.classes, self.mesh, self.prices = skeleton, classes, mesh, prices
         self.constraints, self.state_bytes, self.freed = constraints, state_bytes, freed
         self.tables = Tables(skeleton, mesh, prices)
@@ -145,7 +145,7 @@ class LabelSets:
         return LabelSet(strategies.outputs, strategies.inputs, np.concatenate(costs), strategies=strategies)
 
     def _offered_ways(self, slot: Slot, equivalence: OperatorEquivalence) -> list[Way]:
-        """The ways to run an operator that the user names, or that precision and device offer."""
+        """The ways to run an operator: the one that the user names, else all that the question and the device offer."""
         named = self.implementations.get(slot.node)
         return [
             way
@@ -156,7 +156,7 @@ class LabelSets:
     def _is_offered(self, alternative: Alternative | None) -> bool:
         if alternative is None:
             return True
-        return alternative.precision == self.precision and has_units(self.prices.cluster.device, alternative.unit)
+        return alternative.name in self.offered_names and has_units(self.prices.cluster.device, alternative.unit)
 
     def _strategies_of(self, slot: Slot, equivalence: OperatorEquivalence, way: Way) -> Strategies:
         """freed: axes on which the user's constraints take the place of what their names ask."""

@@ -66,8 +66,8 @@ class Strategies:
     """All strategies of one operator.
 
     axes[s]: the name that each mesh axis picks ("partial", None). fraction[s]: part of the operator's work that a
-    rank does. left_out: how many more there were (`MOST_CHANGES`). implementations[s]: the operator alternative by which
-    it runs; (): all as captured.
+    rank does. left_out: how many more there were (`MOST_CHANGES`). implementations[s]: the operator alternative by
+    which it runs; (): all as captured.
     """
 
     axes: tuple[tuple[str | None, ...], ...]
