@@ -143,16 +143,16 @@ class Recount:
         equivalence = self.skeleton.equivalences[slot.equivalence]
         assert isinstance(equivalence, OperatorEquivalence)
         one = _only(variable.strategies, label)
-        way = next(way for way in equivalence.ways if way.name == one.implementation(0))
+        implementation = next(i for i in equivalence.implementations if i.name == one.implementation(0))
         seconds = float(
             self.prices.operator_costs(
                 equivalence.node,
-                way.rule,
+                implementation.rule,
                 one,
                 equivalence.traffic,
                 equivalence.leads_kernel,
                 equivalence.kernel_share,
-                runs_as=way.target,
+                runs_as=implementation.target,
             )[0]
         )
         for output, tensor in slot.tolls:

@@ -59,7 +59,7 @@ def show(operator: str, modules: Sequence[str], as_json: bool) -> None:
         print_document({"operator": operator, "rule": text, "alternatives": runs_as})
     else:
         for way in alternatives:
-            click.echo(f"runs also as {way.name} under precision={way.precision!r}: {way.says} ({way.target})", err=True)
+            click.echo(f"also {way.name} under precision={way.precision!r}: {way.target}, {way.says}", err=True)
         click.echo(text or f"{operator} has no rule; autopar rules discover {operator} proposes one")
 
 

@@ -15,7 +15,6 @@ from typing import Literal, get_args
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Shard
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 from autopar.plans.parallelism import (
     PRODUCTS,
     Role,
@@ -25,6 +24,7 @@ from autopar.plans.parallelism import (
     kind_of,
     zero_stage,
 )
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 
 Recomputation = Literal["none", "selective", "full"]
 

@@ -1,4 +1,4 @@
-"""bf16 and float8 compute on four processes: close to one process under the same casts, and to fp32; parameters stay fp32."""
+"""bf16 and float8 on four processes: close to one process under the same casts, and to fp32; parameters stay fp32."""
 
 from __future__ import annotations
 

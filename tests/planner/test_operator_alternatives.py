@@ -109,7 +109,7 @@ def test_an_implementation_that_an_operator_does_not_have_is_refused_by_name(
 
 def test_edits_and_constraints_pin_it(plan: autopar.Plan) -> None:
     edited = plan.edit({"narrow": {"implementation": "fp8_tensorwise"}})
-    assert implementations(edited)["narrow/mm#0"] == "fp8_tensorwise"
+    assert {way for name, way in implementations(edited).items() if name.startswith("narrow/")} == {"fp8_tensorwise"}
     assert implementations(edited)["wide/mm#0"] == "fp8_rowwise"
     assert edited.operators["narrow/mm#0"].axes == plan.operators["narrow/mm#0"].axes
     assert edited.objective_seconds > plan.objective_seconds
@@ -129,6 +129,7 @@ def test_edits_and_constraints_pin_it(plan: autopar.Plan) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_before_the_search(options: dict[str, Any], says: str) -> None:
+    asked = {**options}
+    constraints = asked.pop("constraints", None)
     with pytest.raises(ConfigurationError, match=says):
-        constraints = options.pop("constraints", None)
-        planner(**options).plan(**ASKED, constraints=constraints)
+        planner(**asked).plan(**ASKED, constraints=constraints)

@@ -7,6 +7,7 @@ choices held), and the share of FLOPs that runs replicated.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import FORBIDDEN, Problem
 from autopar.plans.plan_text import axes_in_words, format_placements, in_words, parameter_in_words
-from autopar.plans.plan_value import OperatorPlan, ParameterPlan
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, OperatorPlan, ParameterPlan
 from autopar.program import Program
 
 Assignment = NDArray[np.int64]
@@ -99,6 +100,14 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
     if outside := [segment for segment in again if segment not in blocks]:
         parts.append(f"outside of blocks {_listed(again, outside)}")
     return {"recomputed": ", ".join(parts)} if parts else {}
+
+
+def implementation_statistics(operators: Mapping[str, OperatorPlan]) -> dict[str, str]:
+    """{"operator alternatives": how many operators run as which}, or nothing where all run as captured."""
+    counts = Counter(operator.implementation for operator in operators.values())
+    del counts[DEFAULT_IMPLEMENTATION]
+    said = ", ".join(f"{count} as {name}" for name, count in sorted(counts.items()))
+    return {"operator alternatives": said} if said else {}
 
 
 def _listed(again: Mapping[int, Sequence[str]], segments: Sequence[int]) -> str:

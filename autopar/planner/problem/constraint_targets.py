@@ -197,7 +197,7 @@ def _matched(pattern: str, candidates: Sequence[fx.Node], said: str, kind: str) 
 
 def _is_in(operator: str, pattern: str) -> bool:
     """Whether a pattern means an operator, its module, or one around that."""
-    path = operator.rpartition("/")[0]
+    path = operator.removesuffix("/bwd").rpartition("/")[0]
     around = [path.rsplit(".", up)[0] for up in range(path.count(".") + 1)]
     return any(fnmatch.fnmatchcase(name, pattern) for name in (operator, *around))
 

@@ -40,9 +40,9 @@ _NO_TRAFFIC = Traffic((), ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Way:
-    """A way to run equal operators: the operator that is called, its rule and what an axis may pick of it. family:
-    equal for ways with the same strategies; alternative: None for the operator as it was captured."""
+class Implementation:
+    """One way to run equal operators: the operator that is called, its rule and what an axis may pick of it. family:
+    equal for those with the same strategies; alternative: None for the operator as it was captured."""
 
     target: object
     rule: Rule
@@ -58,11 +58,11 @@ class Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorEquivalence:
-    """What equal operators share. `node` is one of them; ways: to run it, as captured first; kernel_share: part of its
+    """What equal operators share. `node` is one of them; implementations: as captured first; kernel_share: part of its
     kernel's bytes that it moves."""
 
     node: fx.Node
-    ways: tuple[Way, ...]
+    implementations: tuple[Implementation, ...]
     heavy: bool
     traffic: Traffic
     leads_kernel: bool
@@ -123,7 +123,7 @@ class Equivalences:
     def operator(self, node: fx.Node, operands: list[fx.Node]) -> int:
         """Number of an operator's equivalence class."""
         rule = self.rules.get(node) or whole_rule(node)
-        own = self._way(node, node.target, rule, operands)
+        own = self._implementation(node, node.target, rule, operands)
         traffic = self._traffic.get(node, _NO_TRAFFIC)
         reads = tuple([i for i, operand in enumerate(operands) if operand in traffic.reads])
         leads, heavy, share = node in self._leaders, node in self.heavy, self._shares.get(node, 1.0)
@@ -134,12 +134,13 @@ class Equivalences:
             ),
         )
 
-    def _alternatives(self, node: fx.Node, operands: list[fx.Node]) -> list[Way]:
+    def _alternatives(self, node: fx.Node, operands: list[fx.Node]) -> list[Implementation]:
         found = []
         for alternative in alternatives_of(node):
             rule = rule_as(node, alternative.name)
             assert rule is not None, f"{alternative.target} has no rule"
-            found.append(replace(self._way(node, alternative.target, rule, operands), alternative=alternative))
+            other = self._implementation(node, alternative.target, rule, operands)
+            found.append(replace(other, alternative=alternative))
         return found
 
     def leaf(self, kind: str, node: fx.Node) -> int:
@@ -186,7 +187,7 @@ class Equivalences:
             self.members.append(make())
         return number
 
-    def _way(self, node: fx.Node, target: object, rule: Rule, operands: list[fx.Node]) -> Way:
+    def _implementation(self, node: fx.Node, target: object, rule: Rule, operands: list[fx.Node]) -> Implementation:
         number, names = self._rule_number(rule)
         atoms = [self.factorisation.name_atoms(node, name, rule.sizes[name]) for name in names]
         is_batch = [
@@ -198,7 +199,7 @@ class Equivalences:
         if key not in self._families:
             self._families[key] = len(self._families), tuple(choices_of(node, rule, self.factorisation))
         family, choices = self._families[key]
-        return Way(target, rule, choices, family)
+        return Implementation(target, rule, choices, family)
 
     def _rule_number(self, rule: Rule) -> tuple[int, tuple[str, ...]]:
         """(number of what the rule says, its names). Equal calls share one rule object, which `rules` keeps alive."""

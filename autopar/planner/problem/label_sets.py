@@ -16,7 +16,7 @@ from torch import fx
 from autopar.hardware.devices import has_units
 from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels
-from autopar.planner.problem.equivalence import LeafEquivalence, OperatorEquivalence, Way
+from autopar.planner.problem.equivalence import Implementation, LeafEquivalence, OperatorEquivalence
 from autopar.planner.problem.factorisation import shape_of
 from autopar.planner.problem.leaf_layouts import StateBytes, parameter_costs, parameter_labels, storable_layouts
 from autopar.planner.problem.prices import TIE_BREAK_SECONDS, Floats, Prices
@@ -56,10 +56,10 @@ class LabelSets:
         constraints: Constraints,
         state_bytes: Mapping[str, StateBytes],
         freed: Mapping[fx.Node, tuple[int, ...]],
-        implementations: Mapping[fx.Node, str],
+        named: Mapping[fx.Node, str],
         offered: frozenset[str],
     ) -> None:
-        self.implementations, self.offered_names = implementations, offered
+        self.named, self.names_offered = named, offered
         self.skeleton, self.classes, self.mesh, self.prices = skeleton, classes, mesh, prices
         self.constraints, self.state_bytes, self.freed = constraints, state_bytes, freed
         self.tables = Tables(skeleton, mesh, prices)
@@ -123,51 +123,51 @@ class LabelSets:
         )
 
     def _operator(self, slot: Slot, equivalence: OperatorEquivalence) -> LabelSet:
-        """The strategies of all ways that are offered, one behind the other."""
-        ways = self._offered_ways(slot, equivalence)
-        by_way = [self._strategies_of(slot, equivalence, way) for way in ways]
+        """The strategies of all implementations that are offered, one behind the other."""
+        offered = self._implementations(slot, equivalence)
+        found = [self._strategies_of(slot, equivalence, one) for one in offered]
         costs = [
             self.prices.operator_costs(
                 equivalence.node,
-                way.rule,
+                one.rule,
                 strategies,
                 equivalence.traffic,
                 equivalence.leads_kernel,
                 equivalence.kernel_share,
-                runs_as=way.target,
+                runs_as=one.target,
             )
-            for way, strategies in zip(ways, by_way, strict=True)
+            for one, strategies in zip(offered, found, strict=True)
         ]
-        key = tuple(map(id, by_way)), tuple(way.name for way in ways)  # `_strategies` keeps them alive
+        key = tuple(map(id, found)), tuple(one.name for one in offered)  # `_strategies` keeps them alive
         if key not in self._joined:
-            self._joined[key] = joined({way.name: found for way, found in zip(ways, by_way, strict=True)})
+            self._joined[key] = joined({one.name: own for one, own in zip(offered, found, strict=True)})
         strategies = self._joined[key]
         return LabelSet(strategies.outputs, strategies.inputs, np.concatenate(costs), strategies=strategies)
 
-    def _offered_ways(self, slot: Slot, equivalence: OperatorEquivalence) -> list[Way]:
-        """The ways to run an operator: the one that the user names, else all that the question and the device offer."""
-        named = self.implementations.get(slot.node)
+    def _implementations(self, slot: Slot, equivalence: OperatorEquivalence) -> list[Implementation]:
+        """By which an operator may run: the one that the user names, else all that question and device offer."""
+        named = self.named.get(slot.node)
         return [
-            way
-            for way in equivalence.ways
-            if (named == way.name if named is not None else self._is_offered(way.alternative))
+            one
+            for one in equivalence.implementations
+            if (named == one.name if named is not None else self._is_offered(one.alternative))
         ]
 
     def _is_offered(self, alternative: Alternative | None) -> bool:
         if alternative is None:
             return True
-        return alternative.name in self.offered_names and has_units(self.prices.cluster.device, alternative.unit)
+        return alternative.name in self.names_offered and has_units(self.prices.cluster.device, alternative.unit)
 
-    def _strategies_of(self, slot: Slot, equivalence: OperatorEquivalence, way: Way) -> Strategies:
+    def _strategies_of(self, slot: Slot, equivalence: OperatorEquivalence, one: Implementation) -> Strategies:
         """freed: axes on which the user's constraints take the place of what their names ask."""
         freed = self.freed.get(slot.node, ())
-        if (way.family, freed) not in self._strategies:
-            lookups = frozenset(n for n, how in way.rule.implementations.items() if how in LABEL_LOOKUPS)
+        if (one.family, freed) not in self._strategies:
+            lookups = frozenset(n for n, how in one.rule.implementations.items() if how in LABEL_LOOKUPS)
             allowed = [
-                way.choices
+                one.choices
                 if axis in freed
                 else allowed_choices(
-                    way.choices,
+                    one.choices,
                     axis_name,
                     size,
                     batch=self.skeleton.batch,
@@ -181,11 +181,11 @@ class LabelSets:
             if strategies is None:
                 self.notes.append(f"{slot.name}: its dims do not divide as the axes ask; left free")
                 strategies = enumerate_strategies(
-                    equivalence.node, [way.choices] * len(self.mesh.shape), self.mesh
+                    equivalence.node, [one.choices] * len(self.mesh.shape), self.mesh
                 )
                 assert strategies is not None, "replicating is always possible"
-            self._strategies[way.family, freed] = strategies
-        return self._strategies[way.family, freed]
+            self._strategies[one.family, freed] = strategies
+        return self._strategies[one.family, freed]
 
     def _parameter(self, slot: Slot, equivalence: LeafEquivalence) -> LabelSet:
         shape = shape_of(equivalence.node)
