@@ -35,6 +35,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.effects import with_effects
+from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -212,6 +213,12 @@ def fake_result(mode: FakeTensorMode, func: OpOverload[Any, Any], args: Any, kwa
     return wrapped(result, func, leaves, device=None)
 
 
+def custom_implementation(operator: OpOverload[Any, Any]) -> Callable[..., Any] | None:
+    """The Python function behind an operator of `torch.library.custom_op`, for every device without one of its own."""
+    found = OPDEFS.get(operator._schema.name)
+    return None if found is None else found._init_fn
+
+
 def without_torch_function() -> AbstractContextManager[None]:
     """Within the context, `__torch_function__` of tensor subclasses is not asked."""
     context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
@@ -283,6 +290,7 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "compilation_folder",
     "compile_fx",
+    "custom_implementation",
     "default_store",
     "default_timeout",
     "dtensor",

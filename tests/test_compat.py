@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar import _compat
+from autopar.ops.experts import expert_order
 
 
 @pytest.mark.parametrize("name", _compat.__all__)
@@ -162,3 +163,8 @@ def test_a_subclass_is_not_asked_without_torch_function() -> None:
     with _compat.without_torch_function():
         assert float(torch.add(tensor, 1).sum()) == 4.0
     assert not asked
+
+
+def test_the_function_behind_an_operator_of_ours_is_found() -> None:
+    assert _compat.custom_implementation(torch.ops.autopar.expert_order.default) is expert_order._init_fn
+    assert _compat.custom_implementation(torch.ops.aten.mm.default) is None

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from autopar.ops.capability import capability
+
 aten = torch.ops.aten
-FAKE_CAPABILITY = (9, 0)
 _HALVES = (torch.bfloat16, torch.float16)
 _MASK_ALIGNMENT = 16
 """Elements to which rows of a mask are aligned for the efficient kernel."""
@@ -69,7 +70,7 @@ class FusedKernel:
             query.dtype in self.dtypes
             and (self.masks or not has_mask)
             and (self.largest is None or self._padded(query, value) <= self.largest)
-            and (query.device.type != "cuda" or _capability(query.device) >= self.capability)
+            and (query.device.type != "cuda" or capability(query.device) >= self.capability)
         )
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
@@ -125,11 +126,6 @@ def fused_kernel(query: Tensor, value: Tensor, has_mask: bool) -> FusedKernel | 
     """The first of the device's kernels that takes such operands; None on devices without and for other dtypes."""
     kernels = KERNELS.get(query.device.type, ())
     return next((kernel for kernel in kernels if kernel.takes(query, value, has_mask)), None)
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    """Of a device; where torch sees none, its tensors are fake ones, of a program that is looked at."""
-    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else FAKE_CAPABILITY
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from autopar._compat import grouped_mm
+from autopar.ops.capability import capability
 
 _GROUPED_ALIGNMENT = 8  # bf16 elements in 16 bytes: the kernel wants rows that start on such a boundary
 _GROUPED_CAPABILITY = (8, 0)
@@ -174,7 +175,7 @@ def _has_kernel(first: Tensor, second: Tensor) -> bool:
     if first.device.type != "cuda" or first.dtype != torch.bfloat16 or second.dtype != torch.bfloat16:
         return False
     aligned = all(size % _GROUPED_ALIGNMENT == 0 for size in (first.shape[-1], second.shape[-1], second.shape[-2]))
-    return aligned and torch.cuda.get_device_capability(first.device) >= _GROUPED_CAPABILITY
+    return aligned and capability(first.device) >= _GROUPED_CAPABILITY
 
 
 def _grouped_rows(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class PartsStep(ScheduledStep):
         parameters = [
             tensor for tensor, value in zip(bound(0), self.bound_inputs, strict=True) if value.role == "parameter"
         ]
-        run = partial(self._run_with_gradients, bound, axes, loss_scale)
+        run = partial(self.results_and_gradients, bound, axes, loss_scale)
         return run_differentiably(self, run, held, parameters, loss_scale)
 
     @cached_property
@@ -98,7 +98,9 @@ class PartsStep(ScheduledStep):
         }
         return {True: message_order(self.schedule, sends), False: message_order(self.schedule.forward_only, sends)}
 
-    def _run_with_gradients(self, bind: BindPart, axes: Sequence[int], loss_scale: float | None) -> ResultsAndGradients:
+    def results_and_gradients(
+        self, bind: BindPart, axes: Sequence[int], loss_scale: float | None
+    ) -> ResultsAndGradients:
         """loss_scale: None, nothing scales the loss; else an overflow in one stage is one in all, so that all skip the
         same step. Raises ConfigurationError for one where gradients are those of the step before, at another scale."""
         if self.is_delayed and loss_scale is not None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.ops import attention_kernels
+from autopar.ops import capability
 from autopar.ops.attention_kernels import fused_kernel
 from autopar.ops.attention_math import ScoreOptions, attend, attend_backward
-from tests.fake_cuda import fake_cuda
+from benchmarks.fake_cuda.tensors import fake_cuda
 
 FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
 CUT = {"rows": ((0, 512), (1536, 512)), "is_causal": True}
@@ -85,7 +85,7 @@ def test_cuda_runs_a_fused_kernel_and_nothing_of_the_size_of_scores(case: str) -
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("groups", [4, 2])
 def test_blackwell_runs_cudnn(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
-    monkeypatch.setattr(attention_kernels, "FAKE_CAPABILITY", (10, 0))
+    monkeypatch.setattr(capability, "FAKE_CAPABILITY", (10, 0))
     query = torch.empty(2, 4, 256, 64, dtype=BF16, device="cuda")
     key = torch.empty(2, groups, 256, 64, dtype=BF16, device="cuda")
     with Called() as called:

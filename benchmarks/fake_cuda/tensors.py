@@ -3,14 +3,15 @@
     with fake_cuda():
         attend(torch.empty(2, 4, 128, 64, dtype=torch.bfloat16, device="cuda"), ...)
 
-Outside of autograd only. A CPU build of torch tries to start CUDA in the Python bindings of a few methods; these go to
-their operators of aten instead, which do not.
+Outside of autograd only: inside, a fake CUDA tensor aborts on a machine without CUDA. A CPU build of torch tries to
+start CUDA in the Python bindings of a few methods; these go to their operators of aten instead, which do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,6 +44,23 @@ def _item(x: Tensor, index: Any) -> Tensor:
     return _aten.index(x, indices) if any(part is not None for part in indices) else x
 
 
+_FORMULAS = ("mish_backward", "silu_backward", "native_channel_shuffle")
+"""Kernels of CUDA that a build without it replaces by formulas: other operators would be seen in their place."""
+
+
+@cache
+def _without_formulas() -> Any:
+    """What says that CUDA has these kernels; nothing calls them, as fake tensors have no values."""
+
+    def absent(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a fake tensor reached a kernel")
+
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in _FORMULAS if torch.version.cuda is None else ():
+        library.impl(name, absent, "CUDA")
+    return library
+
+
 _BY_OPERATOR: Mapping[Any, Callable[..., Any]] = {
     Tensor.contiguous: _aten.contiguous,
     Tensor.__invert__: _aten.bitwise_not,
@@ -50,7 +68,9 @@ _BY_OPERATOR: Mapping[Any, Callable[..., Any]] = {
 }
 
 
-class _Operators(TorchFunctionMode):
+class ByOperator(TorchFunctionMode):
+    """Methods whose bindings start CUDA go to their operators; not active inside of what it calls."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _BY_OPERATOR.get(func, func)(*args, **(kwargs or {}))
 
@@ -58,5 +78,6 @@ class _Operators(TorchFunctionMode):
 @contextmanager
 def fake_cuda() -> Iterator[None]:
     """While active, tensors are made fake, on whatever device they are asked for, and no gradients are recorded."""
-    with FakeTensorMode(), torch.no_grad(), _Operators():
+    _without_formulas()
+    with FakeTensorMode(), torch.no_grad(), ByOperator():
         yield

@@ -1,0 +1,193 @@
+"""One step of one rank as it is emitted, on fake CUDA tensors and a fake process group.
+
+    run_rank(program, plan, rank=3)      ->  Record: calls, storages, and what the lowered graphs say
+
+The graphs are those that `emit_step` binds, called as the runtime calls them: forward, then backward with what forward
+saved. Outside of autograd, in which fake CUDA tensors abort on a machine without CUDA. Every value of a graph ends
+where the emitted code drops it. A plan for inductor runs node by node: kernels that inductor fuses hold less between
+them, and the predicted memory counts nodes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from autopar._compat import LazyGraphModule
+from autopar.graphs.graph_copies import copied
+from autopar.passes.lowering.chain import step_to_run
+from autopar.passes.lowering.stage import LoweredStep
+from autopar.plans.parallel_plan import Plan
+from autopar.program import Input, MicroProgram, Program
+from autopar.runtime import emit_step
+from autopar.runtime.kernels.named_calls import NamedGraph
+from autopar.runtime.pipeline.parts_step import PartsStep
+from autopar.runtime.process_groups import ProcessGroups, StageProcesses
+from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.step.whole_step import WholeStep, tangents_of
+from benchmarks.fake_cuda.record import Call, Recorder, Storage, Turn
+from benchmarks.fake_cuda.tensors import fake_cuda
+
+DEVICE = torch.device("cuda", 0)
+LOWERED = "lowered"
+"""Key in the meta of an emitted node: the node of the lowered graph that it stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a step did. lowered: the step that ran; parameter_bytes: of this rank."""
+
+    lowered: LoweredStep
+    calls: Sequence[Call]
+    turns: Sequence[Turn]
+    storages: Sequence[Storage]
+    parameter_bytes: int
+
+    def place(self, turn: int | None) -> str:
+        """The operator of a turn, as the plan names it."""
+        if turn is None:
+            return "the step"
+        node = self.turns[turn].node
+        return str(node.meta.get("operator", node.name))
+
+    def live_bytes(self) -> list[int]:
+        """Bytes of parameters, inputs and values at every call, one more behind the last."""
+        change = [0] * (len(self.calls) + 2)
+        for storage in self.storages:
+            change[storage.born] += storage.bytes
+            change[len(self.calls) + 1 if storage.ended is None else storage.ended] -= storage.bytes
+        live, found = 0, []
+        for step in change[:-1]:
+            live += step
+            found.append(live)
+        return found
+
+    @property
+    def step_bytes(self) -> int:
+        """Most bytes at once beside the parameters."""
+        return max(self.live_bytes()) - self.parameter_bytes
+
+
+def run_rank(program: Program | MicroProgram, plan: Plan, rank: int = 0) -> Record:
+    """Run the step of a rank. program: as of `lowered_step`; plan: for CUDA devices."""
+    eager = replace(plan, kernel_backend="eager")
+    lowered = step_to_run(program, eager, rank)
+    for graph in graphs_of(lowered):
+        for node in graph.nodes:
+            node.meta[LOWERED] = node  # copies keep it
+    recorder = Recorder()
+    with _world(plan.num_ranks, rank):
+        step = emit_step.emit_step(lowered, _groups(eager))
+        with fake_cuda():
+            parameters = {value.name: _made(value) for value in step.bound_inputs if value.role == "parameter"}
+            for tensor in parameters.values():
+                recorder.meet(tensor)
+            with _marked(recorder), recorder:
+                held = _run(step, parameters)
+            storages = [replace(storage) for storage in recorder.storages]
+            del held
+    return Record(
+        lowered=lowered,
+        calls=recorder.calls,
+        turns=recorder.turns,
+        storages=storages,
+        parameter_bytes=sum(tensor.untyped_storage().nbytes() for tensor in parameters.values()),
+    )
+
+
+def graphs_of(lowered: LoweredStep) -> list[fx.Graph]:
+    """All graphs that the rank may run."""
+    found = [module.graph for stage in lowered.stages for module in stage.graphs.values()]
+    return found if lowered.statistics_graph is None else [*found, lowered.statistics_graph.graph]
+
+
+def _run(step: Step, parameters: Mapping[str, Tensor]) -> Any:
+    """Forward and backward; returns what the caller of the step holds behind them. parameters: by name."""
+
+    def bound(part: int) -> list[Tensor]:
+        return [parameters[v.name] if v.role == "parameter" else _made(v) for v in step.bound_inputs]
+
+    if not isinstance(step, WholeStep):
+        assert isinstance(step, PartsStep)
+        return step.results_and_gradients(bound, (), None)
+    returned = list(step.forward(bound(0)))
+    count = len(step.forward_outputs)
+    results, saved = returned[:count], returned[count:]
+    del returned
+    if step.backward is None:
+        return results
+    saved += [_made(value) for value in tangents_of(step.lowered)]
+    return results, step.backward(saved)
+
+
+def _made(value: Input) -> Tensor:
+    return torch.empty(tuple(value.shape), dtype=value.dtype, device=DEVICE)
+
+
+def _groups(plan: Plan) -> ProcessGroups:
+    groups = StageProcesses(plan, "cpu") if plan.in_stages else ProcessGroups(plan.mesh, "cpu")
+    groups.device = DEVICE
+    return groups
+
+
+@contextmanager
+def _world(size: int, rank: int) -> Iterator[None]:
+    """This process is one of `size`; the others say what it says."""
+    if size == 1:
+        yield
+        return
+
+    def gathered(found: list[Any], value: Any, *_: Any) -> None:
+        found[:] = [value] * size
+
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        with (
+            mock.patch.object(dist, "all_gather_object", gathered),
+            mock.patch.object(emit_step, "from_first_rank", lambda action: action()),
+        ):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _marked(recorder: Recorder) -> Iterator[None]:
+    """While active, the operators of emitted graphs tell the recorder which node they are."""
+    made: dict[fx.GraphModule, fx.GraphModule] = {}
+
+    def call(graph: NamedGraph, arguments: list[Any]) -> Any:
+        module = graph.graph_module
+        if module not in made:
+            made[module] = with_marks(module, recorder)
+        return made[module](arguments)
+
+    with mock.patch.object(NamedGraph, "__call__", call):
+        yield
+
+
+def with_marks(graph_module: fx.GraphModule, recorder: Recorder) -> fx.GraphModule:
+    """A copy of an emitted graph whose nodes say so when they run."""
+    graph = copied(graph_module.graph)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.target = _told(node, node.target, recorder)
+        elif node.op == "call_method" and node.target != "pop":
+            node.op, node.target = "call_function", _told(node, _method(str(node.target)), recorder)
+    return LazyGraphModule(graph_module, graph)
+
+
+def _told(node: fx.Node, target: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    return lambda *arguments, **keywords: recorder.run(node.meta.get(LOWERED, node), target, arguments, keywords)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda value, *arguments, **keywords: getattr(value, name)(*arguments, **keywords)

@@ -1,0 +1,93 @@
+"""Emitted steps on fake CUDA tensors are the planned ones, and what is not as planned is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.capture import Captures
+from autopar.demo.gpt import GPT, GPTConfig
+from autopar.hardware.cluster import Cluster
+from autopar.ops import attention_kernels, attention_math, attention_operator
+from autopar.planner.planning import make_plan
+from autopar.plans.parallel_plan import Plan
+from autopar.program import MicroProgram, Program
+from autopar.questions import capture_model
+from autopar.request import Request
+from benchmarks.fake_cuda.checks import faults, predicted_step_bytes
+from benchmarks.fake_cuda.rank_step import Record, run_rank
+from benchmarks.vision import UNet
+
+BATCH, LENGTH, VOCABULARY = 16, 512, 512
+"""Long enough that scores are larger than what they are made of."""
+
+
+@cache
+def planned(model: str, devices: int) -> tuple[Program | MicroProgram, Plan]:
+    """A model on H100s; two lie so that weights are split."""
+    with torch.device("meta"):
+        module, inputs = MODELS[model]()
+    request = Request(cluster=Cluster.parse(f"{devices} H100-SXM"), optimizer=torch.optim.AdamW, with_baselines=False)
+    captured = capture_model(module.bfloat16(), (), inputs, request, Captures(), training=True)
+    return captured.program, make_plan(captured.program, request)
+
+
+def _gpt() -> tuple[nn.Module, dict[str, Any]]:
+    shape = GPTConfig(vocabulary=VOCABULARY, positions=LENGTH, width=128, heads=4, layers=2)
+    return GPT(shape), {name: torch.randint(0, VOCABULARY, (BATCH, LENGTH)) for name in ("tokens", "labels")}
+
+
+def _unet() -> tuple[nn.Module, dict[str, Any]]:
+    images = torch.randn(8, 3, 64, 64, dtype=torch.bfloat16)
+    return UNet(channels=(32, 64), classes=5), {"images": images, "masks": torch.randint(0, 5, (8, 64, 64))}
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {"gpt": _gpt, "unet": _unet}
+
+
+def _record(model: str, devices: int, rank: int = 0) -> Record:
+    return run_rank(*planned(model, devices), rank)
+
+
+def _faults(record: Record) -> list[str]:
+    return faults(record, predicted_step_bytes(record.lowered))
+
+
+@pytest.mark.parametrize(("model", "devices", "rank"), [("gpt", 1, 0), ("gpt", 8, 5), ("unet", 2, 1)])
+def test_a_step_holds_and_runs_what_was_planned(model: str, devices: int, rank: int) -> None:
+    record = _record(model, devices, rank)
+    assert _faults(record) == []
+    assert {call.devices for call in record.calls if call.devices} == {("cuda",)}
+
+
+def test_a_formula_in_the_place_of_a_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_kernels, "KERNELS", {})
+    found = _faults(_record("gpt", 1))
+    assert any("attention#0 makes a value of 64.0 MiB" in fault for fault in found), found
+    assert any("the step holds" in fault for fault in found), found
+
+
+def test_a_copy_to_the_host_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(query: Tensor, *others: Any) -> Any:
+        torch.ops.aten._to_copy(query, device="cpu")
+        return attention_math.attend(query, *others)
+
+    monkeypatch.setattr(attention_operator, "attend", attend)
+    assert any("the host waits for _to_copy in layers.0" in fault for fault in _faults(_record("gpt", 1)))
+
+
+def test_a_second_buffer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    def attend(query: Tensor, *others: Any) -> Any:
+        held.append(torch.empty_like(query))
+        return attention_math.attend(query, *others)
+
+    monkeypatch.setattr(attention_operator, "attend", attend)
+    (found,) = _faults(_record("gpt", 1))
+    assert "the step holds" in found
