@@ -23,7 +23,6 @@ import torch
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
 from autopar.ops.norms import LARGEST_ROW, add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
-from autopar.runtime.kernels.registry import KERNELS
 from benchmarks.results import write_results
 
 RESULTS = Path(__file__).parent / "results" / "kernels.json"

@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.gpu.stage import Row
 
-LAST_LINES = 40
+LAST_LINES = 120
+"""A crash of native code prints the stacks of all threads, the cause first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,8 @@ class Found:
 
 def in_child(make_rows: Callable[[], Iterator[Row]], *, seconds: float) -> Found:
     """Run the function in a child and end it, with all that it started, when its time is over."""
-    assert not torch.cuda.is_initialized(), "CUDA was touched before the fork"
+    cuda: Any = torch.cuda
+    assert not cuda.is_initialized(), "CUDA was touched before the fork"
     with tempfile.TemporaryDirectory(prefix="autopar-stage-") as folder:
         rows, log = Path(folder) / "rows", Path(folder) / "log"
         began = time.monotonic()

@@ -46,7 +46,6 @@ GOALS: tuple[Goal, ...] = (
         what="attention reaches 70 % of the best of torch's kernels",
         figure="speed_of_best",
         at_least=0.7,
-        stages=("attention",),
     ),
 )
 

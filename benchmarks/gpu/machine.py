@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,7 +49,8 @@ def _versions(place: Place) -> Row:
             found[name] = None
     if place.on_cuda:
         found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-        found["nccl"] = list(torch.cuda.nccl.version()) if torch.distributed.is_nccl_available() else None
+        nccl: Any = torch.cuda.nccl
+        found["nccl"] = list(nccl.version()) if torch.distributed.is_nccl_available() else None
     return found
 
 

@@ -104,9 +104,10 @@ def status_of(folder: Path | None, name: str, rehearse: bool) -> str | None:
 
 def headline(content: dict[str, Any]) -> str:
     """One line for the terminal; the goals are those of a GPU."""
-    missed = [f"{each['goal']} at {each['case']}: {each['value']:.3g}" for each in content["verdicts"] if not each["met"]]
+    found = content["verdicts"]
+    missed = [f"{each['goal']} at {each['case']}: {each['value']:.3g}" for each in found if not each["met"]]
     errors = [f"{row['case']}: {row['error'].splitlines()[0][:160]}" for row in content["rows"] if "error" in row]
-    goals = [f"{len(content['verdicts']) - len(missed)} of {len(content['verdicts'])} goals met", *missed]
+    goals = [f"{len(found) - len(missed)} of {len(found)} goals met", *missed]
     parts = [content["status"], f"{content['seconds']} s", content.get("ending", ""), *errors]
     parts += [] if content["rehearsal"] else goals
     return f"{content['stage']}: {'; '.join(part for part in parts if part)}"

@@ -2,8 +2,8 @@
 
     Stage(name="kernels", what="...", seconds=90, run=kernels.run, full={"sizes": [(8192, 4096)]}, tiny={...})
 
-A row is a dict that JSON can hold; "case" names it. Every row is kept as soon as it is yielded, so a stage that hangs or
-crashes loses only what it had not yielded. A row with "error" makes the stage a failed one; "refused" says that
+A row is a dict that JSON can hold; "case" names it. Every row is kept as soon as it is yielded, so a stage that hangs
+or crashes loses only what it had not yielded. A row with "error" makes the stage a failed one; "refused" says that
 something is not there to be measured, which is no fault.
 """
 

@@ -18,9 +18,10 @@ import autopar
 from autopar.errors import AutoparError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.parallel_module import ParallelModule
-from benchmarks.gpu.models import MODELS, Inputs
+from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.stage import Place, Row, attempted
 from benchmarks.gpu.timing import free_memory, measured_steps
+from benchmarks.plan_quality.settings import Inputs
 
 LEARNING_RATE = 1e-4
 FIRST_STEPS = 2
@@ -120,7 +121,7 @@ def trained(place: Place, module: nn.Module, loss_of: Callable[[], Tensor], step
 
     def step() -> Tensor:
         loss = loss_of()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()

@@ -34,7 +34,9 @@ STAGES: tuple[Stage, ...] = (
         what="our kernels against their references and the memory rate",
         seconds=90,
         run=kernels.run,
-        full={"sizes": [(8192, 4096), (16384, 2048), (16384, 768)], "vocabulary": (8192, 50257), "copied_bytes": 1 << 30},
+        full={
+            "sizes": [(8192, 4096), (16384, 2048), (16384, 768)], "vocabulary": (8192, 50257), "copied_bytes": 1 << 30,
+        },
         tiny={"sizes": [(16, 32)], "vocabulary": (16, 96), "copied_bytes": 1 << 16},
     ),
     _steps("gpt2", "steps of GPT-2", 150),

@@ -36,7 +36,7 @@ def median_seconds(call: Callable[[], object], device: torch.device, repeats: in
         call()
         end.record()
     torch.cuda.synchronize(device)
-    return statistics.median(begin.elapsed_time(end) * 1e-3 for begin, end in events)
+    return statistics.median([float(begin.elapsed_time(end)) * 1e-3 for begin, end in events])
 
 
 def _clock_seconds(call: Callable[[], object]) -> float:

@@ -17,9 +17,10 @@ for name in ("ortools", "transformers", "rich", "click", "jinja2"):
     sys.modules[name] = None
 import torch, autopar
 x = torch.randn(4, 8)
-module = autopar.compile(torch.nn.Linear(8, 2), x, loss_fn=lambda out, batch: out.square().mean())
+loss = lambda out, batch: out.square().mean()
+module = autopar.compile(torch.nn.Linear(8, 2), x, loss_fn=loss)
 module(x).backward()
-autopar.compile(torch.nn.Linear(8, 2), x, loss_fn=lambda out, batch: out.square().mean(), plan=module.plan)(x).backward()
+autopar.compile(torch.nn.Linear(8, 2), x, loss_fn=loss, plan=module.plan)(x).backward()
 print("trained")
 """
 
