@@ -55,7 +55,8 @@ def run(place: Place, seconds: float, sizes: Mapping[str, Any], dtypes: list[str
 def measured_within(place: Place, seconds: float, sizes: Mapping[str, Any]) -> tuple[MeasuredKernel, ...]:
     """The kernels of the cases that there is time for."""
     timer = seconds_on_cuda if place.on_cuda else partial(median_seconds, device=place.device, repeats=3)
-    began, kernels = time.monotonic(), []
+    began = time.monotonic()
+    kernels: list[MeasuredKernel] = []
     for case in cases(**sizes):
         if time.monotonic() - began > seconds:
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import allocator, attention, kernels, operators, profile, steps, symbols
+from benchmarks.gpu import allocator, attention, collectives, kernels, operators, parallel, profile, steps, symbols
 from benchmarks.gpu.stage import Stage
 
 STAGE_SECONDS, ALL_SECONDS = 480.0, 1200.0
@@ -91,4 +91,22 @@ STAGES: tuple[Stage, ...] = (
     _steps("vit-l", "steps of ViT-L", 90),
     _steps("mixture", "steps of a mixture of 16 experts", 110),
     _steps("unet", "steps of a U-Net", 80),
+    Stage(
+        name="collectives",
+        what="collectives over all devices, predicted beside measured",
+        seconds=120,
+        run=collectives.run,
+        full={"sizes": [1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28], "rehearsed_ranks": 0},
+        tiny={"sizes": [1 << 10], "rehearsed_ranks": 2},
+        num_devices=2,
+    ),
+    Stage(
+        name="parallel",
+        what="DDP, FSDP2 and tensor parallelism: ours against torch's",
+        seconds=300,
+        run=parallel.run,
+        full={"ways": ["ddp", "fsdp2", "tp"], "steps": 20, "rehearsed_ranks": 0},
+        tiny={"ways": ["ddp", "fsdp2", "tp"], "steps": 2, "rehearsed_ranks": 2},
+        num_devices=2,
+    ),
 )  # fmt: skip
