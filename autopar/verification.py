@@ -26,6 +26,7 @@ from autopar.capture.precision import REDUCED_IN, canonical_names, computing_in,
 from autopar.capture.training_step import find_loss
 from autopar.errors import ConfigurationError, VerificationError
 from autopar.layouts.placement import Mesh, replicated
+from autopar.ops.float8 import DTYPE as FLOAT8
 from autopar.passes.lowering.chain import lowered_step, use_our_kernels
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import OperatorPlan, ParameterPlan
@@ -79,13 +80,14 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
     _check_real((args, kwargs))
     step, leaves = module.step_for(args, kwargs)
     plain = cast(nn.Module, module.plain_model())
-    alone = _alone(module, step, plain, leaves) if _is_random(step) else None
+    rounded = step.plan.implementations  # operators whose values are not those of the plain model
+    alone = _alone(module, step, plain, leaves) if _is_random(step) or rounded else None
     loss, gradients = _compiled(module, args, kwargs)
-    if alone is not None:
+    if _is_random(step):
         plain.eval()  # its own rounding error is measured without random numbers
     own_loss, own = _plain(plain, module, args, kwargs, None)
     exact_loss, exact = _plain(plain, module, args, kwargs, torch.float64)
-    dtypes = (precision_dtype(module.precision), REDUCED_IN[module.plan.reduce_dtype])
+    dtypes = (precision_dtype(module.precision), REDUCED_IN[module.plan.reduce_dtype], FLOAT8 if rounded else None)
     floor = max(RELATIVE_ERROR, *(torch.finfo(dtype or torch.float32).eps for dtype in dtypes))
     reference_loss, reference = (own_loss, own) if alone is None else alone
     result = Verification(
@@ -197,7 +199,10 @@ def one_device_plan(plan: Plan) -> Plan:
 
     def alone(operator: OperatorPlan) -> OperatorPlan:
         return OperatorPlan(
-            axes=(None,), inputs=(whole,) * len(operator.inputs), outputs=(whole,) * len(operator.outputs)
+            axes=(None,),
+            inputs=(whole,) * len(operator.inputs),
+            outputs=(whole,) * len(operator.outputs),
+            implementation=operator.implementation,
         )
 
     return plan.with_(

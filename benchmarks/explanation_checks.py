@@ -143,14 +143,16 @@ class Recount:
         equivalence = self.skeleton.equivalences[slot.equivalence]
         assert isinstance(equivalence, OperatorEquivalence)
         one = _only(variable.strategies, label)
+        implementation = next(i for i in equivalence.implementations if i.name == one.implementation(0))
         seconds = float(
             self.prices.operator_costs(
                 equivalence.node,
-                equivalence.rule,
+                implementation.rule,
                 one,
                 equivalence.traffic,
                 equivalence.leads_kernel,
                 equivalence.kernel_share,
+                runs_as=implementation.target,
             )[0]
         )
         for output, tensor in slot.tolls:
@@ -255,6 +257,7 @@ def _only(strategies: Strategies, label: int) -> Strategies:
     """One strategy by itself."""
     row = np.array([label])
     return Strategies(
+        implementations=(strategies.implementation(label),),
         axes=(strategies.axes[label],),
         inputs=tuple(layouts.take(row) for layouts in strategies.inputs),
         outputs=tuple(None if layouts is None else layouts.take(row) for layouts in strategies.outputs),

@@ -43,6 +43,8 @@ class Compilation:
     num_warps: int = 4
     types: Mapping[str, str]
     """Triton types of arguments; those without are pointers to elements of the dtype."""
+    least_capability: int = 80
+    """The first for which it compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,18 @@ def compilations() -> Iterator[Compilation]:
     for kernel in ("pack_kernel", "unpack_kernel"):
         name = kernel.removesuffix("_kernel")
         yield Compilation(name=name, module="packing", kernel=kernel, constants=cut, types=sizes)
+
+    float8 = {"out": "*fp8e4nv", "scales": "*fp32", "largest": "*fp32"}
+    float8 |= dict.fromkeys(("row_stride", "column_stride"), "i32")
+    for kernel in ("rows_kernel", "largest_kernel", "tensor_kernel"):
+        yield Compilation(
+            name=f"float8 {kernel.removesuffix('_kernel')}",
+            module="float8",
+            kernel=kernel,
+            constants={"ROWS": _module("float8").ROWS, "COLUMNS": _module("float8").COLUMNS},
+            types=float8 | sizes,
+            least_capability=89,
+        )
 
 
 def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
@@ -187,6 +201,8 @@ def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, 
     maximum, sums, _ = cross_entropy_rows_reference(x, target, 0)
     yield "cross_entropy_rows", (x, target, 0)
     yield "cross_entropy_backward", (x, target, maximum, sums.log(), torch.ones(rows, device=device), 0)
+    yield "quantised_rows", (x,)
+    yield "quantised_tensor", (x,)
     yield "pack", (x, 1, 1, 8, width)
     yield "unpack", (x, 1, 1, 8, width, width) if rows % 8 == 0 else (x[: rows // 8 * 8], 1, 1, 8, width, width)
 
@@ -216,7 +232,8 @@ def main(arguments: list[str]) -> None:
     """Print, and with --write store, what every kernel takes."""
     import triton
 
-    found = [compiled(case, dtype, at) for case in compilations() for dtype in DTYPES for at in CAPABILITIES]
+    found = [compiled(case, dtype, at) for case in compilations() for dtype in DTYPES for at in CAPABILITIES
+             if at >= case.least_capability]  # fmt: skip
     for one in found:
         print(
             f"{one.kernel:32} {one.dtype} sm_{one.capability}: {one.registers:3} registers, {one.num_warps:2} warps, "

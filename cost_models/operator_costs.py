@@ -16,6 +16,7 @@ per-operator cost of eager torch under the contention of the other ranks, as cal
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +28,7 @@ from autopar.cost_models.operators_measured import measured_kernels, with_measur
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
 from autopar.cost_models.sustained import AttentionKernel, attention_speed, sustained, sustained_fraction
 from autopar.errors import ConfigurationError
-from autopar.graphs.operator_names import OperatorKind
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, OperatorKind
 from autopar.hardware.device_curves import DeviceCurves
 from autopar.hardware.devices import Device, OperatorCurve
 
@@ -53,11 +54,16 @@ CPU_ELEMENT_FLOPS: Mapping[str, float] = {
 """Arithmetic per element of eager operators that memory does not bound on a CPU, in units of 1/40 ns: 2**20
 fp32 elements on one AMD EPYC core of 100 GFLOP/s, torch 2.13. GELU is the exact one (tanh: 72 and 84)."""
 
+FLOAT8 = "float8_e4m3fn"
+FLOAT8_ELEMENT_FLOPS = {"cuda": 0.0, "cpu": 68.0}
+"""Arithmetic per element of rounding to float8, in the unit of CPU_ELEMENT_FLOPS: 1.4 to 1.8 ns of bf16."""
+
 DTYPE_FALLBACKS = {"float16": "bfloat16", "bfloat16": "float16", "float64": "float32"}
 """Which measured rate prices a dtype without its own; see `matmul_flops_per_second` for the rest."""
 
-FLOAT64_SLOWDOWN = 2.0
-"""float64 against float32 where only float32 is measured: half as many elements in a vector register."""
+FLOAT32_SLOWDOWNS = {"float64": 2.0, FLOAT8: 1.4}
+"""Of dtypes that a CPU has no rate for, against float32: float64 has half as many elements in a vector register, and
+torch computes float8 without instructions of its own (70 to 75 of 100 GFLOP/s on one AMD EPYC core, torch 2.13)."""
 
 
 def operator_seconds(
@@ -86,6 +92,8 @@ def operator_seconds(
     kernel add up to the kernel where all are split alike). `attention`: the kernel that the software calls; torch
     calls FlashAttention-2. Raises ConfigurationError where the device has no rate for `dtype`.
     """
+    if operator in FLOAT8_PRODUCTS and isinstance(sizes, ProductSizes):
+        return _float8_seconds(device, operator, sizes, dtype)
     if isinstance(sizes, AttentionSizes) and sizes.causal and device.kind == "cpu":
         flops = np.asarray(flops, np.float64) * causal_share_on_cpu(sizes.queries, sizes.keys)
     curve = next((c for c in device.operators if (c.operator, c.dtype) == (operator, dtype)), None)
@@ -107,6 +115,37 @@ def operator_seconds(
     launch = np.asarray(kernels, np.float64) * device.launch_seconds
     math_seconds = np.asarray(flops, np.float64) * _seconds_per_flop(device, dtype, kind)
     return launch + np.maximum(math_seconds, stream_seconds)
+
+
+FLOAT8_READS = {"mm_fp8_rowwise": 1, "mm_fp8_tensorwise": 2}
+"""How often a product reads its operands from memory to round them: a row stays in the cache between the search for
+its largest value and the rounding, a whole tensor does not. Follows from `runtime/kernels/triton_float8.py`."""
+
+
+def _float8_seconds(device: Device, operator: str, sizes: ProductSizes, dtype: str) -> NDArray[np.float64]:
+    """A product whose operands are rounded first: they are read in their dtype and written as float8, a kernel or two
+    for each, and the product reads float8 and writes their dtype."""
+    m, n, k, batch = (np.asarray(size, np.float64) for size in (sizes.m, sizes.n, sizes.k, sizes.batch))
+    wide, narrow, reads = ELEMENT_BYTES[dtype], ELEMENT_BYTES[FLOAT8], FLOAT8_READS[operator]
+    seconds = operator_seconds(
+        device,
+        flops=2 * m * n * k * batch,
+        bytes_moved=batch * ((m * k + k * n) * narrow + m * n * wide),
+        dtype=FLOAT8,
+        operator="mm",
+        sizes=replace(sizes, output_bytes=int(wide)),
+    )
+    for elements in (batch * m * k, batch * k * n):
+        seconds = seconds + operator_seconds(
+            device,
+            flops=elements * FLOAT8_ELEMENT_FLOPS[device.kind],
+            bytes_moved=elements * (reads * wide + narrow),
+            dtype=dtype,
+            kind="memory",
+            kernels=reads,
+            operator="quantised",
+        )
+    return seconds
 
 
 STREAMING = "add"
@@ -261,5 +300,5 @@ def matmul_flops_per_second(device: Device, dtype: str) -> float:
     rates = device.flops_per_second
     for known in (dtype, DTYPE_FALLBACKS.get(dtype, ""), "float32"):
         if known in rates:
-            return rates[known] / (FLOAT64_SLOWDOWN if dtype == "float64" and known == "float32" else 1.0)
+            return rates[known] / (FLOAT32_SLOWDOWNS.get(dtype, 1.0) if known == "float32" else 1.0)
     raise ConfigurationError(f"device {device.name!r} has no flops_per_second for {dtype!r}: it has {sorted(rates)}")

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operators_memory import lookup_row
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS
 
 Floats: TypeAlias = NDArray[np.float64]
 Shape: TypeAlias = Sequence[int]
@@ -90,7 +91,7 @@ EXPERT_OUTER = ("expert_outer", "sorted_expert_outer")
 
 def has_sizes(name: str) -> bool:
     """Whether `sizes_of` may know an operator."""
-    products = ("mm", "bmm", *EXPERT_LINEAR, *EXPERT_OUTER)
+    products = ("mm", "bmm", *FLOAT8_PRODUCTS, *EXPERT_LINEAR, *EXPERT_OUTER)
     return name in (*products, *NORMS, *SOFTMAXES, *ROW_LOOKUPS) or "attention" in name
 
 
@@ -99,7 +100,7 @@ def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, 
 
     operands, result: global shapes, of which `parts` says what a rank has.
     """
-    if name in ("mm", "bmm"):
+    if name in ("mm", "bmm", *FLOAT8_PRODUCTS):
         return _product(operands, parts)
     if name in EXPERT_LINEAR:
         return _experts(operands, result, parts)

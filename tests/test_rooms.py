@@ -44,6 +44,7 @@ TOPICS = (
     "planner/solver/test_random_restarts.py",
     "planner/test_four_axes.py",
     "planner/test_one_price.py",
+    "planner/test_operator_alternatives.py",
     "planner/test_rediscovery.py",
     "plans/test_mutated_files.py",
     "rules/test_custom_operators.py",

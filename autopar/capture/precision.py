@@ -28,8 +28,9 @@ PRECISIONS: dict[str | None, torch.dtype | None] = {
     "fp32": None,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
+    "fp8": torch.bfloat16,
 }
-"""Name -> dtype of the products; None: as the model has it."""
+"""Name -> dtype of the graph; None: as the model has it. Which products then run in float8 is chosen with the plan."""
 REDUCED_IN: dict[str | None, torch.dtype | None] = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 """Name -> dtype in which gradients are added over ranks; None: that of their operators."""
 

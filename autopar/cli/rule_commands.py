@@ -24,6 +24,7 @@ from autopar.cli.output import as_json_option, print_document
 from autopar.errors import ConfigurationError
 from autopar.report.coverage import COLUMNS, coverage, coverage_rows
 from autopar.report.terminal_tables import table
+from autopar.rules.alternatives import alternatives_for
 from autopar.rules.discovery import discover
 from autopar.rules.engine import described_rule
 from autopar.rules.registration import find_operator
@@ -51,10 +52,14 @@ def show(operator: str, modules: Sequence[str], as_json: bool) -> None:
     Example: autopar rules show aten::mm
     """
     _import(modules)
-    text = described_rule(find_operator(operator))
+    found = find_operator(operator)
+    text, alternatives = described_rule(found), alternatives_for(found)
     if as_json:
-        print_document({"operator": operator, "rule": text})
+        runs_as = {way.name: {"operator": str(way.target), "says": way.says} for way in alternatives}
+        print_document({"operator": operator, "rule": text, "alternatives": runs_as})
     else:
+        for way in alternatives:
+            click.echo(f"also {way.name} under precision={way.precision!r}: {way.target}, {way.says}", err=True)
         click.echo(text or f"{operator} has no rule; autopar rules discover {operator} proposes one")
 
 

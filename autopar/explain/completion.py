@@ -27,6 +27,8 @@ def completed_beside(built: Built, plan: Plan) -> tuple[Rows, list[str]]:
     for index, variable in enumerate(built.variables):
         same = agreeing(variable, built, plan)
         if not len(same):
+            same = agreeing(variable, built, plan, any_implementation=True)  # an edit may name another
+        if not len(same):
             changed.add(index)
         rows[index] = np.arange(len(variable.costs)) if variable.kind == "copy" or not len(same) else same
     try:

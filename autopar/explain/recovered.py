@@ -21,7 +21,8 @@ def query_of(source: Source, plan: Plan, request: Request | None = None) -> Quer
     asked = request or source.request
     refuse_mixed(asked.cluster, "an explanation")
     asked = replace(asked, time_limit=None, warm_start=None)
-    query = replace(Query.of(source.program, asked, kept=source.kept), hidden_share=plan.hidden_share)
+    query = Query.of(source.program, asked, kept=source.kept)
+    query = replace(query, hidden_share=plan.hidden_share, offered=query.offered | plan.implementations)
     if plan.micro_batches == 1:
         return query
     return in_parts_of(query, source.in_parts(plan.micro_batches))

@@ -24,6 +24,7 @@ from autopar.plans.parallelism import (
     kind_of,
     zero_stage,
 )
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 
 Recomputation = Literal["none", "selective", "full"]
 
@@ -109,7 +110,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         batch=None if shape is None else shape[0],
         sequence=None if shape is None else shape[1],
         recompute=recompute,
-        precision="bf16" if plan.precision == "bf16" else "fp32",
+        precision="bf16" if plan.precision in ("bf16", "fp8") else "fp32",
         stages={},
         lost=(
             *_lost_parameters(plan, roles),
@@ -165,6 +166,9 @@ def _lost_precision(plan: Plan) -> Iterator[str]:
     """Words that configurations here have for bf16 alone."""
     if plan.precision == "fp16":
         yield "products in fp16: set them, and the scaling of the loss, in the configuration"
+    if plan.implementations:
+        count = sum(chosen.implementation != DEFAULT_IMPLEMENTATION for chosen in plan.operators.values())
+        yield f"{count} operators run as {', '.join(sorted(plan.implementations))}: switch float8 on in the model"
     if plan.reduce_dtype is not None:
         yield f"gradients are added over ranks in {plan.reduce_dtype}: set it in the configuration"
 

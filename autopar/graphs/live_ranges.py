@@ -4,7 +4,7 @@
     bytes_over_time([LiveRange("x", 8, 0, 2), LiveRange("y", 4, 1, 1)])   ->  8, 12, 8 bytes
 
 What only looks at a value has no memory of its own; a collective's wait is the buffer of the collective, and what a
-collective moves lives until its wait.
+collective moves lives until its wait. What a node holds while it runs (`working_bytes.py`) has its name, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import fx
 from autopar.graphs.collective_nodes import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.node_values import VIEWS, is_getitem, node_bytes
+from autopar.graphs.working_bytes import working_bytes
 from autopar.ops.blocks import keeps_order, padded, pieces_first, pieces_joined
 from autopar.program import returned_values
 
@@ -68,6 +69,7 @@ class _Timeline:
         self._first: dict[fx.Node, int] = {}
         self._last: dict[fx.Node, int] = {}
         self._buffer: dict[fx.Node, fx.Node] = {}
+        self._working: list[LiveRange] = []
 
     def add(self, graph: fx.Graph, known: dict[fx.Node, fx.Node], excluded: frozenset[str]) -> dict[fx.Node, fx.Node]:
         """Append a graph whose placeholders `known` live in earlier buffers; returns node -> its buffer."""
@@ -84,6 +86,8 @@ class _Timeline:
                 self._first[node] = begins
             for buffer in (*reads, *_in_flight(node, buffers), buffers[node]):
                 self._last[buffer] = self._index
+            if working := working_bytes(node):
+                self._working.append(LiveRange(node.name, working, self._index, self._index))
             self._index += 1
         self._buffer.update(buffers)
         return buffers
@@ -96,11 +100,12 @@ class _Timeline:
         for node in kept:
             if isinstance(node, fx.Node):
                 self._last[self._buffer[node]] = self._index
-        return [
+        values = [
             LiveRange(node.name, node_bytes(node), first, self._last[node])
             for node, first in self._first.items()
             if node_bytes(node)
         ]
+        return [*values, *self._working]
 
 
 def _in_flight(node: fx.Node, buffers: dict[fx.Node, fx.Node]) -> list[fx.Node]:

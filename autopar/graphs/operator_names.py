@@ -15,8 +15,11 @@ from torch import fx
 OperatorKind = Literal["matmul", "attention", "memory"]
 """Which rate bounds an operator."""
 
+FLOAT8_PRODUCTS = ("mm_fp8_rowwise", "mm_fp8_tensorwise")
+"""Products that round their operands to float8 first (`ops/float8.py`)."""
 PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "expert_linear", "expert_outer",
-            "sorted_expert_linear", "sorted_expert_outer")  # fmt: skip
+            "sorted_expert_linear", "sorted_expert_outer",
+            *FLOAT8_PRODUCTS)  # fmt: skip
 
 LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "masked_embedding", "masked_gather",
            "rows_at")  # fmt: skip

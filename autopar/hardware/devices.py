@@ -195,6 +195,11 @@ def _link_presets() -> dict[str, _LinkPreset]:
     return msgspec.json.decode((HARDWARE_DIRECTORY / "links.json").read_bytes(), type=dict[str, _LinkPreset])
 
 
+def has_units(device: Device, dtype: str) -> bool:
+    """Whether a device multiplies in a dtype: a GPU has a rate for it, a CPU computes it somehow."""
+    return device.kind == "cpu" or dtype in device.flops_per_second
+
+
 def preset_names() -> list[str]:
     """Every device and node type that `Cluster.parse` knows, without their aliases."""
     return [*_device_presets(), *_node_presets()]

@@ -19,13 +19,12 @@ def local_mean(block: Tensor, dims: Sequence[int], keepdim: bool, count: int, dt
 
 def centred_squares(x: Tensor, total: Tensor, count: int) -> Tensor:
     """(C,): sum over a block of (x - global mean) squared; `total` (C,) is the global sum."""
-    difference = _wide(x) - per_channel(total / count, x)
-    return (difference * difference).sum([dim for dim in range(x.dim()) if dim != 1])
+    return (x - per_channel(total / count, x)).square_().sum([dim for dim in range(x.dim()) if dim != 1])
 
 
 def channel_sums(x: Tensor) -> Tensor:
     """(C,): sum of x over all dims but 1, in fp32 (fp64 for fp64)."""
-    return _wide(x).sum([dim for dim in range(x.dim()) if dim != 1])
+    return x.sum([dim for dim in range(x.dim()) if dim != 1], dtype=_wide_dtype(x))
 
 
 def per_channel(statistic: Tensor, like: Tensor) -> Tensor:
@@ -48,11 +47,11 @@ def normalise_batch(
     """(out, mean, invstd[, new running mean, new running variance]) from the global sum and centred squares."""
     mean, variance = total / count, squares / count
     invstd = torch.rsqrt(variance + eps)
-    out = (_wide(x) - per_channel(mean, x)) * per_channel(invstd, x)
+    out = _normalised(x, mean, invstd)
     if weight is not None:
-        out = out * per_channel(weight, x)
+        out.mul_(per_channel(weight, x))
     if bias is not None:
-        out = out + per_channel(bias, x)
+        out.add_(per_channel(bias, x))
     results: list[Tensor] = [out.to(x.dtype), mean, invstd]
     if running_mean is not None and running_var is not None:
         unbiased = squares / (count - 1)
@@ -65,20 +64,25 @@ def batch_norm_gradient_sums(grad: Tensor, x: Tensor, mean: Tensor, invstd: Tens
     """(2, C): sums over a block of grad and of grad * normalised x; their global sums are the gradients of bias and
     weight."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
-    normalised = (_wide(x) - per_channel(mean, x)) * per_channel(invstd, x)
-    return torch.stack([_wide(grad).sum(dims), (_wide(grad) * normalised).sum(dims)])
+    products = _normalised(x, mean, invstd).mul_(grad)
+    return torch.stack([grad.sum(dims, dtype=_wide_dtype(grad)), products.sum(dims)])
 
 
 def batch_norm_gradients(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, sums: Tensor, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(gradient of a block of x, of weight, of bias) from the global sums of `batch_norm_gradient_sums`."""
-    normalised = (_wide(x) - per_channel(mean, x)) * per_channel(invstd, x)
-    centred = _wide(grad) - per_channel(sums[0] / count, x) - normalised * per_channel(sums[1] / count, x)
+    centred = grad - per_channel(sums[0] / count, x)
+    centred -= _normalised(x, mean, invstd).mul_(per_channel(sums[1] / count, x))
     scale = invstd if weight is None else invstd * weight
     kind = grad.dtype if weight is None else weight.dtype
-    return (centred * per_channel(scale, x)).to(x.dtype), sums[1].to(kind), sums[0].to(kind)
+    return centred.mul_(per_channel(scale, x)).to(x.dtype), sums[1].to(kind), sums[0].to(kind)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+def _normalised(x: Tensor, mean: Tensor, invstd: Tensor) -> Tensor:
+    """A value of its own, as wide as the statistics."""
+    return (x - per_channel(mean, x)).mul_(per_channel(invstd, x))
+
+
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

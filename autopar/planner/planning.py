@@ -16,7 +16,7 @@ from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.mixed_devices import plan_mixed
 from autopar.planner.pipelines.plan_pipeline import plan_pipeline
-from autopar.planner.problem.constraint_targets import meshes_with_axes, recompute_of
+from autopar.planner.problem.constraint_targets import implementations_of, meshes_with_axes, recompute_of
 from autopar.planner.problem.optimizer_states import resolve_optimizer
 from autopar.planner.problem.program_cache import ProgramCache
 from autopar.planner.search.best_plan import Asked, best_plan
@@ -41,6 +41,7 @@ def make_plan(
     began = time.process_time()
     query = Query.of(program, request, recapture=recapture, kept=kept)
     recompute_of(program, query.constraints)
+    implementations_of(program, query.constraints)
     question = _question(request, query)
     stages_asked = pipeline_request(request.cluster, request.mesh, request.dims, request.schedule)
     with interruptible(query.deadline):

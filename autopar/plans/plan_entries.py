@@ -14,13 +14,24 @@ from dataclasses import fields
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout
+from autopar.nearest_name import did_you_mean
 from autopar.plans.logical_shards import is_power_of_two
-from autopar.plans.plan_value import PIPELINE_AXIS, OperatorPlan, ParameterPlan, PipelinePlan, PlanValue, RankGroup
+from autopar.plans.plan_value import (
+    DEFAULT_IMPLEMENTATION,
+    PIPELINE_AXIS,
+    OperatorPlan,
+    ParameterPlan,
+    PipelinePlan,
+    PlanValue,
+    RankGroup,
+)
 
 COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """Kinds that `bucket_bytes` and `product_chunks` speak of."""
 KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "cross_entropy", "pack")
 """Kinds of kernels of ours that a plan may name (`passes/kernels/use_kernels.py`)."""
+IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise")
+"""Names of the ways in which operators run (`rules/alternatives.py`)."""
 PARTIAL_SUMS = "partial"
 """What an axis of an operator says that adds nothing up and hands partial sums on."""
 
@@ -162,6 +173,9 @@ def _operator_problems(where: str, name: str, operator: OperatorPlan, mesh: Mesh
             yield from _axes_missing(f"{where}.{field}[{index}]", copy or operator.outputs[index], mesh)
     if operator.recompute and name.endswith("/bwd"):
         yield f"{where}.recompute is true; only operators of forward can be computed again in backward"
+    if operator.implementation not in IMPLEMENTATIONS:
+        near = did_you_mean(operator.implementation, IMPLEMENTATIONS)
+        yield f"{where}.implementation is {operator.implementation!r}; there are {', '.join(IMPLEMENTATIONS)}{near}"
     for axis, choice in enumerate(operator.axes):
         yield from _choice_problems(where, operator, mesh, axis, choice)
 

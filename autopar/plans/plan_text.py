@@ -16,7 +16,7 @@ from autopar.errors import ConfigurationError
 from autopar.layouts.moves import Way
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
 from autopar.layouts.redistribution import RedistributionStep, steps_on
-from autopar.plans.plan_value import OperatorPlan, ParameterPlan, PlanValue
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, OperatorPlan, ParameterPlan, PlanValue
 
 ROUNDING = 1e-9
 """A relative gap below this is rounding of the sums: the plan is optimal at its prices."""
@@ -178,8 +178,13 @@ def _explain_parameter(parameter: ParameterPlan, mesh: Mesh) -> list[str]:
 
 
 def axes_at_work(operator: OperatorPlan, mesh: Mesh) -> str:
-    """What every axis of the mesh splits of an operator, see `axes_in_words`."""
-    return axes_in_words(operator.axes, operator.outputs, mesh)
+    """What every axis of the mesh splits of an operator, see `axes_in_words`, and as what it runs."""
+    return in_words(axes_in_words(operator.axes, operator.outputs, mesh), operator.implementation)
+
+
+def in_words(axes: str, implementation: str) -> str:
+    """What the axes do, and as what the operator runs where that is not as it was captured."""
+    return axes if implementation == DEFAULT_IMPLEMENTATION else f"{axes}; runs as {implementation}"
 
 
 def axes_in_words(axes: Sequence[str | None], outputs: Sequence[Layout | None], mesh: Mesh) -> str:

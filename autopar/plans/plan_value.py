@@ -19,6 +19,8 @@ from autopar.schedules.check import check_schedule
 from autopar.schedules.list_scheduler import TIMED_FAMILIES, build_schedule
 
 AnyPlan = TypeVar("AnyPlan", bound="PlanValue")
+DEFAULT_IMPLEMENTATION = "default"
+"""The operator as it was captured."""
 PIPELINE_AXIS = "pp"
 """The first axis of the mesh of a plan with stages; layouts do not count it."""
 
@@ -42,7 +44,8 @@ class OperatorPlan:
     """One operator: the name that each mesh axis splits (None: replicated, "partial": operands pass as Partial), the
     layouts of its tensor operands and outputs. `shared_forward` and `shared_backward` (one entry per output, None: no
     shared copy) are the layouts to which an output is redistributed once, for all its consumers of that phase.
-    `recompute`: its outputs are computed again in backward instead of being saved."""
+    `recompute`: its outputs are computed again in backward instead of being saved. `implementation`: the operator
+    alternative by which it runs (`rules/alternatives.py`), "default" as it was captured."""
 
     axes: tuple[str | None, ...]
     inputs: tuple[Layout, ...]
@@ -50,6 +53,7 @@ class OperatorPlan:
     shared_forward: tuple[Layout | None, ...] = ()
     shared_backward: tuple[Layout | None, ...] = ()
     recompute: bool = False
+    implementation: str = DEFAULT_IMPLEMENTATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +269,12 @@ class PlanValue:
     def recomputed(self) -> frozenset[str]:
         """Names of the operators whose outputs backward computes again."""
         return frozenset(name for name, operator in self.operators.items() if operator.recompute)
+
+    @property
+    def implementations(self) -> frozenset[str]:
+        """Names of the operator alternatives by which some operators run."""
+        names = {operator.implementation for operator in self.operators.values()}
+        return frozenset(names - {DEFAULT_IMPLEMENTATION})
 
     def on_group(self: AnyPlan, group: int) -> AnyPlan:
         """What the ranks of one group go by: its own mesh without "pp", and its own layouts."""

@@ -25,7 +25,7 @@ from autopar.request.equal_bits import check_equal_bits
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
 from autopar.request.pipeline_request import Dims, check_stages, pipeline_request, without_stages
-from autopar.request.precision_name import check_precision, check_reduce_dtype
+from autopar.request.precision_name import check_precision, check_reduce_dtype, check_units
 from autopar.request.search_mode import Mode, check_search
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Request:
         check_arguments(**{each.name: getattr(self, each.name) for each in fields(self) if each.name in ARGUMENT_TYPES})
         check_search(self.mode, self.time_limit)
         check_precision(self.precision)
+        check_units(self.precision, self.cluster.device)
         check_reduce_dtype(self.reduce_dtype)
         parse_constraints(self.constraints, self.parameter_layouts)
         budget(self.memory_limit, self.cluster)

@@ -2,6 +2,7 @@
 
     {"layers.*.mlp.*": {"tp": Shard(1)}, "lm_head": Replicate()}      by parameter, module or operator
     {"layers.0": {"recompute": "full"}}
+    {"lm_head": {"implementation": "default"}}                        its operators run as they were captured
 
 Which tensors of a program a pattern means, `planner/problem/constraint_targets.py` says. A constraint only removes
 choices, takes the place of what the name of an axis asks there (`axis_presets.py`), and never lets go.
@@ -17,6 +18,7 @@ from typing import Literal, TypeAlias, get_args
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Placement, Shard, parse_placement
 from autopar.nearest_name import did_you_mean
+from autopar.plans.plan_entries import IMPLEMENTATIONS
 from autopar.plans.plan_value import ParameterPlan
 
 NO_REPLICATED_COMPUTE = "no_replicated_compute"
@@ -27,6 +29,11 @@ _FROM_THE_END = re.compile(r"S\(-(\d+)\)")
 RECOMPUTE = "recompute"
 """The key beside the axes that says what backward computes again."""
 
+IMPLEMENTATION = "implementation"
+"""The key beside the axes that says by which operator alternative operators run."""
+
+_BESIDE_AXES = (RECOMPUTE, IMPLEMENTATION)
+
 Recompute: TypeAlias = Literal["none", "selective", "full"]
 PlacementRules = Mapping[str, Mapping[str, Placement]]  # pattern -> axis name or EVERY_AXIS -> placement
 
@@ -34,11 +41,13 @@ PlacementRules = Mapping[str, Mapping[str, Placement]]  # pattern -> axis name o
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
     """What the search may not choose. `placements`: pattern -> axis -> placement;
-    `recompute`: pattern of modules or operators -> what backward computes again; `pinned`: whole
+    `recompute`: pattern of modules or operators -> what backward computes again; `implementations`: pattern of modules
+    or operators -> the operator alternative by which those that have it run; `pinned`: whole
     decisions for parameters; `no_replicated_compute`: heavy operators may not be replicated on any axis."""
 
     placements: PlacementRules = field(default_factory=dict)
     recompute: Mapping[str, Recompute] = field(default_factory=dict)
+    implementations: Mapping[str, str] = field(default_factory=dict)
     pinned: Mapping[str, ParameterPlan] = field(default_factory=dict)
     no_replicated_compute: bool = False
 
@@ -46,9 +55,9 @@ class Constraints:
 def parse_constraints(constraints: object, pinned: Mapping[str, ParameterPlan] | None = None) -> Constraints:
     """The `constraints=` argument: None, "no_replicated_compute", or a dictionary.
 
-    {pattern: {axis: placement, "recompute": "full"}, pattern: placement (on every axis), "no_replicated_compute":
-    True}; a placement is an object or its text, and S(-1) is the last dim. Raises ConfigurationError naming what
-    cannot be meant.
+    {pattern: {axis: placement, "recompute": "full", "implementation": "default"}, pattern: placement (on every axis),
+    "no_replicated_compute": True}; a placement is an object or its text, and S(-1) is the last dim. Raises
+    ConfigurationError naming what cannot be meant.
     """
     if constraints is None:
         return Constraints(pinned=pinned or {})
@@ -64,11 +73,17 @@ def parse_constraints(constraints: object, pinned: Mapping[str, ParameterPlan] |
         for pattern, value in given.items()
         if isinstance(value, Mapping) and RECOMPUTE in value
     }
+    implementations = {
+        pattern: _implementation(value[IMPLEMENTATION], pattern)
+        for pattern, value in given.items()
+        if isinstance(value, Mapping) and IMPLEMENTATION in value
+    }
     rules = {pattern: _by_axis(pattern, value) for pattern, value in given.items()}
     spread = bool(constraints.get(NO_REPLICATED_COMPUTE, False))
     return Constraints(
         placements={pattern: by_axis for pattern, by_axis in rules.items() if by_axis},
         recompute=recompute,
+        implementations=implementations,
         no_replicated_compute=spread,
         pinned=pinned or {},
     )
@@ -84,6 +99,15 @@ def check_recompute(value: object, where: str) -> Recompute:
     raise ConfigurationError(f"{where}: recompute={value!r}; write one of {', '.join(known)}{near}")
 
 
+def _implementation(value: object, pattern: str) -> str:
+    if value in IMPLEMENTATIONS:
+        return str(value)
+    near = did_you_mean(value, IMPLEMENTATIONS)
+    raise ConfigurationError(
+        f"constraint {pattern!r}: implementation={value!r}; write one of {', '.join(IMPLEMENTATIONS)}{near}"
+    )
+
+
 def _pattern(pattern: object) -> str:
     if not isinstance(pattern, str):
         raise ConfigurationError(f"constraint {pattern!r}: a pattern is a text, such as 'layers.*.weight'")
@@ -95,7 +119,7 @@ def _by_axis(pattern: str, value: object) -> dict[str, Placement]:
         return {EVERY_AXIS: _placement(pattern, value)}
     if not value:
         raise ConfigurationError(f"constraint {pattern!r} is empty; write an axis and a placement: {{'tp': 'S(0)'}}")
-    return {str(axis): _placement(pattern, placement) for axis, placement in value.items() if axis != RECOMPUTE}
+    return {str(axis): _placement(pattern, placement) for axis, placement in value.items() if axis not in _BESIDE_AXES}
 
 
 def _placement(pattern: str, value: object) -> Placement:

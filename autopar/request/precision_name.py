@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from autopar.errors import ConfigurationError
+from autopar.hardware.devices import Device, has_units
 from autopar.nearest_name import did_you_mean
 
-PRECISION_NAMES = ("fp32", "bf16", "fp16")
+PRECISION_NAMES = ("fp32", "bf16", "fp16", "fp8")
 REDUCE_NAMES = ("fp32", "bf16")
 """What `reduce_dtype=` may say."""
-NAMES_ELSEWHERE = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16"}
+NAMES_ELSEWHERE = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16",
+                   "float8": "fp8", "float8_e4m3fn": "fp8"}  # fmt: skip
 """torch's names, beside which ours are meant."""
 
 
@@ -19,7 +21,8 @@ def check_precision(precision: str | None) -> None:
     near = _meant(precision, PRECISION_NAMES)
     raise ConfigurationError(
         f'precision={precision!r} is unknown: write "bf16" (products in bf16, fp32 parameters, reductions and '
-        f'loss), "fp16" (the same in fp16, for a GradScaler) or "fp32" (the dtypes of the model){near}'
+        'loss), "fp8" (the same with products in float8 where that is faster), "fp16" (the same in fp16, for a '
+        f'GradScaler) or "fp32" (the dtypes of the model){near}'
     )
 
 
@@ -35,3 +38,12 @@ def check_reduce_dtype(reduce_dtype: str | None) -> None:
 
 def _meant(given: str, names: tuple[str, ...]) -> str:
     return did_you_mean(NAMES_ELSEWHERE.get(str(given).removeprefix("torch."), given), names)
+
+
+def check_units(precision: str | None, device: Device) -> None:
+    """Raise ConfigurationError for fp8 on a GPU that has no units for it."""
+    if precision == "fp8" and not has_units(device, "float8_e4m3fn"):
+        raise ConfigurationError(
+            f'precision="fp8": {device.name} has no float8 units (NVIDIA GPUs have them from Ada and Hopper on); write '
+            '"bf16"'
+        )

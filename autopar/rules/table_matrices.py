@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 _PRODUCTS: Mapping[str, str] = {
     "aten.mm": "m k, k n -> m n ; flops: 2*m*k*n",
+    "autopar.mm_fp8_rowwise": "m k, k n -> m n ; flops: 2*m*k*n",
+    "autopar.mm_fp8_tensorwise": "m k, k n -> m n ; flops: 2*m*k*n",
     "aten.bmm": "b m k, b k n -> b m n ; flops: 2*b*m*k*n",
     "aten.mv": "m k, k -> m ; flops: 2*m*k",
     "aten.dot": "k, k -> ; flops: 2*k",

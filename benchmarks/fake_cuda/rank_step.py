@@ -1,9 +1,9 @@
 """One step of one rank as it is emitted, on fake CUDA tensors and a fake process group.
 
-    run_rank(program, plan, rank=3)      ->  Record: calls, storages, and what the lowered graphs say
+    run_rank(program, plan, torch.optim.AdamW, rank=3)      ->  Record: calls, storages, what the lowered graphs say
 
 The graphs are those that `emit_step` binds, called as the runtime calls them: forward, then backward with what forward
-saved. Outside of autograd, in which fake CUDA tensors abort on a machine without CUDA. Every value of a graph ends
+saved; behind them the optimizer steps, which did so once before. Outside of autograd, in which fake CUDA tensors abort on a machine without CUDA. Every value of a graph ends
 where the emitted code drops it. A plan for inductor runs node by node: kernels that inductor fuses hold less between
 them, and the predicted memory counts nodes too.
 """
@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autopar._compat import LazyGraphModule
@@ -43,13 +44,15 @@ LOWERED = "lowered"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a step did. lowered: the step that ran; parameter_bytes: of this rank."""
+    """What a step did. lowered: the step that ran; resident_bytes: parameters of this rank, and their optimizer's state;
+    step_end: number of the first call of the optimizer."""
 
     lowered: LoweredStep
     calls: Sequence[Call]
     turns: Sequence[Turn]
     storages: Sequence[Storage]
-    parameter_bytes: int
+    resident_bytes: int
+    step_end: int
 
     def place(self, turn: int | None) -> str:
         """The operator of a turn, as the plan names it."""
@@ -59,58 +62,89 @@ class Record:
         return str(node.meta.get("operator", node.name))
 
     def live_bytes(self) -> list[int]:
-        """Bytes of parameters, inputs and values at every call, one more behind the last."""
+        """Bytes of everything at every call, one more behind the last."""
         change = [0] * (len(self.calls) + 2)
         for storage in self.storages:
             change[storage.born] += storage.bytes
             change[len(self.calls) + 1 if storage.ended is None else storage.ended] -= storage.bytes
-        live, found = 0, []
-        for step in change[:-1]:
-            live += step
-            found.append(live)
-        return found
+        return list(accumulate(change[:-1]))
 
     @property
     def step_bytes(self) -> int:
-        """Most bytes at once beside the parameters."""
-        return max(self.live_bytes()) - self.parameter_bytes
+        """Most bytes of forward and backward, beside what is resident."""
+        return max(self.live_bytes()[: self.step_end + 1]) - self.resident_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes at once."""
+        return max(self.live_bytes())
 
 
-def run_rank(program: Program | MicroProgram, plan: Plan, rank: int = 0) -> Record:
-    """Run the step of a rank. program: as of `lowered_step`; plan: for CUDA devices."""
+def run_rank(
+    program: Program | MicroProgram, plan: Plan, optimizer: type[torch.optim.Optimizer], rank: int = 0
+) -> Record:
+    """Run the step of a rank. program: as of `lowered_step`; plan: for CUDA devices; optimizer: of torch, updates all
+    parameters in one call and keeps its counters on the device."""
     eager = replace(plan, kernel_backend="eager")
     lowered = step_to_run(program, eager, rank)
     for graph in graphs_of(lowered):
         for node in graph.nodes:
             node.meta[LOWERED] = node  # copies keep it
-    recorder = Recorder()
     with _world(plan.num_ranks, rank):
         step = emit_step.emit_step(lowered, _groups(eager))
         with fake_cuda():
-            parameters = {value.name: _made(value) for value in step.bound_inputs if value.role == "parameter"}
-            for tensor in parameters.values():
-                recorder.meet(tensor)
-            with _marked(recorder), recorder:
-                held = _run(step, parameters)
-            storages = [replace(storage) for storage in recorder.storages]
-            del held
+            return _recorded(step, lowered, optimizer)
+
+
+def _recorded(step: Step, lowered: LoweredStep, optimizer: type[torch.optim.Optimizer]) -> Record:
+    inputs = [value for value in step.bound_inputs if value.role == "parameter"]
+    parameters = {value.name: nn.Parameter(_made(value), requires_grad=value.dtype.is_floating_point) for value in inputs}
+    trained = [parameters[o.name] for o in step.lowered.outputs if o.role == "gradient" and o.name in parameters]
+    updates = _first_update(optimizer, trained)
+    recorder = Recorder()
+    for tensor in (*parameters.values(), *_tensors_of(updates)):
+        recorder.meet(tensor)
+    resident = sum(storage.bytes for storage in recorder.storages)
+    with _marked(recorder), recorder:
+        results, gradients = _run(step, {name: parameter.detach() for name, parameter in parameters.items()})
+        step_end = len(recorder.calls)
+        for name, gradient in gradients.items():
+            if name in parameters:
+                parameters[name].grad = gradient.to(parameters[name].dtype)
+        if updates is not None:
+            updates.step()
+    storages = [replace(storage) for storage in recorder.storages]
+    del results
     return Record(
         lowered=lowered,
         calls=recorder.calls,
         turns=recorder.turns,
         storages=storages,
-        parameter_bytes=sum(tensor.untyped_storage().nbytes() for tensor in parameters.values()),
+        resident_bytes=resident,
+        step_end=step_end,
     )
 
 
-def graphs_of(lowered: LoweredStep) -> list[fx.Graph]:
-    """All graphs that the rank may run."""
-    found = [module.graph for stage in lowered.stages for module in stage.graphs.values()]
-    return found if lowered.statistics_graph is None else [*found, lowered.statistics_graph.graph]
+def _first_update(optimizer: type[torch.optim.Optimizer], trained: list[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """The optimizer behind a step, so that its state is there; None where nothing is trained."""
+    if not trained:
+        return None
+    options: dict[str, Any] = {"foreach": True, "capturable": True}
+    updates = optimizer(trained, **options)
+    for parameter in trained:
+        parameter.grad = torch.empty_like(parameter)
+    updates.step()
+    updates.zero_grad()
+    return updates
 
 
-def _run(step: Step, parameters: Mapping[str, Tensor]) -> Any:
-    """Forward and backward; returns what the caller of the step holds behind them. parameters: by name."""
+def _tensors_of(updates: torch.optim.Optimizer | None) -> Iterator[Tensor]:
+    for state in {} if updates is None else updates.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _run(step: Step, parameters: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    """Results and gradients by name. parameters: by name."""
 
     def bound(part: int) -> list[Tensor]:
         return [parameters[v.name] if v.role == "parameter" else _made(v) for v in step.bound_inputs]
@@ -123,9 +157,17 @@ def _run(step: Step, parameters: Mapping[str, Tensor]) -> Any:
     results, saved = returned[:count], returned[count:]
     del returned
     if step.backward is None:
-        return results
+        return results, {}
     saved += [_made(value) for value in tangents_of(step.lowered)]
-    return results, step.backward(saved)
+    names = [output.name for output in step.lowered.outputs if output.role == "gradient"]
+    found = zip(names, step.backward(saved), strict=True)
+    return results, {name: gradient for name, gradient in found if gradient is not None}
+
+
+def graphs_of(lowered: LoweredStep) -> list[fx.Graph]:
+    """All graphs that the rank may run."""
+    found = [module.graph for stage in lowered.stages for module in stage.graphs.values()]
+    return found if lowered.statistics_graph is None else [*found, lowered.statistics_graph.graph]
 
 
 def _made(value: Input) -> Tensor:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
+
+from autopar._compat import FakeTensor, FakeTensorMode
 
 _aten = torch.ops.aten
 
@@ -44,6 +45,12 @@ def _item(x: Tensor, index: Any) -> Tensor:
     return _aten.index(x, indices) if any(part is not None for part in indices) else x
 
 
+def _set_item(x: Tensor, index: Any, value: Any) -> None:
+    """x[index] = value, of numbers and slices."""
+    part = _item(x, index)
+    (_aten.copy_ if isinstance(value, Tensor) else _aten.fill_)(part, value)
+
+
 _FORMULAS = ("mish_backward", "silu_backward", "native_channel_shuffle")
 """Kernels of CUDA that a build without it replaces by formulas: other operators would be seen in their place."""
 
@@ -61,23 +68,17 @@ def _without_formulas() -> Any:
     return library
 
 
-_BY_OPERATOR: Mapping[Any, Callable[..., Any]] = {
-    Tensor.contiguous: _aten.contiguous,
-    Tensor.__invert__: _aten.bitwise_not,
-    Tensor.__getitem__: _item,
+_METHODS: Mapping[str, Callable[..., Any]] = {
+    "contiguous": lambda x, memory_format=torch.contiguous_format: _aten.contiguous(x, memory_format=memory_format),
+    "__invert__": lambda x: _aten.bitwise_not(x),
+    "__getitem__": _item,
+    "__setitem__": _set_item,
 }
-
-
-class ByOperator(TorchFunctionMode):
-    """Methods whose bindings start CUDA go to their operators; not active inside of what it calls."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _BY_OPERATOR.get(func, func)(*args, **(kwargs or {}))
 
 
 @contextmanager
 def fake_cuda() -> Iterator[None]:
     """While active, tensors are made fake, on whatever device they are asked for, and no gradients are recorded."""
     _without_formulas()
-    with FakeTensorMode(), torch.no_grad(), ByOperator():
+    with FakeTensorMode(), torch.no_grad(), mock.patch.multiple(FakeTensor, **_METHODS, create=True):
         yield

@@ -11,6 +11,7 @@ from torch import fx
 
 from autopar.layouts.placement import Mesh, local_runs, local_shape, local_start
 from autopar.plans.plan_value import OperatorPlan
+from autopar.rules.alternatives import target_as
 from autopar.rules.call import argument_slot
 
 _c10d = torch.ops._c10d_functional
@@ -79,9 +80,8 @@ class LocalContext:
         return self.graph.call_function(target, args, kwargs)
 
     def call_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        """Append a call of the operator itself."""
-        target: Any = self.node.target
-        return self.graph.call_function(target, args, kwargs)
+        """Append a call of the operator, by the alternative that the plan names."""
+        return self.graph.call_function(target_as(self.node, self.plan.implementation), args, kwargs)
 
     def describe(self, node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype) -> fx.Node:
         """Write the meta of an intermediate node of local `shape`."""

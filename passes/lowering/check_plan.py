@@ -21,9 +21,11 @@ from autopar.errors import PlanMismatchError
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout, is_legal
 from autopar.layouts.views import cut_positions
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_value import OperatorPlan
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, OperatorPlan
 from autopar.program import Program
-from autopar.rules.engine import rule_for, tensor_operands
+from autopar.rules.alternatives import alternatives_of, rule_as
+from autopar.rules.call import call_of
+from autopar.rules.engine import tensor_operands
 from autopar.rules.rule import Rule, Tensor
 
 
@@ -62,8 +64,19 @@ def operator_plan(plan: Plan, node: fx.Node) -> OperatorPlan:
                     f"{name}: {kind} {index} of shape {list(shape)} cannot lie as {format_layout(layout)} on mesh "
                     f"{plan.mesh.shape}; edit the plan or plan again"
                 )
-    _check_rule(name, rule_for(node), entry, shapes, outputs, plan.mesh)
+    _check_rule(name, _rule(name, node, entry), entry, shapes, outputs, plan.mesh)
     return entry
+
+
+def _rule(name: str, node: fx.Node, entry: OperatorPlan) -> Rule | None:
+    """The rule by which an operator runs. Raises PlanMismatchError for an implementation that it does not have."""
+    try:
+        return rule_as(node, entry.implementation)
+    except KeyError:
+        known = (DEFAULT_IMPLEMENTATION, *(way.name for way in alternatives_of(node)))
+        raise PlanMismatchError(
+            f"{name}: {call_of(node).text} does not run as {entry.implementation!r}; it runs as {' or '.join(known)}"
+        ) from None
 
 
 def output_shapes(node: fx.Node) -> list[tuple[int, ...] | None]:

@@ -19,7 +19,7 @@ from torch import fx
 
 from autopar.passes.implementations import IMPLEMENTATIONS, REWRITES
 from autopar.passes.implementations.local_context import LocalContext
-from autopar.rules.engine import rule_for
+from autopar.rules.alternatives import rule_as, target_as
 
 contiguous = torch.ops.aten.contiguous.default
 
@@ -49,7 +49,7 @@ def emit_local_call(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
     implementation = _needed_implementation(context)
     if implementation is not None:
         return IMPLEMENTATIONS[implementation](context, args, kwargs)
-    rewrite = REWRITES.get(str(context.node.target))
+    rewrite = REWRITES.get(str(target_as(context.node, context.plan.implementation)))
     if rewrite is not None:
         return rewrite(context, args, kwargs)
     return context.call_operator(args, kwargs)
@@ -58,7 +58,7 @@ def emit_local_call(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
 def _needed_implementation(context: LocalContext) -> str | None:
     """The implementation that the split names ask for."""
     split = [name for name in context.plan.axes if name is not None]
-    rule = rule_for(context.node) if split else None
+    rule = rule_as(context.node, context.plan.implementation) if split else None
     if rule is None:
         return None
     needed = {rule.implementations[name] for name in split if name in rule.implementations}

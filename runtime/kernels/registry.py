@@ -21,12 +21,14 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from autopar.ops import cross_entropy, gated, norms, packing
+from autopar.ops import cross_entropy, float8, gated, norms, packing
 from autopar.ops.dropout_operator import dropout_rows, dropout_rows_reference
 
 log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., Any]
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LEAST_FLOAT8 = (8, 9)
+"""Compute capability from which on a device rounds to float8."""
 LARGEST_INDEX = 2**31
 """Copies count their elements in 32 bits."""
 
@@ -138,6 +140,12 @@ def _refuse_gated(*arguments: Any) -> str | None:
     return _refuse_dtype(*arguments) if activation in gated.ACTIVATIONS else f"no activation {activation!r}"
 
 
+def _refuse_rounding(x: Tensor) -> str | None:
+    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < LEAST_FLOAT8:
+        return f"the device has no float8 (sm_{LEAST_FLOAT8[0]}{LEAST_FLOAT8[1]} and newer have)"
+    return _refuse_dtype(x)
+
+
 def _refuse_copy(x: Tensor, *sizes: int) -> str | None:
     if x.numel() * 2 >= LARGEST_INDEX:  # padding at most doubles a tensor
         return f"{x.numel()} elements are counted in more than 32 bits"
@@ -165,6 +173,8 @@ KERNELS = _table(
         "cross_entropy",
         _refuse_dtype,
     ),
+    (float8.quantised_rows, float8.quantised_rows_reference, "float8", _refuse_rounding),
+    (float8.quantised_tensor, float8.quantised_tensor_reference, "float8", _refuse_rounding),
     (packing.pack, packing.pack_reference, "packing", _refuse_copy),
     (packing.unpack, packing.unpack_reference, "packing", _refuse_copy),
 )

@@ -154,8 +154,8 @@ def test_precision_is_part_of_the_fingerprint(program: Program) -> None:
 
 
 def test_unknown_precisions_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"fp8.*unknown"):
-        capture(gpt(), tokens(), precision="fp8")
+    with pytest.raises(ConfigurationError, match=r"fp4.*unknown"):
+        capture(gpt(), tokens(), precision="fp4")
 
 
 def test_sharded_parameters_are_cast_before_they_are_gathered(program: Program) -> None:

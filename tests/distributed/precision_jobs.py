@@ -34,13 +34,22 @@ def captured(**_: Any) -> bool:
     return capture_once("gpt", GPT(CONFIG), gpt_batch(0), precision="bf16")
 
 
+def named(products: str) -> dict[str, dict[str, str]] | None:
+    """The constraint that makes all products run so."""
+    return None if products == "default" else {"*": {"implementation": products}}
+
+
 @prepared_by(captured)
-def train_gpt(dims: dict[str, int] | None, steps: int = 3) -> dict[str, Any]:
-    """Losses in bf16 and by the fp32 model, gradients of the first step, and the dtypes that training meets."""
+def train_gpt(dims: dict[str, int] | None, steps: int = 3, products: str = "default") -> dict[str, Any]:
+    """Losses in bf16 and by the fp32 model, gradients of the first step, and the dtypes that training meets. products:
+    the implementation of all products."""
     torch.manual_seed(0)
     model = GPT(CONFIG)
     reference = copy.deepcopy(model)
-    module = compile_once("gpt", model, gpt_batch(0), dims=dims, precision="bf16", optimizer=torch.optim.AdamW)
+    module = compile_once(
+        "gpt", model, gpt_batch(0), dims=dims, precision="bf16", optimizer=torch.optim.AdamW,
+        constraints=named(products),
+    )  # fmt: skip
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (module, reference)]
     losses, plain_losses = [], []
     gradients: dict[str, torch.Tensor] = {}
@@ -64,13 +73,15 @@ def train_gpt(dims: dict[str, int] | None, steps: int = 3) -> dict[str, Any]:
         "plain_gradients": plain_gradients,
         "dtypes": {loss.dtype, *(p.dtype for p in module.parameters()), *(s.dtype for s in states)},
         "question": module.plan.question["precision"],
+        "implementations": module.plan.implementations,
     }
 
 
 @prepared_by(captured_in_bf16)
-def verified(dims: dict[str, int]) -> float:
+def verified(dims: dict[str, int], products: str = "default") -> float:
     """Worst gradient error that verify reports of a model with tied, frozen and 0-dim parameters and a buffer."""
-    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16", verify=True)
+    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16", verify=True,
+                          constraints=named(products))  # fmt: skip
     result = autopar.verify(module, tokens(1))
     return result.gradients[result.worst]
 
@@ -94,9 +105,10 @@ def precision_of_a_given_plan() -> list[str | None]:
 
 
 @prepared_by(captured_in_bf16)
-def spoiled_reduction(dims: dict[str, int]) -> str:
+def spoiled_reduction(dims: dict[str, int], products: str = "default") -> str:
     """What verify says of a bf16 module whose gradients miss their reduction; "" where it notices nothing."""
-    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16")
+    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16",
+                          constraints=named(products))  # fmt: skip
     step, _ = module.step_for((), tokens(0))
     assert isinstance(step.backward, NamedGraph)
     backward = step.backward.graph_module

@@ -1,4 +1,4 @@
-"""bf16 compute on four processes: close to one process under the same casts, and to fp32; parameters stay fp32."""
+"""bf16 and float8 on four processes: close to one process under the same casts, and to fp32; parameters stay fp32."""
 
 from __future__ import annotations
 
@@ -68,3 +68,21 @@ def test_gradients_held_by_no_sync_are_summed(pool: Pool) -> None:
 def test_a_given_plan_brings_its_precision(pool: Pool) -> None:
     for found in pool.run(f"{JOBS}:precision_of_a_given_plan"):
         assert found == ["bf16", "bf16"]
+
+
+@pytest.mark.exhaustive(sample="{'tp': 4}")
+@pytest.mark.parametrize("dims", PLANS, ids=str)
+def test_products_in_float8_follow_one_process(pool: Pool, dims: dict[str, int]) -> None:
+    alone = pool.run(f"{JOBS}:train_gpt", world_size=1, dims=None, products="fp8_rowwise")[0]
+    for result in pool.run(f"{JOBS}:train_gpt", dims=dims, products="fp8_rowwise"):
+        assert result["implementations"] == {"fp8_rowwise"}
+        assert result["losses"] == pytest.approx(alone["losses"], rel=1e-2)
+        assert result["losses"] == pytest.approx(result["plain_losses"], rel=2e-2)
+        assert distance(result["gradients"], alone["gradients"]) <= 0.08
+        assert 1e-2 < distance(result["gradients"], result["plain_gradients"]) <= 0.15, "rounded to float8"
+
+
+def test_verify_judges_float8_by_the_same_rounding(pool: Pool) -> None:
+    assert max(pool.run(f"{JOBS}:verified", dims={"tp": 4}, products="fp8_rowwise")) <= 0.125
+    spoiled = pool.run(f"{JOBS}:spoiled_reduction", dims={"dp_replicate": 4}, products="fp8_rowwise")
+    assert all("gradient" in text for text in spoiled)

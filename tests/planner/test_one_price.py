@@ -30,6 +30,7 @@ from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.planner.problem.search_limits import SEARCH
 from autopar.program import Program
 from autopar.request.constraints import Constraints
+from autopar.rules.alternatives import alternatives_offered
 from tests.passes.lowered_programs import lower
 
 CLUSTER = Cluster.parse("8 H100-SXM")
@@ -49,7 +50,7 @@ def program() -> Program:
     return capture(model, (), {"input_ids": tokens, "labels": tokens}, precision="bf16")
 
 
-def planned(program: Program, mesh: Mesh, backend: str) -> Candidate:
+def planned(program: Program, mesh: Mesh, backend: str, offered: frozenset[str] = frozenset()) -> Candidate:
     query = Query(
         program=program,
         cluster=CLUSTER,
@@ -59,6 +60,7 @@ def planned(program: Program, mesh: Mesh, backend: str) -> Candidate:
         kernel_backend=backend,
         factorisation=Factorisation(program),
         search=SEARCH["fast"],
+        offered=offered,
     )
     return plan_on_mesh(query, mesh)
 
@@ -107,7 +109,10 @@ def lowered_kernels(program: Program, candidate: Candidate, backend: str) -> Ker
 @pytest.mark.parametrize("backend", ["inductor", "eager"])
 @pytest.mark.parametrize("mesh", [Mesh(("dp_replicate",), (8,)), Mesh(("outer", "inner"), (2, 4))])
 def test_a_plan_and_its_lowered_program_have_one_price(program: Program, mesh: Mesh, backend: str) -> None:
-    candidate = planned(program, mesh, backend)
+    compare(program, planned(program, mesh, backend), backend)
+
+
+def compare(program: Program, candidate: Candidate, backend: str) -> None:
     ours, road = planner_kernels(program, candidate, backend), lowered_kernels(program, candidate, backend)
     both = ours.keys() & road.keys()
     for names in both:
@@ -124,3 +129,9 @@ def test_members_of_a_fused_kernel_add_up_to_it_only_if_they_share_its_cache(
     monkeypatch.setattr("autopar.planner.problem.equivalence.kernel_shares", lambda groups, traffic: {})
     with pytest.raises(AssertionError):
         test_a_plan_and_its_lowered_program_have_one_price(program, Mesh(("dp_replicate",), (8,)), "inductor")
+
+
+def test_operator_alternatives_have_one_price_too(program: Program) -> None:
+    candidate = planned(program, Mesh(("outer", "inner"), (2, 4)), "inductor", alternatives_offered("fp8"))
+    assert candidate.plan.implementations == {"fp8_rowwise"}
+    compare(program, candidate, "inductor")

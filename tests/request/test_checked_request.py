@@ -22,7 +22,7 @@ MIXED = Cluster.parse("1x8 H100-SXM + 1x8 A100-80")
     [
         ({"mode": "slow"}, "mode='slow': write one of fast, default, max"),
         ({"time_limit": 0.0}, r"time_limit=0\.0: write seconds"),
-        ({"precision": "fp8"}, "precision='fp8'"),
+        ({"precision": "fp4"}, "precision='fp4'"),
         ({"precision": "bfloat16"}, 'did you mean "bf16"'),
         ({"mode": "defualt"}, 'did you mean "default"'),
         ({"recompute": "fulll"}, 'did you mean "full"'),

@@ -35,7 +35,17 @@ def _qr(s: int) -> tuple[Any, ...]:
     return tuple(aten.geqrf.default(x(s, 4, 3)))
 
 
+def exact_in_float8(*shape: int) -> Tensor:
+    """1.75 times powers of two: every block has a scale that is a power of two, and rounding to float8 changes
+    nothing, so products of any blocks are exact."""
+    sign = torch.where(torch.rand(shape) < 0.5, -1.0, 1.0)
+    return 1.75 * sign * 2.0 ** -torch.randint(4, shape).float()
+
+
 PRODUCTS = [
+    case(torch.ops.autopar.mm_fp8_rowwise.default, lambda s: (exact_in_float8(s, 12), exact_in_float8(12, s))),
+    case(torch.ops.autopar.mm_fp8_rowwise.default, lambda s: (exact_in_float8(8, s), exact_in_float8(s, 24)), "inner"),
+    case(torch.ops.autopar.mm_fp8_tensorwise.default, lambda s: (exact_in_float8(s, 12), exact_in_float8(12, s))),
     case(aten._cdist_forward.default, lambda s: (x(s, 4, 3), x(s, 5, 3), 2.0, None)),
     case(aten._cdist_forward.default, lambda s: (x(4, 3), x(s, 3), 1.0, None), "columns"),
     case(aten._cdist_backward.default, lambda s: _distances(s)),

@@ -199,6 +199,7 @@ class _Labels:
                 inputs=tuple(self._layouts(layouts, times) for layouts in strategies.inputs),
                 outputs=tuple(None if one is None else self._layouts(one, times) for one in strategies.outputs),
                 fraction=np.tile(strategies.fraction, times),
+                implementations=strategies.implementations * times,
             )
             self._keep(key, strategies, tiled)
         found = self._known[key]

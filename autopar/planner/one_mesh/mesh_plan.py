@@ -36,6 +36,7 @@ from autopar.planner.one_mesh.predict import choose_issue, dispatch_seconds
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import (
     flops_of_pass,
+    implementation_statistics,
     prices_hash,
     read_data,
     read_operators,
@@ -120,6 +121,7 @@ def _build(query: Query, mesh: Mesh) -> Built:
         dict(query.state_bytes),
         query.kernel_backend,
         query.factorisation,
+        query.offered,
     )
     return built if query.micro is None else in_micro_batches(built, query.micro.count, prices)
 
@@ -266,10 +268,11 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
     """What a solution says, without a prediction."""
     inputs, buffers, outputs = read_data(query.program, built, solution.assignment, mesh)
     problem, flops = built.problem, flops_of_pass(built)
+    operators = read_operators(built, solution.assignment, mesh)
     return Plan(
         mesh=mesh,
         parameters=read_parameters(built, solution.assignment),
-        operators=read_operators(built, solution.assignment, mesh),
+        operators=operators,
         inputs=inputs,
         buffers=buffers,
         outputs=outputs,
@@ -306,6 +309,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
             "dtype_of_flops": next(iter(flops), "float32"),
             "replicated_flops_share": replicated_flops_share(built, solution.assignment, mesh),
             "certificate": solution.certificate.kind,
+            **implementation_statistics(operators),
             **recomputation_statistics(built, solution.assignment, lifetimes),
         },
     )

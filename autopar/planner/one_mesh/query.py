@@ -32,6 +32,7 @@ from autopar.request import Request
 from autopar.request.constraints import Constraints, Recompute, parse_constraints
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import BATCH_AXES
+from autopar.rules.alternatives import alternatives_offered
 
 NO_DEADLINE = Deadline(at=None)
 
@@ -50,6 +51,8 @@ class Query:
     search: Search
     bound_constraints: tuple[BoundConstraint, ...] = ()
     recompute: Recompute | None = None
+    offered: frozenset[str] = frozenset()
+    """Names of the operator alternatives that the search may choose wherever they are possible."""
     micro: MicroProgram | None = None
     micro_batches: int | None = None
     """In how many parts the user wants the batch; None: as memory asks."""
@@ -89,6 +92,7 @@ class Query:
             deadline=Deadline.after(request.time_limit),
             warm_start=Plan.load(older) if isinstance(older, str | Path) else older,
             recompute=request.recompute,
+            offered=alternatives_offered(request.precision),
             micro_batches=request.micro_batches if shards is None else shards.count // cluster.num_devices,
             deterministic=request.deterministic if shards or not num_shards(request.deterministic) else True,
             shards=shards,

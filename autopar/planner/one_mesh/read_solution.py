@@ -7,6 +7,7 @@ choices held), and the share of FLOPs that runs replicated.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -21,8 +22,8 @@ from autopar.planner.memory.recomputation import RECOMPUTED, SAVED, state_of
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import FORBIDDEN, Problem
-from autopar.plans.plan_text import axes_in_words, format_placements, parameter_in_words
-from autopar.plans.plan_value import OperatorPlan, ParameterPlan
+from autopar.plans.plan_text import axes_in_words, format_placements, in_words, parameter_in_words
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, OperatorPlan, ParameterPlan
 from autopar.program import Program
 
 Assignment = NDArray[np.int64]
@@ -73,6 +74,7 @@ def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: i
         shared_forward=forward if any(forward) else (),
         shared_backward=backward if any(backward) else (),
         recompute=state_of(built.variables[index], chosen) == RECOMPUTED,
+        implementation=strategies.implementation(chosen),
     )
 
 
@@ -98,6 +100,14 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
     if outside := [segment for segment in again if segment not in blocks]:
         parts.append(f"outside of blocks {_listed(again, outside)}")
     return {"recomputed": ", ".join(parts)} if parts else {}
+
+
+def implementation_statistics(operators: Mapping[str, OperatorPlan]) -> dict[str, str]:
+    """{"operator alternatives": how many operators run as which}, or nothing where all run as captured."""
+    counts = Counter(operator.implementation for operator in operators.values())
+    del counts[DEFAULT_IMPLEMENTATION]
+    said = ", ".join(f"{count} as {name}" for name, count in sorted(counts.items()))
+    return {"operator alternatives": said} if said else {}
 
 
 def _listed(again: Mapping[int, Sequence[str]], segments: Sequence[int]) -> str:
@@ -200,7 +210,7 @@ def describe(variable: Variable, label: int, mesh: Mesh, *, with_state: bool = T
     if variable.strategies is not None:
         strategies = variable.strategies
         outputs = [None if o is None else o.distinct[o.index[label]] for o in strategies.outputs]
-        axes = axes_in_words(strategies.axes[label], outputs, mesh)
+        axes = in_words(axes_in_words(strategies.axes[label], outputs, mesh), strategies.implementation(label))
         again = with_state and state_of(variable, label) == RECOMPUTED
         return f"{axes}, computed again in backward" if again else axes
     if variable.labels:

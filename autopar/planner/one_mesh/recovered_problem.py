@@ -88,9 +88,10 @@ def expanded(query: Query, plain: Built, lifetimes: Lifetimes) -> Built:
     return expand(plain, lifetimes, query.recompute, recompute_of(query.program, query.constraints))
 
 
-def agreeing(variable: Variable, built: Built, plan: Plan) -> Rows:
-    """The labels of a variable that say what the plan says; none where the plan says something else."""
-    rows = rows_like(variable, built, plan)
+def agreeing(variable: Variable, built: Built, plan: Plan, *, any_implementation: bool = False) -> Rows:
+    """The labels of a variable that say what the plan says, or all of that but by which implementation an operator
+    runs; none where the plan says something else."""
+    rows = rows_like(variable, built, plan, any_implementation=any_implementation)
     if variable.kind == "operator" and variable.availability is not None and variable.name in plan.operators:
         again = variable.availability[rows] == RECOMPUTED
         rows = rows[again == plan.operators[variable.name].recompute]

@@ -217,4 +217,5 @@ def _strategies(strategies: Strategies, rows: Rows) -> Strategies:
             for layouts in strategies.outputs
         ),
         fraction=strategies.fraction[rows],
+        implementations=tuple(strategies.implementations[row] for row in rows) if strategies.implementations else (),
     )

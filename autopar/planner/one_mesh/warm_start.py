@@ -41,7 +41,7 @@ def _rows_or_all(variable: Variable, built: Built, plan: Plan) -> Rows:
     return rows if len(rows) else np.arange(len(variable.costs))
 
 
-def rows_like(variable: Variable, built: Built, plan: Plan) -> Rows:
+def rows_like(variable: Variable, built: Built, plan: Plan, *, any_implementation: bool = False) -> Rows:
     """The labels of a variable that agree with the plan: all of them where the plan does not know it, none where what
     the plan says of it is no choice of this problem."""
     everything = np.arange(len(variable.costs))
@@ -54,7 +54,10 @@ def rows_like(variable: Variable, built: Built, plan: Plan) -> Rows:
         rows = np.flatnonzero(same)
     elif variable.kind == "operator" and variable.name in plan.operators and variable.strategies is not None:
         entry = plan.operators[variable.name]
-        rows = np.flatnonzero([axes == entry.axes for axes in variable.strategies.axes])
+        strategies = variable.strategies
+        rows = np.flatnonzero([axes == entry.axes for axes in strategies.axes])
+        if not any_implementation:
+            rows = rows[[strategies.implementation(row) == entry.implementation for row in rows.tolist()]]
         for layouts, layout in zip(variable.strategies.outputs, entry.outputs, strict=False):
             rows = rows[_lies(layouts, layout)[rows]] if layouts is not None else rows
         for operand, layout in zip(variable.strategies.inputs, entry.inputs, strict=False):

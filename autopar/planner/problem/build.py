@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.layouts.placement import Mesh
-from autopar.planner.problem.constraint_targets import bind_constraints, freed_axes
+from autopar.planner.problem.constraint_targets import bind_constraints, freed_axes, implementations_of
 from autopar.planner.problem.factorisation import Factorisation, Value
 from autopar.planner.problem.label_sets import LabelSet, LabelSets
 from autopar.planner.problem.leaf_layouts import StateBytes
@@ -76,16 +76,19 @@ def build_problem(
     state_bytes: Mapping[str, StateBytes],
     kernel_backend: str,
     factorisation: Factorisation,
+    offered: frozenset[str] = frozenset(),
 ) -> Built:
-    """The problem of a program on a mesh. state_bytes: per parameter name; kernel_backend: "eager" or "inductor".
+    """The problem of a program on a mesh. state_bytes: per parameter name; kernel_backend: "eager" or "inductor";
+    offered: names of the operator alternatives among the labels, beside those that the constraints name.
 
     What the user's constraints speak of is only freed from what the names of the axes ask; `restrict.py` enforces it.
     Raises ConfigurationError for a pattern that matches nothing and a pinned layout that the mesh does not allow.
     """
     skeleton = skeleton_of(program, kernel_backend, factorisation)
     freed = freed_axes(bind_constraints(program, constraints, factorisation), mesh)
-    classes = classify(skeleton, _marks(skeleton, constraints, state_bytes, freed))
-    label_sets = LabelSets(skeleton, classes, mesh, prices, constraints, state_bytes, freed)
+    named = implementations_of(program, constraints)
+    classes = classify(skeleton, _marks(skeleton, constraints, state_bytes, freed, named))
+    label_sets = LabelSets(skeleton, classes, mesh, prices, constraints, state_bytes, freed, named, offered)
     tables = [label_sets.table(link) for link in classes.links]
     variables = _variables(skeleton, [label_sets.label_sets[number] for number in classes.of_slot])
     problem = Problem(
@@ -134,6 +137,7 @@ def _marks(
     constraints: Constraints,
     state_bytes: Mapping[str, StateBytes],
     freed: Mapping[fx.Node, tuple[int, ...]],
+    implementations: Mapping[fx.Node, str],
 ) -> dict[int, Hashable]:
     """Slot -> what constraints and optimizer say about it by name, where they do: slots of one equivalence class may
     differ there."""
@@ -143,6 +147,6 @@ def _marks(
         if slot.kind == "parameter":
             pinned = constraints.pinned.get(slot.name)
             found[index] = (axes, state_bytes[slot.name], pinned and (pinned.stored, pinned.used))
-        elif axes:
-            found[index] = axes
+        elif axes or slot.node in implementations:
+            found[index] = axes, implementations.get(slot.node) if slot.kind == "operator" else None
     return found

@@ -26,8 +26,10 @@ from autopar.passes.tidy.place_casts import is_cast
 from autopar.passes.view_layouts import layout_after_view
 from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, shape_of, value_of
 from autopar.planner.problem.graph_operators import base_of, operators
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 from autopar.program import Program
 from autopar.request.constraints import EVERY_AXIS, Constraints, PlacementRules, Recompute
+from autopar.rules.alternatives import alternatives_of
 from autopar.rules.engine import tensor_operands
 
 NEAREST_NAMES = 3
@@ -162,22 +164,40 @@ def recompute_of(program: Program, constraints: Constraints) -> dict[fx.Node, Re
     """Forward operator -> what the user's patterns (of modules or operators) say of its recomputation; a later pattern
     counts before an earlier one. Raises ConfigurationError for a pattern that matches no forward operator."""
     found: dict[fx.Node, Recompute] = {}
-    forward = [node for node in operators(program) if node.meta["phase"] != "backward"]
     for pattern, choice in constraints.recompute.items():
-        matched = [node for node in forward if _is_in(str(node.meta["operator"]), pattern)]
-        if not matched:
-            near = difflib.get_close_matches(pattern, [str(n.meta["operator"]) for n in forward], NEAREST_NAMES, 0.3)
-            raise ConfigurationError(
-                f"constraint {pattern!r} with recompute={choice!r} matches no module or forward operator; nearest: "
-                f"{', '.join(near)}"
-            )
-        found |= dict.fromkeys(matched, choice)
+        forward = [node for node in operators(program) if node.meta["phase"] != "backward"]
+        found |= dict.fromkeys(_matched(pattern, forward, f"recompute={choice!r}", "forward operator"), choice)
     return found
+
+
+def implementations_of(program: Program, constraints: Constraints) -> dict[fx.Node, str]:
+    """Operator -> the operator alternative that the user's patterns (of modules or operators, forward and backward)
+    name for it, of those that have it; a later pattern counts before an earlier one. Raises ConfigurationError for a
+    pattern that matches no operator with the alternative."""
+    found: dict[fx.Node, str] = {}
+    for pattern, name in constraints.implementations.items():
+        having = [
+            node for node in operators(program) if name in (alternative.name for alternative in alternatives_of(node))
+        ]
+        candidates = operators(program) if name == DEFAULT_IMPLEMENTATION else having
+        found |= dict.fromkeys(_matched(pattern, candidates, f"implementation={name!r}", "operator that has it"), name)
+    return found
+
+
+def _matched(pattern: str, candidates: Sequence[fx.Node], said: str, kind: str) -> list[fx.Node]:
+    """The operators that a pattern of modules or operators means. Raises ConfigurationError where there are none."""
+    matched = [node for node in candidates if _is_in(str(node.meta["operator"]), pattern)]
+    if not matched:
+        names = [str(node.meta["operator"]) for node in candidates]
+        near = difflib.get_close_matches(pattern, names, NEAREST_NAMES, 0.3)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise ConfigurationError(f"constraint {pattern!r} with {said} matches no module or {kind}{hint}")
+    return matched
 
 
 def _is_in(operator: str, pattern: str) -> bool:
     """Whether a pattern means an operator, its module, or one around that."""
-    path = operator.rpartition("/")[0]
+    path = operator.removesuffix("/bwd").rpartition("/")[0]
     around = [path.rsplit(".", up)[0] for up in range(path.count(".") + 1)]
     return any(fnmatch.fnmatchcase(name, pattern) for name in (operator, *around))
 

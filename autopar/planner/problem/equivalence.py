@@ -7,7 +7,7 @@ traffic of the kernel that they run in. Whatever depends on the mesh is worked o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from torch import fx
@@ -28,7 +28,9 @@ from autopar.planner.problem.graph_operators import (
 from autopar.planner.problem.prices import tensor_bytes
 from autopar.planner.problem.strategies import AxisChoice
 from autopar.planner.problem.wide_sums import masters, values_summed_wide
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 from autopar.program import Program
+from autopar.rules.alternatives import Alternative, alternatives_of, rule_as
 from autopar.rules.rule import Rule
 
 Guard: TypeAlias = Literal["master", "matrix"]
@@ -38,18 +40,33 @@ _NO_TRAFFIC = Traffic((), ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OperatorEquivalence:
-    """What equal operators share. family: equal for operators with the same strategies; `node` is one of them;
-    kernel_share: part of its kernel's bytes that it moves."""
+class Implementation:
+    """One way to run equal operators: the operator that is called, its rule and what an axis may pick of it. family:
+    equal for those with the same strategies; alternative: None for the operator as it was captured."""
 
-    node: fx.Node
+    target: object
     rule: Rule
     choices: tuple[AxisChoice, ...]
+    family: int
+    alternative: Alternative | None = None
+
+    @property
+    def name(self) -> str:
+        """What the plan calls it."""
+        return DEFAULT_IMPLEMENTATION if self.alternative is None else self.alternative.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorEquivalence:
+    """What equal operators share. `node` is one of them; implementations: as captured first; kernel_share: part of its
+    kernel's bytes that it moves."""
+
+    node: fx.Node
+    implementations: tuple[Implementation, ...]
     heavy: bool
     traffic: Traffic
     leads_kernel: bool
     kernel_share: float
-    family: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,14 +123,25 @@ class Equivalences:
     def operator(self, node: fx.Node, operands: list[fx.Node]) -> int:
         """Number of an operator's equivalence class."""
         rule = self.rules.get(node) or whole_rule(node)
-        family, choices = self._family(node, rule, operands)
+        own = self._implementation(node, node.target, rule, operands)
         traffic = self._traffic.get(node, _NO_TRAFFIC)
         reads = tuple([i for i, operand in enumerate(operands) if operand in traffic.reads])
         leads, heavy, share = node in self._leaders, node in self.heavy, self._shares.get(node, 1.0)
         return self._number(
-            ("operator", family, reads, traffic.writes, leads, share),
-            lambda: OperatorEquivalence(node, rule, choices, heavy, traffic, leads, share, family),
+            ("operator", own.family, reads, traffic.writes, leads, share),
+            lambda: OperatorEquivalence(
+                node, (own, *self._alternatives(node, operands)), heavy, traffic, leads, share
+            ),
         )
+
+    def _alternatives(self, node: fx.Node, operands: list[fx.Node]) -> list[Implementation]:
+        found = []
+        for alternative in alternatives_of(node):
+            rule = rule_as(node, alternative.name)
+            assert rule is not None, f"{alternative.target} has no rule"
+            other = self._implementation(node, alternative.target, rule, operands)
+            found.append(replace(other, alternative=alternative))
+        return found
 
     def leaf(self, kind: str, node: fx.Node) -> int:
         """Number of the equivalence class of a parameter, an input or the tangent of an output."""
@@ -159,7 +187,7 @@ class Equivalences:
             self.members.append(make())
         return number
 
-    def _family(self, node: fx.Node, rule: Rule, operands: list[fx.Node]) -> tuple[int, tuple[AxisChoice, ...]]:
+    def _implementation(self, node: fx.Node, target: object, rule: Rule, operands: list[fx.Node]) -> Implementation:
         number, names = self._rule_number(rule)
         atoms = [self.factorisation.name_atoms(node, name, rule.sizes[name]) for name in names]
         is_batch = [
@@ -167,10 +195,11 @@ class Equivalences:
             for name, parts in zip(names, atoms, strict=True)
         ]
         tensors = tuple([self._operand_key(operand) for operand in operands])
-        key = (node.target, number, tensors, tensor_key(node), tuple(atoms), tuple(is_batch), node in self.heavy)
+        key = (target, number, tensors, tensor_key(node), tuple(atoms), tuple(is_batch), node in self.heavy)
         if key not in self._families:
             self._families[key] = len(self._families), tuple(choices_of(node, rule, self.factorisation))
-        return self._families[key]
+        family, choices = self._families[key]
+        return Implementation(target, rule, choices, family)
 
     def _rule_number(self, rule: Rule) -> tuple[int, tuple[str, ...]]:
         """(number of what the rule says, its names). Equal calls share one rule object, which `rules` keeps alive."""

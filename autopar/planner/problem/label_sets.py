@@ -13,18 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
+from autopar.hardware.devices import has_units
 from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels
-from autopar.planner.problem.equivalence import LeafEquivalence, OperatorEquivalence
+from autopar.planner.problem.equivalence import Implementation, LeafEquivalence, OperatorEquivalence
 from autopar.planner.problem.factorisation import shape_of
 from autopar.planner.problem.leaf_layouts import StateBytes, parameter_costs, parameter_labels, storable_layouts
 from autopar.planner.problem.prices import TIE_BREAK_SECONDS, Floats, Prices
 from autopar.planner.problem.redistribution_tables import Tables, Targets
 from autopar.planner.problem.skeleton import Skeleton, Slot, SlotLink
 from autopar.planner.problem.slot_classes import Classes
-from autopar.planner.problem.strategies import MOST_CHANGES, LayoutSet, Strategies, enumerate_strategies
+from autopar.planner.problem.strategies import MOST_CHANGES, LayoutSet, Strategies, enumerate_strategies, joined
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
+from autopar.rules.alternatives import Alternative
 
 LABEL_LOOKUPS = ("masked_gather", "masked_scatter")
 """Implementations by which a loss finds the logit of a label."""
@@ -54,13 +56,17 @@ class LabelSets:
         constraints: Constraints,
         state_bytes: Mapping[str, StateBytes],
         freed: Mapping[fx.Node, tuple[int, ...]],
+        named: Mapping[fx.Node, str],
+        offered: frozenset[str],
     ) -> None:
+        self.named, self.names_offered = named, offered
         self.skeleton, self.classes, self.mesh, self.prices = skeleton, classes, mesh, prices
         self.constraints, self.state_bytes, self.freed = constraints, state_bytes, freed
         self.tables = Tables(skeleton, mesh, prices)
         self.notes: list[str] = []
         self.label_sets: list[LabelSet] = []
         self._strategies: dict[Hashable, Strategies] = {}
+        self._joined: dict[Hashable, Strategies] = {}
         self._labels: dict[Hashable, tuple[list[ParameterPlan], LayoutSet, LayoutSet]] = {}
         self._unions: dict[Hashable, LayoutSet] = {}
         self._zeros: dict[int, Floats] = {}
@@ -117,27 +123,51 @@ class LabelSets:
         )
 
     def _operator(self, slot: Slot, equivalence: OperatorEquivalence) -> LabelSet:
-        strategies = self._strategies_of(slot, equivalence)
-        costs = self.prices.operator_costs(
-            equivalence.node,
-            equivalence.rule,
-            strategies,
-            equivalence.traffic,
-            equivalence.leads_kernel,
-            equivalence.kernel_share,
-        )
-        return LabelSet(strategies.outputs, strategies.inputs, costs, strategies=strategies)
+        """The strategies of all implementations that are offered, one behind the other."""
+        offered = self._implementations(slot, equivalence)
+        found = [self._strategies_of(slot, equivalence, one) for one in offered]
+        costs = [
+            self.prices.operator_costs(
+                equivalence.node,
+                one.rule,
+                strategies,
+                equivalence.traffic,
+                equivalence.leads_kernel,
+                equivalence.kernel_share,
+                runs_as=one.target,
+            )
+            for one, strategies in zip(offered, found, strict=True)
+        ]
+        key = tuple(map(id, found)), tuple(one.name for one in offered)  # `_strategies` keeps them alive
+        if key not in self._joined:
+            self._joined[key] = joined({one.name: own for one, own in zip(offered, found, strict=True)})
+        strategies = self._joined[key]
+        return LabelSet(strategies.outputs, strategies.inputs, np.concatenate(costs), strategies=strategies)
 
-    def _strategies_of(self, slot: Slot, equivalence: OperatorEquivalence) -> Strategies:
+    def _implementations(self, slot: Slot, equivalence: OperatorEquivalence) -> list[Implementation]:
+        """By which an operator may run: the one that the user names, else all that question and device offer."""
+        named = self.named.get(slot.node)
+        return [
+            one
+            for one in equivalence.implementations
+            if (named == one.name if named is not None else self._is_offered(one.alternative))
+        ]
+
+    def _is_offered(self, alternative: Alternative | None) -> bool:
+        if alternative is None:
+            return True
+        return alternative.name in self.names_offered and has_units(self.prices.cluster.device, alternative.unit)
+
+    def _strategies_of(self, slot: Slot, equivalence: OperatorEquivalence, one: Implementation) -> Strategies:
         """freed: axes on which the user's constraints take the place of what their names ask."""
         freed = self.freed.get(slot.node, ())
-        if (equivalence.family, freed) not in self._strategies:
-            lookups = frozenset(n for n, how in equivalence.rule.implementations.items() if how in LABEL_LOOKUPS)
+        if (one.family, freed) not in self._strategies:
+            lookups = frozenset(n for n, how in one.rule.implementations.items() if how in LABEL_LOOKUPS)
             allowed = [
-                equivalence.choices
+                one.choices
                 if axis in freed
                 else allowed_choices(
-                    equivalence.choices,
+                    one.choices,
                     axis_name,
                     size,
                     batch=self.skeleton.batch,
@@ -151,11 +181,11 @@ class LabelSets:
             if strategies is None:
                 self.notes.append(f"{slot.name}: its dims do not divide as the axes ask; left free")
                 strategies = enumerate_strategies(
-                    equivalence.node, [equivalence.choices] * len(self.mesh.shape), self.mesh
+                    equivalence.node, [one.choices] * len(self.mesh.shape), self.mesh
                 )
                 assert strategies is not None, "replicating is always possible"
-            self._strategies[equivalence.family, freed] = strategies
-        return self._strategies[equivalence.family, freed]
+            self._strategies[one.family, freed] = strategies
+        return self._strategies[one.family, freed]
 
     def _parameter(self, slot: Slot, equivalence: LeafEquivalence) -> LabelSet:
         shape = shape_of(equivalence.node)

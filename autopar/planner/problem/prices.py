@@ -16,7 +16,7 @@ from autopar.cost_models.collective_costs import CollectiveKind, collective_seco
 from autopar.cost_models.operator_costs import copy_seconds, element_flops, operator_seconds
 from autopar.cost_models.operator_sizes import Parts, Sizes, has_sizes, sizes_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
-from autopar.graphs.operator_names import base_name, is_causal, operator_kind
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, base_name, is_causal, operator_kind
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Layout, Mesh
@@ -129,18 +129,21 @@ class Prices:
         traffic: Traffic,
         leads_kernel: bool,
         kernel_share: float = 1.0,
+        runs_as: object = None,
     ) -> Floats:
         """(strategies,) seconds of one operator on the fullest rank, without redistributing its operands.
 
-        kernel_share: part of its kernel's bytes that the operator moves.
+        kernel_share: part of its kernel's bytes that the operator moves; runs_as: the operator that is called, other
+        than that of the node.
         """
         device = self.cluster.device
-        kind = operator_kind(node.target)
+        target = runs_as or node.target
+        kind = operator_kind(target)
         flops = rule.flops
         if kind == "memory":
             flops = max(
                 (math.prod(shape_of(node, o)) for o, t in enumerate(rule.outputs) if t is not None), default=0
-            ) * element_flops(device, base_name(node.target))
+            ) * element_flops(device, base_name(target))
         seconds = operator_seconds(
             device,
             flops=flops * strategies.fraction,
@@ -148,8 +151,8 @@ class Prices:
             dtype=_dtype_name(node),
             kind=kind,
             kernels=1 if leads_kernel else 0,
-            operator=base_name(node.target),
-            sizes=self._sizes(node, strategies),
+            operator=base_name(target),
+            sizes=self._sizes(node, base_name(target), strategies),
             share=kernel_share,
         )
         seconds = seconds + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
@@ -160,10 +163,9 @@ class Prices:
         """(strategies,) part of a tensor that a rank holds."""
         return np.array([local_fraction(layout, shape, self.mesh) for layout in layouts.distinct])[layouts.index]
 
-    def _sizes(self, node: fx.Node, strategies: Strategies) -> Sizes | None:
+    def _sizes(self, node: fx.Node, name: str, strategies: Strategies) -> Sizes | None:
         """The sizes of an operator on the fullest rank under every strategy, where its price asks for them."""
-        name = base_name(node.target)
-        asks = self.cluster.device.curves is not None or is_causal(node)
+        asks = self.cluster.device.curves is not None or is_causal(node) or name in FLOAT8_PRODUCTS
         if not asks or not has_sizes(name) or strategies.outputs[0] is None:
             return None
         shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]

@@ -12,7 +12,7 @@ read off it column by column in numpy, and only distinct layouts become objects.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import fx
 from autopar.layouts.placement import Layout, Mesh, Placement, Shard, is_legal
 from autopar.layouts.views import canonical
 from autopar.planner.problem.factorisation import shape_of, value_of
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 from autopar.rules.engine import tensor_operands
 
 Integers = NDArray[np.int64]
@@ -65,7 +66,8 @@ class Strategies:
     """All strategies of one operator.
 
     axes[s]: the name that each mesh axis picks ("partial", None). fraction[s]: part of the operator's work that a
-    rank does. left_out: how many more there were (`MOST_CHANGES`).
+    rank does. left_out: how many more there were (`MOST_CHANGES`). implementations[s]: the operator alternative by
+    which it runs; (): all as captured.
     """
 
     axes: tuple[tuple[str | None, ...], ...]
@@ -73,6 +75,11 @@ class Strategies:
     outputs: tuple[LayoutSet | None, ...]
     fraction: NDArray[np.float64]
     left_out: int = 0
+    implementations: tuple[str, ...] = ()
+
+    def implementation(self, strategy: int) -> str:
+        """By which operator alternative a strategy runs."""
+        return self.implementations[strategy] if self.implementations else DEFAULT_IMPLEMENTATION
 
     def __len__(self) -> int:
         return len(self.axes)
@@ -116,6 +123,33 @@ def enumerate_strategies(node: fx.Node, choices: Sequence[Sequence[AxisChoice]],
         fraction=_fractions(alternatives, picks[rows], mesh),
         left_out=left_out,
     )
+
+
+def joined(ways: Mapping[str, Strategies]) -> Strategies:
+    """The strategies of several implementations of one operator, by their names, one behind the other."""
+    if ways.keys() == {DEFAULT_IMPLEMENTATION}:
+        return ways[DEFAULT_IMPLEMENTATION]
+    parts = list(ways.values())
+    return Strategies(
+        axes=tuple(axes for part in parts for axes in part.axes),
+        inputs=tuple(_joined_layouts(sets) for sets in zip(*(part.inputs for part in parts), strict=True)),
+        outputs=tuple(
+            None if sets[0] is None else _joined_layouts([one for one in sets if one is not None])
+            for sets in zip(*(part.outputs for part in parts), strict=True)
+        ),
+        fraction=np.concatenate([part.fraction for part in parts]),
+        left_out=sum(part.left_out for part in parts),
+        implementations=tuple(name for name, part in ways.items() for _ in range(len(part))),
+    )
+
+
+def _joined_layouts(sets: Sequence[LayoutSet]) -> LayoutSet:
+    numbers: dict[Layout, int] = {}
+    index = []
+    for layouts in sets:
+        own = np.array([numbers.setdefault(layout, len(numbers)) for layout in layouts.distinct], dtype=np.int64)
+        index.append(own[layouts.index])
+    return LayoutSet(tuple(numbers), np.concatenate(index))
 
 
 def combinations(choices: Sequence[Sequence[AxisChoice]], mesh: Mesh) -> tuple[list[AxisChoice], Integers, int]:

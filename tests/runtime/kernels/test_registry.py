@@ -61,7 +61,7 @@ def interpreted() -> dict[str, int | str]:
 @pytest.mark.exhaustive(sample="interpreted_kernels")
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 114)])
+@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 138)])
 def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[str, int | str]) -> None:
     assert interpreted[module] == count
 
@@ -70,7 +70,12 @@ def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "fault"),
-    [("interpreted_dropout", "1"), ("interpreted_kernels", "rms_norm_backward"), ("interpreted_kernels", "pack")],
+    [
+        ("interpreted_dropout", "1"),
+        ("interpreted_kernels", "rms_norm_backward"),
+        ("interpreted_kernels", "pack"),
+        ("interpreted_kernels", "quantised_rows"),
+    ],
 )
 def test_a_fault_is_noticed(module: str, fault: str, interpreted: dict[str, int | str]) -> None:
     assert str(interpreted[f"{module} {fault}"]).startswith("AssertionError")

@@ -1,0 +1,106 @@
+"""Operator alternatives: the ways to run an operator beside the operator itself.
+
+    aten.mm     default                 the product as it was captured
+                fp8_rowwise             autopar::mm_fp8_rowwise(a, b)
+                fp8_tensorwise          autopar::mm_fp8_tensorwise(a, b)
+
+An alternative is another operator that takes the same arguments and makes the same outputs. By its own name it has a
+rule (`table_*.py`), a price (`cost_models`), a kernel (`runtime/kernels`) and a proof by execution, so nothing else has
+to know it: the planner holds it as further labels beside the layouts, `OperatorPlan.implementation` names the one that
+was chosen, and the lowering calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.ops.float8 import DTYPE, mm_fp8_rowwise, mm_fp8_tensorwise
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
+from autopar.rules.call import Call, call_of
+from autopar.rules.engine import rule_for, rule_of, table_key
+from autopar.rules.rule import Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One more way to run an operator. target: the operator that is called; takes: whether it can stand for a call;
+    precision: the `precision=` that offers it, other than by its name, as its values differ; unit: the dtype for which
+    a GPU must have units."""
+
+    name: str
+    target: Any
+    takes: Callable[[Call], bool]
+    precision: str
+    unit: str
+    says: str
+
+
+def _is_bf16(call: Call) -> bool:
+    return all(operand.dtype == torch.bfloat16 for operand in call.operands)
+
+
+_FLOAT8 = str(DTYPE).removeprefix("torch.")
+
+ALTERNATIVES: Mapping[str, tuple[Alternative, ...]] = {
+    "aten.mm": (
+        Alternative(
+            name="fp8_rowwise",
+            target=mm_fp8_rowwise._opoverload,
+            takes=_is_bf16,
+            precision="fp8",
+            unit=_FLOAT8,
+            says="operands in float8 with a scale per row and column, sums in fp32",
+        ),
+        Alternative(
+            name="fp8_tensorwise",
+            target=mm_fp8_tensorwise._opoverload,
+            takes=_is_bf16,
+            precision="fp8",
+            unit=_FLOAT8,
+            says="operands in float8 with one scale each, sums in fp32",
+        ),
+    ),
+}
+"""By the operator that is captured, named as in the table of rules."""
+
+
+def alternatives_of(node: fx.Node) -> tuple[Alternative, ...]:
+    """The alternatives that can stand for the call of a node, whatever was asked."""
+    listed = alternatives_for(node.target)
+    if not listed:
+        return ()
+    call = call_of(node)
+    return tuple(way for way in listed if way.takes(call))
+
+
+def alternatives_offered(precision: str | None) -> frozenset[str]:
+    """Names of the alternatives that a search under a precision may choose."""
+    return frozenset(way.name for ways in ALTERNATIVES.values() for way in ways if way.precision == precision)
+
+
+def alternatives_for(target: object) -> tuple[Alternative, ...]:
+    """The alternatives that an operator has for some calls."""
+    key = table_key(target)
+    return ALTERNATIVES.get(key, ()) if key is not None else ()
+
+
+def target_as(node: fx.Node, implementation: str) -> Any:
+    """The operator that a node calls under an implementation. Raises KeyError for one that it does not have."""
+    if implementation == DEFAULT_IMPLEMENTATION:
+        return node.target
+    for way in alternatives_of(node):
+        if way.name == implementation:
+            return way.target
+    raise KeyError(implementation)
+
+
+def rule_as(node: fx.Node, implementation: str) -> Rule | None:
+    """The rule of a node under an implementation. Raises KeyError for one that it does not have."""
+    if implementation == DEFAULT_IMPLEMENTATION:
+        return rule_for(node)
+    return rule_of(replace(call_of(node), target=target_as(node, implementation)))

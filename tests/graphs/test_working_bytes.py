@@ -1,0 +1,38 @@
+"""What computations of ours hold while they run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from autopar.graphs.working_bytes import working_bytes
+from autopar.ops import statistics
+
+ELEMENTS = 4 * 8 * 16
+CHANNELS = 8 * 4
+
+
+def _node(function: object, dtype: torch.dtype, *forms: tuple[int, ...] | int | float | None) -> fx.Node:
+    """A call of operands of these shapes, blocks in `dtype` and statistics in fp32, and of other arguments."""
+    graph = fx.Graph()
+    arguments = []
+    for number, form in enumerate(forms):
+        if isinstance(form, tuple):
+            operand = graph.placeholder(f"x{number}")
+            operand.meta = {"local_shape": form, "dtype": dtype if len(form) == 3 else torch.float32}
+            form = operand
+        arguments.append(form)
+    return graph.call_function(function, tuple(arguments))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 1), (torch.bfloat16, 3)], ids=str)
+def test_a_batch_norm_holds_wide_copies_of_its_block(dtype: torch.dtype, copies: int) -> None:
+    """Gradients in fp32: normalised x beside the result. In bf16: two values of four bytes, less the result."""
+    block, channels = (4, 8, 16), (8,)
+    node = _node(statistics.batch_norm_gradients, dtype, block, block, channels, channels, channels, (2, 8), 64)
+    assert abs(working_bytes(node) - copies * ELEMENTS * dtype.itemsize) <= 4 * CHANNELS
+
+
+def test_kernels_of_torch_hold_nothing_more() -> None:
+    assert working_bytes(_node(torch.ops.aten.mul.Tensor, torch.float32, (4, 8, 16), 2.0)) == 0
