@@ -26,6 +26,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from autopar._compat import (
@@ -132,7 +133,7 @@ class Branches(TorchFunctionMode):
         return found.value if isinstance(found, _Read) else found
 
     def _with_numbers(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, with numbers where it takes no tensor."""
         positions, names = _numbers_of(getattr(func, "__name__", ""))
@@ -233,12 +234,13 @@ def _numbers_of(name: str) -> tuple[tuple[bool, ...], frozenset[str]]:
     if not isinstance(packet, OpOverloadPacket):
         return (), frozenset()
     takes: dict[int | str, bool] = {}
-    for overload in packet.overloads():
+    for overload in packet.overloads():  # type: ignore[no-untyped-call]
         for index, argument in enumerate(getattr(packet, overload)._schema.arguments):
             for place in (index, argument.name):
                 takes[place] = takes.get(place, True) and str(argument.type) in _NUMBERS
     positions = sorted(place for place in takes if isinstance(place, int))
-    return tuple(takes[place] for place in positions), frozenset(place for place in takes if isinstance(place, str) and takes[place])
+    names = (place for place in takes if isinstance(place, str) and takes[place])
+    return tuple(takes[place] for place in positions), frozenset(names)
 
 
 _NUMBERS = frozenset(
@@ -291,6 +293,11 @@ def _where(mode: Branches, func: Callable[..., Any], condition: Tensor, *choices
     return func(condition, *choices, **named) if places is None else places
 
 
+def _one_hot(mode: Branches, func: Callable[..., Any], x: Tensor, num_classes: Any = -1) -> Any:
+    count = mode.number(num_classes)
+    return func(x, mode.number(x.max()) + 1 if count == -1 else count)
+
+
 _SHAPED: Mapping[Any, Callable[..., Any]] = {
     Tensor.__getitem__: _getitem,
     Tensor.__setitem__: _setitem,
@@ -299,6 +306,7 @@ _SHAPED: Mapping[Any, Callable[..., Any]] = {
     torch.argwhere: _nonzero,
     Tensor.argwhere: _nonzero,
     torch.where: _where,
+    functional.one_hot: _one_hot,
 }
 """What has a shape that depends on values -> the same with the shape that the example had."""
 

@@ -136,7 +136,7 @@ class ForwardState:
             differs = {place for place, value in stored.items() if labels.of(value)}
         with self.running():
             for (name, key), value in stored.items():
-                vars(self._modules[name])[key] = _copied(value)
+                self._modules[name].__dict__[key] = _copied(value)
             self.changed = {}
             with Labels() as labels:
                 for place, value in stored.items():
