@@ -70,7 +70,7 @@ KNOWN_MESSAGES = (
     ),
     (
         "torch.distributed.nn.functional",
-        "leave the collective out: the compiled model sees the whole batch, and sums over ranks where it is split",
+        "leave the collective out: the compiled model sees the whole batch and sums over ranks by itself",
     ),
     ("modified by an inplace operation", "write out of place what backward needs: x = x + y instead of x += y"),
 )

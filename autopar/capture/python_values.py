@@ -228,7 +228,8 @@ def is_of_user(module: str | None) -> bool:
         return True
     place = Path(found)
     depth = module.count(".") + (place.stem == "__init__")
-    return not {"site-packages", "dist-packages"}.intersection(place.parts) and not _takes_packages(place.parents[depth])
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(place.parts) or _takes_packages(place.parents[depth])
+    return not installed
 
 
 @functools.cache
