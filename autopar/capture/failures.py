@@ -65,8 +65,8 @@ KNOWN_MESSAGES = (
     ("quantized", "quantised operators have no gradient: train in bf16 or fp32"),
     (
         "expected a torch.ByteTensor, but got NoneType",  # set_rng_state in the backward of a reversible network
-        "build it without reversible layers, whose backward runs the forward again: what is recomputed is chosen by the "
-        'plan (recompute="full" for the least memory), and dropout draws alike in both',
+        "build it without reversible layers, whose backward runs the forward again: the plan chooses what is "
+        'recomputed (recompute="full" for the least memory), and dropout draws alike in both',
     ),
     (
         "torch.distributed.nn.functional",
