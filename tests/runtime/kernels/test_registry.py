@@ -61,7 +61,7 @@ def interpreted() -> dict[str, int | str]:
 @pytest.mark.exhaustive(sample="interpreted_kernels")
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 138)])
+@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 158)])
 def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[str, int | str]) -> None:
     assert interpreted[module] == count
 
@@ -75,6 +75,7 @@ def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[
         ("interpreted_kernels", "rms_norm_backward"),
         ("interpreted_kernels", "pack"),
         ("interpreted_kernels", "quantised_rows"),
+        ("interpreted_kernels", "indexed_attention_backward"),
     ],
 )
 def test_a_fault_is_noticed(module: str, fault: str, interpreted: dict[str, int | str]) -> None:
