@@ -4,6 +4,7 @@
 #   make exhaustive    the rows beyond the samples, and what takes longest; CI runs both
 #   make fast    the tier that takes a minute                              make lint    ruff and mypy
 #   make zoo     ten architectures planned and executed on four local processes
+#   make rehearse  the first day on a GPU, every stage of it on this CPU at tiny sizes
 #   make wheel   the wheel, built, installed apart from the checkout and used: files, a plan, two processes that train
 #   make golden  writes the plans and programs of tests/golden anew, to be read as a diff
 #   make validation DATA=folder    cost models against published measurements
@@ -24,7 +25,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(JOBS) --dist lo
 # Python keeps the bytecode of our modules and tests: the tests start hundreds of processes, a second each otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test exhaustive fast golden wheel zoo validation lint install clean
+.PHONY: demo test exhaustive fast golden wheel zoo rehearse validation lint install clean
 
 demo: $(STAMP)
 	$(BIN)/autopar demo
@@ -46,6 +47,9 @@ wheel: $(STAMP)
 
 zoo: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.zoo --ci --seconds 100
+
+rehearse: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.gpu --rehearse --output build/rehearsal
 
 validation: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.validation --data "$(DATA)"

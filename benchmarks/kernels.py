@@ -1,9 +1,8 @@
-"""Triton kernels compiled for sm_80, sm_90 and sm_100 without a GPU: python -m benchmarks.kernels [--write] [--measure]
+"""Triton kernels compiled for sm_80, sm_90 and sm_100 without a GPU: python -m benchmarks.kernels [--write]
 
 Every kernel, at the sizes of large models and in fp32 and bf16: registers and shared memory of a program, the bytes of
 a thread's stack (what does not fit the registers is spilled there), and the warps that run it, as the compiler's own
-`cuobjdump` reports them for the finished cubin. `--measure` adds, on a CUDA device, the seconds of every operator
-beside those of its torch reference, and which part of the device's memory rate its reads and writes reach.
+`cuobjdump` reports them for the finished cubin. What they take on a GPU: the stage "kernels" of `benchmarks.gpu`.
 """
 
 from __future__ import annotations
@@ -23,13 +22,15 @@ import torch
 
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
 from autopar.ops.norms import LARGEST_ROW, add_layer_norm_reference, rms_norm_reference
-from autopar.runtime.kernels.registry import KERNELS
+from autopar.ops.packing import pack_reference
 from benchmarks.results import write_results
 
 RESULTS = Path(__file__).parent / "results" / "kernels.json"
 CAPABILITIES = (80, 90, 100)
 DTYPES = ("fp32", "bf16")
 VOCABULARY = 32064
+PIECES = 8
+"""Into which rows are packed: a collective of so many ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,16 +205,6 @@ def _warps(block: int, elements: str) -> int:
     return int(norms.warps_for(block, getattr(norms, elements)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """An operator on a CUDA device. memory_share: bytes read and written per second over the device's rate."""
-
-    operator: str
-    seconds: float
-    reference_seconds: float
-    memory_share: float
-
-
 def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """(operator, arguments in bf16) of every kernel that moves `rows` rows of `width`."""
     x, residual, grad = (torch.randn(rows, width, device=device).bfloat16() for _ in range(3))
@@ -233,29 +224,9 @@ def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, 
     yield "cross_entropy_backward", (x, target, maximum, sums.log(), torch.ones(rows, device=device), 0)
     yield "quantised_rows", (x,)
     yield "quantised_tensor", (x,)
-    yield "pack", (x, 1, 1, 8, width)
-    yield "unpack", (x, 1, 1, 8, width, width) if rows % 8 == 0 else (x[: rows // 8 * 8], 1, 1, 8, width, width)
-
-
-def measured(rows: int = 8192, width: int = 4096) -> Iterator[Measured]:
-    """Every operator on the CUDA device of this process; the rate is that of a copy measured here."""
-    import triton.testing
-
-    source = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    copy_seconds = triton.testing.do_bench(source.clone) / 1e3
-    rate = 2 * source.numel() / copy_seconds
-    for name, arguments in calls(rows, width, "cuda"):
-        kernel = KERNELS.kernels[name]
-        results = kernel.triton()(*arguments)
-        tensors = [*arguments, *(results if isinstance(results, tuple) else (results,))]
-        nbytes = sum(one.numel() * one.element_size() for one in tensors if isinstance(one, torch.Tensor))
-        seconds, reference = (
-            triton.testing.do_bench(lambda run=run, given=arguments: run(*given)) / 1e3
-            for run in (kernel.triton(), kernel.reference)
-        )
-        yield Measured(
-            operator=name, seconds=seconds, reference_seconds=reference, memory_share=nbytes / seconds / rate
-        )
+    padded = math.ceil(width / PIECES) * PIECES
+    yield "pack", (x, 1, 1, PIECES, padded)
+    yield "unpack", (pack_reference(x, 1, 1, PIECES, padded), 1, 1, PIECES, padded, width)
 
 
 def main(arguments: list[str]) -> None:
@@ -270,11 +241,6 @@ def main(arguments: list[str]) -> None:
             f"{one.stack_bytes} bytes of stack, {one.shared_bytes} of shared memory"
         )
     content: dict[str, Any] = {"triton": triton.__version__, "compiled": [asdict(one) for one in found]}
-    if "--measure" in arguments:
-        content["device"] = torch.cuda.get_device_name()
-        content["measured"] = [asdict(one) for one in measured()]
-        for row in content["measured"]:
-            print(row)
     if "--write" in arguments:
         write_results(RESULTS, content)
 

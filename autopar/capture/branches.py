@@ -3,6 +3,7 @@
     if not torch.isfinite(h).all(): h = clamp(h)     the branch of the example; guard: isfinite(h).all() is True again
     if torch.rand(1).item() <= 0.1: skip             guard: the draw answers `<= 0.1` as it did
     mask = frames < int(lengths.max())               guard: lengths.max() is the same number again
+    one_hot(ids, ids.max() + 1)                      guard: a number where torch takes no tensor, the same again
     edges[:, mask]                                   guard: as many of the mask are True; which ones is computed
 
 A run on the example inputs (`example_run.py`) notes what Python reads, by place in the source and how often it came
@@ -14,6 +15,7 @@ alone, so a program that is captured later, without weights, may take the notes 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 from collections import Counter
@@ -24,9 +26,18 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from autopar._compat import FakeTensor, FunctionalTensor, no_dispatch, value_of_constant
+from autopar._compat import (
+    FakeTensor,
+    FunctionalTensor,
+    OpOverloadPacket,
+    no_dispatch,
+    tree_leaves,
+    tree_map,
+    value_of_constant,
+)
 from autopar.capture.checkpointed_regions import recomputed_within
 from autopar.capture.read_numbers import ReadNumber, plain, read_number
 from autopar.capture.value_checks import asking_line
@@ -92,6 +103,8 @@ class Branches(TorchFunctionMode):
             return self._answer(func, *args)
         if func in _SHAPED:
             return _SHAPED[func](self, func, *args, **kwargs)
+        if any(map(_is_scalar, tree_leaves((args, kwargs)))):
+            args, kwargs = self._with_numbers(func, args, kwargs)
         return func(*args, **kwargs)
 
     def guards(self) -> list[tuple[Guard, Tensor]]:
@@ -111,6 +124,27 @@ class Branches(TorchFunctionMode):
             return value
         found.number = read_number(value)
         return found.number
+
+    def number(self, value: Any) -> Any:
+        """The number that a 0-dim tensor holds; anything else as it is."""
+        if not _is_scalar(value):
+            return value
+        found = self._read(value)
+        return found.value if isinstance(found, _Read) else found
+
+    def _with_numbers(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, with numbers where it takes no tensor."""
+        positions, names = _numbers_of(getattr(func, "__name__", ""))
+        last = len(positions) - 1  # the sizes of view(*sizes) have one position
+        args = tuple(
+            tree_map(self.number, value) if last >= 0 and positions[min(index, last)] else value
+            for index, value in enumerate(args)
+        )
+        return args, {
+            name: tree_map(self.number, value) if name in names else value for name, value in kwargs.items()
+        }
 
     def _read(self, tensor: Tensor) -> Any:
         """The value of a tensor; where it has none of its own the read, which becomes a guard."""
@@ -188,16 +222,46 @@ _CONVERSIONS: Mapping[Any, Callable[[Any], Any]] = {
 }
 
 
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+@functools.cache
+def _numbers_of(name: str) -> tuple[tuple[bool, ...], frozenset[str]]:
+    """Of the arguments of an operator of torch, by position and by name, those that are a number or a list of numbers
+    in every overload."""
+    packet = getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, OpOverloadPacket):
+        return (), frozenset()
+    takes: dict[int | str, bool] = {}
+    for overload in packet.overloads():  # type: ignore[no-untyped-call]
+        for index, argument in enumerate(getattr(packet, overload)._schema.arguments):
+            for place in (index, argument.name):
+                takes[place] = takes.get(place, True) and str(argument.type) in _NUMBERS
+    positions = sorted(place for place in takes if isinstance(place, int))
+    names = (place for place in takes if isinstance(place, str) and takes[place])
+    return tuple(takes[place] for place in positions), frozenset(names)
+
+
+_NUMBERS = frozenset(
+    form.format(kind) for kind in ("int", "SymInt", "float", "number") for form in ("{}", "Optional[{}]", "List[{}]")
+)
+"""The types of a schema in which a number stands."""
+
+
 def _is_mask(part: Any) -> bool:
     return isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 0
 
 
 def _key(mode: Branches, key: Any) -> Any:
-    """An index with numbers in place of the masks whose values are not known."""
-    if not any(map(_is_mask, key if isinstance(key, tuple) else (key,))):
+    """An index with numbers in place of the masks whose values are not known, and of tensors that bound a slice."""
+    if not any(_is_mask(part) or isinstance(part, slice) for part in (key if isinstance(key, tuple) else (key,))):
         return key
     parts: list[Any] = []
     for part in key if isinstance(key, tuple) else (key,):
+        if isinstance(part, slice):
+            parts.append(slice(*map(mode.number, (part.start, part.stop, part.step))))
+            continue
         places = mode.positions(part) if _is_mask(part) else None
         parts.extend([part] if places is None else places)
     return tuple(parts)
@@ -229,6 +293,11 @@ def _where(mode: Branches, func: Callable[..., Any], condition: Tensor, *choices
     return func(condition, *choices, **named) if places is None else places
 
 
+def _one_hot(mode: Branches, func: Callable[..., Any], x: Tensor, num_classes: Any = -1) -> Any:
+    count = mode.number(num_classes)
+    return func(x, mode.number(x.max()) + 1 if count == -1 else count)
+
+
 _SHAPED: Mapping[Any, Callable[..., Any]] = {
     Tensor.__getitem__: _getitem,
     Tensor.__setitem__: _setitem,
@@ -237,6 +306,7 @@ _SHAPED: Mapping[Any, Callable[..., Any]] = {
     torch.argwhere: _nonzero,
     Tensor.argwhere: _nonzero,
     torch.where: _where,
+    functional.one_hot: _one_hot,
 }
 """What has a shape that depends on values -> the same with the shape that the example had."""
 

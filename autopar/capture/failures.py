@@ -63,6 +63,15 @@ KNOWN_MESSAGES = (
     ("NestedTensor", "pad to one length and mask: a graph has one shape"),
     ("Cannot access data pointer", ADVICE),
     ("quantized", "quantised operators have no gradient: train in bf16 or fp32"),
+    (
+        "expected a torch.ByteTensor, but got NoneType",  # set_rng_state in the backward of a reversible network
+        "build it without reversible layers, whose backward runs the forward again: the plan chooses what is "
+        'recomputed (recompute="full" for the least memory), and dropout draws alike in both',
+    ),
+    (
+        "torch.distributed.nn.functional",
+        "leave the collective out: the compiled model sees the whole batch and sums over ranks by itself",
+    ),
     ("modified by an inplace operation", "write out of place what backward needs: x = x + y instead of x += y"),
 )
 """What torch's message holds -> the smallest change that would help."""

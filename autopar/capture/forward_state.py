@@ -2,7 +2,8 @@
 
     self.mean = 0.9 * self.mean + ...   a buffer takes a new tensor      -> written back as if in place
     self.weights = attention            a tensor nobody reads again      -> not kept, a note in the log
-    self.cache = hidden + self.cache    a tensor that the next call reads -> CaptureError: make it a buffer
+    self.cache = hidden + self.cache    a tensor that the next call needs -> CaptureError: make it a buffer
+    self.table = torch.arange(length)   a constant that is computed once  -> in the graph, a note in the log
     self.calls += 1                     a Python value                   -> frozen, a warning
     if random.random() < p: skip        a Python random choice           -> frozen, a warning
     COUNT += 1; seen.append(hidden)     a global or a closure            -> as before, a warning
@@ -18,13 +19,13 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import numpy
 import torch
 from torch import Tensor, nn
 
 from autopar._compat import tree_leaves
+from autopar.capture.labels import Labels
 from autopar.capture.python_state import PythonState, differences, forwards
 from autopar.errors import CaptureError
 
@@ -122,33 +123,34 @@ class ForwardState:
         """Whether a run left a tensor in an attribute."""
         return any(_holds_tensor(value) for value in self.changed.values())
 
-    @contextlib.contextmanager
-    def next_call(self) -> Iterator[None]:
-        """A run as after an earlier one; raises CaptureError where it reads and replaces a tensor stored before."""
-        stored = {key: value for key, value in self.changed.items() if _holds_tensor(value)}
-        shadow = {(id(self._modules[name]), key): value for (name, key), value in stored.items()}
-        read: set[tuple[int, str]] = set()
-        found = nn.Module.__getattr__
+    def check_next_call(self, call: Callable[[], Any], given: Any) -> None:
+        """Raises CaptureError where a second call needs what the first one stored: a tensor from which its outputs or
+        buffers follow, and which follows from what is `given` (inputs, trained parameters) or a draw, or is replaced.
 
-        def served(module: nn.Module, key: str) -> Any:
-            if (id(module), key) not in shadow:
-                return found(module, key)
-            read.add((id(module), key))
-            return shadow[id(module), key]
-
-        with self.running(), mock.patch.object(nn.Module, "__getattr__", served):
-            for name, key in stored:
-                self._modules[name].__dict__.pop(key, None)
+        A constant that is computed once and kept, such as a table for the shape of an input, is no such tensor."""
+        self.changed = {}
+        with Labels() as labels:
+            labels.mark(given, "given")
+            call()
+            stored = dict(self.changed)
+            differs = {place for place, value in stored.items() if labels.of(value)}
+        with self.running():
+            for (name, key), value in stored.items():
+                self._modules[name].__dict__[key] = _copied(value)
             self.changed = {}
-            yield
-            again = dict(self.changed)
-        kept = [f"{n}.{key}".lstrip(".") for n, key in again if (id(self._modules[n]), key) in read]
-        if kept:
-            raise CaptureError(
-                f"forward reads the tensor {kept[0]} that an earlier call stored, and replaces it: the graph cannot "
-                "carry it from call to call. Register it as a buffer of a fixed shape (self.register_buffer), or pass "
-                "it in and return it"
-            )
+            with Labels() as labels:
+                for place, value in stored.items():
+                    labels.mark(value, place)
+                needed = labels.of((call(), list(self._model.buffers())))
+            differs |= self.changed.keys()
+        for name, key in stored:
+            if (name, key) in needed & differs:
+                path = f"{name}.{key}".lstrip(".")
+                raise CaptureError(
+                    f"forward reads the tensor {path} that an earlier call stored: the graph cannot carry it from call "
+                    "to call. Register it as a buffer of a fixed shape (self.register_buffer), or pass it in and "
+                    "return it"
+                )
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

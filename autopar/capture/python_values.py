@@ -19,6 +19,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy
@@ -222,5 +223,16 @@ def is_of_user(module: str | None) -> bool:
     """Whether a module is the user's own, and not installed."""
     if module is None or module.partition(".")[0] in _FOREIGN:
         return False
-    place = getattr(sys.modules.get(module), "__file__", None) or ""
-    return "site-packages" not in place and "dist-packages" not in place
+    found = getattr(sys.modules.get(module), "__file__", None)
+    if not found:
+        return True
+    place = Path(found)
+    depth = module.count(".") + (place.stem == "__init__")
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(place.parts) or _takes_packages(place.parents[depth])
+    return not installed
+
+
+@functools.cache
+def _takes_packages(folder: Path) -> bool:
+    """Whether pip installs into a folder, such as that of `pip install --target`."""
+    return next(folder.glob("*.dist-info"), None) is not None

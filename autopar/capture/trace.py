@@ -167,9 +167,8 @@ def _trace(step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], tr
     """The joint graph (forward-only when not `training`) as AOT autograd returns it."""
     salts = Salts()
     with contextlib.ExitStack() as stack:
-        tensors = _enter_fake_forward(
-            stack, step, KnownValues(allow_non_fake_inputs=True), inputs.tensors, kwargs, training
-        )
+        mode = KnownValues(allow_non_fake_inputs=True)
+        tensors = _enter_fake_forward(stack, step, mode, inputs.tensors, kwargs, training)
         stack.enter_context(module_paths(step))
         stack.enter_context(reported_hooks(step.model))
         step.reads = stack.enter_context(recorded_reads(step.model))
@@ -178,7 +177,7 @@ def _trace(step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], tr
         table = {**decomposition_table(), **random_decompositions(salts)}
         joint = aot_export_joint_with_descriptors(stack, step, tensors, decompositions=table)
         graph_module: GraphModule = joint.graph_module
-        _check_state(step, tensors)
+        _check_state(step, tensors, mode)
     remove_effects(graph_module)
     fold_known_shapes(graph_module)
     refuse_other_draws(graph_module)
@@ -238,14 +237,13 @@ def forward_calls(
     return tuple(recorder.calls)
 
 
-def _check_state(step: TrainingStep, tensors: Sequence[Tensor]) -> None:
+def _check_state(step: TrainingStep, tensors: Sequence[Tensor], mode: KnownValues) -> None:
     """Report what forward leaves on the modules; raises CaptureError where a later call would need it."""
     step.state.report()
     if step.state.stores_tensors():
-        with torch.no_grad():
-            step(*tensors)
-            with step.state.next_call():
-                step(*tensors)
+        with torch.no_grad(), fake_parameters(step, mode):  # a module with two names keeps the tensors of the trace
+            trained = [parameter for parameter in step.parameters() if parameter.requires_grad]
+            step.state.check_next_call(lambda: step(*tensors), (tensors, trained))
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ ELEMENTWISE_RULES: Mapping[str, str] = {
     "aten.leaky_relu_backward": "..., ... -> ...",
     "aten.hardswish": "... -> ...",
     "aten.hardswish_backward": "..., ... -> ...",
+    "aten.mish_backward": "..., ... -> ...",
     "aten.hardsigmoid_backward": "..., ... -> ...",
     "aten.hardtanh_backward": "..., ... -> ...",
     "aten.hardshrink_backward": "..., ... -> ...",

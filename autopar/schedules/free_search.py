@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
@@ -22,28 +21,12 @@ from autopar.errors import ConfigurationError
 from autopar.schedules.actions import Kind, PipeAction, Schedule, producer
 from autopar.schedules.check import runnable_order
 from autopar.schedules.list_scheduler import StageTimes
+from autopar.schedules.searched import PassMemory, Searched
 
 UNITS = 10_000
 """Of the first schedule's length."""
 BYTE_UNITS = 100_000
 """Of a rank's limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassMemory:
-    """Bytes of one micro-batch: from F to the end of I, of which `until_weight` live on to the end of W."""
-
-    saved: tuple[float, ...]
-    until_weight: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """A schedule with split backwards, its length, and what no schedule on these ranks falls below."""
-
-    schedule: Schedule
-    seconds: float
-    bound_seconds: float
 
 
 def length_of(schedule: Schedule, times: StageTimes) -> float:

@@ -118,8 +118,8 @@ class Attention(nn.Module):
 def rotated(x: torch.Tensor) -> torch.Tensor:
     """Rotary positions of x (B, heads, S, head width)."""
     length, width = x.shape[-2:]
-    frequencies = 10000.0 ** (-torch.arange(0, width, 2) / width)
-    angles = torch.outer(torch.arange(length), frequencies)
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2, device=x.device) / width)
+    angles = torch.outer(torch.arange(length, device=x.device), frequencies)
     cosine, sine = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
     first, second = x.chunk(2, -1)
     return x * cosine + torch.cat([-second, first], -1) * sine
@@ -165,7 +165,7 @@ class Experts(nn.Module):
         out = torch.zeros_like(rows)
         for number, expert in enumerate(self.experts):
             token, place = torch.where(picked == number)
-            out.index_add_(0, token, expert(rows[token]) * weights[token, place, None])
+            out.index_add_(0, token, (expert(rows[token]) * weights[token, place, None]).to(out.dtype))
         return out.view_as(x)
 
 

@@ -5,7 +5,7 @@
     view(view(x, a), b)                -->   view(x, b)
     permute(permute(x, p), q)          -->   permute(x, p o q)
     copy(destination, source)          -->   expand(source, destination.shape)
-    full_like(x, 2), new_zeros(x, size) -->  full(size, 2)         (the values of x are not read: its layout is free)
+    full_like(x, 2), zero(x)           -->   full(x.shape, 2), full(x.shape, 0)   (x is not read: its layout is free)
     x + 0, x * 1, view or expand to the shape it has, cast to the dtype it has, slice of everything   -->   x
 
 `unsqueeze` and `squeeze` become views too.
@@ -126,7 +126,7 @@ RESPELL: dict[Any, Callable[[Node], None]] = {
     ),
     **dict.fromkeys((aten.permute.default, aten.t.default, aten.transpose.int), _as_permute),
     **dict.fromkeys((aten.full.default, aten.scalar_tensor.default, aten.arange.start_step), _as_plain_factory),
-    **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), _as_full(0)),
+    **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default, aten.zero.default), _as_full(0)),
     **dict.fromkeys((aten.ones_like.default, aten.new_ones.default), _as_full(1)),
     **dict.fromkeys((aten.full_like.default, aten.new_full.default), _as_full(None)),
     **dict.fromkeys(

@@ -240,11 +240,21 @@ def rows_kernel(
     store_rows(grad_query + matrix * queries * WIDTH, of_query * scale, at, WIDTH, queries, WIDTH, BLOCK)
 
 
+TILES = (
+    (64, 2, (32, 64, 8)),
+    (128, 2, (16, 32, 4)),
+    (256, 2, (16, 32, 8)),
+    (64, 4, (16, 32, 8)),
+    (128, 4, (16, 32, 8)),
+    (256, 4, (16, 16, 8)),
+)
+"""(largest head, bytes of an element, (rows, keys, warps) of a tile): what fits the registers of a program with a mask,
+its gradient and dropout, on sm_80, sm_90 and sm_100. None was timed."""
+
+
 def tile_of(width: int, element_bytes: int) -> tuple[int, int, int]:
-    """(rows, keys, warps) of a tile for heads of `width`: what the registers of one program hold."""
-    if width <= 64:
-        return (64, 64, 4) if element_bytes == 2 else (32, 32, 4)
-    return (32, 32, 4) if element_bytes == 2 and width <= 128 else (16, 32, 4)
+    """(rows, keys, warps) of a tile for heads of `width`."""
+    return next(tile for largest, size, tile in TILES if width <= largest and size == element_bytes)
 
 
 def indexed_attention(

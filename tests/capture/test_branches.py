@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autopar
@@ -109,6 +110,16 @@ def rows(model: nn.Module, x: Tensor) -> Tensor:
     return y[where].mean() + y[y > 0.5].sum()  # type: ignore[no-any-return]
 
 
+def sizes(model: nn.Module, x: Tensor) -> Tensor:
+    """Tensors of one element where torch takes a number: a class count, a size, the end of a slice, a factor."""
+    high = x.max().long()
+    classes = functional.one_hot((x[:, 0] > 0).long(), max(high, 2))[..., :SIZE]
+    filled = torch.full((high, SIZE), high).add(torch.zeros(high).unsqueeze(1), alpha=high)
+    kept = model.linear(x)[:, :high]  # type: ignore[operator]
+    counted = functional.one_hot(x[:, 1].relu().long()).sum(0)[-1]
+    return counted * kept.mean() * classes.sum() + (filled * torch.arange(high).view(high, 1)).sum()  # type: ignore[no-any-return]
+
+
 def checkpointed(model: nn.Module, x: Tensor) -> Tensor:
     def block(x: Tensor) -> Tensor:
         y = model.linear(x)  # type: ignore[operator]
@@ -123,6 +134,7 @@ def checkpointed(model: nn.Module, x: Tensor) -> Tensor:
         (numbers, (0, 0, -1.0), "on the other side of 0"),
         (lists, (0, slice(None), 3.0), "lists"),
         (rows, (0, 0, -1.0), "rows"),
+        (sizes, (1, 1, 7.0), "sizes"),
         (checkpointed, (0, 0, float("nan")), "read True, False now"),
     ],
 )

@@ -22,6 +22,7 @@ class Model(nn.Module):
     def __init__(self, run: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
+        self.random_state: Any = None
         self.run = run
 
     def forward(self, x: Tensor) -> Any:
@@ -107,6 +108,24 @@ def backward_inside(self: Any, x: Tensor) -> Any:
     return loss
 
 
+class RunsForwardAgain(torch.autograd.Function):
+    """A reversible network, as reformer-pytorch and linformer write it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: Any) -> Tensor:
+        ctx.module, module.random_state = module, torch.get_rng_state()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        torch.set_rng_state(ctx.module.random_state)
+        return gradients[0] * 2, None
+
+
+def reversible(self: Any, x: Tensor) -> Any:
+    return RunsForwardAgain.apply(self.linear(x), self).mean()
+
+
 def nothing(self: Any, x: Tensor) -> Any:
     return None
 
@@ -123,6 +142,7 @@ FAILURES = {
     nested: HERE + ".*pad to one length",
     clamped_parameter: r"changes the parameter linear\.weight in place",
     backward_inside: HERE + r".*torch\.autograd\.grad",
+    reversible: HERE + r"torch\.set_rng_state.*without reversible layers",
     nothing: "returns no tensor",
 }
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import enum
 import functools
+import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
 
-from autopar.capture.python_values import Watch, code_digest
+from autopar.capture.python_values import Watch, code_digest, is_of_user
 
 
 class Mode(enum.Enum):
@@ -122,3 +124,22 @@ def test_code_is_told_apart_by_what_it_does_not_by_its_line() -> None:
         exec(compile(text, "file", "exec"), found)
         codes.append(found["f"].__code__)
     assert code_digest(codes[0]) == code_digest(codes[1])
+
+
+@pytest.mark.parametrize(
+    ("place", "beside", "expected"),
+    [
+        ("project/{}/layers.py", "project/{}.egg-info", True),
+        ("target/{}/layers.py", "target/{}-1.0.dist-info", False),
+        ("lib/site-packages/{}/layers.py", "lib/site-packages/other", False),
+    ],
+)
+def test_what_pip_installed_is_not_the_users_wherever_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, beside: str, expected: bool
+) -> None:
+    name = f"package_{expected}_{len(place)}"
+    (tmp_path / beside.format(name)).mkdir(parents=True)
+    module = types.ModuleType(f"{name}.layers")
+    module.__file__ = str(tmp_path / place.format(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert is_of_user(module.__name__) is expected

@@ -24,6 +24,7 @@ BACKWARD = [
     case(aten.leaky_relu_backward.default, lambda s: (x(s, 4), x(s, 4), 0.1, False)),
     case(aten.hardswish.default, lambda s: (x(s, 4) * 4,)),
     case(aten.hardswish_backward.default, lambda s: (x(s, 4), x(s, 4) * 4)),
+    case(aten.mish_backward.default, lambda s: (x(s, 4), x(s, 4) * 4)),
     case(aten.hardsigmoid_backward.default, lambda s: (x(s, 4), x(s, 4) * 4)),
     case(aten.hardtanh_backward.default, lambda s: (x(s, 4), x(s, 4), -1.0, 1.0)),
     case(aten.hardshrink_backward.default, lambda s: (x(s, 4), x(s, 4), 0.5)),

@@ -9,8 +9,9 @@ import pytest
 from autopar.errors import ConfigurationError
 from autopar.schedules.actions import Schedule
 from autopar.schedules.check import check_schedule
-from autopar.schedules.free_search import PassMemory, length_of, search_schedule
+from autopar.schedules.free_search import length_of, search_schedule
 from autopar.schedules.list_scheduler import StageTimes, build_schedule
+from autopar.schedules.searched import PassMemory
 from tests.schedules.test_list_scheduler import makespan, orders, runs
 
 

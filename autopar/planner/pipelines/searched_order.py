@@ -8,19 +8,22 @@ order that is found is played as any other, and taken where it gains and fits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autopar.cost_models.schedule_player import pass_seconds, play_pipeline, send_list
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError
+from autopar.later import later
 from autopar.planner.pipelines.choose_pipeline import Pipeline
 from autopar.planner.problem.limits import LIMITS
 from autopar.plans.plan_text import format_seconds
 from autopar.request.pipeline_request import SEARCHED
 from autopar.schedules.actions import Schedule
-from autopar.schedules.free_search import PassMemory, Searched, search_schedule
 from autopar.schedules.list_scheduler import StageTimes
+from autopar.schedules.searched import PassMemory, Searched
+
+search_schedule: Callable[..., Searched] = later("autopar.schedules.free_search", "search_schedule")
 
 
 def search_order(pipeline: Pipeline, effort: float = 5.0) -> tuple[Pipeline, str]:

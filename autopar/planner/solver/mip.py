@@ -1,4 +1,4 @@
-"""OR-tools' part: HiGHS for a small core, GLOP for linear programs. No other file imports a solver library.
+"""What OR-tools is given: a small core for HiGHS, the master program for GLOP. `linear_solver.py` hands it over.
 
 A core becomes the local-polytope program (x one-hot per node, y the pair indicators, with their marginals
 tied to x):
@@ -7,57 +7,26 @@ tied to x):
                 sum_v m_kv.x_v <= b_k,   x binary,   y >= 0.
 Only x must be binary: y follows. Costs are divided by `scale`, because the tolerances of the solvers are
 absolute.
-
-MathOpt's protocol buffer takes whole columns of triplets (0.05 s for 160,000 variables, and no scipy).
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from ortools.math_opt import (
-    callback_pb2,
-    model_parameters_pb2,
-    model_pb2,
-    parameters_pb2,
-    result_pb2,
-)
-from ortools.math_opt.core.python import solver
 
+from autopar.later import later
 from autopar.planner.solver.deadline import StopSwitch
 from autopar.planner.solver.labelling import Floats, Integers
+from autopar.planner.solver.linear_program import LinearProgram, LinearSolution
+
+solve_linear: Callable[..., LinearSolution] = later("autopar.planner.solver.linear_solver", "solve_linear")
 
 LOOK_SECONDS = 0.02
 """How often the waiting thread looks whether it should stop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearProgram:
-    """minimise objective.x, row_lower <= A x <= row_upper, 0 <= x <= upper; A as triplets sorted by row."""
-
-    objective: Floats
-    upper: Floats
-    num_binary: int
-    rows: Integers
-    columns: Integers
-    values: Floats
-    row_lower: Floats
-    row_upper: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearSolution:
-    """`values` is None without a feasible point; `bound` is proven; `duals` only for a linear program."""
-
-    values: Floats | None
-    objective: float
-    bound: float
-    infeasible: bool
-    duals: Floats | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +95,7 @@ def solve_master(costs: Floats, usage: Floats, penalty: float) -> tuple[float, F
         row_lower=np.concatenate([np.full(rows, -np.inf), [1.0]]),
         row_upper=np.ones(rows + 1),
     )
-    found = _run(program, parameters_pb2.SOLVER_TYPE_GLOP, 60.0, 1e-9)
+    found = solve_linear(program, "GLOP", 60.0, 1e-9)
     if found.duals is None:
         raise RuntimeError(f"GLOP did not solve the master program of {plans} plans and {rows} memory rows")
     return found.objective * scale, np.maximum(-found.duals[:rows] * scale, 0.0)
@@ -214,7 +183,7 @@ def _run_until(stop: StopSwitch, program: LinearProgram, time_limit: float, rela
     found: list[LinearSolution] = []
 
     def work() -> None:
-        found.append(_run(program, parameters_pb2.SOLVER_TYPE_HIGHS, time_limit, relative_gap))
+        found.append(solve_linear(program, "HIGHS", time_limit, relative_gap))
 
     worker = threading.Thread(target=work, name="HiGHS", daemon=True)
     worker.start()
@@ -225,66 +194,3 @@ def _run_until(stop: StopSwitch, program: LinearProgram, time_limit: float, rela
     if not stop.pressed:
         raise RuntimeError("HiGHS failed; its thread has printed why")
     return LinearSolution(values=None, objective=np.inf, bound=-np.inf, infeasible=False, duals=None)
-
-
-def _run(program: LinearProgram, kind: int, time_limit: float, relative_gap: float) -> LinearSolution:
-    parameters = parameters_pb2.SolveParametersProto()
-    parameters.time_limit.FromMilliseconds(max(1, int(1000 * time_limit)))
-    if kind == parameters_pb2.SOLVER_TYPE_HIGHS:
-        parameters.relative_gap_tolerance = relative_gap
-        parameters.absolute_gap_tolerance = 0.0
-    result = solver.solve(
-        _to_proto(program),
-        kind,
-        parameters_pb2.SolverInitializerProto(),
-        parameters,
-        model_parameters_pb2.ModelSolveParametersProto(),
-        None,
-        callback_pb2.CallbackRegistrationProto(),
-        None,
-        None,
-    )
-    return _read(result, len(program.objective), len(program.row_lower))
-
-
-def _to_proto(program: LinearProgram) -> model_pb2.ModelProto:
-    size = len(program.objective)
-    model = model_pb2.ModelProto()
-    model.variables.ids.extend(range(size))
-    model.variables.lower_bounds.extend([0.0] * size)
-    model.variables.upper_bounds.extend(program.upper.tolist())
-    model.variables.integers.extend([True] * program.num_binary + [False] * (size - program.num_binary))
-    used = np.flatnonzero(program.objective)
-    model.objective.linear_coefficients.ids.extend(used.tolist())
-    model.objective.linear_coefficients.values.extend(program.objective[used].tolist())
-    model.linear_constraints.ids.extend(range(len(program.row_lower)))
-    model.linear_constraints.lower_bounds.extend(program.row_lower.tolist())
-    model.linear_constraints.upper_bounds.extend(program.row_upper.tolist())
-    present = np.flatnonzero(program.values)
-    model.linear_constraint_matrix.row_ids.extend(program.rows[present].tolist())
-    model.linear_constraint_matrix.column_ids.extend(program.columns[present].tolist())
-    model.linear_constraint_matrix.coefficients.extend(program.values[present].tolist())
-    return model
-
-
-def _read(result: result_pb2.SolveResultProto, size: int, num_rows: int) -> LinearSolution:
-    reason = result.termination.reason
-    values, duals, objective = None, None, np.inf
-    if result.solutions and result.solutions[0].HasField("primal_solution"):
-        primal = result.solutions[0].primal_solution
-        values, objective = _dense(primal.variable_values, size), float(primal.objective_value)
-    if result.solutions and result.solutions[0].HasField("dual_solution"):
-        duals = _dense(result.solutions[0].dual_solution.dual_values, num_rows)
-    return LinearSolution(
-        values=values,
-        objective=objective,
-        bound=float(result.termination.objective_bounds.dual_bound),
-        infeasible=reason == result_pb2.TERMINATION_REASON_INFEASIBLE,
-        duals=duals,
-    )
-
-
-def _dense(vector: object, size: int) -> Floats:
-    dense = np.zeros(size)
-    dense[np.array(vector.ids, dtype=np.int64)] = np.array(vector.values)  # type: ignore[attr-defined]
-    return dense

@@ -22,6 +22,24 @@ def _sample(output: Any, batch: Inputs) -> Tensor:
     return functional.mse_loss(found, batch["noise"])
 
 
+def _control(output: Any, batch: Inputs) -> Tensor:
+    """Of what ControlNet adds to the skips of a U-Net."""
+    loss: Tensor = sum(added.square().mean() for added in (*output.down_block_res_samples, output.mid_block_res_sample))
+    return loss
+
+
+def _controlled() -> nn.Module:
+    """Its last convolutions are zeros at first, behind which nothing else has a gradient: here they are not."""
+    model = diffusers.ControlNetModel(
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), cross_attention_dim=24, attention_head_dim=8,
+        conditioning_embedding_out_channels=(8, 16), **_BLOCKS,
+    )  # fmt: skip
+    last = (model.controlnet_cond_embedding.conv_out, model.controlnet_mid_block, *model.controlnet_down_blocks)
+    for layer in last:
+        layer.reset_parameters()
+    return without_dropout(model)
+
+
 def _entry(
     name: str, inputs: Callable[[int], Inputs], *, loss: Callable[[Any, Any], Tensor] = _sample, **arguments: Any
 ) -> ZooEntry:
@@ -145,4 +163,18 @@ ENTRIES = (
            down_blocks_repeat_mappers=(1, 1), up_blocks_repeat_mappers=(1, 1), dropout=(0.0, 0.0),
            block_types_per_layer=(("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock"),) * 2,
            clip_text_pooled_in_channels=16, switch_level=(False,), timestep_conditioning_type=("sca",)),
+    ZooEntry(
+        name="diffusers/ControlNetModel", family="diffusion", build=_controlled,
+        inputs=lambda batch: {
+            "sample": torch.randn(batch, 4, 16, 16), "timestep": _steps(batch),
+            "encoder_hidden_states": torch.randn(batch, 6, 24), "controlnet_cond": torch.randn(batch, 3, 32, 32)},
+        loss_fn=_control),
+    _entry("UVit2DModel", lambda batch: {
+               "input_ids": torch.randint(0, 40, (batch, 8, 8)), "encoder_hidden_states": torch.randn(batch, 6, 16),
+               "pooled_text_emb": torch.randn(batch, 16), "micro_conds": torch.rand(batch, 5),
+               "labels": torch.randint(0, 32, (batch, 8, 8))},
+           loss=lambda output, batch: functional.cross_entropy(output, batch["labels"]), hidden_size=32,
+           cond_embed_dim=16, micro_cond_encode_dim=8, micro_cond_embed_dim=40, encoder_hidden_size=16, vocab_size=40,
+           codebook_size=32, in_channels=16, block_out_channels=16, num_res_blocks=1, block_num_heads=2,
+           num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, sample_size=8),
 )  # fmt: skip

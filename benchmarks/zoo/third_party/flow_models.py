@@ -9,6 +9,7 @@ import torch
 import zuko
 from torch import Tensor, nn
 
+from autopar.request.argument_types import Branch
 from benchmarks.zoo.registry import ZooEntry
 
 PACKAGES = ("zuko",)
@@ -26,18 +27,19 @@ class NegativeLogLikelihood(nn.Module):
         return loss
 
 
-def _entry(name: str, flow: Callable[..., Any], **arguments: Any) -> ZooEntry:
+def _entry(name: str, flow: Callable[..., Any], branches: Branch | None = None, **arguments: Any) -> ZooEntry:
     return ZooEntry(
         name=f"zuko/{name}",
         family="tabular",
         build=lambda: NegativeLogLikelihood(flow(features=4, context=3, hidden_features=(32, 32), **arguments)),
         inputs=lambda batch: {"x": torch.rand(batch, 4), "context": torch.randn(batch, 3)},
         batch=16,
+        branches=branches,
     )
 
 
 ENTRIES = (
-    _entry("nice", zuko.flows.NICE, transforms=2),
+    _entry("nice", zuko.flows.NICE, transforms=2, branches="example"),
     _entry("maf", zuko.flows.MAF, transforms=2),
     _entry("nsf", zuko.flows.NSF, transforms=2),
     _entry("sospf", zuko.flows.SOSPF, transforms=2),

@@ -29,14 +29,16 @@ def _voxels(output: Any, batch: Inputs) -> Tensor:
     return functional.cross_entropy(output, batch["labels"])
 
 
-def _entry(name: str, build: Callable[[], nn.Module], side: int = 32, argument: str = "x") -> ZooEntry:
+def _entry(
+    name: str, build: Callable[[], nn.Module], shape: tuple[int, int, int] = (32, 32, 32), argument: str = "x"
+) -> ZooEntry:
     return ZooEntry(
         name=f"monai/{name}",
         family="segmentation",
         build=build,
         inputs=lambda batch: {
-            argument: torch.randn(batch, 1, side, side, side),
-            "labels": torch.randint(0, 3, (batch, side, side, side)),
+            argument: torch.randn(batch, 1, *shape),
+            "labels": torch.randint(0, 3, (batch, *shape)),
         },
         batch=2,
         loss_fn=_voxels,
@@ -58,17 +60,17 @@ ENTRIES = (
     _entry(
         "swin_unetr",
         lambda: SwinUNETR(in_channels=1, out_channels=3, feature_size=12, depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 4)),
-        side=64,
+        shape=(64, 32, 32),  # more than one voxel is left at the bottom
         argument="x_in",
     ),
-    _entry("vnet", lambda: VNet(**_SIZES, dropout_prob_down=0.0, dropout_prob_up=(0.0, 0.0))),
+    _entry("vnet", lambda: VNet(**_SIZES, dropout_prob_down=0.0, dropout_prob_up=(0.0, 0.0)), shape=(16, 16, 16)),
     _entry(
         "dynunet",
         lambda: DynUNet(
             **_SIZES, kernel_size=[3, 3, 3], strides=[1, 2, 2], upsample_kernel_size=[2, 2], filters=[8, 16, 32]
         ),
     ),
-    _entry("highresnet", lambda: HighResNet(**_SIZES), side=16),
+    _entry("highresnet", lambda: HighResNet(**_SIZES), shape=(16, 16, 16)),
     ZooEntry(
         name="monai/densenet_3d",
         family="vision",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.zoo.registry import Inputs, ZooEntry
+from benchmarks.zoo.third_party.without_dropout import without_dropout
 
 PACKAGES = ("timm",)
 
@@ -26,7 +27,7 @@ def _cross_entropy(output: Any, batch: Inputs) -> Tensor:
 def _entry(name: str, side: int = 64, **arguments: Any) -> ZooEntry:
     def build() -> nn.Module:
         model: nn.Module = timm.create_model(name, num_classes=10, **arguments)
-        return model
+        return without_dropout(model)
 
     return ZooEntry(name=f"timm/{name}", family="vision", build=build, inputs=_images(side), loss_fn=_cross_entropy)
 
@@ -46,7 +47,6 @@ ENTRIES = (
     _entry("convnextv2_atto", depths=(1, 1, 2, 1), dims=(16, 32, 48, 64)),
     _entry(
         "swin_tiny_patch4_window7_224",
-        drop_path_rate=0.0,
         img_size=64,
         window_size=4,
         embed_dim=24,
@@ -55,7 +55,7 @@ ENTRIES = (
     ),
     _entry(
         "swinv2_cr_tiny_224",
-        drop_path_rate=0.0,
+        init_values=0.1,  # with its own, 0, the branches say nothing
         img_size=64,
         window_size=4,
         embed_dim=24,

@@ -100,6 +100,12 @@ def zeros(*shape: int) -> Tensor:
     return aten.full(shape, 0, dtype=torch.float32)
 
 
+def test_what_reads_no_value_is_a_factory() -> None:
+    nodes = check_pass([one_spelling], lambda x: x + aten.zero(x) + aten.full_like(x, 2), X)
+    assert names(nodes) == ["full", "add", "full", "add"]
+    assert not nodes[0].all_input_nodes
+
+
 def test_scattered_slices_are_concatenated() -> None:
     def function(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
         first = aten.slice_scatter(zeros(4, 6), a, 1, 0, 2)

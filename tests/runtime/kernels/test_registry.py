@@ -97,7 +97,8 @@ def test_dropout_compiles_ahead_of_time(capability: int, dtype: str) -> None:
 @needs_triton
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("name", ["layer norm of 1024 backward", "silu gated_backward",
-                                  "cross-entropy rows", "cross-entropy backward", "pack", "unpack"])  # fmt: skip
+                                  "cross-entropy rows", "cross-entropy backward", "pack", "unpack",
+                                  "attention of 64 rows"])  # fmt: skip
 def test_nothing_is_spilled(name: str, capability: int) -> None:
     case = next(one for one in compilations() if one.name == name)
     found = compiled(case, "bf16", capability)

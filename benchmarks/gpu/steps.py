@@ -1,0 +1,134 @@
+"""Training steps of one model: under autopar, under torch.compile and eager, with the predicted beside the measured.
+
+All three train the same weights on the same batch in bf16 from fp32 parameters, with a fused AdamW: plain modules under
+torch.autocast, ours under precision="bf16". The plan is the one that was carried; where it does not fit the graph that
+this torch captures, or none was carried, the plan is made here, which on one device needs no solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.errors import AutoparError
+from autopar.plans.parallel_plan import Plan
+from autopar.runtime.parallel_module import ParallelModule
+from benchmarks.gpu.models import MODELS
+from benchmarks.gpu.stage import Place, Row, attempted
+from benchmarks.gpu.timing import free_memory, measured_steps
+from benchmarks.plan_quality.settings import Inputs
+
+LEARNING_RATE = 1e-4
+FIRST_STEPS = 2
+"""What compiles, and what makes the optimizer's state."""
+
+
+def plan_path(folder: Path, name: str, *, tiny: bool) -> Path:
+    """Where the plan of a model is carried."""
+    return folder / f"{name}{'-tiny' if tiny else ''}.plan.json"
+
+
+def run(place: Place, model: str, steps: int, backend: str) -> Iterator[Row]:
+    """A row for each of the three, then what they are to each other. backend: of torch.compile."""
+    ways: dict[str, Callable[[], Row]] = {
+        "autopar": lambda: ours(place, model, steps),
+        "torch.compile": lambda: plain(place, model, steps, lambda module: torch.compile(module, backend=backend)),
+        "eager": lambda: plain(place, model, steps, lambda module: module),
+    }
+    rows = {}
+    for name, way in ways.items():
+        yield (row := attempted(name, way))
+        if "error" not in row:
+            rows[name] = row
+        free_memory(place.device)
+    if "autopar" in rows:
+        yield compared(rows)
+
+
+def compared(rows: dict[str, Row]) -> Row:
+    """Ours to the others: how many times as fast, of how many bytes, how far the first loss is apart."""
+    mine, row = rows["autopar"], {"case": "compared"}
+    for other, word in (("torch.compile", "compile"), ("eager", "eager")):
+        if other in rows:
+            row[f"speed_of_{word}"] = rows[other]["seconds"] / mine["seconds"]
+            row[f"bytes_of_{word}"] = mine["peak_bytes"] / rows[other]["peak_bytes"]
+            row[f"loss_beside_{word}"] = mine["first_loss"] - rows[other]["first_loss"]
+    return row
+
+
+def ours(place: Place, name: str, steps: int) -> Row:
+    """Under autopar, with the prediction of its plan."""
+    module, inputs, plan_source = compiled(place, name)
+    plan = module.plan
+    assert isinstance(plan, Plan)
+    found = trained(place, module, lambda: module(**inputs), steps)
+    predicted = plan.predicted
+    return {
+        **found,
+        "plan": plan_source,
+        "cluster": plan.cluster,
+        "prices": plan.profile,
+        "kernel_backend": plan.kernel_backend,
+        "kernels": list(plan.kernels),
+        "predicted_seconds": predicted.step_seconds,
+        "predicted_peak_bytes": predicted.peak_bytes,
+        "predicted_bytes_by_kind": dict(predicted.bytes_by_kind),
+        "step_error": abs(predicted.step_seconds / found["seconds"] - 1),
+        "peak_error": abs(predicted.peak_bytes / found["peak_bytes"] - 1),
+    }
+
+
+def compiled(place: Place, name: str) -> tuple[ParallelModule, Inputs, str]:
+    """The module, its inputs, and whose plan it is."""
+    path = plan_path(place.carried, name, tiny=place.rehearse) if place.carried is not None else None
+    why = "none was carried"
+    if path is not None and path.exists():
+        try:
+            return *_compiled(place, name, path), "carried"
+        except AutoparError as error:
+            why = str(error)
+    return *_compiled(place, name, None), f"made here: {why}"
+
+
+def _compiled(place: Place, name: str, plan: Path | None) -> tuple[ParallelModule, Inputs]:
+    made = MODELS[name].made(place.device, tiny=place.rehearse)
+    module = autopar.compile(
+        made.model, dict(made.inputs), plan=plan, optimizer=torch.optim.AdamW, precision="bf16", mode="fast"
+    )
+    return module, made.inputs
+
+
+def plain(place: Place, name: str, steps: int, wrapped: Callable[[nn.Module], Callable[..., Tensor]]) -> Row:
+    """The module as torch runs it."""
+    made = MODELS[name].made(place.device, tiny=place.rehearse)
+    call = wrapped(made.model)
+
+    def loss() -> Tensor:
+        with torch.autocast(place.device.type, torch.bfloat16):
+            return call(**made.inputs)
+
+    return trained(place, made.model, loss, steps)
+
+
+def trained(place: Place, module: nn.Module, loss_of: Callable[[], Tensor], steps: int) -> Row:
+    """Steps of a module: the first loss, seconds and bytes."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, fused=True)
+
+    def step() -> Tensor:
+        loss = loss_of()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    first_loss = float(step())
+    for _ in range(FIRST_STEPS - 1):
+        step()
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    known = [*module.parameters(), *module.buffers(), *states]
+    return {"first_loss": first_loss, **asdict(measured_steps(step, place.device, steps, known))}
