@@ -134,7 +134,7 @@ def _attention() -> Iterator[Compilation]:
     attention = _module("attention")
     pointers = {"row_index": "*i64", "key_index": "*i64", "starts": "*i64", "seed": "*i64", "logsumexp": "*fp32",
                 "delta": "*fp32", "grad_mask": "*fp32"}  # fmt: skip
-    numbers = {name: "i32" for name in ("heads", "groups", "inner", "queries", "keys", "salt")}
+    numbers = dict.fromkeys(("heads", "groups", "inner", "queries", "keys", "salt"), "i32")
     numbers |= {f"{of}_{dim}": "i64" for of in ("mask", "grad") for dim in ("outer", "inner", "head", "row", "column")}
     numbers |= {"width": "i64", "threshold": "i64", "scale": "fp32", "kept_scale": "fp32"}
     for width in (64, 128, 256):

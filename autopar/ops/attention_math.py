@@ -76,8 +76,8 @@ def attend_backward(
         grads = fused.backward(grad, rows, keys, values, result, sums)
         return _stored(query, key, value, grads, groups)
     if _is_indexed(query, options):
-        grads = _indexed_backward(grad_out, query, key, value, out, logsumexp, options, with_mask=False)[:3]
-        return _stored(query, key, value, grads, groups)
+        ours = _indexed_backward(grad_out, query, key, value, out, logsumexp, options, with_mask=False)
+        return _stored(query, key, value, ours[:3], groups)
     keys, values = (repeat_heads(x, heads) for x in (key, value))
     grads = backward_formulas(grad_out, query, keys, values, out, logsumexp, options)[:3]
     return _stored(query, key, value, grads, groups)

@@ -31,7 +31,8 @@ def indexed_attention_reference(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out (B, H, S, E), logsumexp (B, H, S) in fp32)."""
     options = _options(query, mask, inner, is_causal, scale, rows, keys, dropout_p, seed, salt, starts, width)
-    out, logsumexp = attention_formulas(*(_outer(x, inner) for x in (query, key, value)), options)
+    query, key, value = (_outer(x, inner) for x in (query, key, value))
+    out, logsumexp = attention_formulas(query, key, value, options)
     return out.flatten(0, 1).contiguous(), logsumexp.flatten(0, 1).float()
 
 
@@ -55,7 +56,7 @@ def indexed_attention_backward_reference(
 
 def _outer(x: Tensor, inner: int) -> Tensor:
     """(B, ...) as (outer, inner, ...)."""
-    return x.unflatten(0, (-1, inner))
+    return x.reshape(-1, inner, *x.shape[1:])
 
 
 def _options(
@@ -75,7 +76,7 @@ def _options(
         numbers = starts[:, None, None] + rows[None, :, None] * width + keys[None, None, :]
         words = philox((numbers // LANES).reshape(-1), salt, 0, seed)
         words = words.gather(1, (numbers % LANES).reshape(-1, 1)).reshape(numbers.shape)
-        kept = _outer((words >= drop_threshold(dropout_p)).unflatten(0, query.shape[:2]), inner)
+        kept = _outer((words >= drop_threshold(dropout_p)).reshape(*query.shape[:2], *words.shape[1:]), inner)
     return ScoreOptions(mask=mask, scale=scale, kept=kept, dropout_p=dropout_p)
 
 

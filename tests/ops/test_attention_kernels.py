@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.ops import attention_math, capability
-from autopar.ops.attention_formulas import Draws
+from autopar.ops.attention_formulas import Draws, ScoreOptions
 from autopar.ops.attention_kernels import fused_kernel
-from autopar.ops.attention_math import ScoreOptions, attend, attend_backward, attend_backward_with_mask
+from autopar.ops.attention_math import attend, attend_backward, attend_backward_with_mask
 from autopar.ops.random_index import full_runs
 from benchmarks.fake_cuda.tensors import fake_cuda
 
