@@ -48,7 +48,7 @@ def indexed_attention_backward_reference(
     key, value = (repeat_heads(_outer(x, inner), query.shape[-3]) for x in (key, value))
     *grads, of_scores = backward_formulas(grad, query, key, value, result, sums, options)
     of_query, of_key, of_value = (x.flatten(0, 1).contiguous() for x in grads)
-    of_mask = of_scores.new_empty(0)
+    of_mask = query.new_empty(0)
     if with_mask and mask is not None:
         of_mask = of_scores.sum_to_size(mask.shape).to(mask.dtype)
     return of_query, sum_heads(of_key, groups), sum_heads(of_value, groups), of_mask

@@ -299,7 +299,7 @@ def indexed_attention_backward(
     rows_kernel[triton.cdiv(queries, tile[0]), batch * heads](
         *tensors, grads[0], of_mask, *call[:10], *strides, *call[10:], **constants, WITH_MASK=with_mask
     )
-    return grads[0], grads[1], grads[2], of_mask if mask is None else of_mask.to(mask.dtype)
+    return grads[0], grads[1], grads[2], of_mask.to(mask.dtype if with_mask and mask is not None else query.dtype)
 
 
 def _or(x: Tensor | None, other: Tensor) -> Tensor:

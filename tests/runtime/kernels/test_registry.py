@@ -75,7 +75,7 @@ def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[
         ("interpreted_kernels", "rms_norm_backward"),
         ("interpreted_kernels", "pack"),
         ("interpreted_kernels", "quantised_rows"),
-        ("interpreted_kernels", "indexed_attention_backward"),
+        ("interpreted_kernels", "indexed_attention"),
     ],
 )
 def test_a_fault_is_noticed(module: str, fault: str, interpreted: dict[str, int | str]) -> None:
