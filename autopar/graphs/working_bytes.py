@@ -48,7 +48,8 @@ def working_bytes(node: fx.Node) -> int:
 @cache
 def _measured(function: Any, args: Any, kwargs: Any) -> int:
     given, named = _thawed(args), dict(_thawed(kwargs))
-    with _Held() as held:
+    held = _Held()
+    with held:
         results = function(*given, **named)
     return held.most - held.bytes_of(results)
 
@@ -73,7 +74,8 @@ class _Held(TorchDispatchMode):
 
     def bytes_of(self, results: Any) -> int:
         """Of those that were made here."""
-        return sum(self._living.get(key, 0) for key in {id(tensor.untyped_storage()) for tensor in _tensors(results)})
+        made = {id(tensor.untyped_storage()) for tensor in _tensors(results)}
+        return sum(self._living.get(key, 0) for key in made)
 
 
 def _tensors(tree: Any) -> Iterable[Tensor]:

@@ -1,4 +1,4 @@
-"""Emitted steps beside their plans: `python -m benchmarks.fake_cuda [--only NAME ...] [--zoo] [--json] [--output FILE]`.
+"""Emitted steps beside their plans: `python -m benchmarks.fake_cuda [--only NAME ...] [--zoo] [--output FILE]`.
 
 Every row plans a model for H100s and runs what one rank would run, forward, backward and AdamW, on fake CUDA tensors.
 `--add` keeps the rows that a file already has and replaces those of the same models.

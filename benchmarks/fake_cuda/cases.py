@@ -26,9 +26,11 @@ from autopar.questions import capture_example
 from autopar.request import Request
 from benchmarks.fake_cuda.checks import PlannedBytes, faults, planned_bytes
 from benchmarks.fake_cuda.rank_step import Record, run_rank
-from benchmarks.models import Inputs, images_and_labels, vit, workload
+from benchmarks.models import WORKLOADS, Inputs, images_and_labels, vit, workload
+from benchmarks.vision import ResNet
 from benchmarks.zoo.registry import ZooEntry, entries, make
 
+LARGE_WORKLOADS = ("gpt2", "gpt2-1.3b", "llama3-8b", "olmoe-64-experts", "unet", "t5")
 OPTIMIZER = torch.optim.AdamW
 Made: TypeAlias = tuple[nn.Module, Inputs]
 
@@ -52,21 +54,24 @@ def _vit_large() -> Made:
     return model, {name: value.bfloat16() if value.is_floating_point() else value for name, value in inputs.items()}
 
 
+def _resnet_34() -> Made:
+    with torch.device("meta"):
+        model = ResNet(width=64, blocks=(3, 4, 6, 3), classes=1000).bfloat16().train()
+        inputs = {"images": torch.randn(128, 3, 224, 224).bfloat16(), "labels": torch.randint(0, 1000, (128,))}
+    return model, inputs
+
+
 def _large(name: str, build: Callable[[], Made]) -> Case:
     return Case(name=name, build=build, cluster="8 H100-SXM", rank=5, asked={"mode": "fast"})
 
 
 LARGE: Mapping[str, Case] = {
-    name: _large(name, build)
-    for name, build in {
-        "gpt2": partial(workload, "gpt2"),
-        "gpt2-1.3b": partial(workload, "gpt2-1.3b"),
-        "llama3-8b": partial(workload, "llama3-8b"),
-        "vit-large": _vit_large,
-        "olmoe-64-experts": partial(workload, "olmoe-64-experts"),
-        "unet": partial(workload, "unet"),
-        "t5": partial(workload, "t5"),
-    }.items()
+    case.name: case
+    for case in (
+        *(_large(name, partial(workload, name)) for name in WORKLOADS if name in LARGE_WORKLOADS),
+        _large("vit-large", _vit_large),
+        _large("resnet-34", _resnet_34),
+    )
 }
 
 
@@ -111,9 +116,7 @@ def row(case: Case) -> dict[str, Any]:
 
 def recorded(case: Case, model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Record, PlannedBytes, dict[str, Any]]:
     """The record of the case's rank, what was planned of its bytes, and what a row says of the plan."""
-    request = Request(
-        cluster=Cluster.parse(case.cluster), optimizer=OPTIMIZER, with_baselines=False, **case.asked
-    )
+    request = Request(cluster=Cluster.parse(case.cluster), optimizer=OPTIMIZER, with_baselines=False, **case.asked)
     captured = capture_example(model, (), dict(inputs), request, Captures())
     plan = make_plan(captured.program, request, recapture=captured)
     parts = captured.program if plan.in_one_part else planned_parts(captured.program, plan.micro_batches, captured)

@@ -38,7 +38,9 @@ LAYOUT_OPERATORS = frozenset([
 ])  # fmt: skip
 """Operators that are priced as a copy, and make none where their operand lies as it is wanted."""
 
-STATISTICS = frozenset(["native_layer_norm", "native_group_norm"])
+STATISTICS = frozenset([
+    "native_layer_norm", "native_group_norm", "_native_batch_norm_legit_functional", "normalise_batch"
+])  # fmt: skip
 """Norms whose further results CUDA keeps in float32, where the CPU, on which models are captured, keeps the dtype."""
 
 
@@ -120,7 +122,10 @@ def _in_order(record: Record) -> Iterator[tuple[fx.Node, list[int]]]:
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    return is_getitem(node) and node.args[1] in (1, 2) and base_name(node.all_input_nodes[0].target) in STATISTICS
+    if not is_getitem(node):
+        return False
+    source, index = node.all_input_nodes[0], node.args[1]
+    return isinstance(index, int) and index > 0 and base_name(source.target) in STATISTICS
 
 
 def _kernels(record: Record) -> Iterator[str]:
@@ -137,9 +142,7 @@ def _kernels(record: Record) -> Iterator[str]:
         yield from _kernels_of(record.place(turns[0]), node, groups[node.graph], names)
 
 
-def _kernels_of(
-    place: str, node: fx.Node, groups: Mapping[fx.Node, int], launched: Sequence[str]
-) -> Iterator[str]:
+def _kernels_of(place: str, node: fx.Node, groups: Mapping[fx.Node, int], launched: Sequence[str]) -> Iterator[str]:
     name = base_name(node.target)
     if node not in groups:
         if launched:

@@ -3,9 +3,9 @@
     run_rank(program, plan, torch.optim.AdamW, rank=3)      ->  Record: calls, storages, what the lowered graphs say
 
 The graphs are those that `emit_step` binds, called as the runtime calls them: forward, then backward with what forward
-saved; behind them the optimizer steps, which did so once before. Outside of autograd, in which fake CUDA tensors abort on a machine without CUDA. Every value of a graph ends
-where the emitted code drops it. A plan for inductor runs node by node: kernels that inductor fuses hold less between
-them, and the predicted memory counts nodes too.
+saved; behind them the optimizer steps, which did so once before. Outside of autograd, in which fake CUDA tensors abort
+on a machine without CUDA. Every value of a graph ends where the emitted code drops it. A plan for inductor runs node by
+node: kernels that inductor fuses hold less between them, and the predicted memory counts nodes too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOWERED = "lowered"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a step did. lowered: the step that ran; resident_bytes: parameters of this rank, and their optimizer's state;
+    """What a step did. lowered: the step that ran; resident_bytes: parameters of this rank, their optimizer's state;
     step_end: number of the first call of the optimizer."""
 
     lowered: LoweredStep
@@ -98,7 +98,9 @@ def run_rank(
 
 def _recorded(step: Step, lowered: LoweredStep, optimizer: type[torch.optim.Optimizer]) -> Record:
     inputs = [value for value in step.bound_inputs if value.role == "parameter"]
-    parameters = {value.name: nn.Parameter(_made(value), requires_grad=value.dtype.is_floating_point) for value in inputs}
+    parameters = {
+        value.name: nn.Parameter(_made(value), requires_grad=value.dtype.is_floating_point) for value in inputs
+    }
     trained = [parameters[o.name] for o in step.lowered.outputs if o.role == "gradient" and o.name in parameters]
     updates = _first_update(optimizer, trained)
     recorder = Recorder()

@@ -9,7 +9,7 @@ start CUDA in the Python bindings of a few methods; these go to their operators 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -68,7 +68,7 @@ def _without_formulas() -> Any:
     return library
 
 
-_METHODS: Mapping[str, Callable[..., Any]] = {
+_METHODS: Mapping[str, Any] = {
     "contiguous": lambda x, memory_format=torch.contiguous_format: _aten.contiguous(x, memory_format=memory_format),
     "__invert__": lambda x: _aten.bitwise_not(x),
     "__getitem__": _item,
@@ -80,5 +80,5 @@ _METHODS: Mapping[str, Callable[..., Any]] = {
 def fake_cuda() -> Iterator[None]:
     """While active, tensors are made fake, on whatever device they are asked for, and no gradients are recorded."""
     _without_formulas()
-    with FakeTensorMode(), torch.no_grad(), mock.patch.multiple(FakeTensor, **_METHODS, create=True):
+    with FakeTensorMode(), torch.no_grad(), mock.patch.multiple(FakeTensor, create=True, **_METHODS):
         yield
