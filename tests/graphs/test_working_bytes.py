@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from autopar.graphs.working_bytes import working_bytes
-from autopar.ops import statistics
+from autopar.ops import blocks, statistics
 
 ELEMENTS = 4 * 8 * 16
 CHANNELS = 8 * 4
@@ -32,6 +32,11 @@ def test_a_batch_norm_holds_wide_copies_of_its_block(dtype: torch.dtype, copies:
     block, channels = (4, 8, 16), (8,)
     node = _node(statistics.batch_norm_gradients, dtype, block, block, channels, channels, channels, (2, 8), 64)
     assert abs(working_bytes(node) - copies * ELEMENTS * dtype.itemsize) <= 4 * CHANNELS
+
+
+def test_joined_pieces_of_an_uneven_dim_hold_the_padding_too() -> None:
+    joined = (blocks.pieces_joined, torch.float32, (8, 3, 4), [[1, 1, 2]], [4, 6, 4], [4, 5, 4])
+    assert working_bytes(_node(*joined)) == 4 * 6 * 4 * 4
 
 
 def test_kernels_of_torch_hold_nothing_more() -> None:
