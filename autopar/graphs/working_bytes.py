@@ -42,8 +42,10 @@ WRITTEN_IN_TORCH = frozenset({
 
 
 def working_bytes(node: fx.Node) -> int:
-    """Most bytes that a node of a lowered graph holds beyond its operands and results; 0 for what is a kernel."""
-    if node.target not in WRITTEN_IN_TORCH:
+    """Most bytes that a node of a lowered graph holds beyond its operands and results; 0 for what is a kernel, and for
+    helpers whose operands were not described."""
+    described = all("local_shape" in operand.meta and "dtype" in operand.meta for operand in node.all_input_nodes)
+    if node.target not in WRITTEN_IN_TORCH or not described:
         return 0
     return _measured(node.target, _frozen(node.args), _frozen(tuple(node.kwargs.items())))
 

@@ -41,3 +41,10 @@ def test_joined_pieces_of_an_uneven_dim_hold_the_padding_too() -> None:
 
 def test_kernels_of_torch_hold_nothing_more() -> None:
     assert working_bytes(_node(torch.ops.aten.mul.Tensor, torch.float32, (4, 8, 16), 2.0)) == 0
+
+
+def test_operands_that_nobody_described_are_no_error() -> None:
+    graph = fx.Graph()
+    operand = graph.placeholder("x")
+    operand.meta = {}
+    assert working_bytes(graph.call_function(statistics.channel_sums, (operand,))) == 0
