@@ -25,7 +25,8 @@ from torch import Tensor
 from autopar.cost_models.operator_costs import operator_seconds
 from autopar.cost_models.operator_sizes import AttentionSizes, flops_of
 from autopar.hardware.cluster import Cluster
-from autopar.ops.attention_math import ScoreOptions, attend, attend_backward
+from autopar.ops.attention_formulas import ScoreOptions
+from autopar.ops.attention_math import attend, attend_backward
 from benchmarks.results import write_results
 
 SHAPES = ((2, 8, 2048, 64), (2, 8, 1024, 64), (1, 4, 4096, 128))

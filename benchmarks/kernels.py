@@ -1,4 +1,4 @@
-"""Triton kernels compiled for sm_80 and sm_90 without a GPU: python -m benchmarks.kernels [--write]
+"""Triton kernels compiled for sm_80, sm_90 and sm_100 without a GPU: python -m benchmarks.kernels [--write]
 
 Every kernel, at the sizes of large models and in fp32 and bf16: registers and shared memory of a program, the bytes of
 a thread's stack (what does not fit the registers is spilled there), and the warps that run it, as the compiler's own
@@ -26,7 +26,7 @@ from autopar.ops.packing import pack_reference
 from benchmarks.results import write_results
 
 RESULTS = Path(__file__).parent / "results" / "kernels.json"
-CAPABILITIES = (80, 90)
+CAPABILITIES = (80, 90, 100)
 DTYPES = ("fp32", "bf16")
 VOCABULARY = 32064
 PIECES = 8
@@ -44,6 +44,7 @@ class Compilation:
     num_warps: int = 4
     types: Mapping[str, str]
     """Triton types of arguments; those without are pointers to elements of the dtype."""
+    dtypes: tuple[str, ...] = DTYPES
     least_capability: int = 80
     """The first for which it compiles."""
 
@@ -114,6 +115,7 @@ def compilations() -> Iterator[Compilation]:
         name = kernel.removesuffix("_kernel")
         yield Compilation(name=name, module="packing", kernel=kernel, constants=cut, types=sizes)
 
+    yield from _attention()
     float8 = {"out": "*fp8e4nv", "scales": "*fp32", "largest": "*fp32"}
     float8 |= dict.fromkeys(("row_stride", "column_stride"), "i32")
     for kernel in ("rows_kernel", "largest_kernel", "tensor_kernel"):
@@ -125,6 +127,34 @@ def compilations() -> Iterator[Compilation]:
             types=float8 | sizes,
             least_capability=89,
         )
+
+
+def _attention() -> Iterator[Compilation]:
+    """Attention of heads of 64, 128 and 256 with everything that it can be asked for."""
+    attention = _module("attention")
+    pointers = {"row_index": "*i64", "key_index": "*i64", "starts": "*i64", "seed": "*i64", "logsumexp": "*fp32",
+                "delta": "*fp32", "grad_mask": "*fp32"}  # fmt: skip
+    numbers = dict.fromkeys(("heads", "groups", "inner", "queries", "keys", "salt"), "i32")
+    numbers |= {f"{of}_{dim}": "i64" for of in ("mask", "grad") for dim in ("outer", "inner", "head", "row", "column")}
+    numbers |= {"width": "i64", "threshold": "i64", "scale": "fp32", "kept_scale": "fp32"}
+    for width in (64, 128, 256):
+        for dtype, element_bytes in (("bf16", 2), ("fp32", 4)):
+            rows, keys, warps = attention.tile_of(width, element_bytes)
+            constants = {
+                "WIDTH": width, "VALUES": width, "ROWS": rows, "KEYS": keys, "BLOCK": width, "BLOCK_VALUES": width,
+                "CAUSAL": True, "MASK": 1, "DROP": True, "ALIGNED": True,
+                "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+            }  # fmt: skip
+            for kernel in ("forward_kernel", "keys_kernel", "rows_kernel"):
+                yield Compilation(
+                    name=f"attention of {width} {kernel.removesuffix('_kernel')}",
+                    module="attention",
+                    kernel=kernel,
+                    constants=constants | ({"WITH_MASK": True} if kernel == "rows_kernel" else {}),
+                    num_warps=warps,
+                    types=pointers | numbers,
+                    dtypes=(dtype,),
+                )
 
 
 def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
@@ -203,7 +233,7 @@ def main(arguments: list[str]) -> None:
     """Print, and with --write store, what every kernel takes."""
     import triton
 
-    found = [compiled(case, dtype, at) for case in compilations() for dtype in DTYPES for at in CAPABILITIES
+    found = [compiled(case, dtype, at) for case in compilations() for dtype in case.dtypes for at in CAPABILITIES
              if at >= case.least_capability]  # fmt: skip
     for one in found:
         print(

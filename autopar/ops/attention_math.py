@@ -1,7 +1,8 @@
-"""Attention on plain tensors: the reference that every kernel is compared with.
+"""Attention on plain tensors: which kernel computes it.
 
-Two ways to the same numbers: torch's fused kernels of the device where there is one (`attention_kernels`) and nothing
-is dropped, else the formulas written out with the logsumexp, in fp32 at least. A causal mask is computed as whole and
+Three ways to the same numbers: torch's fused kernels of the device where there is one (`attention_kernels`) and nothing
+is dropped; on CUDA a kernel of ours for what torch has none (`indexed_attention`); else the formulas written out with
+the logsumexp (`attention_formulas`). A causal mask is computed as whole and
 causal blocks (`attention_blocks`), which are joined by their logsumexp:
 
     out = sum of out_i exp(logsumexp_i - logsumexp),    logsumexp = log of the sum of exp(logsumexp_i)
@@ -19,31 +20,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from autopar.ops.attention_blocks import KeyBlock, RowBlock, Run, causal_blocks
+from autopar.ops.attention_blocks import KeyBlock, RowBlock, causal_blocks
+from autopar.ops.attention_formulas import (
+    ScoreOptions,
+    attention_formulas,
+    backward_formulas,
+    repeat_heads,
+    runs_of,
+    scale_of,
+    store_by_sequence,
+    sum_heads,
+    visible_pairs,
+)
 from autopar.ops.attention_kernels import FusedKernel, Scores, fused_kernel
-from autopar.ops.random_index import run_indices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreOptions:
-    """What the scores go through.
-
-    mask: added to the scores, or bool with True = attend; broadcastable to (..., H, S, T). is_causal: row i sees keys
-        0..i by global index. rows, keys: the runs of global indices that are here; None: all. kept: bool
-        (..., H, S, T), the dropout mask.
-    """
-
-    mask: Tensor | None = None
-    is_causal: bool = False
-    scale: float | None = None
-    rows: tuple[Run, ...] | None = None
-    keys: tuple[Run, ...] | None = None
-    kept: Tensor | None = None
-    dropout_p: float = 0.0
+from autopar.ops.indexed_attention import INDEXED_DIMS, indexed_attention, indexed_attention_backward
+from autopar.ops.philox import LANES
+from autopar.ops.random_index import full_runs, global_index, run_indices
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> tuple[Tensor, Tensor]:
@@ -54,11 +51,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> 
         out, logsumexp = fused.forward(*map(_one_batch_dim, (query, key, value)))
         out = out.reshape(*query.shape[:-1], value.shape[-1])
         return store_by_sequence(out), logsumexp.reshape(query.shape[:-1]).contiguous()
-    key, value = (_repeat_heads(x, query.shape[-3]) for x in (key, value))
-    scores = _scores(query, key, options)
-    logsumexp = scores.logsumexp(-1)
-    weights = _drop(_weights(scores, logsumexp), options)
-    return store_by_sequence((weights @ value.to(weights.dtype)).to(query.dtype)), logsumexp
+    if _is_indexed(query, options):
+        out, logsumexp = indexed_attention(*_indexed(query, key, value, options))
+        return store_by_sequence(out.reshape(*query.shape[:-1], value.shape[-1])), logsumexp.reshape(query.shape[:-1])
+    return attention_formulas(query, key, value, options)
 
 
 def attend_backward(
@@ -79,8 +75,11 @@ def attend_backward(
         grad, rows, keys, values, result = map(_one_batch_dim, (grad_out, query, key, value, out))
         grads = fused.backward(grad, rows, keys, values, result, sums)
         return _stored(query, key, value, grads, groups)
-    keys, values = (_repeat_heads(x, heads) for x in (key, value))
-    grads = _backward_formulas(grad_out, query, keys, values, out, logsumexp, options)[:3]
+    if _is_indexed(query, options):
+        ours = _indexed_backward(grad_out, query, key, value, out, logsumexp, options, with_mask=False)
+        return _stored(query, key, value, ours[:3], groups)
+    keys, values = (repeat_heads(x, heads) for x in (key, value))
+    grads = backward_formulas(grad_out, query, keys, values, out, logsumexp, options)[:3]
     return _stored(query, key, value, grads, groups)
 
 
@@ -95,10 +94,13 @@ def attend_backward_with_mask(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and of the additive mask, summed over the dims along which it broadcasts."""
     heads, groups = query.shape[-3], key.shape[-3]
-    keys, values = (_repeat_heads(x, heads) for x in (key, value))
-    *grads, grad_scores = _backward_formulas(grad_out, query, keys, values, out, logsumexp, options)
     mask = options.mask
     assert mask is not None, "an attention without a mask has no gradient of one"
+    if _is_indexed(query, options):
+        *grads, grad_mask = _indexed_backward(grad_out, query, key, value, out, logsumexp, options, with_mask=True)
+        return *_stored(query, key, value, grads, groups), grad_mask.reshape(mask.shape)
+    keys, values = (repeat_heads(x, heads) for x in (key, value))
+    *grads, grad_scores = backward_formulas(grad_out, query, keys, values, out, logsumexp, options)
     return *_stored(query, key, value, grads, groups), grad_scores.sum_to_size(mask.shape).to(mask.dtype)
 
 
@@ -106,37 +108,9 @@ def _stored(
     query: Tensor, key: Tensor, value: Tensor, grads: Sequence[Tensor], groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients shaped like their tensors, those of shared heads summed, stored by sequence."""
-    summed = (grads[0], *(grad if grad.shape[-3] == groups else _sum_heads(grad, groups) for grad in grads[1:]))
+    summed = (grads[0], *(grad if grad.shape[-3] == groups else sum_heads(grad, groups) for grad in grads[1:]))
     found = [store_by_sequence(grad.reshape(x.shape)) for grad, x in zip(summed, (query, key, value), strict=True)]
     return found[0], found[1], found[2]
-
-
-def store_by_sequence(x: Tensor) -> Tensor:
-    """The same values, contiguous in memory as (..., S, H, D)."""
-    return x.transpose(-3, -2).contiguous().transpose(-3, -2)
-
-
-def _backward_formulas(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    options: ScoreOptions,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and of the scores (those in the dtype of the sums)."""
-    weights = _weights(_scores(query, key, options), logsumexp)
-    wide = weights.dtype
-    grad = grad_out.to(wide)
-    grad_value = _drop(weights, options).transpose(-1, -2) @ grad
-    grad_weights = _drop(grad @ value.to(wide).transpose(-1, -2), options)
-    row_sums = (grad * out.to(wide)).sum(-1, keepdim=True)
-    grad_scores = weights * (grad_weights - row_sums)
-    grad_products = grad_scores * _scale(query, options)
-    grad_query = grad_products @ key.to(wide)
-    grad_key = grad_products.transpose(-1, -2) @ query.to(wide)
-    return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), grad_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +127,9 @@ class _Fused:
         mask = _one_mask(query, key, options)
         blocks = None
         if options.is_causal and mask is None:
-            rows, keys = _runs(query, key, options)
+            rows, keys = runs_of(query, key, options)
             blocks = causal_blocks(rows, keys)
-        return _Fused(kernel, Scores(scale=_scale(query, options), mask=mask), blocks)
+        return _Fused(kernel, Scores(scale=scale_of(query, options), mask=mask), blocks)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """(out, logsumexp)."""
@@ -218,24 +192,12 @@ def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _kernel(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> FusedKernel | None:
-    if options.kept is not None or min(query.numel(), key.numel(), value.numel()) == 0:
+    if options.drops or min(query.numel(), key.numel(), value.numel()) == 0:
         return None
     mask = options.mask
     if mask is not None and query.dim() > 4 and mask.dim() > 3:
         return None  # a kernel has one batch dim, over which such a mask broadcasts in part
     return fused_kernel(query, value, mask is not None)
-
-
-def _runs(query: Tensor, key: Tensor, options: ScoreOptions) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    rows = ((0, query.shape[-2]),) if options.rows is None else options.rows
-    keys = ((0, key.shape[-2]),) if options.keys is None else options.keys
-    return rows, keys
-
-
-def _visible(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor:
-    """bool (S, T): the causal mask of these rows and keys."""
-    rows, keys = (run_indices(runs, query.device) for runs in _runs(query, key, options))
-    return keys <= rows.unsqueeze(-1)
 
 
 def _one_mask(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor | None:
@@ -244,46 +206,54 @@ def _one_mask(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor | Non
     if mask is None:
         return None
     if mask.dtype == torch.bool:
-        seen = mask & _visible(query, key, options) if options.is_causal else mask
+        seen = mask & visible_pairs(query, key, options) if options.is_causal else mask
         return torch.zeros(seen.shape, dtype=query.dtype, device=mask.device).masked_fill_(~seen, -math.inf)
     mask = mask.to(query.dtype)
-    return mask.masked_fill(~_visible(query, key, options), -math.inf) if options.is_causal else mask
+    return mask.masked_fill(~visible_pairs(query, key, options), -math.inf) if options.is_causal else mask
+
+
+def _is_indexed(query: Tensor, options: ScoreOptions) -> bool:
+    """Whether the operator with a kernel of ours computes it. Its gradient of a mask adds up in any order."""
+    if query.device.type != "cuda" or options.kept is not None or torch.are_deterministic_algorithms_enabled():
+        return False
+    mask = options.mask
+    return query.dtype != torch.float64 and (mask is None or max(query.dim(), mask.dim()) <= INDEXED_DIMS)
+
+
+def _indexed(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> tuple[Any, ...]:
+    """The operands of `indexed_attention`."""
+    inner = query.shape[-4] if query.dim() == INDEXED_DIMS else 1
+    mask, draws = options.mask, options.draws
+    if mask is not None:
+        mask = mask.reshape(*(1,) * (query.dim() - mask.dim()), *mask.shape)
+        mask = mask if mask.dim() == INDEXED_DIMS else mask.unsqueeze(1)
+        mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
+    rows, keys = runs_of(query, key, options)
+    shape = (*query.shape[:-1], key.shape[-2]) if draws is None else tuple(draws.shape)
+    runs = full_runs(shape) if draws is None else draws.runs
+    starts = global_index(shape[:-2], runs[:-2], query.device).reshape(-1) * (shape[-2] * shape[-1])
+    aligned = len(keys) == 1 and keys[0][0] % LANES == 0 and shape[-1] % LANES == 0
+    return (
+        *map(_one_batch_dim, (query, key, value)), mask, inner, options.is_causal, scale_of(query, options),
+        run_indices(rows, query.device), run_indices(keys, query.device), options.dropout_p if draws else 0.0,
+        None if draws is None else draws.seed, 0 if draws is None else draws.salt, starts, shape[-1], aligned,
+    )  # fmt: skip
+
+
+def _indexed_backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    options: ScoreOptions, *, with_mask: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    rows, keys, values, mask, *rest = _indexed(query, key, value, options)
+    grad, result = map(_one_batch_dim, (grad_out, out))
+    sums = logsumexp.reshape(-1, *logsumexp.shape[-2:])
+    found: tuple[Tensor, ...] = indexed_attention_backward(
+        grad, rows, keys, values, mask, result, sums, *rest, with_mask
+    )
+    return found
 
 
 def _one_batch_dim(x: Tensor) -> Tensor:
     return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
 
 
-def _scores(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor:
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * _scale(query, options)
-    if options.is_causal:
-        scores = scores.masked_fill(~_visible(query, key, options), -math.inf)
-    mask = options.mask
-    if mask is None:
-        return scores
-    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.to(wide)
-
-
-def _weights(scores: Tensor, logsumexp: Tensor) -> Tensor:
-    finite = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)  # a row that sees nothing: exp(-inf) = 0
-    return (scores - finite.to(scores.dtype).unsqueeze(-1)).exp()
-
-
-def _drop(weights: Tensor, options: ScoreOptions) -> Tensor:
-    if options.kept is None:
-        return weights
-    return weights * options.kept / max(1.0 - options.dropout_p, torch.finfo(weights.dtype).tiny)
-
-
-def _scale(query: Tensor, options: ScoreOptions) -> float:
-    return 1.0 / math.sqrt(query.shape[-1]) if options.scale is None else options.scale
-
-
-def _repeat_heads(x: Tensor, heads: int) -> Tensor:
-    return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
-
-
-def _sum_heads(grad: Tensor, groups: int) -> Tensor:
-    *batch, heads, length, size = grad.shape
-    return grad if heads == groups else grad.reshape(*batch, groups, heads // groups, length, size).sum(-3)

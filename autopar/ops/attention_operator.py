@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.ops.attention_formulas import Draws, ScoreOptions
 from autopar.ops.attention_math import (
-    ScoreOptions,
     attend,
     attend_backward,
     attend_backward_with_mask,
 )
-from autopar.ops.random_index import Runs, full_runs, keep_mask, reference_seed
+from autopar.ops.random_index import Runs, full_runs, reference_seed
 
 
 def attention_by_index(
@@ -97,17 +97,17 @@ def _options(
     runs: Runs,
     shape: Sequence[int],
 ) -> ScoreOptions:
-    kept = None
+    draws = None
     if dropout_p > 0.0:
         assert seed is not None, "attention with dropout needs the seed"
-        kept = keep_mask(shape, dropout_p, seed, salt, runs)
+        draws = Draws(shape, runs, seed, salt)
     return ScoreOptions(
         mask=mask,
         is_causal=is_causal,
         scale=scale,
         rows=runs[-2],
         keys=runs[-1],
-        kept=kept,
+        draws=draws,
         dropout_p=dropout_p,
     )
 

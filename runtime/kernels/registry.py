@@ -22,11 +22,14 @@ import torch
 from torch import Tensor
 
 from autopar.ops import cross_entropy, float8, gated, norms, packing
+from autopar.ops import indexed_attention as indexed
 from autopar.ops.dropout_operator import dropout_rows, dropout_rows_reference
 
 log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., Any]
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_HEAD = 256
+"""Elements of a head of attention."""
 LEAST_FLOAT8 = (8, 9)
 """Compute capability from which on a device rounds to float8."""
 LARGEST_INDEX = 2**31
@@ -140,6 +143,14 @@ def _refuse_gated(*arguments: Any) -> str | None:
     return _refuse_dtype(*arguments) if activation in gated.ACTIVATIONS else f"no activation {activation!r}"
 
 
+def _refuse_heads(*arguments: Any) -> str | None:
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    width = max(tensors[0].shape[-1], tensors[1].shape[-1], tensors[2].shape[-1])
+    if width > LARGEST_HEAD:
+        return f"heads have {width} elements, more than the {LARGEST_HEAD} that a program holds"
+    return _refuse_dtype(*tensors)
+
+
 def _refuse_rounding(x: Tensor) -> str | None:
     if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < LEAST_FLOAT8:
         return f"the device has no float8 (sm_{LEAST_FLOAT8[0]}{LEAST_FLOAT8[1]} and newer have)"
@@ -173,6 +184,8 @@ KERNELS = _table(
         "cross_entropy",
         _refuse_dtype,
     ),
+    (indexed.indexed_attention, indexed.indexed_attention_reference, "attention", _refuse_heads),
+    (indexed.indexed_attention_backward, indexed.indexed_attention_backward_reference, "attention", _refuse_heads),
     (float8.quantised_rows, float8.quantised_rows_reference, "float8", _refuse_rounding),
     (float8.quantised_tensor, float8.quantised_tensor_reference, "float8", _refuse_rounding),
     (packing.pack, packing.pack_reference, "packing", _refuse_copy),

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.ops.attention_blocks import KeyBlock, RowBlock, Run, causal_blocks
-from autopar.ops.attention_math import ScoreOptions, attend, attend_backward
+from autopar.ops.attention_formulas import ScoreOptions
+from autopar.ops.attention_math import attend, attend_backward
 from autopar.ops.random_index import run_indices
 
 ROWS = (((0, 8),), ((4, 4),), ((0, 2), (6, 2)), ((2, 3), (7, 5)), ((5, 7),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.ops import capability
+from autopar.ops import attention_math, capability
+from autopar.ops.attention_formulas import Draws, ScoreOptions
 from autopar.ops.attention_kernels import fused_kernel
-from autopar.ops.attention_math import ScoreOptions, attend, attend_backward
+from autopar.ops.attention_math import attend, attend_backward, attend_backward_with_mask
+from autopar.ops.random_index import full_runs
 from benchmarks.fake_cuda.tensors import fake_cuda
 
 FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
@@ -94,6 +97,45 @@ def test_blackwell_runs_cudnn(monkeypatch: pytest.MonkeyPatch, groups: int) -> N
     name, calls = "_scaled_dot_product_cudnn_attention", 4 // groups
     assert called.names == [name] * calls + [f"{name}_backward"] * calls
     assert [g.shape for g in (out, *grads)] == [query.shape, query.shape, key.shape, key.shape]
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("mask_shape", [None, (2, 1, 1, 1, 512), (2, 1, 4, 512, 512)], ids=str)
+def test_cuda_runs_a_kernel_of_ours_where_torch_has_none(mask_shape: tuple[int, ...] | None) -> None:
+    """Dropout, and a mask over one of two batch dims with its gradient."""
+    query = torch.empty(2, 8, 4, 512, 32, dtype=BF16, device="cuda")
+    mask = None if mask_shape is None else torch.empty(mask_shape, dtype=BF16, device="cuda")
+    shape = (2, 8, 4, 512, 512)
+    seed = torch.zeros((), dtype=torch.int64, device="cuda")
+    options = ScoreOptions(mask=mask, dropout_p=0.1, draws=Draws(shape, full_runs(shape), seed, 3))
+    with Called() as called:
+        out, sums = attend(query, query, query, options)
+        if mask is None:
+            grads = attend_backward(out, query, query, query, out, sums, options)
+        else:
+            grads = attend_backward_with_mask(out, query, query, query, out, sums, options)
+    assert called.names == ["autopar::indexed_attention", "autopar::indexed_attention_backward"]
+    assert [g.shape for g in grads] == [query.shape] * 3 + ([] if mask is None else [mask.shape])
+    assert (out.shape, sums.shape, sums.dtype) == (query.shape, query.shape[:-1], torch.float32)
+    assert called.largest < math.prod(shape), "nothing of the size of the scores"
+
+
+def test_the_operator_of_ours_gives_what_the_formula_gives() -> None:
+    """On CPUs by its reference: the same numbers as the operator by index, dropout included."""
+    torch.manual_seed(0)
+    query, grad = torch.randn(2, 3, 4, 6, 8), torch.randn(2, 3, 4, 6, 5)
+    key, value, mask = torch.randn(2, 3, 2, 8, 8), torch.randn(2, 3, 2, 8, 5), torch.randn(2, 1, 4, 6, 8)
+    shape, runs = (2, 6, 4, 12, 16), (((0, 2),), ((3, 3),), ((0, 4),), ((6, 6),), ((4, 8),))
+    options = ScoreOptions(mask=mask, is_causal=True, rows=runs[-2], keys=runs[-1], dropout_p=0.3,
+                           draws=Draws(shape, runs, torch.tensor(5), 7))  # fmt: skip
+    expected = attend(query, key, value, options)
+    found = attention_math.indexed_attention(*attention_math._indexed(query, key, value, options))
+    torch.testing.assert_close(found[0].reshape(expected[0].shape), expected[0])
+    torch.testing.assert_close(found[1].reshape(expected[1].shape), expected[1])
+    grads = attend_backward_with_mask(grad, query, key, value, *expected, options)
+    ours = attention_math._indexed_backward(grad, query, key, value, *expected, options, with_mask=True)
+    for one, wanted in zip(ours, grads, strict=True):
+        torch.testing.assert_close(one.reshape(wanted.shape), wanted)
 
 
 @pytest.mark.usefixtures("fake")

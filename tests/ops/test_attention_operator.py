@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from autopar.ops import attention, attention_by_index
-from autopar.ops.attention_math import ScoreOptions, attend, attend_backward
+from autopar.ops.attention_formulas import ScoreOptions
+from autopar.ops.attention_math import attend, attend_backward
 from autopar.ops.random_index import full_runs, keep_mask, reference_seed
 
 MASKS = ("none", "causal", "bool", "float")

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.ops.attention_math import ScoreOptions, attend, attend_backward, attend_backward_with_mask
+from autopar.ops.attention_formulas import ScoreOptions
+from autopar.ops.attention_math import attend, attend_backward, attend_backward_with_mask
 
 _CPU = torch.library.Library("aten", "IMPL", "CPU")
 _ATEN = torch.ops.aten

@@ -1,7 +1,8 @@
 """Every Triton kernel in Triton's interpreter beside its torch reference (`tests.runtime.interpreted` runs it).
 
 The interpreter rounds fp32 to bf16 by cutting, so bf16 is compared to one unit in its last place; rounding up to the
-next power of two it loses the carry in float8 (Triton 3.9), so these cases hold what float8 has exactly.
+next power of two it loses the carry in float8 (Triton 3.9), so these cases hold what float8 has exactly;
+products of bf16 it multiplies as the integers of their bits, so attention runs in fp16.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
 from autopar.ops.gated import ACTIVATIONS
+from autopar.ops.indexed_attention import indexed_attention_reference
 from autopar.ops.norms import add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
 from autopar.runtime.kernels import triton_norms as triton_norms
@@ -48,6 +50,7 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
         for operand in (x, x.t()):
             yield "quantised_rows", (operand,)
             yield "quantised_tensor", (operand,)
+    yield from attention_cases(torch.float16 if dtype == torch.bfloat16 else dtype)
     for shape, dim, position, pieces, padded in CUTS:
         x = torch.randn(shape).to(dtype)
         yield "pack", (x, dim, position, pieces, padded)
@@ -79,6 +82,38 @@ def cross_entropy_cases(width: int, dtype: torch.dtype) -> Iterator[tuple[str, t
     yield "cross_entropy_rows", (logits, target, 7)
     scale = torch.tensor([0.5, 1.0, 2.0, 0.25, 0.0])
     yield "cross_entropy_backward", (logits, target, maximum, total.log(), scale, 7)
+
+
+def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Masks over some batch dims, rows that see nothing, shared heads of keys, blocks with their own indices, dropout
+    with counters of four and of one element."""
+    salt, seed = 3, torch.tensor(71)
+    for queries, keys, width, mask, is_causal, dropout_p, first in (
+        (5, 7, 8, None, True, 0.0, 2),
+        (5, 12, 8, None, True, 0.3, 4),
+        (40, 44, 20, (1, 3, 4, 40, 44), False, 0.2, 0),
+        (5, 7, 8, (2, 1, 4, 5, 7), True, 0.3, 1),
+        (5, 7, 8, (2, 3, 1, 1, 7), False, 0.0, 0),
+    ):
+        query = torch.randn(6, 4, queries, width).to(dtype)
+        key, value = torch.randn(6, 2, keys, width).to(dtype), torch.randn(6, 2, keys, 12).to(dtype)
+        added = None if mask is None else torch.randn(mask).to(dtype)
+        if added is not None and mask[1] == 1:
+            added[:, :, :, 2] = -torch.inf
+        total = 16 if first == 4 else 14
+        starts = torch.arange(24) * queries * total
+        rows, columns = torch.arange(queries) + 1, torch.arange(keys) + first
+        drawn = seed if dropout_p else None
+        rest = (3, is_causal, 0.3, rows, columns, dropout_p, drawn, salt, starts, total, total == 16)
+        masks = [added] if added is None or mask[2] == 4 else [added > 0]
+        for chosen in masks:
+            yield "indexed_attention", (query, key, value, chosen, *rest)
+            out, sums = indexed_attention_reference(query, key, value, chosen, *rest)
+            learned = chosen is not None and chosen.dtype == dtype
+            yield (
+                "indexed_attention_backward",
+                (torch.randn_like(out), query, key, value, chosen, out, sums, *rest, learned),
+            )
 
 
 def compare(changed: str) -> int:

@@ -139,6 +139,16 @@ def _entry(
 
 SIZES = {"num_tokens": TOKENS, "dim": WIDTH, "depth": 2, "heads": 4}
 
+def _routing() -> nn.Module:
+    model: nn.Module = RoutingTransformerLM(
+        **SIZES, dim_head=8, max_seq_len=LENGTH, window_size=4, causal=True, num_mem_kv=1, _register_kmeans_update=False
+    )
+    for name, buffer in model.named_buffers():
+        if name.endswith("initted"):
+            buffer.fill_(True)
+    return model
+
+
 ENTRIES = (
     _entry(
         "local_attention/transformer",
@@ -189,11 +199,10 @@ ENTRIES = (
     ),
     _entry(
         "routing_transformer/lm",
-        lambda: RoutingTransformerLM(
-            **SIZES, dim_head=8, max_seq_len=LENGTH, window_size=4, causal=True, _register_kmeans_update=False
-        ),
+        _routing,
         dtype=torch.float64,
         branches="example",
+        notes="as after its first batch, which sets the means of its clusters",
     ),
     _entry(
         "recurrent_memory_transformer_pytorch/lm",

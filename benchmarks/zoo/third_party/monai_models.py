@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.zoo.registry import Inputs, ZooEntry
+from benchmarks.zoo.third_party.without_dropout import without_dropout
 
 PACKAGES = ("monai",)
 
@@ -63,7 +64,7 @@ ENTRIES = (
         shape=(64, 32, 32),  # more than one voxel is left at the bottom
         argument="x_in",
     ),
-    _entry("vnet", lambda: VNet(**_SIZES, dropout_prob_down=0.0, dropout_prob_up=(0.0, 0.0)), shape=(16, 16, 16)),
+    _entry("vnet", lambda: without_dropout(VNet(**_SIZES)), shape=(32, 16, 16)),
     _entry(
         "dynunet",
         lambda: DynUNet(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from benchmarks.gpu.stage import Place, Row, Stage
 from benchmarks.gpu.table import ALL_SECONDS, STAGE_SECONDS, STAGES
 
 TINY = Place(device=torch.device("cpu"), rehearse=True)
-QUICK = ("kernels",)
+QUICK = ("kernels", "attention", "allocator", "operators", "profile")
 """Stages that a second is enough for; `make rehearse` runs all."""
 
 
@@ -44,3 +46,4 @@ def test_a_quick_stage_runs_here_without_an_error(stage: Stage) -> None:
     rows: list[Row] = list(stage.rows(TINY))
     assert [row for row in rows if "error" in row] == []
     assert len({row["case"] for row in rows}) == len(rows) > 3
+    json.dumps(rows)

@@ -1,0 +1,111 @@
+"""Attention that knows the global index of its rows and keys, as one operator that has a kernel of ours on CUDA.
+
+It stands where torch has no fused kernel: dropout by global element index, a mask over some of several batch dims, the
+gradient of a mask. The references write the scores out; `runtime/kernels/triton_attention.py` computes the same in
+tiles.
+
+Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), G dividing H; mask None, or bool (True: attend) or
+added, of shape (outer, inner, H, S, T) with B = outer * inner, 1 along dims over which it broadcasts; rows (S,), keys
+(T,): int64 global indices; starts (B * H,): number of element (0, 0) of each matrix of scores among all, int64; width:
+keys of the whole matrix. Element (i, j) has the number starts + rows[i] * width + keys[j], by which dropout draws.
+aligned: keys are neighbours and every row begins at a multiple of 4, so that four share a counter.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from autopar.ops.attention_formulas import ScoreOptions, attention_formulas, backward_formulas, repeat_heads, sum_heads
+from autopar.ops.philox import LANES, philox
+from autopar.ops.random_index import drop_threshold
+
+INDEXED_DIMS = 5
+"""Dims of a mask: two batch dims, heads, rows, keys."""
+
+
+def indexed_attention_reference(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, inner: int, is_causal: bool, scale: float,
+    rows: Tensor, keys: Tensor, dropout_p: float, seed: Tensor | None, salt: int, starts: Tensor, width: int,
+    aligned: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out (B, H, S, E), logsumexp (B, H, S) in fp32)."""
+    options = _options(query, mask, inner, is_causal, scale, rows, keys, dropout_p, seed, salt, starts, width)
+    query, key, value = (_outer(x, inner) for x in (query, key, value))
+    out, logsumexp = attention_formulas(query, key, value, options)
+    return out.flatten(0, 1).contiguous(), logsumexp.flatten(0, 1).float()
+
+
+def indexed_attention_backward_reference(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, out: Tensor, logsumexp: Tensor,
+    inner: int, is_causal: bool, scale: float, rows: Tensor, keys: Tensor, dropout_p: float, seed: Tensor | None,
+    salt: int, starts: Tensor, width: int, aligned: bool, with_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of query, key, value and, where `with_mask`, of the mask, in its shape; else an empty tensor."""
+    options = _options(query, mask, inner, is_causal, scale, rows, keys, dropout_p, seed, salt, starts, width)
+    groups = key.shape[1]
+    grad, query, result, sums = (_outer(x, inner) for x in (grad, query, out, logsumexp))
+    key, value = (repeat_heads(_outer(x, inner), query.shape[-3]) for x in (key, value))
+    *grads, of_scores = backward_formulas(grad, query, key, value, result, sums, options)
+    of_query, of_key, of_value = (x.flatten(0, 1).contiguous() for x in grads)
+    of_mask = query.new_empty(0)
+    if with_mask and mask is not None:
+        of_mask = of_scores.sum_to_size(mask.shape).to(mask.dtype)
+    return of_query, sum_heads(of_key, groups), sum_heads(of_value, groups), of_mask
+
+
+def _outer(x: Tensor, inner: int) -> Tensor:
+    """(B, ...) as (outer, inner, ...)."""
+    return x.reshape(-1, inner, *x.shape[1:])
+
+
+def _options(
+    query: Tensor, mask: Tensor | None, inner: int, is_causal: bool, scale: float, rows: Tensor, keys: Tensor,
+    dropout_p: float, seed: Tensor | None, salt: int, starts: Tensor, width: int,
+) -> ScoreOptions:  # fmt: skip
+    """What the scores go through, the causal mask as part of the other one."""
+    if is_causal:
+        seen = keys <= rows.unsqueeze(-1)
+        if mask is None:
+            mask = seen
+        else:
+            mask = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
+    kept = None
+    if dropout_p > 0.0:
+        assert seed is not None, "dropout needs the seed"
+        numbers = starts[:, None, None] + rows[None, :, None] * width + keys[None, None, :]
+        words = philox((numbers // LANES).reshape(-1), salt, 0, seed)
+        words = words.gather(1, (numbers % LANES).reshape(-1, 1)).reshape(numbers.shape)
+        kept = _outer((words >= drop_threshold(dropout_p)).reshape(*query.shape[:2], *words.shape[1:]), inner)
+    return ScoreOptions(mask=mask, scale=scale, kept=kept, dropout_p=dropout_p)
+
+
+_OPTIONS = "Tensor? seed, int salt, Tensor starts, int width, bool aligned"
+_CALL = f"int inner, bool is_causal, float scale, Tensor rows, Tensor keys, float dropout_p, {_OPTIONS}"
+
+indexed_attention = torch.library.custom_op(
+    "autopar::indexed_attention",
+    indexed_attention_reference,
+    mutates_args=(),
+    schema=f"(Tensor query, Tensor key, Tensor value, Tensor? mask, {_CALL}) -> (Tensor, Tensor)",
+)
+indexed_attention_backward = torch.library.custom_op(
+    "autopar::indexed_attention_backward",
+    indexed_attention_backward_reference,
+    mutates_args=(),
+    schema="(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp, "
+    f"{_CALL}, bool with_mask) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@indexed_attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    return query.new_empty(*query.shape[:-1], value.shape[-1]), query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+@indexed_attention_backward.register_fake
+def _(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_mask = mask.new_empty(mask.shape) if options[-1] and mask is not None else query.new_empty(0)
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), of_mask
