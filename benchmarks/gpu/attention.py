@@ -37,12 +37,15 @@ class Shape:
     length: int
     head: int
     causal: bool
+    dropout: float
 
     @property
     def name(self) -> str:
         """For a row."""
         shared = f"/{self.groups}" if self.groups < self.heads else ""
-        return f"{self.batch}x{self.heads}{shared}x{self.length}x{self.head}{' causal' if self.causal else ''}"
+        return f"{self.batch}x{self.heads}{shared}x{self.length}x{self.head}{' causal' if self.causal else ''}" + (
+            f" dropout {self.dropout}" if self.dropout else ""
+        )
 
     def sizes(self, backward: bool) -> AttentionSizes:
         """As the cost model takes them."""
@@ -60,26 +63,27 @@ class Shape:
         )
 
 
-def run(place: Place, shapes: Sequence[tuple[int, int, int, int, int, bool]]) -> Iterator[Row]:
-    """shapes: batch, heads of queries, heads of keys, length, head size, whether causal."""
+def run(place: Place, shapes: Sequence[tuple[int, int, int, int, int, bool, float]]) -> Iterator[Row]:
+    """shapes: batch, heads of queries, heads of keys, length, head size, whether causal, dropout."""
     device = priced_device(place)
     for numbers in shapes:
-        batch, heads, groups, length, head, causal = numbers
-        shape = Shape(batch=batch, heads=heads, groups=groups, length=length, head=head, causal=causal)
+        shape = Shape(**dict(zip(Shape.__slots__, numbers, strict=True)))  # type: ignore[arg-type]
         yield attempted(f"forward {shape.name}", partial(forward, place, shape, device))
         yield attempted(f"backward {shape.name}", partial(backward, place, shape, device))
 
 
 def ours(shape: Shape, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """(out, logsumexp) as compiled programs compute them."""
-    found: tuple[Tensor, Tensor] = torch.ops.autopar.attention(query, key, value, None, 0.0, shape.causal, None, 0)
+    found: tuple[Tensor, Tensor] = torch.ops.autopar.attention(
+        query, key, value, None, shape.dropout, shape.causal, None, 0
+    )
     return found
 
 
 def torchs(shape: Shape, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """As torch computes it, by the kernel that is allowed."""
     return functional.scaled_dot_product_attention(
-        query, key, value, is_causal=shape.causal, enable_gqa=shape.groups < shape.heads
+        query, key, value, dropout_p=shape.dropout, is_causal=shape.causal, enable_gqa=shape.groups < shape.heads
     )
 
 
@@ -87,7 +91,7 @@ def forward(place: Place, shape: Shape, device: Device) -> Row:
     """One row; raises where results differ."""
     query, key, value, _ = shape.tensors(place.device)
     with torch.no_grad():
-        check_close([ours(shape, query, key, value)[0]], [torchs(shape, query, key, value)])
+        check(shape, [ours(shape, query, key, value)[0]], [torchs(shape, query, key, value)])
         seconds = median_seconds(lambda: ours(shape, query, key, value), place.device)
         others, refused = by_backend(lambda: median_seconds(lambda: torchs(shape, query, key, value), place.device))
     return figures(shape, False, seconds, others, refused, device)
@@ -99,19 +103,24 @@ def backward(place: Place, shape: Shape, device: Device) -> Row:
     leaves = [x.clone().requires_grad_() for x in (query, key, value)]
     out, logsumexp = ours(shape, query, key, value)
     call = partial(
-        torch.ops.autopar.attention_backward, grad, query, key, value, None, out, logsumexp, 0.0, shape.causal, None, 0
-    )
+        torch.ops.autopar.attention_backward, grad, query, key, value, None, out, logsumexp, shape.dropout,
+        shape.causal, None, 0,
+    )  # fmt: skip
 
     def torch_seconds() -> float:
         result = torchs(shape, *leaves)
         return median_seconds(lambda: torch.autograd.grad(result, leaves, grad, retain_graph=True), place.device)
 
-    wanted = torch.autograd.grad(torchs(shape, *leaves), leaves, grad)
-    for found, other in zip(call(), wanted, strict=True):
-        difference = (found.float() - other.float()).norm() / other.float().norm()
-        assert difference < 2e-2, f"a gradient is {difference:.3f} of its norm away from torch's"
+    check(shape, call(), torch.autograd.grad(torchs(shape, *leaves), leaves, grad))
     others, refused = by_backend(torch_seconds)
     return figures(shape, True, median_seconds(call, place.device), others, refused, device)
+
+
+def check(shape: Shape, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    """Raises where ours is not torch's. What is dropped differs: there the kernel stands beside its own reference
+    (`kernels.py`)."""
+    if not shape.dropout:
+        check_close(found, wanted)
 
 
 def by_backend(measure: Callable[[], float]) -> tuple[dict[str, float], dict[str, str]]:

@@ -35,9 +35,10 @@ STAGES: tuple[Stage, ...] = (
         seconds=90,
         run=kernels.run,
         full={
-            "sizes": [(8192, 4096), (16384, 2048), (16384, 768)], "vocabulary": (8192, 50257), "copied_bytes": 1 << 30,
+            "sizes": [(8192, 4096), (16384, 2048), (16384, 768)], "vocabulary": (8192, 50257),
+            "attention": (2, 16, 1024, 64), "copied_bytes": 1 << 30,
         },
-        tiny={"sizes": [(16, 32)], "vocabulary": (16, 96), "copied_bytes": 1 << 16},
+        tiny={"sizes": [(16, 32)], "vocabulary": (16, 96), "attention": (1, 2, 16, 8), "copied_bytes": 1 << 16},
     ),
     _steps("gpt2", "steps of GPT-2", 150),
     _steps("llama-1b", "steps of a Llama of 1.5 billion parameters", 180),
@@ -48,11 +49,12 @@ STAGES: tuple[Stage, ...] = (
         run=attention.run,
         full={
             "shapes": [
-                (16, 12, 12, 1024, 64, True), (4, 32, 8, 2048, 64, True), (2, 32, 8, 4096, 128, True),
-                (64, 16, 16, 196, 64, False), (1, 16, 16, 16384, 128, True),
+                (16, 12, 12, 1024, 64, True, 0.0), (4, 32, 8, 2048, 64, True, 0.0), (2, 32, 8, 4096, 128, True, 0.0),
+                (64, 16, 16, 196, 64, False, 0.0), (1, 16, 16, 16384, 128, True, 0.0),
+                (16, 12, 12, 1024, 64, True, 0.1),
             ],
         },
-        tiny={"shapes": [(1, 4, 4, 32, 16, True), (1, 4, 2, 32, 16, False)]},
+        tiny={"shapes": [(1, 4, 4, 32, 16, True, 0.0), (1, 4, 2, 32, 16, False, 0.0), (1, 4, 4, 32, 16, True, 0.1)]},
     ),
     Stage(
         name="allocator",
