@@ -49,7 +49,7 @@ zoo: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.zoo --ci --seconds 100
 
 rehearse: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.gpu --rehearse --output build/rehearsal
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.gpu --rehearse --seconds 1800 --output build/rehearsal
 
 validation: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.validation --data "$(DATA)"

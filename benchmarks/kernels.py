@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
+from autopar.ops.indexed_attention import indexed_attention_reference
 from autopar.ops.norms import LARGEST_ROW, add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
 from benchmarks.results import write_results
@@ -225,8 +226,22 @@ def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, 
     yield "quantised_rows", (x,)
     yield "quantised_tensor", (x,)
     padded = math.ceil(width / PIECES) * PIECES
+    yield "dropout_rows", (x, 0.1, torch.tensor(1 << 40, device=device), 9, 0, width, rows)
     yield "pack", (x, 1, 1, PIECES, padded)
     yield "unpack", (pack_reference(x, 1, 1, PIECES, padded), 1, 1, PIECES, padded, width)
+
+
+def attention_calls(
+    batch: int, heads: int, length: int, head: int, device: str
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The same of causal attention with dropout, whose references write the scores out."""
+    query, key, value, grad = (torch.randn(batch, heads, length, head, device=device).bfloat16() for _ in range(4))
+    index, seed = torch.arange(length, device=device), torch.tensor(1 << 40, device=device)
+    starts = torch.arange(batch * heads, device=device) * length**2
+    rest = (1, True, head**-0.5, index, index, 0.1, seed, 9, starts, length, length % 4 == 0)
+    yield "indexed_attention", (query, key, value, None, *rest)
+    out, sums = indexed_attention_reference(query, key, value, None, *rest)
+    yield "indexed_attention_backward", (grad, query, key, value, None, out, sums, *rest, False)
 
 
 def main(arguments: list[str]) -> None:

@@ -2,8 +2,9 @@
 
     normalise_batch of a block of 64 MiB in bf16         128 MiB, its difference to the mean in float32
 
-Norms over a split batch are written in torch, and widen their block. How much they hold at once is found by running
-them on the meta device, where nothing is computed; torch's own kernels, and Triton's, widen in registers.
+Norms over a split batch are written in torch, and widen their block; pieces of uneven dims are padded, joined and cut.
+How much they hold at once is found by running them on the meta device, where nothing is computed. Torch's own kernels,
+and Triton's, widen in registers.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autopar.ops import group_statistics, split_statistics, statistics
+from autopar.ops import blocks, group_statistics, split_statistics, statistics
 
 WRITTEN_IN_TORCH = frozenset({
+    blocks.pieces_first,
+    blocks.pieces_joined,
     statistics.channel_sums,
     statistics.centred_squares,
     statistics.normalise_batch,
@@ -39,8 +42,10 @@ WRITTEN_IN_TORCH = frozenset({
 
 
 def working_bytes(node: fx.Node) -> int:
-    """Most bytes that a node of a lowered graph holds beyond its operands and results; 0 for what is a kernel."""
-    if node.target not in WRITTEN_IN_TORCH:
+    """Most bytes that a node of a lowered graph holds beyond its operands and results; 0 for what is a kernel, and for
+    helpers whose operands were not described."""
+    described = all("local_shape" in operand.meta and "dtype" in operand.meta for operand in node.all_input_nodes)
+    if node.target not in WRITTEN_IN_TORCH or not described:
         return 0
     return _measured(node.target, _frozen(node.args), _frozen(tuple(node.kwargs.items())))
 

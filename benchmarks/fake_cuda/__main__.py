@@ -29,24 +29,32 @@ def main(only: Sequence[str], with_zoo: bool, as_json: bool, add: bool, output: 
     """Run emitted steps on fake CUDA tensors and compare them with their plans."""
     cases = [case for case in (zoo() if with_zoo else LARGE.values()) if not only or case.name in only]
     console = Console(stderr=True, width=200)
-    rows = []
+    kept = json.loads(output.read_text())["rows"] if add and output is not None and output.exists() else []
+    rows: list[dict[str, Any]] = []
     for case in cases:
         rows.append(_row_or_error(case))
         console.print(_line(rows[-1]), markup=False)
+        if output is not None:
+            names = {_key(each) for each in rows}
+            found = [each for each in kept if _key(each) not in names] + rows
+            write_results(output, {"commit": _commit(), "summary": summary(found), "rows": found})
     if as_json:
         print(json.dumps(rows))
-    if output is not None:
-        names = {each["model"] for each in rows}
-        kept = json.loads(output.read_text())["rows"] if add and output.exists() else []
-        rows = [each for each in kept if each["model"] not in names] + rows
-        write_results(output, {"commit": _commit(), "summary": summary(rows), "rows": rows})
+
+
+def _key(each: dict[str, Any]) -> tuple[str, str]:
+    return each["model"], each["cluster"]
 
 
 def _row_or_error(case: Case) -> dict[str, Any]:
     try:
         return row(case)
     except Exception as error:  # of whatever class: it is what the rows look for
-        return {"model": case.name, "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:300]}
+        return {
+            "model": case.name,
+            "cluster": case.cluster,
+            "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:300],
+        }
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Zoo models keep their dtype; those in float64 run in bf16, as no GPU computes at
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -139,6 +140,7 @@ def _beside(planned: float, run: int) -> dict[str, float]:
     return {"planned": round(planned), "run": run, "run_of_planned": round(run / planned, 5)}
 
 
-def _shortened(found: Sequence[str], most: int = 12) -> list[str]:
-    """The first few, and how many there are."""
-    return [*found[:most], *([f"... {len(found)} in all"] if len(found) > most else [])]
+def _shortened(found: Sequence[str], most: int = 6) -> list[str]:
+    """The first few that differ in more than numbers, and how many there are."""
+    kinds = list({re.sub(r"\d+", "", fault): fault for fault in reversed(found)}.values())[::-1]
+    return [*kinds[:most], *([f"... {len(found)} in all"] if len(found) > len(kinds[:most]) else [])]

@@ -21,6 +21,7 @@ from autopar.cost_models.optimizer_step import FUSED
 from autopar.graphs.kernel_groups import added_product, kernel_groups
 from autopar.graphs.node_values import is_getitem, node_bytes
 from autopar.graphs.operator_names import base_name
+from autopar.graphs.working_bytes import working_bytes
 from autopar.hardware.devices import Device
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.planner.memory.resident_states import peak_bytes, resident_states
@@ -92,7 +93,7 @@ def _sizes(record: Record) -> Iterator[str]:
         if storage.turn is None or storage.bytes <= SMALL_BYTES:
             continue
         node = record.turns[storage.turn].node
-        largest = max(map(node_bytes, (node, *node.all_input_nodes, *node.users)))
+        largest = max(working_bytes(node), *map(node_bytes, (node, *node.all_input_nodes, *node.users)))
         if storage.bytes > largest:
             yield (
                 f"{record.place(storage.turn)} makes a value of {format_bytes(storage.bytes)}, its operands and "

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.prepare import prepare
-from benchmarks.gpu.runner import FAILED, Call, run_call
+from benchmarks.gpu.runner import FAILED, LEFT, Call, run_call
 from benchmarks.gpu.stage import Place
 from benchmarks.gpu.table import STAGES
 
@@ -34,7 +34,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(words: Sequence[str]) -> int:
-    """1 where a stage failed."""
+    """1 where a stage failed, or was left in a rehearsal."""
     asked = parsed(words)
     if asked.prepare is not None:
         prepare(asked.prepare, asked.cluster, tiny=asked.rehearse, say=print)
@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     )
     stages = [stage for stage in STAGES if asked.only is None or stage.name in asked.only]
     statuses = run_call(call, stages, lambda line: print(line, flush=True))
-    return 1 if FAILED in statuses else 0
+    return 1 if FAILED in statuses.values() or (asked.rehearse and LEFT in statuses.values()) else 0
 
 
 if __name__ == "__main__":

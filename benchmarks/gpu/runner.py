@@ -20,7 +20,7 @@ from benchmarks.gpu.stage import Place, Row, Stage
 from benchmarks.results import write_results
 
 FILES_PER_CALL = 8
-DONE, FAILED = "done", "failed"
+DONE, FAILED, LEFT = "done", "failed", "left"
 FACTS_SECONDS = 60.0
 
 
@@ -35,8 +35,8 @@ class Call:
     command: Sequence[str]
 
 
-def run_call(call: Call, stages: Sequence[Stage], say: Callable[[str], None]) -> list[str]:
-    """Run what the call has time for and write its files; the status of each stage that ran.
+def run_call(call: Call, stages: Sequence[Stage], say: Callable[[str], None]) -> dict[str, str]:
+    """Run what the call has time for and write its files; the status of each stage by name.
 
     Raises SystemExit where there is no device to run on.
     """
@@ -45,21 +45,31 @@ def run_call(call: Call, stages: Sequence[Stage], say: Callable[[str], None]) ->
     if not found.rows:
         raise SystemExit("\n".join([*found.lines, "no CUDA device answers; --rehearse runs every stage on the CPU"]))
     machine = found.rows[0]
-    statuses: list[str] = []
+    statuses: dict[str, str] = {}
     for stage in ordered(stages, call.resume, call.place.rehearse):
         left = call.seconds - (time.monotonic() - began)
-        if not call.place.rehearse and machine["device"]["count"] < stage.num_devices:
-            say(f"{stage.name}: needs {stage.num_devices} devices")
-        elif len(statuses) == FILES_PER_CALL and not call.place.rehearse:
-            say(f"{stage.name}: left for the next call, which --resume {call.output} begins with")
-        elif left < stage.seconds:
-            say(f"{stage.name}: may take {stage.seconds:g} s, {left:.0f} s are left of this call")
+        files = sum(status != LEFT for status in statuses.values())
+        why = reason_to_leave(stage, call.place, machine, files, left)
+        if why:
+            statuses[stage.name] = LEFT
+            say(f"{stage.name}: left, {why}")
         else:
             content = run_stage(stage, call.place, machine, call.command)
             write_results(call.output / f"{stage.name}.json", content)
-            statuses.append(content["status"])
+            statuses[stage.name] = content["status"]
             say(headline(content))
     return statuses
+
+
+def reason_to_leave(stage: Stage, place: Place, machine: Row, files: int, seconds: float) -> str:
+    """Why a stage does not run in this call; "" where it does. A rehearsal needs no devices and sends no files."""
+    if seconds < stage.seconds:
+        return f"it may take {stage.seconds:g} s, and this call has {seconds:.0f} s"
+    if not place.rehearse and machine["device"]["count"] < stage.num_devices:
+        return f"it needs {stage.num_devices} devices"
+    if not place.rehearse and files == FILES_PER_CALL:
+        return f"{FILES_PER_CALL} files come back of a call"
+    return ""
 
 
 def run_stage(stage: Stage, place: Place, machine: Row, command: Sequence[str]) -> dict[str, Any]:

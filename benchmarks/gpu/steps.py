@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ import autopar
 from autopar.errors import AutoparError
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.parallel_module import ParallelModule
-from benchmarks.gpu.models import MODELS
+from benchmarks.gpu.models import MODELS, Made
 from benchmarks.gpu.stage import Place, Row, attempted
 from benchmarks.gpu.timing import free_memory, measured_steps
 from benchmarks.plan_quality.settings import Inputs
@@ -29,7 +30,7 @@ FIRST_STEPS = 2
 
 
 def plan_path(folder: Path, name: str, *, tiny: bool) -> Path:
-    """Where the plan of a model is carried."""
+    """Where the plan of a model is carried; name: of the model, with what is asked beside it."""
     return folder / f"{name}{'-tiny' if tiny else ''}.plan.json"
 
 
@@ -63,7 +64,7 @@ def compared(rows: dict[str, Row]) -> Row:
 
 def ours(place: Place, name: str, steps: int) -> Row:
     """Under autopar, with the prediction of its plan."""
-    module, inputs, plan_source = compiled(place, name)
+    module, inputs, plan_source = compiled(place, name, lambda: _mixed(place, name))
     plan = module.plan
     assert isinstance(plan, Plan)
     found = trained(place, module, lambda: module(**inputs), steps)
@@ -83,24 +84,27 @@ def ours(place: Place, name: str, steps: int) -> Row:
     }
 
 
-def compiled(place: Place, name: str) -> tuple[ParallelModule, Inputs, str]:
-    """The module, its inputs, and whose plan it is."""
+def compiled(place: Place, name: str, make: Callable[[], tuple[Made, Asked]]) -> tuple[ParallelModule, Inputs, str]:
+    """The module, its inputs, and whose plan it is. name: of the plan; make: a new model, and what is asked of it."""
     path = plan_path(place.carried, name, tiny=place.rehearse) if place.carried is not None else None
     why = "none was carried"
     if path is not None and path.exists():
+        made, asked = make()
         try:
-            return *_compiled(place, name, path), "carried"
+            return autopar.compile(made.model, dict(made.inputs), plan=path, **asked), made.inputs, "carried"
         except AutoparError as error:
             why = str(error)
-    return *_compiled(place, name, None), f"made here: {why}"
+    made, asked = make()
+    return autopar.compile(made.model, dict(made.inputs), **asked), made.inputs, f"made here: {why}"
 
 
-def _compiled(place: Place, name: str, plan: Path | None) -> tuple[ParallelModule, Inputs]:
-    made = MODELS[name].made(place.device, tiny=place.rehearse)
-    module = autopar.compile(
-        made.model, dict(made.inputs), plan=plan, optimizer=torch.optim.AdamW, precision="bf16", mode="fast"
-    )
-    return module, made.inputs
+def _mixed(place: Place, name: str) -> tuple[Made, Asked]:
+    return MODELS[name].made(place.device, tiny=place.rehearse), MIXED
+
+
+Asked: TypeAlias = dict[str, Any]
+MIXED: Asked = {"optimizer": torch.optim.AdamW, "precision": "bf16", "mode": "fast"}
+"""What is asked of a plan for one device."""
 
 
 def plain(place: Place, name: str, steps: int, wrapped: Callable[[nn.Module], Callable[..., Tensor]]) -> Row:

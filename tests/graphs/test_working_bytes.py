@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from autopar.graphs.working_bytes import working_bytes
-from autopar.ops import statistics
+from autopar.ops import blocks, statistics
 
 ELEMENTS = 4 * 8 * 16
 CHANNELS = 8 * 4
@@ -34,5 +34,17 @@ def test_a_batch_norm_holds_wide_copies_of_its_block(dtype: torch.dtype, copies:
     assert abs(working_bytes(node) - copies * ELEMENTS * dtype.itemsize) <= 4 * CHANNELS
 
 
+def test_joined_pieces_of_an_uneven_dim_hold_the_padding_too() -> None:
+    joined = (blocks.pieces_joined, torch.float32, (8, 3, 4), [[1, 1, 2]], [4, 6, 4], [4, 5, 4])
+    assert working_bytes(_node(*joined)) == 4 * 6 * 4 * 4
+
+
 def test_kernels_of_torch_hold_nothing_more() -> None:
     assert working_bytes(_node(torch.ops.aten.mul.Tensor, torch.float32, (4, 8, 16), 2.0)) == 0
+
+
+def test_operands_that_nobody_described_are_no_error() -> None:
+    graph = fx.Graph()
+    operand = graph.placeholder("x")
+    operand.meta = {}
+    assert working_bytes(graph.call_function(statistics.channel_sums, (operand,))) == 0

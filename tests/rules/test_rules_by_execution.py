@@ -144,6 +144,6 @@ IMPLEMENTED = [
 def test_missing_implementations_are_caught(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captured, rule = captured_with_rule(case, EVEN)
     without = dataclasses.replace(rule, implementations={})
-    monkeypatch.setattr("autopar.passes.lowering.local_call.rule_for", lambda node: without)
+    monkeypatch.setattr("autopar.passes.lowering.local_call.rule_as", lambda node, implementation: without)
     (failed,), crashes = run_in_child(lambda _: fails(captured, without, name), 1)
     assert failed or crashes, "the blocks alone give the right result"  # raw kernels may crash on them

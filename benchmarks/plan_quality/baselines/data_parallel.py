@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.plan_quality.baselines.trained import Trained, my_part, sgd, trained
+from benchmarks.plan_quality.baselines.trained import Trained, device_type, my_part, sgd, trained
 from benchmarks.plan_quality.models import Chain
 from benchmarks.plan_quality.settings import LEARNING_RATE, Inputs
 from benchmarks.vision import UNet
@@ -34,22 +34,22 @@ def zero1(model: nn.Module, inputs: Inputs, ranks: int) -> Trained:
 
 def fsdp2(model: nn.Module, inputs: Inputs, ranks: int) -> Trained:
     """Parameters are gathered for forward, and again for backward."""
-    return _sharded(model, inputs, init_device_mesh("cpu", (ranks,)), reshard=True)
+    return _sharded(model, inputs, init_device_mesh(device_type(model), (ranks,)), reshard=True)
 
 
 def fsdp2_kept(model: nn.Module, inputs: Inputs, ranks: int) -> Trained:
     """Parameters are gathered once per step."""
-    return _sharded(model, inputs, init_device_mesh("cpu", (ranks,)), reshard=False)
+    return _sharded(model, inputs, init_device_mesh(device_type(model), (ranks,)), reshard=False)
 
 
 def hsdp(model: nn.Module, inputs: Inputs, ranks: int) -> Trained:
     """Sharded over the inner two ranks, replicated over the outer half."""
-    return _sharded(model, inputs, _hybrid_mesh(ranks), reshard=True)
+    return _sharded(model, inputs, _hybrid_mesh(model, ranks), reshard=True)
 
 
 def hsdp_kept(model: nn.Module, inputs: Inputs, ranks: int) -> Trained:
     """HSDP whose parameters are gathered once per step."""
-    return _sharded(model, inputs, _hybrid_mesh(ranks), reshard=False)
+    return _sharded(model, inputs, _hybrid_mesh(model, ranks), reshard=False)
 
 
 def shard_layers(model: nn.Module, mesh: DeviceMesh, *, reshard: bool) -> None:
@@ -67,8 +67,8 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return list(model.layers)
 
 
-def _hybrid_mesh(ranks: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
+def _hybrid_mesh(model: nn.Module, ranks: int) -> DeviceMesh:
+    return init_device_mesh(device_type(model), (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
 
 
 def _sharded(model: nn.Module, inputs: Inputs, mesh: DeviceMesh, *, reshard: bool) -> Trained:

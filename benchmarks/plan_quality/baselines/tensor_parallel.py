@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.plan_quality.baselines.data_parallel import shard_layers
-from benchmarks.plan_quality.baselines.trained import Trained, part, sgd
+from benchmarks.plan_quality.baselines.trained import Trained, device_type, part, sgd
 from benchmarks.plan_quality.models import Attention, Chain, Dense, Gated, Gelu, Head, TableFront, TokenFront
 from benchmarks.plan_quality.settings import Inputs
 
@@ -34,14 +34,14 @@ AXES = ("dp", "tp")
 
 def tp(model: nn.Module, inputs: Inputs, ranks: int) -> Trained:
     """All ranks split every product; every rank takes the whole batch."""
-    mesh = init_device_mesh("cpu", (1, ranks), mesh_dim_names=AXES)
+    mesh = init_device_mesh(device_type(model), (1, ranks), mesh_dim_names=AXES)
     split = split_products(model, mesh["tp"])
     return _trained(model, inputs, split)
 
 
 def tp_ddp(model: nn.Module, inputs: Inputs, ranks: int) -> Trained:
     """Two ranks split products, and DDP reduces over the pairs."""
-    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=AXES)
+    mesh = init_device_mesh(device_type(model), (ranks // 2, 2), mesh_dim_names=AXES)
     split = split_products(model, mesh["tp"])
     module = DistributedDataParallel(model, device_mesh=mesh["dp"])
     return _trained(module, part(inputs, mesh.get_local_rank("dp"), ranks // 2), split)
@@ -49,7 +49,7 @@ def tp_ddp(model: nn.Module, inputs: Inputs, ranks: int) -> Trained:
 
 def tp_fsdp2(model: nn.Module, inputs: Inputs, ranks: int) -> Trained:
     """Two ranks split products, and FSDP2 shards over the pairs."""
-    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=AXES)
+    mesh = init_device_mesh(device_type(model), (ranks // 2, 2), mesh_dim_names=AXES)
     split = split_products(model, mesh["tp"])
     shard_layers(model, mesh["dp"], reshard=True)
     return _trained(model, part(inputs, mesh.get_local_rank("dp"), ranks // 2), split)

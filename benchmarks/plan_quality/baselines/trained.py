@@ -25,6 +25,11 @@ class Trained:
     tensors: Callable[[], Iterable[torch.Tensor]] = tuple
 
 
+def device_type(model: nn.Module) -> str:
+    """Where a mesh of the model's ranks stands: "cpu" or "cuda"."""
+    return next(model.parameters()).device.type
+
+
 def sgd(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
     """The same in every strategy; without state, so that rounding is not amplified and losses can be compared."""
     return torch.optim.SGD(parameters, lr=LEARNING_RATE)

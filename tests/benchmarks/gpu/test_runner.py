@@ -125,8 +125,8 @@ def test_a_call_on_a_gpu_leaves_no_more_files_than_come_back(tmp_path: Path, mon
     lines: list[str] = []
     run_call(call, [stage(two_rows, num_devices=2), *many], lines.append)
     assert len(list(tmp_path.iterdir())) == FILES_PER_CALL == 8
-    assert lines[0] == "two_rows: needs 2 devices"
-    assert lines[-1].startswith("stage-9: left for the next call")
+    assert lines[0] == "two_rows: left, it needs 2 devices"
+    assert lines[-1] == "stage-9: left, 8 files come back of a call"
 
 
 MACHINE: Row = {"case": "machine", "device": {"kind": "cuda", "name": "X", "count": 1}, "versions": {}, "commit": None}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from autopar.runtime.kernels.registry import KERNELS
 from benchmarks.gpu.goals import GOALS, verdicts
+from benchmarks.gpu.kernels import check_close
 from benchmarks.gpu.stage import Place, Row, Stage
 from benchmarks.gpu.table import ALL_SECONDS, STAGE_SECONDS, STAGES
 
 TINY = Place(device=torch.device("cpu"), rehearse=True)
-QUICK = ("kernels",)
+QUICK = ("kernels", "attention", "allocator", "operators", "profile")
 """Stages that a second is enough for; `make rehearse` runs all."""
 
 
@@ -44,3 +48,17 @@ def test_a_quick_stage_runs_here_without_an_error(stage: Stage) -> None:
     rows: list[Row] = list(stage.rows(TINY))
     assert [row for row in rows if "error" in row] == []
     assert len({row["case"] for row in rows}) == len(rows) > 3
+    json.dumps(rows)
+
+
+def test_every_kernel_of_ours_is_measured() -> None:
+    (stage,) = [stage for stage in STAGES if stage.name == "kernels"]
+    measured = {row["case"].split()[0] for row in stage.rows(TINY)}
+    assert measured - {"copy"} == set(KERNELS.kernels)
+
+
+def test_results_that_differ_are_an_error_of_their_case() -> None:
+    x = torch.randn(64, 64)
+    assert check_close([x * 1.01], [x]) == [pytest.approx(0.01, rel=1e-3)]
+    with pytest.raises(AssertionError, match=r"result 2 is 0\.02 of its norm away"):
+        check_close([x, x * 1.02], [x, x])
