@@ -181,6 +181,7 @@ def join_launched_job(seconds: float) -> None:
             store=store,
             rank=launched.rank,
             world_size=launched.world_size,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if on_cuda else None,
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
         if isinstance(error, AutoparError):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import platform
+import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import click
 import torch
@@ -93,6 +95,72 @@ def check_gpu() -> Finding:
     return Finding("GPU", "missing", "none: plans can be made for GPUs, and run on CPU processes")
 
 
+def check_nccl() -> Finding:
+    """Several GPUs talk to each other through NCCL."""
+    if not torch.cuda.is_available():
+        return Finding("NCCL", "missing", "no GPU that needs it")
+    if not dist.is_nccl_available():
+        return Finding("NCCL", "broken", "this build of torch has none", "install a CUDA build of torch for Linux")
+    found: Any = torch.cuda.nccl
+    return Finding("NCCL", "ok", ".".join(map(str, found.version())))
+
+
+def check_peers() -> Finding:
+    """GPUs of a machine that read each other's memory need no copy through the host."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count < 2:
+        return Finding("peer access", "missing", f"{count} GPUs: there is nobody to read from")
+    pairs = [pair for pair in itertools.permutations(range(count), 2) if not torch.cuda.can_device_access_peer(*pair)]
+    if pairs:
+        found = f"{len(pairs)} of {count * (count - 1)} pairs cannot, as GPU {pairs[0][0]} of {pairs[0][1]}"
+        return Finding("peer access", "missing", found, "collectives go through the host: see `nvidia-smi topo -m`")
+    return Finding("peer access", "ok", f"every pair of {count} GPUs")
+
+
+DRIVER_FIELDS = ("driver_version", "power.limit", "power.default_limit", "clocks.max.sm", "clocks_event_reasons.active")
+"""What nvidia-smi is asked per GPU."""
+IDLE_REASONS = 0x1
+"""Of `clocks_event_reasons.active`: slow as nothing runs."""
+
+
+def check_driver() -> Finding:
+    """A power limit below the default, or a clock that something holds down, makes every prediction too fast."""
+    if not torch.cuda.is_available():
+        return Finding("driver", "missing", "no GPU that needs one")
+    rows = _asked_of_driver()
+    if not rows:
+        return Finding("driver", "missing", "nvidia-smi does not answer", "install the driver's tools to see clocks")
+    slow = []
+    for number, (_, limit, default, _, reasons) in enumerate(rows):
+        if _number(limit) < _number(default):
+            slow.append(f"GPU {number} is limited to {limit} of {default} W")
+        if int(reasons, 16) & ~IDLE_REASONS:
+            slow.append(f"the clock of GPU {number} is held down ({reasons})")
+    driver, _, _, clock, _ = rows[0]
+    if slow:
+        return Finding("driver", "missing", f"{driver}; {slow[0]}", "nvidia-smi -q -d PERFORMANCE,POWER says why")
+    return Finding("driver", "ok", f"{driver}, up to {clock} MHz")
+
+
+def _asked_of_driver() -> list[list[str]]:
+    """The fields of every GPU, as text; none where nvidia-smi is not there, fails, or does not know a field."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(DRIVER_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines()]
+    return [row for row in rows if len(row) == len(DRIVER_FIELDS) and row[-1].startswith("0x")]
+
+
+def _number(text: str) -> float:
+    """Watts; 0 where a GPU does not say."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
 def check_triton() -> Finding:
     """Kernels for GPUs; without it torch's run."""
     if importlib.util.find_spec("triton") is None:
@@ -141,6 +209,9 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_torch,
     check_gloo,
     check_gpu,
+    check_nccl,
+    check_peers,
+    check_driver,
     check_triton,
     check_compiler,
     check_transformers,

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import autopar
+from autopar.cli import doctor_command
 from autopar.cli.doctor_command import check_transformers
 from autopar.plans.parallel_plan import PLAN_VARIABLE
 from tests.cli.test_commands import autopar as command
@@ -28,6 +29,42 @@ def test_the_doctor_names_what_is_there_and_what_is_not() -> None:
     assert found["torch"]["found"].startswith(f"torch {torch.__version__}")
     assert found["gloo"]["status"] == "ok"
     assert (found["GPU"]["status"] == "ok") == torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "found"),
+    [
+        ("580.1, 700.00, 700.00, 1980, 0x0000000000000001", "ok", "580.1, up to 1980 MHz"),
+        ("580.1, 400.00, 700.00, 1980, 0x0000000000000001", "missing", "GPU 0 is limited to 400.00 of 700.00 W"),
+        ("580.1, 700.00, 700.00, 1980, 0x0000000000000008", "missing", "the clock of GPU 0 is held down"),
+        ("580.1, [N/A], [N/A], [N/A], 0x0000000000000000", "ok", "580.1, up to [N/A] MHz"),
+        ("Field is not valid", "missing", "nvidia-smi does not answer"),
+    ],
+)
+def test_the_doctor_reads_what_the_driver_says(
+    monkeypatch: pytest.MonkeyPatch, answer: str, status: str, found: str
+) -> None:
+    done = subprocess.CompletedProcess([], 0, stdout=f"{answer}\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor_command.subprocess, "run", lambda *arguments, **options: done)
+    finding = doctor_command.check_driver()
+    assert finding.status == status
+    assert found in finding.found
+
+
+def test_the_doctor_names_gpus_that_cannot_read_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: 2 not in (one, other))
+    finding = doctor_command.check_peers()
+    assert (finding.status, finding.found) == ("missing", "4 of 6 pairs cannot, as GPU 0 of 2")
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
+    assert doctor_command.check_peers().status == "ok"
+
+
+def test_without_a_gpu_nothing_of_it_is_broken() -> None:
+    for check in (doctor_command.check_nccl, doctor_command.check_peers, doctor_command.check_driver):
+        assert check().status == ("ok" if torch.cuda.is_available() else "missing")
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -190,6 +190,7 @@ ENTRIES = (
         lambda: ReformerLM(
             **SIZES, dim_head=8, max_seq_len=LENGTH, bucket_size=4, n_hashes=2, causal=True, reverse_thres=LENGTH
         ),
+        notes="its hashes are drawn: it differs from itself",
         dtype=torch.float64,
     ),
     _entry(

@@ -9,6 +9,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
+from torchvision.models.optical_flow import raft
+from torchvision.models.optical_flow._utils import make_coords_grid
 
 from benchmarks.zoo.registry import Inputs, ZooEntry
 from benchmarks.zoo.third_party.without_dropout import without_dropout
@@ -66,6 +68,12 @@ def _flow(output: Any, batch: Inputs) -> Tensor:
     return torch.stack([0.8 ** (len(errors) - i - 1) * error for i, error in enumerate(errors)]).sum()
 
 
+def _raft() -> nn.Module:
+    """Its coordinates are fp32 whatever its inputs are; here they are fp64, as is the model."""
+    raft.make_coords_grid = lambda *sizes: make_coords_grid(*sizes).double()
+    return _build("raft_small")
+
+
 ENTRIES = (
     _classifier("alexnet", dropout=0.0),
     _classifier("vgg11_bn", dropout=0.0),
@@ -99,7 +107,7 @@ ENTRIES = (
     ZooEntry(
         name="torchvision/raft_small",
         family="vision",
-        build=lambda: _build("raft_small"),
+        build=_raft,
         inputs=lambda batch: {
             "image1": torch.randn(batch, 3, 128, 128),
             "image2": torch.randn(batch, 3, 128, 128),
@@ -107,5 +115,6 @@ ENTRIES = (
         },
         batch=2,
         loss_fn=_flow,
+        dtype=torch.float64,
     ),
 )
