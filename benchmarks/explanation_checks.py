@@ -41,7 +41,7 @@ from autopar.planner.problem.factorisation import Factorisation, shape_of
 from autopar.planner.problem.prices import Prices, tensor_bytes
 from autopar.planner.problem.read_skeleton import skeleton_of
 from autopar.planner.problem.skeleton import Skeleton, SlotLink
-from autopar.planner.problem.strategies import LayoutSet, Strategies, local_fraction
+from autopar.planner.problem.strategies import LayoutSet, local_fraction
 from autopar.planner.solver import MemoryRow, Problem, is_forbidden
 
 Flags = NDArray[np.bool_]
@@ -142,7 +142,7 @@ class Recount:
             return float(variable.costs[label])  # a tie-break at most
         equivalence = self.skeleton.equivalences[slot.equivalence]
         assert isinstance(equivalence, OperatorEquivalence)
-        one = _only(variable.strategies, label)
+        one = variable.strategies.take(np.array([label]))
         implementation = next(i for i in equivalence.implementations if i.name == one.implementation(0))
         seconds = float(
             self.prices.operator_costs(
@@ -251,15 +251,3 @@ def _wanted(variable: Variable, port: int) -> LayoutSet | None:
 def _at(layouts: LayoutSet | None, label: int) -> Layout:
     assert layouts is not None
     return layouts.distinct[layouts.index[label]]
-
-
-def _only(strategies: Strategies, label: int) -> Strategies:
-    """One strategy by itself."""
-    row = np.array([label])
-    return Strategies(
-        implementations=(strategies.implementation(label),),
-        axes=(strategies.axes[label],),
-        inputs=tuple(layouts.take(row) for layouts in strategies.inputs),
-        outputs=tuple(None if layouts is None else layouts.take(row) for layouts in strategies.outputs),
-        fraction=strategies.fraction[row],
-    )

@@ -1,6 +1,7 @@
 """Working bytes: what a computation of ours holds while it runs, beside what it reads and returns.
 
     normalise_batch of a block of 64 MiB in bf16         128 MiB, its difference to the mean in float32
+    mm_fp8_rowwise of 64 MiB and 32 MiB in bf16           48 MiB, both operands in float8
 
 Norms over a split batch are written in torch, and widen their block; pieces of uneven dims are padded, joined and cut.
 How much they hold at once is found by running them on the meta device, where nothing is computed. Torch's own kernels,
@@ -9,6 +10,7 @@ and Triton's, widen in registers.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Hashable, Iterable
 from functools import cache
@@ -19,6 +21,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, base_name
 from autopar.ops import blocks, group_statistics, split_statistics, statistics
 
 WRITTEN_IN_TORCH = frozenset({
@@ -44,10 +47,17 @@ WRITTEN_IN_TORCH = frozenset({
 def working_bytes(node: fx.Node) -> int:
     """Most bytes that a node of a lowered graph holds beyond its operands and results; 0 for what is a kernel, and for
     helpers whose operands were not described."""
+    if base_name(node.target) in FLOAT8_PRODUCTS:
+        return sum(_rounded_bytes(operand) for operand in node.all_input_nodes)
     described = all("local_shape" in operand.meta and "dtype" in operand.meta for operand in node.all_input_nodes)
     if node.target not in WRITTEN_IN_TORCH or not described:
         return 0
     return _measured(node.target, _frozen(node.args), _frozen(tuple(node.kwargs.items())))
+
+
+def _rounded_bytes(operand: fx.Node) -> int:
+    """Of a matrix in float8: a byte an element."""
+    return math.prod(operand.meta["local_shape"]) if "local_shape" in operand.meta else 0
 
 
 @cache

@@ -12,29 +12,32 @@ was chosen, and the lowering calls it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
-from autopar.ops.float8 import DTYPE, mm_fp8_rowwise, mm_fp8_tensorwise
+from autopar.ops.float8 import DTYPE, MULTIPLE, mm_fp8_rowwise, mm_fp8_tensorwise
 from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 from autopar.rules.call import Call, call_of
 from autopar.rules.engine import rule_for, rule_of, table_key
 from autopar.rules.rule import Rule
 
+Shape: TypeAlias = tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """One more way to run an operator. target: the operator that is called; takes: whether it can stand for a call;
-    precision: the `precision=` that offers it, other than by its name, as its values differ; unit: the dtype for which
-    a GPU must have units."""
+    fits: whether it computes blocks of these shapes of its tensor operands as they are; precision: the `precision=`
+    that offers it, other than by its name, as its values differ; unit: the dtype for which a GPU must have units."""
 
     name: str
     target: Any
     takes: Callable[[Call], bool]
+    fits: Callable[[Sequence[Shape]], bool]
     precision: str
     unit: str
     says: str
@@ -42,6 +45,11 @@ class Alternative:
 
 def _is_bf16(call: Call) -> bool:
     return all(operand.dtype == torch.bfloat16 for operand in call.operands)
+
+
+def _needs_no_zeros(shapes: Sequence[Shape]) -> bool:
+    """Others are padded with zeros, and the result is copied."""
+    return all(size % MULTIPLE == 0 for size in shapes[1])
 
 
 _FLOAT8 = str(DTYPE).removeprefix("torch.")
@@ -52,6 +60,7 @@ ALTERNATIVES: Mapping[str, tuple[Alternative, ...]] = {
             name="fp8_rowwise",
             target=mm_fp8_rowwise._opoverload,
             takes=_is_bf16,
+            fits=_needs_no_zeros,
             precision="fp8",
             unit=_FLOAT8,
             says="operands in float8 with a scale per row and column, sums in fp32",
@@ -60,6 +69,7 @@ ALTERNATIVES: Mapping[str, tuple[Alternative, ...]] = {
             name="fp8_tensorwise",
             target=mm_fp8_tensorwise._opoverload,
             takes=_is_bf16,
+            fits=_needs_no_zeros,
             precision="fp8",
             unit=_FLOAT8,
             says="operands in float8 with one scale each, sums in fp32",

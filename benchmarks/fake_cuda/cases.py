@@ -72,6 +72,7 @@ LARGE: Mapping[str, Case] = {
         *(_large(name, partial(workload, name)) for name in WORKLOADS if name in LARGE_WORKLOADS),
         _large("vit-large", _vit_large),
         _large("resnet-34", _resnet_34),
+        replace(_large("gpt2-fp8", partial(workload, "gpt2")), asked={"mode": "fast", "precision": "fp8"}),
     )
 }
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from autopar.ops import cross_entropy, float8, gated, norms, packing
 from autopar.ops import indexed_attention as indexed
+from autopar.ops.capability import capability
 from autopar.ops.dropout_operator import dropout_rows, dropout_rows_reference
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ def _refuse_heads(*arguments: Any) -> str | None:
 
 
 def _refuse_rounding(x: Tensor) -> str | None:
-    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < LEAST_FLOAT8:
+    if x.device.type == "cuda" and capability(x.device) < LEAST_FLOAT8:
         return f"the device has no float8 (sm_{LEAST_FLOAT8[0]}{LEAST_FLOAT8[1]} and newer have)"
     return _refuse_dtype(x)
 

@@ -39,6 +39,11 @@ def test_joined_pieces_of_an_uneven_dim_hold_the_padding_too() -> None:
     assert working_bytes(_node(*joined)) == 4 * 6 * 4 * 4
 
 
+def test_a_product_in_float8_holds_its_rounded_operands() -> None:
+    node = _node(torch.ops.autopar.mm_fp8_rowwise.default, torch.bfloat16, (64, 32), (32, 48))
+    assert working_bytes(node) == 64 * 32 + 32 * 48
+
+
 def test_kernels_of_torch_hold_nothing_more() -> None:
     assert working_bytes(_node(torch.ops.aten.mul.Tensor, torch.float32, (4, 8, 16), 2.0)) == 0
 

@@ -69,6 +69,22 @@ def test_price_decides_which_products_run_in_float8(plan: autopar.Plan) -> None:
     assert not planner(precision="bf16").plan(**ASKED).implementations
 
 
+def test_blocks_that_would_be_padded_stay_as_they_are() -> None:
+    """8200 columns over 8 ranks are 1025 each: a copy of the padded result would cost what float8 saves."""
+
+    class Odd(Layers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(4096, 8200, bias=False)
+            self.narrow = nn.Linear(8200, 32, bias=False)
+
+    with torch.device("meta"):
+        model, x = Odd(), torch.empty(8192, 4096)
+    split = autopar.Planner(model, (x,), cluster="8 H100-SXM", precision="fp8").plan(dims={"tp": 8}, mode="fast")
+    assert split.operators["wide/mm#0"].axes == ("n",)
+    assert split.operators["wide/mm#0"].implementation == DEFAULT_IMPLEMENTATION
+
+
 def test_a_plan_with_more_choices_is_never_dearer(plan: autopar.Plan) -> None:
     without = planner(precision="bf16").plan(**ASKED)
     assert plan.objective_seconds < without.objective_seconds

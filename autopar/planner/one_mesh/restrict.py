@@ -24,7 +24,7 @@ from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.constraint_targets import BoundConstraint, Target, notes_of
 from autopar.planner.problem.limits import LIMITS
 from autopar.planner.problem.prices import Floats
-from autopar.planner.problem.strategies import LayoutSet, Strategies
+from autopar.planner.problem.strategies import LayoutSet
 from autopar.planner.solver import Edge, Problem, is_forbidden, solve
 
 Flags = NDArray[np.bool_]
@@ -204,18 +204,5 @@ def _with_rows(variable: Variable, rows: Rows, costs: Floats) -> Variable:
         stored=take(variable.stored),
         labels=tuple(variable.labels[row] for row in rows) if variable.labels else (),
         availability=None if variable.availability is None else variable.availability[rows],
-        strategies=None if strategies is None else _strategies(strategies, rows),
-    )
-
-
-def _strategies(strategies: Strategies, rows: Rows) -> Strategies:
-    return Strategies(
-        axes=tuple(strategies.axes[row] for row in rows),
-        inputs=tuple(LayoutSet(layouts.distinct, layouts.index[rows]) for layouts in strategies.inputs),
-        outputs=tuple(
-            None if layouts is None else LayoutSet(layouts.distinct, layouts.index[rows])
-            for layouts in strategies.outputs
-        ),
-        fraction=strategies.fraction[rows],
-        implementations=tuple(strategies.implementations[row] for row in rows) if strategies.implementations else (),
+        strategies=None if strategies is None else strategies.take(rows),
     )

@@ -14,10 +14,10 @@ import numpy as np
 from torch import fx
 
 from autopar.hardware.devices import has_units
-from autopar.layouts.placement import Layout, Mesh, replicated
+from autopar.layouts.placement import Layout, Mesh, local_shape, replicated
 from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels
 from autopar.planner.problem.equivalence import Implementation, LeafEquivalence, OperatorEquivalence
-from autopar.planner.problem.factorisation import shape_of
+from autopar.planner.problem.factorisation import shape_of, value_of
 from autopar.planner.problem.leaf_layouts import StateBytes, parameter_costs, parameter_labels, storable_layouts
 from autopar.planner.problem.prices import TIE_BREAK_SECONDS, Floats, Prices
 from autopar.planner.problem.redistribution_tables import Tables, Targets
@@ -27,6 +27,7 @@ from autopar.planner.problem.strategies import MOST_CHANGES, LayoutSet, Strategi
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
 from autopar.rules.alternatives import Alternative
+from autopar.rules.engine import tensor_operands
 
 LABEL_LOOKUPS = ("masked_gather", "masked_scatter")
 """Implementations by which a loss finds the logit of a label."""
@@ -67,6 +68,7 @@ class LabelSets:
         self.label_sets: list[LabelSet] = []
         self._strategies: dict[Hashable, Strategies] = {}
         self._joined: dict[Hashable, Strategies] = {}
+        self._fitted: dict[Hashable, Strategies] = {}
         self._labels: dict[Hashable, tuple[list[ParameterPlan], LayoutSet, LayoutSet]] = {}
         self._unions: dict[Hashable, LayoutSet] = {}
         self._zeros: dict[int, Floats] = {}
@@ -126,6 +128,10 @@ class LabelSets:
         """The strategies of all implementations that are offered, one behind the other."""
         offered = self._implementations(slot, equivalence)
         found = [self._strategies_of(slot, equivalence, one) for one in offered]
+        if len(offered) > 1:  # what was offered, not named, must fit the blocks of a rank
+            fitting = [self._fitting(equivalence.node, *pair) for pair in zip(offered, found, strict=True)]
+            offered = [one for one, strategies in zip(offered, fitting, strict=True) if len(strategies)]
+            found = [strategies for strategies in fitting if len(strategies)]
         costs = [
             self.prices.operator_costs(
                 equivalence.node,
@@ -152,6 +158,26 @@ class LabelSets:
             for one in equivalence.implementations
             if (named == one.name if named is not None else self._is_offered(one.alternative))
         ]
+
+    def _fitting(self, node: fx.Node, one: Implementation, strategies: Strategies) -> Strategies:
+        """The strategies under which every rank's blocks fit an implementation."""
+        if one.alternative is None:
+            return strategies
+        key = (one.family, id(strategies))  # `_strategies` keeps them alive
+        if key not in self._fitted:
+            shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
+            blocks = [
+                [_even_block(shape, layout, self.mesh) for layout in layouts.distinct]
+                for shape, layouts in zip(shapes, strategies.inputs, strict=True)
+            ]
+            rows = []
+            for row in range(len(strategies)):
+                own = [of[layouts.index[row]] for of, layouts in zip(blocks, strategies.inputs, strict=True)]
+                even = [block for block in own if block is not None]
+                if len(even) == len(own) and one.alternative.fits(even):
+                    rows.append(row)
+            self._fitted[key] = strategies.take(np.array(rows, dtype=np.int64))
+        return self._fitted[key]
 
     def _is_offered(self, alternative: Alternative | None) -> bool:
         if alternative is None:
@@ -236,3 +262,9 @@ class LabelSets:
         layouts = self._unions[key]
         size = len(layouts.distinct)
         return LabelSet((layouts,), (layouts,), self._zeros.setdefault(size, np.zeros(size)))
+
+
+def _even_block(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...] | None:
+    """The block of every rank; None where ranks hold blocks of other sizes."""
+    first, last = (local_shape(shape, layout, mesh, mesh.coordinate(rank)) for rank in (0, mesh.size - 1))
+    return first if first == last else None

@@ -81,6 +81,20 @@ class Strategies:
         """By which operator alternative a strategy runs."""
         return self.implementations[strategy] if self.implementations else DEFAULT_IMPLEMENTATION
 
+    def take(self, rows: Integers) -> Strategies:
+        """Some of the strategies; layouts keep their numbers."""
+        return Strategies(
+            axes=tuple(self.axes[row] for row in rows),
+            inputs=tuple(LayoutSet(layouts.distinct, layouts.index[rows]) for layouts in self.inputs),
+            outputs=tuple(
+                None if layouts is None else LayoutSet(layouts.distinct, layouts.index[rows])
+                for layouts in self.outputs
+            ),
+            fraction=self.fraction[rows],
+            left_out=self.left_out,
+            implementations=tuple(self.implementations[row] for row in rows) if self.implementations else (),
+        )
+
     def __len__(self) -> int:
         return len(self.axes)
 
