@@ -22,11 +22,11 @@ CALL_SECONDS = 540.0
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     """The command line. Only the standard library: the machine has torch and little else."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="The first day on a GPU.")
-    parser.add_argument("--output", type=Path, default=Path("gpu-results"), help="where each stage writes its file")
-    parser.add_argument("--resume", type=Path, help="results of earlier calls: what is done there is left out")
+    parser.add_argument("--output", type=Path, default=Path("build/gpu"), help="where each stage writes its file")
+    parser.add_argument("--resume", type=Path, nargs="+", default=[], help="of earlier calls: what is done is left out")
     parser.add_argument("--carry", type=Path, help="the folder that --prepare wrote")
     parser.add_argument("--prepare", type=Path, help="write plans and the commit there, and measure nothing")
-    parser.add_argument("--cluster", default="1 H100-SXM", help="with --prepare: what plans are for")
+    parser.add_argument("--cluster", nargs="+", default=["1 H100-SXM"], help="with --prepare: what plans are for")
     parser.add_argument("--only", nargs="+", choices=[stage.name for stage in STAGES], help="these stages")
     parser.add_argument("--seconds", type=float, default=CALL_SECONDS, help="what this call may take")
     parser.add_argument("--rehearse", action="store_true", help="every stage on the CPU, at tiny sizes")

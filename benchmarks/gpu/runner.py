@@ -26,11 +26,11 @@ FACTS_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of the program. seconds: what it may take; command: as it was typed."""
+    """One call of the program. resume: results of earlier ones; seconds: what it may take; command: as it was typed."""
 
     place: Place
     output: Path
-    resume: Path | None
+    resume: Sequence[Path]
     seconds: float
     command: Sequence[str]
 
@@ -97,19 +97,18 @@ def _fault(found: Found, failed: bool) -> dict[str, Any]:
     return {"ending": found.ending, "last_lines": found.lines} if failed else {}
 
 
-def ordered(stages: Sequence[Stage], resume: Path | None, rehearse: bool = False) -> list[Stage]:
+def ordered(stages: Sequence[Stage], resume: Sequence[Path], rehearse: bool) -> list[Stage]:
     """Without those that are done; those that failed come last. What was rehearsed is done for a rehearsal alone."""
     known = {stage.name: status_of(resume, stage.name, rehearse) for stage in stages}
     return sorted((stage for stage in stages if known[stage.name] != DONE), key=lambda s: known[s.name] == FAILED)
 
 
-def status_of(folder: Path | None, name: str, rehearse: bool) -> str | None:
-    """Of a stage that an earlier call of the same kind ran; None where none did."""
-    path = folder / f"{name}.json" if folder is not None else None
-    if path is None or not path.exists():
-        return None
-    content = json.loads(path.read_text())
-    return str(content["status"]) if content["rehearsal"] == rehearse else None
+def status_of(folders: Sequence[Path], name: str, rehearse: bool) -> str | None:
+    """Of a stage in earlier calls of the same kind: done where one of them did it; None where none ran it."""
+    paths = [path for folder in folders if (path := folder / f"{name}.json").exists()]
+    contents = [json.loads(path.read_text()) for path in paths]
+    statuses = [str(content["status"]) for content in contents if content["rehearsal"] == rehearse]
+    return min(statuses, key=lambda status: status != DONE, default=None)
 
 
 def headline(content: dict[str, Any]) -> str:

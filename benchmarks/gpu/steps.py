@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import AutoparError
+from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.parallel_module import ParallelModule
 from benchmarks.gpu.models import MODELS, Made
@@ -29,9 +30,9 @@ FIRST_STEPS = 2
 """What compiles, and what makes the optimizer's state."""
 
 
-def plan_path(folder: Path, name: str, *, tiny: bool) -> Path:
-    """Where the plan of a model is carried; name: of the model, with what is asked beside it."""
-    return folder / f"{name}{'-tiny' if tiny else ''}.plan.json"
+def plan_path(folder: Path, cluster: Cluster, name: str, *, tiny: bool) -> Path:
+    """Where the plan of a model for such devices is carried; name: of the model, with what is asked beside it."""
+    return folder / cluster.device.name / f"{name}{'-tiny' if tiny else ''}.plan.json"
 
 
 def run(place: Place, model: str, steps: int, backend: str) -> Iterator[Row]:
@@ -86,8 +87,10 @@ def ours(place: Place, name: str, steps: int) -> Row:
 
 def compiled(place: Place, name: str, make: Callable[[], tuple[Made, Asked]]) -> tuple[ParallelModule, Inputs, str]:
     """The module, its inputs, and whose plan it is. name: of the plan; make: a new model, and what is asked of it."""
-    path = plan_path(place.carried, name, tiny=place.rehearse) if place.carried is not None else None
-    why = "none was carried"
+    path, why = None, "nothing was carried"
+    if place.carried is not None:
+        path = plan_path(place.carried, Cluster.detect(1), name, tiny=place.rehearse)
+        why = f"there is no {path}"
     if path is not None and path.exists():
         made, asked = make()
         try:

@@ -24,7 +24,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 def test_a_carried_plan_runs_where_nothing_can_be_planned_for_many(tmp_path: Path) -> None:
     lines: list[str] = []
-    prepare(tmp_path / "carried", "1 cpu", tiny=True, say=lines.append, models=["gpt2"])
+    prepare(tmp_path / "carried", ["1 cpu"], tiny=True, say=lines.append, models=["gpt2"])
     assert len(lines) == 1
     assert (tmp_path / "carried" / "commit").read_text().strip() == (commit(None) or "")
     words = ["--rehearse", "--carry", str(tmp_path / "carried"), "--output", str(tmp_path), "--only", "steps-gpt2"]

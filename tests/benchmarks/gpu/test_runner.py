@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,7 @@ def stage(run: object, *, seconds: float = 30.0, num_devices: int = 1) -> Stage:
     )  # fmt: skip
 
 
-def results(folder: Path, *stages: Stage, resume: Path | None = None, seconds: float = 500.0) -> dict[str, Row]:
+def results(folder: Path, *stages: Stage, resume: Sequence[Path] = (), seconds: float = 500.0) -> dict[str, Row]:
     call = Call(place=TINY, output=folder, resume=resume, seconds=seconds, command=["here"])
     run_call(call, stages, lambda line: None)
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
@@ -106,10 +106,14 @@ def test_a_case_that_raises_fails_the_stage_and_not_the_cases_behind_it(tmp_path
 def test_what_is_done_is_left_out_and_what_failed_comes_last(tmp_path: Path) -> None:
     stages = [stage(has_an_error), stage(two_rows), stage(says_nothing)]
     results(tmp_path / "first", *stages[:2])
-    assert [one.name for one in ordered(stages, tmp_path / "first", True)] == ["says_nothing", "has_an_error"]
-    assert ordered(stages, tmp_path / "first", False) == stages  # a rehearsal has measured nothing
-    again = results(tmp_path / "second", *stages, resume=tmp_path / "first")
+    assert [one.name for one in ordered(stages, [tmp_path / "first"], True)] == ["says_nothing", "has_an_error"]
+    assert ordered(stages, [tmp_path / "first"], False) == stages  # a rehearsal has measured nothing
+    again = results(tmp_path / "second", *stages, resume=[tmp_path / "first"])
     assert set(again) == {"says_nothing", "has_an_error"}
+    mended = Stage(name="has_an_error", what="", seconds=9, run=two_rows, full={}, tiny={})
+    results(tmp_path / "third", mended)
+    calls = [tmp_path / "first", tmp_path / "third", tmp_path / "second"]
+    assert [one.name for one in ordered(stages, calls, True)] == ["says_nothing"]
 
 
 def test_no_stage_begins_that_may_outlast_the_call(tmp_path: Path) -> None:
@@ -121,7 +125,7 @@ def test_a_call_on_a_gpu_leaves_no_more_files_than_come_back(tmp_path: Path, mon
     monkeypatch.setattr("benchmarks.gpu.runner.facts", lambda place: iter([MACHINE]))
     many = [Stage(name=f"stage-{at}", what="", seconds=9, run=two_rows, full={}, tiny={}) for at in range(10)]
     place = Place(device=torch.device("cpu"))
-    call = Call(place=place, output=tmp_path, resume=None, seconds=500, command=[])
+    call = Call(place=place, output=tmp_path, resume=[], seconds=500, command=[])
     lines: list[str] = []
     run_call(call, [stage(two_rows, num_devices=2), *many], lines.append)
     assert len(list(tmp_path.iterdir())) == FILES_PER_CALL == 8

@@ -1,0 +1,37 @@
+"""A carried plan that does not fit is not the end of a stage; ratios are those of the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import autopar
+from autopar.hardware.cluster import Cluster
+from benchmarks.gpu.models import MODELS
+from benchmarks.gpu.stage import Place
+from benchmarks.gpu.steps import MIXED, compared, compiled, plan_path
+
+
+def test_a_plan_of_another_graph_is_made_again_and_the_row_says_why(tmp_path: Path) -> None:
+    place = Place(device=torch.device("cpu"), rehearse=True, carried=tmp_path)
+    other = MODELS["unet"].made("meta", tiny=True)
+    plan = autopar.plan(other.model, dict(other.inputs), cluster="1 cpu", **MIXED)
+    plan.save(plan_path(tmp_path, Cluster.detect(1), "gpt2", tiny=True))
+    module, inputs, source = compiled(place, "gpt2", lambda: (MODELS["gpt2"].made("cpu", tiny=True), MIXED))
+    assert source.startswith("made here: the plan was made for another graph")
+    module(**inputs).backward()
+
+
+def test_ratios_say_how_many_times_as_fast_ours_is() -> None:
+    rows = {
+        "autopar": {"seconds": 2.0, "peak_bytes": 100, "first_loss": 1.5},
+        "eager": {"seconds": 3.0, "peak_bytes": 200, "first_loss": 1.0},
+    }
+    assert compared(rows) == {
+        "case": "compared",
+        "speed_of_eager": pytest.approx(1.5),
+        "bytes_of_eager": pytest.approx(0.5),
+        "loss_beside_eager": pytest.approx(0.5),
+    }
