@@ -140,7 +140,8 @@ def test_edits_and_constraints_pin_it(plan: autopar.Plan) -> None:
     [
         ({"precision": "fp8", "cluster": "8 A100-80"}, "no float8 units"),
         ({"precision": "fp8", "constraints": {"wide": {"implementation": "fp9"}}}, "write one of default, fp8_rowwise"),
-        ({"precision": "fp32", "constraints": {"wide": {"implementation": "fp8_rowwise"}}}, "matches no module"),
+        ({"precision": "fp32", "constraints": {"wide": {"implementation": "fp8_rowwise"}}},
+         "does not stand for aten.mm.default.float32.*bf16"),
         ({"precision": "float8"}, 'did you mean "fp8"'),
     ],
 )

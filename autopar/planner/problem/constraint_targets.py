@@ -29,7 +29,8 @@ from autopar.planner.problem.graph_operators import base_of, operators
 from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 from autopar.program import Program
 from autopar.request.constraints import EVERY_AXIS, Constraints, PlacementRules, Recompute
-from autopar.rules.alternatives import alternatives_of
+from autopar.rules.alternatives import alternatives_for, alternatives_of
+from autopar.rules.call import call_of
 from autopar.rules.engine import tensor_operands
 
 NEAREST_NAMES = 3
@@ -179,9 +180,21 @@ def implementations_of(program: Program, constraints: Constraints) -> dict[fx.No
         having = [
             node for node in operators(program) if name in (alternative.name for alternative in alternatives_of(node))
         ]
+        if not having and name != DEFAULT_IMPLEMENTATION:
+            raise ConfigurationError(
+                f"constraint {pattern!r} with implementation={name!r}: {_why_none_has(program, name)}"
+            )
         candidates = operators(program) if name == DEFAULT_IMPLEMENTATION else having
         found |= dict.fromkeys(_matched(pattern, candidates, f"implementation={name!r}", "operator that has it"), name)
     return found
+
+
+def _why_none_has(program: Program, name: str) -> str:
+    """Why no operator of a program has an alternative: the calls that come nearest."""
+    near = [node for node in operators(program) if name in (way.name for way in alternatives_for(node.target))]
+    if not near:
+        return "the program has no operator for which it stands"
+    return f'it does not stand for {call_of(near[0]).text}, as the program has it; write precision="bf16" or "fp8"'
 
 
 def _matched(pattern: str, candidates: Sequence[fx.Node], said: str, kind: str) -> list[fx.Node]:

@@ -79,6 +79,7 @@ def test_a_step_holds_and_runs_what_was_planned(model: str, devices: int, rank: 
 
 def test_a_formula_in_the_place_of_a_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_kernels, "KERNELS", {})
+    monkeypatch.setattr(attention_math, "_is_indexed", lambda query, options: False)
     found = _faults(_record("gpt", 1))
     assert any("attention#0 makes a value of 64.0 MiB" in fault for fault in found), found
     assert any("forward and backward hold" in fault for fault in found), found
