@@ -12,6 +12,7 @@ import autopar
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.runtime.collectives import host_graphs
 from autopar.runtime.kernels.named_calls import NamedGraph
+from autopar.runtime.step.emitted_step import Step
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.models import captured_tied, tied_model, tokens
 from tests.distributed.training_jobs import full_gradients
@@ -78,10 +79,9 @@ def train_gpt(dims: dict[str, int] | None, steps: int = 3, products: str = "defa
 
 
 @prepared_by(captured_in_bf16)
-def verified(dims: dict[str, int], products: str = "default") -> float:
+def verified(dims: dict[str, int]) -> float:
     """Worst gradient error that verify reports of a model with tied, frozen and 0-dim parameters and a buffer."""
-    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16", verify=True,
-                          constraints=named(products))  # fmt: skip
+    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16", verify=True)
     result = autopar.verify(module, tokens(1))
     return result.gradients[result.worst]
 
@@ -104,12 +104,35 @@ def precision_of_a_given_plan() -> list[str | None]:
     return [module.precision, plan.question["precision"]]
 
 
+@prepared_by(captured)
+def verified_in_float8(dims: dict[str, int], *, spoiled: bool = False) -> float | str:
+    """Worst gradient error of the GPT with all products in float8, or what verify says; spoiled: without the sums of
+    its gradients over ranks."""
+    module = compile_once("gpt", GPT(CONFIG), gpt_batch(0), dims=dims, precision="bf16",
+                          constraints=named("fp8_rowwise"))  # fmt: skip
+    if spoiled:
+        _without_sums(module.step_for(gpt_batch(1), {})[0])
+    try:
+        result = autopar.verify(module, gpt_batch(1))
+    except autopar.VerificationError as error:
+        return str(error)
+    return result.gradients[result.worst]
+
+
 @prepared_by(captured_in_bf16)
-def spoiled_reduction(dims: dict[str, int], products: str = "default") -> str:
+def spoiled_reduction(dims: dict[str, int]) -> str:
     """What verify says of a bf16 module whose gradients miss their reduction; "" where it notices nothing."""
-    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16",
-                          constraints=named(products))  # fmt: skip
-    step, _ = module.step_for((), tokens(0))
+    module = compile_once("tied model", tied_model(), tokens(0), dims=dims, precision="bf16")
+    _without_sums(module.step_for((), tokens(0))[0])
+    try:
+        autopar.verify(module, tokens(0))
+    except autopar.VerificationError as error:
+        return str(error)
+    return ""
+
+
+def _without_sums(step: Step) -> None:
+    """Take the sums over ranks out of the backward graph of a step."""
     assert isinstance(step.backward, NamedGraph)
     backward = step.backward.graph_module
     for node in list(backward.graph.nodes):
@@ -117,8 +140,3 @@ def spoiled_reduction(dims: dict[str, int], products: str = "default") -> str:
             node.replace_all_uses_with(node.args[0])
             backward.graph.erase_node(node)
     backward.recompile()
-    try:
-        autopar.verify(module, tokens(0))
-    except autopar.VerificationError as error:
-        return str(error)
-    return ""

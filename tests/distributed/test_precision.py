@@ -83,6 +83,6 @@ def test_products_in_float8_follow_one_process(pool: Pool, dims: dict[str, int])
 
 
 def test_verify_judges_float8_by_the_same_rounding(pool: Pool) -> None:
-    assert max(pool.run(f"{JOBS}:verified", dims={"tp": 4}, products="fp8_rowwise")) <= 0.125
-    spoiled = pool.run(f"{JOBS}:spoiled_reduction", dims={"dp_replicate": 4}, products="fp8_rowwise")
+    assert max(pool.run(f"{JOBS}:verified_in_float8", dims={"tp": 4})) <= 0.125
+    spoiled = pool.run(f"{JOBS}:verified_in_float8", dims={"dp_replicate": 4}, spoiled=True)
     assert all("gradient" in text for text in spoiled)
