@@ -228,8 +228,11 @@ def is_of_user(module: str | None) -> bool:
         return True
     place = Path(found)
     depth = module.count(".") + (place.stem == "__init__")
-    installed = not {"site-packages", "dist-packages"}.isdisjoint(place.parts) or _takes_packages(place.parents[depth])
-    return not installed
+    if not {"site-packages", "dist-packages"}.isdisjoint(place.parts):
+        return False
+    if depth >= len(place.parents):  # a generated module lies in no package, whatever its name says
+        return True
+    return not _takes_packages(place.parents[depth])
 
 
 @functools.cache
