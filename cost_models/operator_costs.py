@@ -56,7 +56,8 @@ fp32 elements on one AMD EPYC core of 100 GFLOP/s, torch 2.13. GELU is the exact
 
 FLOAT8 = "float8_e4m3fn"
 FLOAT8_ELEMENT_FLOPS = {"cuda": 0.0, "cpu": 68.0}
-"""Arithmetic per element of rounding to float8, in the unit of CPU_ELEMENT_FLOPS: 1.4 to 1.8 ns of bf16."""
+"""Arithmetic per element of rounding to float8, in the unit of CPU_ELEMENT_FLOPS: 1.4 to 1.8 ns of bf16 on one
+AMD EPYC core, torch 2.13."""
 
 DTYPE_FALLBACKS = {"float16": "bfloat16", "bfloat16": "float16", "float64": "float32"}
 """Which measured rate prices a dtype without its own; see `matmul_flops_per_second` for the rest."""
@@ -119,12 +120,15 @@ def operator_seconds(
 
 FLOAT8_READS = {"mm_fp8_rowwise": 1, "mm_fp8_tensorwise": 2}
 """How often a product reads its operands from memory to round them: a row stays in the cache between the search for
-its largest value and the rounding, a whole tensor does not. Follows from `runtime/kernels/triton_float8.py`."""
+its largest value and the rounding, a whole tensor does not. Follows from `runtime/kernels/triton_float8.py`; no GPU has
+confirmed it."""
+FLOAT8_LAUNCHES = {"mm_fp8_rowwise": 1, "mm_fp8_tensorwise": 3}
+"""Kernels that round one operand there: of a tensor a zero, the largest value, the rounding."""
 
 
 def _float8_seconds(device: Device, operator: str, sizes: ProductSizes, dtype: str) -> NDArray[np.float64]:
-    """A product whose operands are rounded first: they are read in their dtype and written as float8, a kernel or two
-    for each, and the product reads float8 and writes their dtype."""
+    """A product whose operands are rounded first: these are read in their dtype and written as float8, and the product
+    reads float8 and writes their dtype."""
     m, n, k, batch = (np.asarray(size, np.float64) for size in (sizes.m, sizes.n, sizes.k, sizes.batch))
     wide, narrow, reads = ELEMENT_BYTES[dtype], ELEMENT_BYTES[FLOAT8], FLOAT8_READS[operator]
     seconds = operator_seconds(
@@ -142,7 +146,7 @@ def _float8_seconds(device: Device, operator: str, sizes: ProductSizes, dtype: s
             bytes_moved=elements * (reads * wide + narrow),
             dtype=dtype,
             kind="memory",
-            kernels=reads,
+            kernels=FLOAT8_LAUNCHES[operator],
             operator="quantised",
         )
     return seconds

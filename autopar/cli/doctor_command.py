@@ -129,7 +129,7 @@ def check_driver() -> Finding:
         return Finding("driver", "missing", "no GPU that needs one")
     rows = _asked_of_driver()
     if not rows:
-        return Finding("driver", "missing", "nvidia-smi does not answer", "install the driver's tools to see clocks")
+        return Finding("driver", "missing", "nvidia-smi is not there, or too old to say", "install the driver's tools")
     slow = []
     for number, (_, limit, default, _, reasons) in enumerate(rows):
         if _number(limit) < _number(default):

@@ -110,7 +110,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         batch=None if shape is None else shape[0],
         sequence=None if shape is None else shape[1],
         recompute=recompute,
-        precision="bf16" if plan.precision in ("bf16", "fp8") else "fp32",
+        precision="bf16" if plan.is_in_bf16 else "fp32",
         stages={},
         lost=(
             *_lost_parameters(plan, roles),

@@ -36,8 +36,8 @@ class ScoreOptions:
     """What the scores go through.
 
     mask: added to the scores, or bool with True = attend; broadcastable to (..., H, S, T). is_causal: row i sees keys
-        0..i by global index. rows, keys: the runs of global indices that are here; None: all. kept: bool
-        (..., H, S, T), the dropout mask.
+        0..i by global index. rows, keys: the runs of global indices that are here; None: all. draws: by
+        what dropout draws with probability `dropout_p`; kept: bool (..., H, S, T), the dropout mask in their place.
     """
 
     mask: Tensor | None = None
@@ -93,6 +93,7 @@ def backward_formulas(
 
 
 def runs_of(query: Tensor, key: Tensor, options: ScoreOptions) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """The runs of global indices of rows and keys, those of a whole block where none are given."""
     rows = ((0, query.shape[-2]),) if options.rows is None else options.rows
     keys = ((0, key.shape[-2]),) if options.keys is None else options.keys
     return rows, keys
@@ -130,13 +131,16 @@ def _drop(weights: Tensor, options: ScoreOptions) -> Tensor:
 
 
 def scale_of(query: Tensor, options: ScoreOptions) -> float:
+    """The factor of the products: as given, else 1 / sqrt(D)."""
     return 1.0 / math.sqrt(query.shape[-1]) if options.scale is None else options.scale
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """(..., G, T, D) -> (..., heads, T, D): each head as often as queries share it."""
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
 
 
 def sum_heads(grad: Tensor, groups: int) -> Tensor:
+    """(..., H, T, D) -> (..., groups, T, D): the inverse of `repeat_heads`, for gradients."""
     *batch, heads, length, size = grad.shape
     return grad if heads == groups else grad.reshape(*batch, groups, heads // groups, length, size).sum(-3)

@@ -96,7 +96,7 @@ def attend_backward_with_mask(
     heads, groups = query.shape[-3], key.shape[-3]
     mask = options.mask
     assert mask is not None, "an attention without a mask has no gradient of one"
-    if _is_indexed(query, options):
+    if _is_indexed(query, options) and not torch.are_deterministic_algorithms_enabled():  # it adds in any order
         *grads, grad_mask = _indexed_backward(grad_out, query, key, value, out, logsumexp, options, with_mask=True)
         return *_stored(query, key, value, grads, groups), grad_mask.reshape(mask.shape)
     keys, values = (repeat_heads(x, heads) for x in (key, value))
@@ -213,8 +213,8 @@ def _one_mask(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor | Non
 
 
 def _is_indexed(query: Tensor, options: ScoreOptions) -> bool:
-    """Whether the operator with a kernel of ours computes it. Its gradient of a mask adds up in any order."""
-    if query.device.type != "cuda" or options.kept is not None or torch.are_deterministic_algorithms_enabled():
+    """Whether the operator with a kernel of ours computes it."""
+    if query.device.type != "cuda" or options.kept is not None:
         return False
     mask = options.mask
     return query.dtype != torch.float64 and (mask is None or max(query.dim(), mask.dim()) <= INDEXED_DIMS)
@@ -225,9 +225,8 @@ def _indexed(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -
     inner = query.shape[-4] if query.dim() == INDEXED_DIMS else 1
     mask, draws = options.mask, options.draws
     if mask is not None:
-        mask = mask.reshape(*(1,) * (query.dim() - mask.dim()), *mask.shape)
+        mask = mask.reshape(*(1,) * (max(query.dim(), 4) - mask.dim()), *mask.shape)
         mask = mask if mask.dim() == INDEXED_DIMS else mask.unsqueeze(1)
-        mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
     rows, keys = runs_of(query, key, options)
     shape = (*query.shape[:-1], key.shape[-2]) if draws is None else tuple(draws.shape)
     runs = full_runs(shape) if draws is None else draws.runs

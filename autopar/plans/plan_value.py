@@ -297,6 +297,11 @@ class PlanValue:
         return None if said is None else str(said)
 
     @property
+    def is_in_bf16(self) -> bool:
+        """Whether the graph is one in bf16; products may run in float8."""
+        return self.precision in ("bf16", "fp8")
+
+    @property
     def reduce_dtype(self) -> str | None:
         """In which the plan's question says that gradients are added over ranks; None: as they are computed."""
         said = self.question.get("reduce_dtype")

@@ -40,8 +40,7 @@ def step_rates(plan: PlanValue) -> StepRates:
     """What a step of the plan takes and computes, as far as the plan says it."""
     count, unit = _counted(plan)
     cluster, flops = cluster_of(plan), plan.statistics.get("flops_of_pass")
-    in_halves = plan.precision in ("bf16", "fp8")
-    dtype = str(plan.statistics.get("dtype_of_flops") or ("bfloat16" if in_halves else "float32"))
+    dtype = str(plan.statistics.get("dtype_of_flops") or ("bfloat16" if plan.is_in_bf16 else "float32"))
     ceiling = None if cluster is None else cluster.device.flops_per_second.get(dtype)
     return StepRates(
         count=count,

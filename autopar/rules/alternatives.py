@@ -54,26 +54,22 @@ def _needs_no_zeros(shapes: Sequence[Shape]) -> bool:
 
 _FLOAT8 = str(DTYPE).removeprefix("torch.")
 
+def _in_float8(name: str, product: Any, scales: str) -> Alternative:
+    return Alternative(
+        name=name,
+        target=product._opoverload,
+        takes=_is_bf16,
+        fits=_needs_no_zeros,
+        precision="fp8",
+        unit=_FLOAT8,
+        says=f"operands in float8 with {scales}, sums in fp32",
+    )
+
+
 ALTERNATIVES: Mapping[str, tuple[Alternative, ...]] = {
     "aten.mm": (
-        Alternative(
-            name="fp8_rowwise",
-            target=mm_fp8_rowwise._opoverload,
-            takes=_is_bf16,
-            fits=_needs_no_zeros,
-            precision="fp8",
-            unit=_FLOAT8,
-            says="operands in float8 with a scale per row and column, sums in fp32",
-        ),
-        Alternative(
-            name="fp8_tensorwise",
-            target=mm_fp8_tensorwise._opoverload,
-            takes=_is_bf16,
-            fits=_needs_no_zeros,
-            precision="fp8",
-            unit=_FLOAT8,
-            says="operands in float8 with one scale each, sums in fp32",
-        ),
+        _in_float8("fp8_rowwise", mm_fp8_rowwise, "a scale per row and column"),
+        _in_float8("fp8_tensorwise", mm_fp8_tensorwise, "one scale each"),
     ),
 }
 """By the operator that is captured, named as in the table of rules."""

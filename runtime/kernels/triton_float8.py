@@ -30,12 +30,26 @@ def tile(x: tl.tensor, at: tl.tensor, to: tl.tensor, rows: tl.tensor, columns: t
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def store_rounded(out: tl.tensor, values: tl.tensor, scale: tl.tensor, at: tl.tensor, to: tl.tensor, rows: tl.tensor,
-                  columns: tl.tensor) -> None:  # fmt: skip
-    """A tile over its scale as float8, in rows."""
-    inside = (at[:, None] < rows) & (to[None, :] < columns)
-    scaled = tl.minimum(tl.maximum(values / scale, -TOP), TOP)
-    tl.store(out + at[:, None] * columns + to[None, :], scaled.to(tl.float8e4nv), mask=inside)
+def largest_of(x: tl.tensor, at: tl.tensor, rows: tl.tensor, columns: tl.tensor, row_stride: tl.tensor,
+               column_stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:  # fmt: skip
+    """The largest magnitude of each of the rows `at`."""
+    found = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, columns, COLUMNS):
+        values = tile(x, at, start + tl.arange(0, COLUMNS), rows, columns, row_stride, column_stride)
+        found = tl.maximum(found, tl.max(tl.abs(values), axis=1))
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_rounded(x: tl.tensor, out: tl.tensor, scale: tl.tensor, at: tl.tensor, rows: tl.tensor, columns: tl.tensor,
+                  row_stride: tl.tensor, column_stride: tl.tensor, COLUMNS: tl.constexpr) -> None:  # fmt: skip
+    """The rows `at` over their scale as float8, contiguous."""
+    for start in range(0, columns, COLUMNS):
+        to = start + tl.arange(0, COLUMNS)
+        values = tile(x, at, to, rows, columns, row_stride, column_stride)
+        scaled = tl.minimum(tl.maximum(values / scale, -TOP), TOP)
+        inside = (at[:, None] < rows) & (to[None, :] < columns)
+        tl.store(out + at[:, None] * columns + to[None, :], scaled.to(tl.float8e4nv), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -50,18 +64,12 @@ def rows_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """One program per ROWS rows."""
+    """One program per ROWS rows, each by its own scale."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    largest = tl.zeros((ROWS,), tl.float32)
-    for start in range(0, columns, COLUMNS):
-        values = tile(x, at, start + tl.arange(0, COLUMNS), rows, columns, row_stride, column_stride)
-        largest = tl.maximum(largest, tl.max(tl.abs(values), axis=1))
+    largest = largest_of(x, at, rows, columns, row_stride, column_stride, ROWS, COLUMNS)
     scale = tl.maximum(largest / TOP, LEAST)
     tl.store(scales + at, scale, mask=at < rows)
-    for start in range(0, columns, COLUMNS):
-        to = start + tl.arange(0, COLUMNS)
-        values = tile(x, at, to, rows, columns, row_stride, column_stride)
-        store_rounded(out, values, scale[:, None], at, to, rows, columns)
+    store_rounded(x, out, scale[:, None], at, rows, columns, row_stride, column_stride, COLUMNS)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -77,10 +85,7 @@ def largest_kernel(
 ) -> None:
     """The largest magnitude of ROWS rows into the one of all."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    found = tl.zeros((ROWS,), tl.float32)
-    for start in range(0, columns, COLUMNS):
-        values = tile(x, at, start + tl.arange(0, COLUMNS), rows, columns, row_stride, column_stride)
-        found = tl.maximum(found, tl.max(tl.abs(values), axis=1))
+    found = largest_of(x, at, rows, columns, row_stride, column_stride, ROWS, COLUMNS)
     tl.atomic_max(largest, tl.max(found, axis=0))
 
 
@@ -88,6 +93,7 @@ def largest_kernel(
 def tensor_kernel(
     x: tl.tensor,
     out: tl.tensor,
+    largest: tl.tensor,
     scales: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
@@ -96,13 +102,11 @@ def tensor_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """ROWS rows by the scale of all."""
+    """ROWS rows by the scale of all, which every program writes."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    scale = tl.load(scales)
-    for start in range(0, columns, COLUMNS):
-        to = start + tl.arange(0, COLUMNS)
-        values = tile(x, at, to, rows, columns, row_stride, column_stride)
-        store_rounded(out, values, scale, at, to, rows, columns)
+    scale = tl.maximum(tl.load(largest) / TOP, LEAST)
+    tl.store(scales, scale)
+    store_rounded(x, out, scale, at, rows, columns, row_stride, column_stride, COLUMNS)
 
 
 def quantised_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,12 +118,11 @@ def quantised_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantised_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
     """As `quantised_tensor_reference`."""
-    grid = (triton.cdiv(x.shape[0], ROWS),)
-    largest = torch.zeros((), dtype=torch.float32, device=x.device)
-    largest_kernel[grid](x, largest, *x.shape, *x.stride(), ROWS=ROWS, COLUMNS=COLUMNS)
-    out, _ = _outputs(x, ())
-    scale = (largest / LARGEST).clamp_min(SMALLEST_SCALE)
-    tensor_kernel[grid](x, out, scale, *x.shape, *x.stride(), ROWS=ROWS, COLUMNS=COLUMNS)
+    out, scale = _outputs(x, ())
+    largest = torch.zeros_like(scale)
+    grid, form = (triton.cdiv(x.shape[0], ROWS),), (*x.shape, *x.stride())
+    largest_kernel[grid](x, largest, *form, ROWS=ROWS, COLUMNS=COLUMNS)
+    tensor_kernel[grid](x, out, largest, scale, *form, ROWS=ROWS, COLUMNS=COLUMNS)
     return out, scale
 
 

@@ -143,3 +143,11 @@ def test_what_pip_installed_is_not_the_users_wherever_it_stands(
     module.__file__ = str(tmp_path / place.format(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert is_of_user(module.__name__) is expected
+
+
+def test_a_generated_module_whose_name_is_longer_than_its_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_geometric makes such modules of its templates."""
+    module = types.ModuleType("generated.of.a.template.with.a.long.name")
+    module.__file__ = "/short.py"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert is_of_user(module.__name__)

@@ -38,7 +38,7 @@ def test_the_doctor_names_what_is_there_and_what_is_not() -> None:
         ("580.1, 400.00, 700.00, 1980, 0x0000000000000001", "missing", "GPU 0 is limited to 400.00 of 700.00 W"),
         ("580.1, 700.00, 700.00, 1980, 0x0000000000000008", "missing", "the clock of GPU 0 is held down"),
         ("580.1, [N/A], [N/A], [N/A], 0x0000000000000000", "ok", "580.1, up to [N/A] MHz"),
-        ("Field is not valid", "missing", "nvidia-smi does not answer"),
+        ("Field is not valid", "missing", "nvidia-smi is not there"),
     ],
 )
 def test_the_doctor_reads_what_the_driver_says(

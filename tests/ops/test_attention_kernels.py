@@ -120,6 +120,17 @@ def test_cuda_runs_a_kernel_of_ours_where_torch_has_none(mask_shape: tuple[int, 
     assert called.largest < math.prod(shape), "nothing of the size of the scores"
 
 
+@pytest.mark.parametrize("dims", [3, 4])
+def test_few_batch_dims_and_a_wide_mask_give_what_the_formula_gives(dims: int) -> None:
+    torch.manual_seed(0)
+    batch = (2,) * (dims - 3)
+    query, key, value = (torch.randn(*batch, h, s, 8) for h, s in ((4, 6), (2, 7), (2, 7)))
+    options = ScoreOptions(mask=torch.randn(4, 6, 7))
+    expected = attend(query, key, value, options)
+    found = attention_math.indexed_attention(*attention_math._indexed(query, key, value, options))
+    torch.testing.assert_close(found[0].reshape(expected[0].shape), expected[0])
+
+
 def test_the_operator_of_ours_gives_what_the_formula_gives() -> None:
     """On CPUs by its reference: the same numbers as the operator by index, dropout included."""
     torch.manual_seed(0)
