@@ -37,6 +37,10 @@ class LinkFit:
     points: tuple[tuple[float, float], ...] = ()
     """(bytes, seconds) that the line goes through."""
 
+    def seconds(self, nbytes: float) -> float:
+        """Of a collective whose full buffer has so many bytes."""
+        return self.latency_seconds + nbytes / self.bytes_per_second
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProfile:

@@ -45,7 +45,7 @@ class Measurement:
     """One measured point: the mean rate of the ranks that ran it at the same time."""
 
     name: str
-    """ "matmul", "add", "overhead", a collective kind, "census." and an ATen name, or "crowd"."""
+    """ "matmul", "add", "overhead", a collective kind, "census." and an ATen name, "crowd", "slowdown" or "beside"."""
     world_size: int
     """Processes that were busy at the same time."""
     ranks: int
@@ -76,6 +76,17 @@ class GroupFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What collectives take from the computation beside them while `world_size` processes are busy."""
+
+    world_size: int
+    slowdown: float
+    """How many times longer products take beside a large all_reduce."""
+    host_seconds: float
+    """What is left of a small all_reduce where products hide all that can be hidden."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Everything measured on one machine in one calibration."""
 
@@ -89,6 +100,8 @@ class Profile:
     points: tuple[Measurement, ...]
     crowd: float = 1.0
     """Seconds that passed per second of CPU time of a process that had a core to itself, but for those of others."""
+    overlaps: tuple[Overlap, ...] = ()
+    """Empty in profiles of before this was measured."""
     passes: int = PASSES
     """Times that everything was measured; the middle one counts."""
 
@@ -103,9 +116,14 @@ class Profile:
         return self.busy_share > MOST_BUSY
 
     @property
-    def trust(self) -> tuple[bool, int, float]:
+    def lasts(self) -> bool:
+        """Whether it was measured on an idle machine, and all that is measured today."""
+        return bool(self.overlaps) and not self.is_busy
+
+    @property
+    def trust(self) -> tuple[bool, bool, int, float]:
         """The greater of two is that of the profile to keep."""
-        return not self.is_busy, self.passes, -self.crowd
+        return bool(self.overlaps), not self.is_busy, self.passes, -self.crowd
 
 
 def curves_through(samples: Iterable[tuple[str, float, float]], dtype: str) -> tuple[OperatorCurve, ...]:
@@ -180,6 +198,7 @@ def cluster_from_profile(profile: Profile, world_size: int) -> Cluster:
     crowding = max(1.0, world_size / ceilings.world_size)
     device = device_from_profile(profile, world_size, process_memory_bytes(world_size))
     link = _loopback(profile, ceilings.world_size, crowding, source_of(profile))
+    overlap = _overlap_of(profile, world_size)
     return Cluster(
         name=f"1x{world_size} {profile.name}",
         num_nodes=1,
@@ -189,6 +208,8 @@ def cluster_from_profile(profile: Profile, world_size: int) -> Cluster:
         inter_link=link,
         collective_backend="gloo",
         profile=_measured(profile),
+        overlap_slowdown=overlap.slowdown,
+        collective_host_seconds=overlap.host_seconds * crowding,
     )
 
 
@@ -224,6 +245,13 @@ def _ceilings_of(measured: Sequence[Ceilings], world_size: int) -> Ceilings:
         raise ConfigurationError("ceilings is empty: nothing was measured")
     by_size = sorted(measured, key=lambda ceilings: ceilings.world_size)
     return next((c for c in by_size if c.world_size >= world_size), by_size[-1])
+
+
+def _overlap_of(profile: Profile, world_size: int) -> Overlap:
+    """Of the next larger number of processes that was measured, else of the largest."""
+    by_size = sorted(profile.overlaps, key=lambda overlap: overlap.world_size)
+    nothing = Overlap(world_size=world_size, slowdown=1.0, host_seconds=0.0)
+    return next((found for found in by_size if found.world_size >= world_size), by_size[-1] if by_size else nothing)
 
 
 def _slower(curve: OperatorCurve, factor: float) -> OperatorCurve:

@@ -49,7 +49,7 @@ def run_demo(console: Console) -> dict[str, Any]:
 def _measure_machine(console: Console) -> None:
     """Say what is measured, or since when it is known."""
     stored = load_profile()
-    if stored is not None and not stored.is_busy:
+    if stored is not None and stored.lasts:
         console.print(f"2 of 3   what processes on this machine can do was measured on {stored.date[:10]}")
         return
     console.print("2 of 3   what processes on this machine can do: a minute, once; `autopar profile` takes more care")

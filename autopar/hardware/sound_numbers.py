@@ -15,7 +15,7 @@ from autopar.errors import ConfigurationError
 from autopar.hardware.device_curves import DeviceCurves
 
 POSITIVE = frozenset({
-    "num_nodes", "devices_per_node", "ranks", "nodes", "ranks_per_node", "world_size", "overlap_slowdown",
+    "num_nodes", "devices_per_node", "ranks", "nodes", "ranks_per_node", "world_size", "overlap_slowdown", "slowdown",
     "memory_bytes", "memory_bytes_per_second", "bytes_per_second", "flops_per_second",
     "launch_seconds", "operator_seconds", "seconds", "work",
 })  # fmt: skip

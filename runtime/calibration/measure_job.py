@@ -11,8 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -32,6 +30,16 @@ from autopar.cost_models.job_profile import (
 from autopar.cost_models.machine_profile import Measurement, Profile, fit_line
 from autopar.errors import AutoparError
 from autopar.hardware.cluster import machine_name, nodes_of_job
+from autopar.runtime.calibration.beside_collectives import (
+    FEWEST_CALLS,
+    MOST_CALLS,
+    SMALL_BYTES,
+    WINDOW_SECONDS,
+    WORK_ROWS,
+    seconds_beside,
+    seconds_of_slowest,
+    slowdown_beside,
+)
 from autopar.runtime.calibration.measure_machine import OnProgress, no_progress, profile_from_points, tables
 from autopar.runtime.calibration.measuring_worker import (
     COLLECTIVES,
@@ -50,20 +58,10 @@ SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 LONGEST_CALL_SECONDS = 0.6
 """Sizes that would take longer are left out: the line is known by then."""
 FEWEST_SIZES = 3
-WINDOW_SECONDS = 0.2
-FEWEST_CALLS, MOST_CALLS = 3, 20
 CROWD_SECONDS = 1.0
 MIN_COLLECTIVE_SECONDS = 2e-5
 """What a collective costs at least: the difference of two noisy loops may come out negative."""
-BESIDE_SHARE = 0.8
-"""Of the length of a collective, in which products are timed beside it: it is on its way all the time."""
-SMALL_BYTES = 1 << 16
-"""Of an all_reduce that takes its starts and little else."""
-HIDDEN = 3.0
-"""How many times as long as such a collective the products beside it take, so that all of it that can be hidden is."""
 NEIGHBOURS = "neighbours"
-WORK_ROWS = 256
-"""Rows of the product between two collectives: a millisecond."""
 
 
 def in_job() -> bool:
@@ -119,22 +117,24 @@ def _measure(nodes: int, ranks_per_node: int, on_progress: OnProgress) -> JobPro
     machine = _machine(step)
     links = []
     for (ranks, spanned), groups in groups_of_job(nodes, ranks_per_node).items():
-        group = _own(groups)
+        own = _own(groups)
         for kind in (*COLLECTIVES, NEIGHBOURS):
             step()
             run = shift if kind == NEIGHBOURS else partial(collective, kind)
-            points = tuple(_points(None if group is None else partial(run, group)))
+            points = tuple(_points(None if own is None else partial(run, own)))
             latency, rate = fit_line([size for size, _ in points], [seconds for _, seconds in points])
             fit = LinkFit(kind=kind, ranks=ranks, nodes=spanned, latency_seconds=latency, bytes_per_second=rate)
             links.append(replace(fit, points=points))
-    everyone = next(fit for fit in links if fit.kind == "all_reduce" and fit.ranks == nodes * ranks_per_node)
+    fit = next(fit for fit in links if fit.kind == "all_reduce" and fit.ranks == nodes * ranks_per_node)
+    group, (largest, _) = dist.group.WORLD, fit.points[-1]
+    assert group is not None
     return JobProfile(
         machine=machine,
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         links=tuple(links),
-        overlap_slowdown=_overlap_slowdown(everyone),
-        collective_host_seconds=_host_seconds(everyone),
+        overlap_slowdown=slowdown_beside(group, int(largest), fit.seconds(largest)),
+        collective_host_seconds=seconds_beside(group, fit.seconds(SMALL_BYTES)),
     )
 
 
@@ -190,84 +190,26 @@ def _points(call: Callable[[int], None] | None) -> Iterator[tuple[float, float]]
 
     call: starts and awaits one; None where this process is in no group of the shape, it then only waits for the others.
     """
-    matrix = torch.randn(WORK_ROWS, WORK_ROWS)
+    matrix, group = torch.randn(WORK_ROWS, WORK_ROWS), dist.group.WORLD
+    assert group is not None
+
+    def work() -> None:
+        torch.mm(matrix, matrix)
 
     def work_and_call(size: int) -> None:
-        torch.mm(matrix, matrix)
+        work()
         if call is not None:
             call(size)
 
     for number, size in enumerate(SIZES):
-        _slowest(work_and_call, size, 1)  # connections are made, windows opened
-        first = _slowest(work_and_call, size, 1)
+        both = partial(work_and_call, size)
+        seconds_of_slowest(both, 1, group)  # connections are made, windows opened
+        first = seconds_of_slowest(both, 1, group)
         if number >= FEWEST_SIZES and first > LONGEST_CALL_SECONDS:
             return
         calls = min(max(math.ceil(WINDOW_SECONDS / first), FEWEST_CALLS), MOST_CALLS)
-        added = _slowest(work_and_call, size, calls) - _slowest(lambda _: torch.mm(matrix, matrix), size, calls)
+        added = seconds_of_slowest(both, calls, group) - seconds_of_slowest(work, calls, group)
         yield float(size), max(added, MIN_COLLECTIVE_SECONDS)
-
-
-def _overlap_slowdown(fit: LinkFit) -> float:
-    """How many times longer a product takes beside an all_reduce of all processes, on average; at least 1."""
-    group, (size, _) = dist.group.WORLD, fit.points[-1]
-    assert group is not None
-    matrix, buffer = torch.randn(WORK_ROWS, WORK_ROWS), torch.zeros(int(size) // 4)
-    window = BESIDE_SHARE * (fit.latency_seconds + size / fit.bytes_per_second)
-    alone, beside = [], []
-    for _ in range(FEWEST_CALLS):
-        dist.barrier()
-        alone.append(_seconds_of_product(matrix, window))
-        dist.barrier()
-        started = COLLECTIVES["all_reduce"](buffer, group.size(), group.group_name)
-        beside.append(_seconds_of_product(matrix, window))
-        wait(started)
-    found = torch.tensor([statistics.median(beside) / statistics.median(alone)])
-    dist.all_reduce(found)
-    return max(1.0, float(found) / group.size())
-
-
-def _host_seconds(fit: LinkFit) -> float:
-    """What a small all_reduce of all processes adds to products that take `HIDDEN` times as long, of the slowest
-    process: the share of the processor, which nothing hides."""
-    group = dist.group.WORLD
-    assert group is not None
-    matrix, buffer = torch.randn(WORK_ROWS, WORK_ROWS), torch.zeros(SMALL_BYTES // 4)
-    window = HIDDEN * (fit.latency_seconds + SMALL_BYTES / fit.bytes_per_second)
-    products = torch.tensor([math.ceil(window / _seconds_of_product(matrix, window))])
-    dist.all_reduce(products, op=dist.ReduceOp.MAX)
-
-    def work(_: int) -> None:
-        for _ in range(int(products)):
-            torch.mm(matrix, matrix)
-
-    def work_beside(size: int) -> None:
-        started = COLLECTIVES["all_reduce"](buffer, group.size(), group.group_name)
-        work(size)
-        wait(started)
-
-    calls = min(max(math.ceil(WINDOW_SECONDS / window), FEWEST_CALLS), MOST_CALLS)
-    pairs = [(_slowest(work_beside, 0, calls), _slowest(work, 0, calls)) for _ in range(FEWEST_CALLS)]
-    return max(0.0, statistics.median(beside - alone for beside, alone in pairs))
-
-
-def _seconds_of_product(matrix: torch.Tensor, window: float) -> float:
-    """Mean seconds of a product, of those that begin within so many seconds."""
-    begin, count = time.perf_counter(), 0
-    while (passed := time.perf_counter() - begin) < window or not count:
-        torch.mm(matrix, matrix)
-        count += 1
-    return passed / count
-
-
-def _slowest(call: Callable[[int], object], size: int, calls: int) -> float:
-    """Mean seconds of a call, of the slowest process of the job."""
-    dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(calls):
-        call(size)
-    seconds = torch.tensor([(time.perf_counter() - begin) / calls])
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    return float(seconds)
 
 
 def _stepper(on_progress: OnProgress, of: int) -> Callable[[], None]:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,6 +30,7 @@ from autopar.cost_models.machine_profile import (
     Ceilings,
     GroupFit,
     Measurement,
+    Overlap,
     Profile,
     curves_through,
     fit_line,
@@ -40,14 +41,22 @@ from autopar.cost_models.operator_costs import STREAMING
 from autopar.errors import AutoparError
 from autopar.hardware.cluster import machine_name
 from autopar.hardware.devices import CollectiveFit, OperatorCurve
-from autopar.runtime.calibration.measuring_worker import COLLECTIVES, CROWD, PROGRESS, WORLD_SIZES, Effort
+from autopar.runtime.calibration.measuring_worker import (
+    BESIDE,
+    COLLECTIVES,
+    CROWD,
+    PROGRESS,
+    SLOWDOWN,
+    WORLD_SIZES,
+    Effort,
+)
 
 log = logging.getLogger(__name__)
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 
 CAREFUL = Effort()
-BRIEF = Effort(passes=1)
+BRIEF = Effort(passes=1, collective_calls=30)
 """For who waits for it: a minute on a quiet machine of two cores. `autopar profile` measures again."""
 POLL_SECONDS = 0.1
 TIME_LIMIT_SECONDS = 590.0
@@ -60,14 +69,16 @@ def no_progress(done: int, of: int) -> None:
 
 def calibrate(*, force: bool = False, effort: Effort = CAREFUL, on_progress: OnProgress = no_progress) -> Profile:
     """The stored profile of this machine; measured (and stored) first where there is none, where other processes took
-    part of the CPU while it was measured, where it has fewer passes than `effort`, or with `force`.
+    part of the CPU while it was measured or an older version measured less, where it has fewer passes than `effort`, or
+    with `force`.
 
-    Of two the one from an idle machine is kept, else that of more passes, else that with more of the CPU.
+    Of two that measured as much, the one from an idle machine is kept, else that of more passes, else that with more of
+    the CPU.
     on_progress(done, of) is called while points are measured. Raises AutoparError where a measuring process fails, with
     its output.
     """
     stored = None if force else load_profile()
-    if stored is not None and not stored.is_busy and stored.passes >= effort.passes:
+    if stored is not None and stored.lasts and stored.passes >= effort.passes:
         return stored
     found = profile_from_points(measure_points(effort=effort, on_progress=on_progress))
     profile = replace(found, passes=effort.passes)
@@ -144,6 +155,7 @@ def profile_from_points(points: Sequence[Measurement]) -> Profile:
         ceilings=tuple(_ceilings(points, census, world_size) for world_size in world_sizes),
         collectives=tuple(_group_fits(points)),
         points=tuple(points),
+        overlaps=tuple(_overlaps(points)),
         crowd=max((p.seconds for p in points if p.name == CROWD), default=1.0),
     )
 
@@ -184,18 +196,28 @@ def _group_fits(points: Sequence[Measurement]) -> list[GroupFit]:
     return fits
 
 
+def _overlaps(points: Sequence[Measurement]) -> Iterator[Overlap]:
+    found = {(p.name, p.world_size): p.seconds for p in points}
+    for (name, world_size), slowdown in sorted(found.items()):
+        if name == SLOWDOWN:
+            yield Overlap(world_size=world_size, slowdown=slowdown, host_seconds=found[BESIDE, world_size])
+
+
 def tables(profile: Profile) -> list[Table]:
     """The profile as rich tables: ceilings per contention, then collectives."""
     ceilings = Table(title=f"{profile.name}, {profile.date}")
-    for header in ("busy processes", "fp32 GFLOP/s", "memory GB/s", "operator us"):
+    for header in ("busy processes", "fp32 GFLOP/s", "memory GB/s", "operator us", "beside collectives"):
         ceilings.add_column(header, justify="right")
+    overlaps = {overlap.world_size: overlap for overlap in profile.overlaps}
     for c in profile.ceilings:
+        overlap = overlaps.get(c.world_size)
+        beside = "" if overlap is None else f"{overlap.slowdown:.2f} x + {overlap.host_seconds * 1e6:.0f} us"
         rates = (
             c.flops_per_second["float32"] / 1e9,
             c.memory_bytes_per_second / 1e9,
             c.operator_seconds * 1e6,
         )
-        ceilings.add_row(str(c.world_size), *(f"{rate:.2f}" for rate in rates))
+        ceilings.add_row(str(c.world_size), *(f"{rate:.2f}" for rate in rates), beside)
     collectives = Table(title="seconds = alpha + bytes of the full buffer / beta")
     for header in ("busy processes", "collective", "ranks", "alpha us", "beta MB/s"):
         collectives.add_column(header, justify="right")

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from autopar.cost_models.machine_profile import CENSUS, PASSES, Measurement
+from autopar.cost_models.machine_profile import CENSUS, PASSES, Measurement, fit_line
 from autopar.files import write_atomically
+from autopar.runtime.calibration.beside_collectives import SMALL_BYTES, seconds_beside, slowdown_beside
 from autopar.runtime.calibration.operator_census import NUM_SAMPLES, chiller, samples
 from autopar.runtime.collectives import host_graphs
 from autopar.runtime.collectives.host_graphs import MaybeStarted
@@ -47,6 +48,10 @@ PROGRESS = ".progress"
 CENSUS_WINDOW_SECONDS = 0.01
 CROWD = "crowd"
 """Name of the points that hold what `crowd` found, in place of seconds."""
+SLOWDOWN = "slowdown"
+"""Of those that hold what `slowdown_beside` found."""
+BESIDE = "beside"
+"""Of those that hold the seconds of `seconds_beside`."""
 BUSY_WINDOW_SECONDS = 0.3
 OVERHEAD_CALLS = 100
 """Calls of the tiny operator between two looks at the clock."""
@@ -165,6 +170,22 @@ def collective_points(world_size: int, group: dist.ProcessGroup, effort: Effort)
             )
 
 
+def overlap_points(
+    world_size: int, group: dist.ProcessGroup, measured: Sequence[Measurement]
+) -> Iterator[Measurement]:
+    """What collectives take from the computation beside them. measured: the collectives of this group, of all
+    processes."""
+    line = [p for p in measured if p.name == "all_reduce"]
+    latency, rate = fit_line([p.size for p in line], [p.seconds for p in line])
+    largest = COLLECTIVE_BYTES[-1]
+    for name, seconds in (
+        (SLOWDOWN, slowdown_beside(group, largest, latency + largest / rate)),
+        (BESIDE, seconds_beside(group, latency + SMALL_BYTES / rate)),
+    ):
+        yield Measurement(name=name, world_size=world_size, ranks=group.size(), size=0,
+                          seconds=max(seconds, MIN_COLLECTIVE_SECONDS))  # fmt: skip
+
+
 def layer_of_work() -> Callable[[], None]:
     """Some milliseconds of what a layer does: products, and operators bound by memory on tensors of 2 MiB."""
     matrix, wide = torch.randn(WORK_ROWS, WORK_ROWS), torch.randn(2 * WORK_ROWS, WORK_ROWS)
@@ -238,9 +259,19 @@ def measure(groups: dict[int, list[dist.ProcessGroup]], step: Callable[[], None]
                 points.append(Measurement(name=CROWD, world_size=world_size, ranks=1, size=0, seconds=max(found)))
         if world_size > 1:
             for group in own:
-                points += collective_points(world_size, group, effort)
+                measured = list(collective_points(world_size, group, effort))
+                points += measured
+                if group.size() == world_size:
+                    points += overlap_points(world_size, group, _of_everyone(measured, group))
         dist.barrier()
     return points
+
+
+def _of_everyone(points: list[Measurement], group: dist.ProcessGroup) -> list[Measurement]:
+    """The means over the processes of a group, the same on each."""
+    everyone: list[list[Measurement]] = [[] for _ in range(group.size())]
+    dist.all_gather_object(everyone, points, group=group)
+    return mean_over_ranks([point for found in everyone for point in found])
 
 
 def mean_over_ranks(points: list[Measurement]) -> list[Measurement]:
@@ -283,9 +314,9 @@ def main(rank: int, total: int, store: str, output: str, effort: Effort) -> None
     keep_freed_memory()
     passes = []
     for _ in range(effort.passes):
-        gathered: list[list[Measurement]] = [[] for _ in range(total)]
-        dist.all_gather_object(gathered, measure(groups, step, effort))
-        passes.append(mean_over_ranks([point for points in gathered for point in points]))
+        everyone = dist.group.WORLD
+        assert everyone is not None
+        passes.append(_of_everyone(measure(groups, step, effort), everyone))
     if rank == 0:
         middle = [
             sorted(same, key=lambda point: point.seconds)[effort.passes // 2] for same in zip(*passes, strict=True)

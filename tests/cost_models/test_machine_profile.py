@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -6,6 +7,7 @@ from autopar.cost_models.machine_profile import (
     Ceilings,
     GroupFit,
     Measurement,
+    Overlap,
     Profile,
     cluster_from_profile,
     curves_through,
@@ -49,6 +51,10 @@ PROFILE = Profile(
         for kind in KINDS
     ),
     points=(Measurement(name="overhead", world_size=1, ranks=1, size=0, seconds=1e-6),),
+    overlaps=(
+        Overlap(world_size=4, slowdown=2.0, host_seconds=6e-3),
+        Overlap(world_size=2, slowdown=1.5, host_seconds=2e-3),
+    ),
 )
 
 
@@ -66,6 +72,27 @@ def test_a_damaged_profile_is_an_error(tmp_path) -> None:
     (tmp_path / "p.json").write_text("{}")
     with pytest.raises(ConfigurationError, match="calibrate again"):
         load_profile(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "slowdown", "host_seconds"), [(2, 1.5, 2e-3), (3, 2.0, 6e-3), (4, 2.0, 6e-3), (8, 2.0, 12e-3)]
+)
+def test_what_collectives_take_follows_the_number_of_busy_processes(
+    world_size: int, slowdown: float, host_seconds: float
+) -> None:
+    cluster = cluster_from_profile(PROFILE, world_size)
+    assert (cluster.overlap_slowdown, cluster.collective_host_seconds) == (slowdown, host_seconds)
+
+
+def test_a_profile_of_before_overlap_was_measured_takes_nothing(tmp_path) -> None:
+    document = msgspec.json.decode(msgspec.json.encode(PROFILE))
+    del document["overlaps"]
+    path = tmp_path / "old.json"
+    path.write_bytes(msgspec.json.encode(document))
+    profile = load_profile(path)
+    assert profile is not None
+    cluster = cluster_from_profile(profile, 2)
+    assert (cluster.overlap_slowdown, cluster.collective_host_seconds) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(("world_size", "rate"), [(1, 40e9), (2, 40e9), (3, 20e9), (4, 20e9), (8, 10e9)])

@@ -16,7 +16,7 @@ from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.runtime.calibration import measure_machine as calibration
 from autopar.runtime.calibration.measure_machine import BRIEF, calibrate, profile_from_points, tables
-from autopar.runtime.calibration.measuring_worker import COLLECTIVES, CROWD, WORLD_SIZES, Effort
+from autopar.runtime.calibration.measuring_worker import BESIDE, COLLECTIVES, CROWD, SLOWDOWN, WORLD_SIZES, Effort
 
 QUICK = Effort(passes=1, operator_seconds=0.002, census_calls=(1, 1), collective_calls=1, lone_layers=1)
 """Everything is measured; how well is no question of this test."""
@@ -44,6 +44,8 @@ def points(crowd: float, seconds: float) -> list[Measurement]:
             for kind in COLLECTIVES
             for size in (1e3, 1e6)
         ],
+        Measurement(name=SLOWDOWN, world_size=2, ranks=2, size=0, seconds=1.5),
+        Measurement(name=BESIDE, world_size=2, ranks=2, size=0, seconds=seconds),
         *[Measurement(name=CROWD, world_size=size, ranks=1, size=0, seconds=crowd / size) for size in (1, 2)],
     ]
 
@@ -67,6 +69,15 @@ def test_a_profile_of_a_busy_machine_is_marked_and_measured_again(tmp_path, monk
     assert cluster_from_profile(careful, 1).profile == f"measured: {careful.name}, {careful.date}"
 
 
+def test_a_profile_of_before_overlap_was_measured_is_measured_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibration, "measure_points", lambda **_: points(1.2, 1e-3))
+    save_profile(replace(profile_from_points(points(1.0, 1e-3)), overlaps=()))
+    profile = calibrate()  # the machine is busier now, but the old profile says less
+    assert profile.crowd == 1.2
+    assert [(each.slowdown, each.host_seconds) for each in profile.overlaps] == [(1.5, 1e-3)]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.distributed
@@ -78,6 +89,8 @@ def test_a_machine_is_measured_once_and_its_cluster_is_detected_afterwards(tmp_p
     assert {(g.world_size, g.fit.ranks, g.fit.kind) for g in profile.collectives} == {
         (world_size, ranks, kind) for world_size, ranks in ((2, 2), (4, 2), (4, 4)) for kind in COLLECTIVES
     }
+    assert [overlap.world_size for overlap in profile.overlaps] == [2, 4]
+    assert all(overlap.slowdown >= 1.0 for overlap in profile.overlaps)
     assert all(point.seconds > 0 for point in profile.points)
     assert all({"mm", STREAMING, OPTIMIZER} <= {curve.operator for curve in c.operators} for c in profile.ceilings)
     assert load_profile() == profile
