@@ -79,7 +79,7 @@ class PricedStage:
         left = 0.0 if self.lowered.context.adds_up else live[end]
         return PassBytes(live=forward, before=0.0, after=saved), PassBytes(live=backward, before=saved, after=left)
 
-    @property
+    @cached_property
     def turn(self) -> int:
         """Nodes of forward: live ranges count those of backward from here on."""
         return sum(node.op != "output" for node in self.lowered.partition.forward.graph.nodes)
