@@ -54,6 +54,7 @@ def _needs_no_zeros(shapes: Sequence[Shape]) -> bool:
 
 _FLOAT8 = str(DTYPE).removeprefix("torch.")
 
+
 def _in_float8(name: str, product: Any, scales: str) -> Alternative:
     return Alternative(
         name=name,

@@ -43,6 +43,7 @@ from autopar.runtime.calibration.beside_collectives import (
 from autopar.runtime.calibration.measure_machine import OnProgress, no_progress, profile_from_points, tables
 from autopar.runtime.calibration.measuring_worker import (
     COLLECTIVES,
+    MIN_COLLECTIVE_SECONDS,
     Effort,
     census_points,
     crowd,
@@ -59,8 +60,6 @@ LONGEST_CALL_SECONDS = 0.6
 """Sizes that would take longer are left out: the line is known by then."""
 FEWEST_SIZES = 3
 CROWD_SECONDS = 1.0
-MIN_COLLECTIVE_SECONDS = 2e-5
-"""What a collective costs at least: the difference of two noisy loops may come out negative."""
 NEIGHBOURS = "neighbours"
 
 

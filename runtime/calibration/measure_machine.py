@@ -197,6 +197,7 @@ def _group_fits(points: Sequence[Measurement]) -> list[GroupFit]:
 
 
 def _overlaps(points: Sequence[Measurement]) -> Iterator[Overlap]:
+    """One for every number of processes beside whose collectives products were timed."""
     found = {(p.name, p.world_size): p.seconds for p in points}
     for (name, world_size), slowdown in sorted(found.items()):
         if name == SLOWDOWN:

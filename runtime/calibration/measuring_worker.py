@@ -313,9 +313,9 @@ def main(rank: int, total: int, store: str, output: str, effort: Effort) -> None
     step = _stepper(Path(output).with_suffix(PROGRESS), _steps(groups) * effort.passes) if rank == 0 else _no_step
     keep_freed_memory()
     passes = []
+    everyone = dist.group.WORLD
+    assert everyone is not None
     for _ in range(effort.passes):
-        everyone = dist.group.WORLD
-        assert everyone is not None
         passes.append(_of_everyone(measure(groups, step, effort), everyone))
     if rank == 0:
         middle = [
