@@ -29,10 +29,11 @@ from autopar.explain.origin import remembering
 from autopar.explain.source import Source
 from autopar.hardware.cluster import Cluster
 from autopar.kept_plans import KeptPlan, KeptPlans
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering.chain import step_to_run
 from autopar.passes.lowering.check_plan import refuse_unknown_names
 from autopar.passes.lowering.stage import LoweredStep
-from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
+from autopar.planner.batch.micro_batch_program import Recapture, RecaptureWithKernels, planned_parts
 from autopar.planner.batch.shard_layouts import ShardLayouts
 from autopar.planner.problem.output_rows import output_rows
 from autopar.plans.logical_shards import Deterministic, num_shards
@@ -105,6 +106,7 @@ def compile(
     micro_batches: int | None = None,
     schedule: str | None = None,
     recompute: Recompute | None = None,
+    kernels: Sequence[str] | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -146,6 +148,8 @@ def compile(
     cache_dir: folder in which plans are kept.
     micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.
     recompute: "none", "selective" or "full" in every block; default: as memory asks.
+    kernels: kinds of groups of operators that run as kernels of ours ("rms_norm", "cross_entropy", ...), (): none;
+        default: on GPUs those that cost less.
     time_limit: seconds for the whole planning, whatever the mode says. Ctrl-C ends it too: the best plan so far is
         taken, with its bound. warm_start: an older Plan, or its file, to begin with.
     scaler: the GradScaler that scales the loss. Micro-batches and pipelines run backward inside the call: with it they
@@ -204,6 +208,7 @@ def compile(
         micro_batches=micro_batches,
         schedule=schedule,
         recompute=recompute,
+        kernels=kernels,
         time_limit=time_limit,
         warm_start=warm_start,
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
@@ -259,6 +264,7 @@ def plan(
     micro_batches: int | None = None,
     schedule: str | None = None,
     recompute: Recompute | None = None,
+    kernels: Sequence[str] | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
 ) -> Plan:
@@ -289,6 +295,7 @@ def plan(
         micro_batches=micro_batches,
         schedule=schedule,
         recompute=recompute,
+        kernels=kernels,
         time_limit=time_limit,
         warm_start=warm_start,
     )
@@ -359,9 +366,8 @@ class Journey:
         captured = attempt_on_all(  # capture, tidy
             lambda: capture_model(model, args, kwargs, self.request, self.captures, training=training), "the capture"
         )
-        mark = fingerprint(captured.program)
-        agree_on_fingerprint(mark)
-        lowered = self._under_kept_plan(captured, mark) if pinned is not None else None
+        agree_on_fingerprint(fingerprint(captured.program))
+        lowered = self._under_kept_plan(captured) if pinned is not None else None
         if lowered is None:
             lowered = self._planned(captured, pinned)
             self.kept.keep(captured.program, lowered)
@@ -369,11 +375,12 @@ class Journey:
         with phase("emit", logging.INFO):
             return emit_step(lowered, processes)
 
-    def _under_kept_plan(self, captured: CapturedModel, mark: str) -> LoweredStep | None:
+    def _under_kept_plan(self, captured: CapturedModel) -> LoweredStep | None:
         """The step under the plan of another size, where there is one that holds on all ranks."""
         kept = self.kept.nearest(captured.program)
         if kept is None:
             return None
+        mark = fingerprint(with_kernels(captured.program, kept.plan.kernels))
         plan = replace(kept.plan, fingerprint=mark)
         found = attempt_on_all(lambda: self._kept_or_why(kept, plan, captured), "the plan of another size")
         whys = gather_from_all("" if isinstance(found, LoweredStep) else str(found), "whether a plan holds")
@@ -439,13 +446,14 @@ def _in_parts(program: Program, chosen: Plan, recapture: Recapture) -> MicroProg
     """The program in the micro-batches of the plan; None where that is the whole batch."""
     if chosen.in_one_part:
         return None
-    return planned_parts(program, chosen.micro_batches, recapture)
+    return planned_parts(program, chosen, recapture)
 
 
 def _check_shards(chosen: Plan, captured: CapturedModel) -> None:
     """Raises PlanMismatchError and ConfigurationError for a given plan that splits more than the batch."""
     if chosen.shards and captured.program.training:
-        ShardLayouts.of(captured.program, chosen.shards, captured).check(chosen)
+        program = with_kernels(captured.program, chosen.kernels)
+        ShardLayouts.of(program, chosen.shards, RecaptureWithKernels(captured, chosen.kernels)).check(chosen)
 
 
 def realize(program: Program | MicroProgram, chosen: Plan, groups: ProcessGroups) -> Step:
@@ -477,6 +485,7 @@ def _as_repeatable(plan: Plan | None, deterministic: Deterministic) -> Plan | No
 
 
 def _check_plan(chosen: Plan, program: Program) -> None:
+    program = with_kernels(program, chosen.kernels)
     mark = fingerprint(program)
     if chosen.num_ranks != world_size():
         raise PlanMismatchError(

@@ -222,6 +222,7 @@ def plan_again(program: Program, request: Request, pinned: Plan, recapture: Reca
         precision=request.precision,
         reduce_dtype=request.reduce_dtype,
         deterministic=request.deterministic,
+        kernels=pinned.kernels,
         with_baselines=False,
         mode=request.mode,
     )
@@ -254,6 +255,7 @@ def _cache_path(program: Program, request: Request) -> Path | None:
         request.mode,
         request.time_limit,
         request.recompute,
+        request.kernels,
         registered_rules(program),
         request.discover,
         discovered_rules(program),

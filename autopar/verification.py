@@ -27,7 +27,7 @@ from autopar.capture.training_step import find_loss
 from autopar.errors import ConfigurationError, VerificationError
 from autopar.layouts.placement import Mesh, replicated
 from autopar.ops.float8 import DTYPE as FLOAT8
-from autopar.passes.lowering.chain import lowered_step, use_our_kernels
+from autopar.passes.lowering.chain import lowered_step, join_kernels
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import OperatorPlan, ParameterPlan
 from autopar.runtime.consensus import from_every_rank
@@ -173,7 +173,7 @@ def _alone(
     module: ParallelModule, step: Step, plain: nn.Module, leaves: list[Any]
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the captured program on one device, with the seed of the module's next call."""
-    lowered = lowered_step(step.whole, one_device_plan(step.plan), 0, until=use_our_kernels).only.program
+    lowered = lowered_step(step.whole, one_device_plan(step.plan), 0, until=join_kernels).only.program
     arguments = {value.name: leaves[leaf] for value, leaf in input_leaves(step.whole)}
     tensors = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
     losses = {output.name for output in lowered.outputs if output.role == "loss"}

@@ -64,10 +64,10 @@ class RowSizes:
 Sizes: TypeAlias = ProductSizes | AttentionSizes | RowSizes
 
 NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward",
-         "native_group_norm", "var_mean", "rms_norm", "add_rms_norm", "rms_norm_backward", "add_layer_norm",
-         "layer_norm_backward")  # fmt: skip
-SOFTMAXES = ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "cross_entropy_rows",
-             "cross_entropy_backward")  # fmt: skip
+         "native_group_norm", "var_mean", "rms_norm", "add_rms_norm", "rms_norm_backward", "layer_norm",
+         "add_layer_norm", "layer_norm_backward")  # fmt: skip
+SOFTMAXES = ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "cross_entropy",
+             "cross_entropy_rows", "cross_entropy_backward")  # fmt: skip
 ROW_LOOKUPS = ("embedding", "masked_embedding", "index_select")
 
 

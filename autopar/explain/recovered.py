@@ -20,12 +20,12 @@ def query_of(source: Source, plan: Plan, request: Request | None = None) -> Quer
     """The question that a plan answers, in the micro-batches in which it runs. request: in place of the source's."""
     asked = request or source.request
     refuse_mixed(asked.cluster, "an explanation")
-    asked = replace(asked, time_limit=None, warm_start=None)
+    asked = replace(asked, time_limit=None, warm_start=None, kernels=plan.kernels)
     query = Query.of(source.program, asked, kept=source.kept)
     query = replace(query, hidden_share=plan.hidden_share, offered=query.offered | plan.implementations)
     if plan.micro_batches == 1:
         return query
-    return in_parts_of(query, source.in_parts(plan.micro_batches))
+    return in_parts_of(query, source.in_parts(plan))
 
 
 def recovered_plan(source: Source, plan: Plan) -> Recovered:

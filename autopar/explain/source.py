@@ -14,6 +14,7 @@ from torch import nn
 
 from autopar.capture import Captures
 from autopar.errors import ConfigurationError
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.planner.batch.micro_batch_program import planned_parts
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.program_cache import Memo, ProgramCache
@@ -71,14 +72,16 @@ class Source:
             learn_rules(program)
         return program
 
-    def in_parts(self, count: int) -> MicroProgram:
-        """The program of one of `count` micro-batches. Raises PlanMismatchError where the model does not run so."""
-        factorisation = self.kept.factorisations.recall(self.program, lambda: Factorisation(self.program))
-        return self.parts.recall(count, lambda: planned_parts(self.program, count, self, factorisation))
+    def in_parts(self, plan: Plan) -> MicroProgram:
+        """The program of one micro-batch of a plan. Raises PlanMismatchError where the model does not run so."""
+        whole = with_kernels(self.program, plan.kernels)
+        factorisation = self.kept.factorisations.recall(whole, lambda: Factorisation(whole))
+        question = plan.micro_batches, plan.kernels
+        return self.parts.recall(question, lambda: planned_parts(self.program, plan, self, factorisation))
 
     def program_of(self, plan: Plan) -> Program | MicroProgram:
-        """What a step of the plan runs: the program as captured, or that of one micro-batch."""
-        return self.program if plan.in_one_part else self.in_parts(plan.micro_batches)
+        """What a step of the plan runs: the program with its kernels of ours, or that of one micro-batch."""
+        return with_kernels(self.program, plan.kernels) if plan.in_one_part else self.in_parts(plan)
 
     def plan(self, request: Request) -> Plan:
         """The plan that answers `request`."""

@@ -162,7 +162,7 @@ def stage_problem(source: Source, plan: Plan, request: Request | None = None) ->
             "only: ask a plan with equal groups, or plan again with what_if(...)"
         )
     whole = query_of(source, replace(plan, pipeline=None, micro_batches=1), asked)
-    part = in_parts_of(whole, source.in_parts(plan.micro_batches))
+    part = in_parts_of(whole, source.in_parts(plan))
     part = replace(part, cluster=sub_cluster(asked.cluster, plan.mesh.shape[0]), hidden_share=0.0)
     lifetimes = Lifetimes(part.program)
     return StageProblem(whole=whole, query=part, lifetimes=lifetimes, runs=find_runs(lifetimes))

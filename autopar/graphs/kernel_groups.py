@@ -43,6 +43,12 @@ SLICING_OPERATORS = frozenset([
 ])  # fmt: skip
 """Views of a part: two of them on one tensor read different bytes."""
 
+NORMS_THAT_ADD = frozenset(["rms_norm", "layer_norm"])
+"""Norms of ours, whose kernels may add a residual first."""
+
+NORM_GRADIENTS_THAT_ADD = frozenset(["rms_norm_backward", "layer_norm_backward"])
+"""Their backward operators, whose kernels may add a further gradient of the row; it is the last argument."""
+
 _RESHAPES = frozenset(
     {torch.ops.aten.reshape.default, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 )
@@ -85,7 +91,7 @@ KERNEL_BACKENDS: Mapping[str, KernelBackend] = {
     ),
 }
 """What the kernels of published runs are; "eager" and "inductor" are also what autopar runs, where groups that a plan
-gives to kernels of ours became one operator each when the program was lowered (passes/kernels/use_kernels.py)."""
+gives to kernels of ours became one operator each before it was planned (passes/kernels/use_kernels.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,7 @@ def kernel_groups(graph: fx.Graph, backend: str, phase: Phase = phase_of_meta) -
         _merge_chains(graph, groups, phase, rules)
     if rules.adds_bias_in_product:
         _merge_biases(graph, groups)
+    _merge_additions(graph, groups, phase)
     if rules.adds_total_in_product:
         for node in graph.nodes:
             product = added_product(node)
@@ -232,6 +239,48 @@ def biased_product(node: fx.Node) -> BiasedProduct | None:
             if _shape(bias) == _shape(product)[1:]:
                 return BiasedProduct(product, rows, bias)
     return None
+
+
+def _merge_additions(graph: fx.Graph, groups: dict[fx.Node, int], phase: Phase) -> None:
+    """Join an addition with the norm of ours beside it, where nothing else shares the kernel of the addition."""
+    sizes = Counter(groups.values())
+    for node in graph.nodes:
+        for addition in (added_rows(node), added_gradient(node)):
+            if addition is not None and sizes[groups[addition]] == 1 and phase(addition) == phase(node):
+                groups[addition] = groups[node] = min(groups[addition], groups[node])
+
+
+def added_rows(node: fx.Node) -> fx.Node | None:
+    """The addition of a residual that the kernel of a norm of ours computes in front of it; None for any other node."""
+    if base_name(node.target) not in NORMS_THAT_ADD:
+        return None
+    x = node.args[0]
+    return x if isinstance(x, fx.Node) and _is_plain_addition(x) else None
+
+
+def added_gradient(node: fx.Node) -> fx.Node | None:
+    """The addition to the gradient of a row that the backward kernel of a norm of ours computes, where nothing else
+    reads that gradient and nothing needs the other gradients before; None for any other node."""
+    if base_name(node.target) not in NORM_GRADIENTS_THAT_ADD or node.args[-1] is not None:
+        return None
+    items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    row = items.pop(0, None)
+    total = next(iter(row.users), None) if row is not None and len(row.users) == 1 else None
+    if total is None or not _is_plain_addition(total) or total.args[0] is total.args[1]:
+        return None
+    other = next(one for one in total.args if one is not row)
+    assert isinstance(other, fx.Node)
+    readers = [user for item in items.values() for user in item.users]
+    return total if all(other < reader for reader in readers) else None
+
+
+def _is_plain_addition(node: fx.Node) -> bool:
+    """Whether a node adds two tensors of one shape and dtype."""
+    if node.target is not torch.ops.aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return False
+    return all(
+        isinstance(one, fx.Node) and _shape(one) == _shape(node) and _dtype(one) == _dtype(node) for one in node.args
+    )
 
 
 def _rows_of_product(node: fx.Node) -> fx.Node | None:

@@ -1,5 +1,7 @@
 """Cross-entropy of rows of logits of which a rank holds a block of the vocabulary: one pass forward, one backward.
 
+    log_probability, top, log_total = cross_entropy(logits, target)           as programs are planned; on a rank:
+
     maximum, total, picked = cross_entropy_rows(logits, target, start)        this rank's block, read once
     top = all_reduce(maximum, "max")
     total = all_reduce(rescaled_total(total, maximum, top), "sum")            log z = top + log(total)
@@ -53,6 +55,21 @@ def cross_entropy_backward_reference(
     return (grad * scale.unsqueeze(1)).to(logits.dtype)
 
 
+def cross_entropy_reference(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(log of the softmax at the target, or 0 where it lies outside; maximum; log of the sum of exp(logit - maximum)),
+    each (N), of whole rows."""
+    maximum, total, picked = cross_entropy_rows_reference(logits, target, 0)
+    return row_results(picked, target, maximum, total, 0, logits.shape[1])
+
+
+def row_results(
+    picked: Tensor, target: Tensor, top: Tensor, total: Tensor, start: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of `cross_entropy` from what is known of all blocks but `picked`, which is this block's."""
+    log_total = total.log()
+    return log_probability(picked, target, top, log_total, start, width), top, log_total
+
+
 def _local(target: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
     local = target - start
     inside = (local >= 0) & (local < width)
@@ -68,6 +85,12 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+cross_entropy = torch.library.custom_op(
+    "autopar::cross_entropy",
+    cross_entropy_reference,
+    mutates_args=(),
+    schema="(Tensor logits, Tensor target) -> (Tensor, Tensor, Tensor)",
+)
 cross_entropy_rows = torch.library.custom_op(
     "autopar::cross_entropy_rows",
     cross_entropy_rows_reference,
@@ -82,8 +105,17 @@ cross_entropy_backward = torch.library.custom_op(
 )
 
 
+@cross_entropy.register_fake
+def _(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _per_row(logits)
+
+
 @cross_entropy_rows.register_fake
 def _(logits: Tensor, target: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    return _per_row(logits)
+
+
+def _per_row(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     one, two, three = (logits.new_empty(logits.shape[:1], dtype=wide) for _ in range(3))
     return one, two, three

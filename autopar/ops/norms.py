@@ -45,14 +45,19 @@ def rms_norm_backward_reference(
     return gradients[0], gradients[1]
 
 
+def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, mean, rstd): the rows of `x` less their mean, divided by their deviation, times `weight`, plus `bias`."""
+    width = x.shape[-1]
+    sums = rows.row_sums(x, LAST)
+    return rows.layer_norm_block(x, weight, bias, sums, rows.row_squares(x, sums, LAST, width), width, eps)
+
+
 def add_layer_norm_reference(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, x + residual, mean, rstd)."""
-    total, width = x + residual, x.shape[-1]
-    sums = rows.row_sums(total, LAST)
-    squares = rows.row_squares(total, sums, LAST, width)
-    out, mean, rstd = rows.layer_norm_block(total, weight, bias, sums, squares, width, eps)
+    total = x + residual
+    out, mean, rstd = layer_norm_reference(total, weight, bias, eps)
     return out, total, mean, rstd
 
 
@@ -67,13 +72,28 @@ def layer_norm_backward_reference(
 def _gradients(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor | None, rstd: Tensor, added: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """(of the row, of weight[, of bias]), the sums over the rows in fp32."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    grad, last = grad.to(wide), (x.dim() - 1,)
-    sums = rows.norm_gradient_sums(grad, x, mean, rstd, weight, last)
-    count = 1 if mean is None else 2
-    row, *vectors = rows.norm_gradients(grad, x.to(wide), mean, rstd, weight.to(wide), sums, x.shape[-1], last, count)
-    return ((row if added is None else row + added.to(wide)).to(x.dtype), *vectors)
+    sums = rows.norm_gradient_sums(grad, x, mean, rstd, weight, (x.dim() - 1,))
+    return gradient_block(grad, x, weight, mean, rstd, added, sums, x.shape[-1])
+
+
+def gradient_block(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor | None,
+    rstd: Tensor,
+    added: Tensor | None,
+    sums: Tensor,
+    count: int,
+) -> tuple[Tensor, ...]:
+    """(gradient of a block of rows, of weight[, of bias]), the latter summed over its rows in fp32; `sums` are those of
+    `norm_gradient_sums` over whole rows of `count` elements."""
+    wide, last = _wide(x), (x.dim() - 1,)
+    vectors = 1 if mean is None else 2
+    row, *summed = rows.norm_gradients(
+        grad.to(wide), x.to(wide), mean, rstd, weight.to(wide), sums, count, last, vectors
+    )
+    return ((row if added is None else row + added.to(wide)).to(x.dtype), *summed)
 
 
 def _statistics(x: Tensor) -> Tensor:
@@ -115,6 +135,12 @@ rms_norm_backward = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor grad, Tensor x, Tensor weight, Tensor rstd, Tensor? added) -> (Tensor, Tensor)",
 )
+layer_norm = torch.library.custom_op(
+    "autopar::layer_norm",
+    layer_norm_reference,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+)
 add_layer_norm = torch.library.custom_op(
     "autopar::add_layer_norm",
     add_layer_norm_reference,
@@ -143,6 +169,11 @@ def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, 
 @rms_norm_backward.register_fake
 def _(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
     return _block(x), _vector(x)
+
+
+@layer_norm.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    return _block(x), _statistics(x), _statistics(x)
 
 
 @add_layer_norm.register_fake

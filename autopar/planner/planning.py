@@ -40,8 +40,8 @@ def make_plan(
     """
     began = time.process_time()
     query = Query.of(program, request, recapture=recapture, kept=kept)
-    recompute_of(program, query.constraints)
-    implementations_of(program, query.constraints)
+    recompute_of(query.program, query.constraints)
+    implementations_of(query.program, query.constraints)
     question = _question(request, query)
     stages_asked = pipeline_request(request.cluster, request.mesh, request.dims, request.schedule)
     with interruptible(query.deadline):

@@ -90,6 +90,10 @@ ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
         "verify": ArgumentType(lambda value: isinstance(value, bool), "True or False", optional=False),
         "cache_dir": ArgumentType(lambda value: isinstance(value, str | Path), "the path of a folder"),
         "micro_batches": ArgumentType(_is_whole, "a whole number of parts of the batch"),
+        "kernels": ArgumentType(
+            lambda value: _is_list(value) and all(isinstance(kind, str) for kind in value),
+            'kinds of kernels, such as ["rms_norm", "cross_entropy"]',
+        ),
         "schedule": ArgumentType(lambda value: isinstance(value, str), 'a family of schedules, such as "1f1b"'),
         "warm_start": ArgumentType(_is_plan, "a Plan or the path of its file"),
         "scaler": ArgumentType(

@@ -22,6 +22,7 @@ from autopar.plans.plan_value import ParameterPlan
 from autopar.request.argument_types import ARGUMENT_TYPES, Branch, check_arguments
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
 from autopar.request.equal_bits import check_equal_bits
+from autopar.request.kernel_kinds import check_kernels
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
 from autopar.request.pipeline_request import Dims, check_stages, pipeline_request, without_stages
@@ -67,6 +68,7 @@ class Request:
     micro_batches: int | None = None
     schedule: str | None = None
     recompute: Recompute | None = None
+    kernels: Sequence[str] | None = None
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
     with_baselines: bool = True
@@ -79,6 +81,7 @@ class Request:
         check_reduce_dtype(self.reduce_dtype)
         parse_constraints(self.constraints, self.parameter_layouts)
         budget(self.memory_limit, self.cluster)
+        check_kernels(self.kernels)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
         check_equal_bits(
@@ -98,6 +101,7 @@ class Request:
             "precision": self.precision,
             **({} if self.reduce_dtype is None else {"reduce_dtype": self.reduce_dtype}),
             "micro_batches": self.micro_batches,
+            **({} if self.kernels is None else {"kernels": list(self.kernels)}),
             "schedule": self.schedule,
             "deterministic": self.deterministic,
             "constraints": None if self.constraints is None else str(self.constraints),

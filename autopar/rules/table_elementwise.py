@@ -32,6 +32,8 @@ ELEMENTWISE_RULES: Mapping[str, str] = {
     "aten.rrelu_with_noise_backward": "..., ..., ... -> ...",
     "aten._prelu_kernel": "...* -> ...",
     "aten._prelu_kernel_backward": "...* -> ..., ...",
+    "autopar.gated": "..., ... -> ...",
+    "autopar.gated_backward": "..., ..., ... -> ..., ... ; linear: x - -",
     "aten.isin.Tensor_Tensor": "..., [...] -> ...",
     "aten.isin.Tensor_Scalar": "... -> ...",
     "aten.isin.Scalar_Tensor": "[...] ->",

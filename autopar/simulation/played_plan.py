@@ -18,6 +18,7 @@ from autopar.capture import fingerprint
 from autopar.cost_models.simulator import Timeline, simulate
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.hardware.cluster import Cluster, refuse_mixed
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.simulation.step_program import StepProgram
@@ -70,6 +71,7 @@ def simulate_plan(plan: Plan, program: Program | MicroProgram, cluster: Cluster,
 
 def checked_step(plan: Plan, program: Program | MicroProgram, cluster: Cluster, optimizer: Any) -> StepProgram:
     """The step of a plan. Raises as `simulate_plan`."""
+    program = with_kernels(program, plan.kernels)
     whole = program.program if isinstance(program, MicroProgram) else program
     if fingerprint(whole) != plan.fingerprint:
         raise PlanMismatchError(

@@ -121,7 +121,7 @@ def recorded(case: Case, model: nn.Module, inputs: Mapping[str, Tensor]) -> tupl
     request = Request(cluster=Cluster.parse(case.cluster), optimizer=OPTIMIZER, with_baselines=False, **case.asked)
     captured = capture_example(model, (), dict(inputs), request, Captures())
     plan = make_plan(captured.program, request, recapture=captured)
-    parts = captured.program if plan.in_one_part else planned_parts(captured.program, plan.micro_batches, captured)
+    parts = captured.program if plan.in_one_part else planned_parts(captured.program, plan, captured)
     started = time.perf_counter()
     record = run_rank(parts, plan, OPTIMIZER, case.rank)
     seconds = time.perf_counter() - started

@@ -18,7 +18,7 @@ from autopar.errors import ConfigurationError
 from autopar.graphs.forward_backward import Partition
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.passes.lowering.chain import lowered_step, resumed, split, use_our_kernels
+from autopar.passes.lowering.chain import lowered_step, resumed, split, join_kernels
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.passes.module_segments import placed
 from autopar.plans.parallel_plan import Plan
@@ -150,7 +150,7 @@ def _planned(
 ) -> LoweredStep:
     program = _captured(shape, dtype, flash, expert_ranks, parallel.micro_batch * parallel.dp)
     plan = published_plan(program, cluster.cluster, parallel)
-    return lowered_step(program, plan, 0, until=use_our_kernels)
+    return lowered_step(program, plan, 0, until=join_kernels)
 
 
 @functools.lru_cache(maxsize=16)

@@ -14,6 +14,7 @@ from torch import fx
 
 from autopar.passes.implementations import (
     convolutions,
+    cross_entropy,
     lookups,
     normalisation,
     pooling,
@@ -37,6 +38,7 @@ IMPLEMENTATIONS: Mapping[str, LocalForm] = {
     **normalisation.IMPLEMENTATIONS,
     **row_norms.IMPLEMENTATIONS,
     **sharded_softmax.IMPLEMENTATIONS,
+    **cross_entropy.IMPLEMENTATIONS,
     **sharded_prefix_sums.IMPLEMENTATIONS,
     **convolutions.IMPLEMENTATIONS,
     **pooling.IMPLEMENTATIONS,
@@ -45,6 +47,7 @@ IMPLEMENTATIONS: Mapping[str, LocalForm] = {
 }
 REWRITES: Mapping[str, LocalForm] = {
     **sizes.REWRITES,
+    **cross_entropy.REWRITES,
     **normalisation.REWRITES,
     **convolutions.REWRITES,
     **pooling.REWRITES,

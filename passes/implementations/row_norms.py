@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.ops import rows
+from autopar.ops import norms, rows
 from autopar.passes.implementations.local_context import LocalContext
+from autopar.rules.call import tensor_operands
 
 
 def _split_norm(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -49,25 +50,48 @@ def _split_norm_backward(context: LocalContext, args: tuple[Any, ...], kwargs: d
     return context.call(rows.norm_gradients, grad, x, mean, rstd, weight, sums, count, dims, num_vectors)
 
 
+def _split_our_norm_backward(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    """As above, of the norms of ours: what is added to the gradient of the row is there behind the sums."""
+    grad, x = args[:2]
+    dims, count, axes = _normalised(context)
+    is_layer_norm = _is_layer_norm(context)
+    mean = context.argument(args, kwargs, "mean") if is_layer_norm else None
+    rstd, weight, added = (context.argument(args, kwargs, name) for name in ("rstd", "weight", "added"))
+    shape, wide = _row_statistics(context, context.output_shape(), dims)
+    sums = context.call(rows.norm_gradient_sums, grad, x, mean, rstd, weight, dims)
+    sums = context.all_reduce(context.describe(sums, (1 + is_layer_norm, *shape), wide), axes)
+    return context.call(norms.gradient_block, grad, x, weight, mean, rstd, added, sums, count)
+
+
 def _is_layer_norm(context: LocalContext) -> bool:
     return "layer_norm" in str(context.node.target)
 
 
 def _normalised(context: LocalContext) -> tuple[list[int], int, tuple[int, ...]]:
     """(normalised dims, elements of a row, mesh axes that split these)."""
-    sizes = context.global_argument("normalized_shape")
-    rank = context.global_argument("input").meta["val"].dim()
-    names = frozenset(f"n{i}" for i in range(len(sizes)))
-    return list(range(rank - len(sizes), rank)), math.prod(sizes), context.axes_of(names)
+    x = _rows(context).meta["val"]
+    arguments = {argument.name for argument in context.node.target._schema.arguments}  # type: ignore[union-attr]
+    sizes = context.global_argument("normalized_shape") if "normalized_shape" in arguments else x.shape[-1:]
+    names = frozenset({"n", *(f"n{i}" for i in range(len(sizes)))})
+    return list(range(x.dim() - len(sizes), x.dim())), math.prod(sizes), context.axes_of(names)
+
+
+def _rows(context: LocalContext) -> fx.Node:
+    """What is normalised, as captured; in backward it stands behind the gradient."""
+    return tensor_operands(context.node)[1 if "backward" in str(context.node.target) else 0]
 
 
 def _row_statistics(
     context: LocalContext, shape: tuple[int, ...], dims: list[int]
 ) -> tuple[tuple[int, ...], torch.dtype]:
     """(local shape, dtype) of one number per row."""
-    x = context.global_argument("input").meta["val"]
+    x = _rows(context).meta["val"]
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     return tuple(1 if dim in dims else size for dim, size in enumerate(shape)), wide
 
 
-IMPLEMENTATIONS = {"split_norm": _split_norm, "split_norm_backward": _split_norm_backward}
+IMPLEMENTATIONS = {
+    "split_norm": _split_norm,
+    "split_norm_backward": _split_norm_backward,
+    "split_our_norm_backward": _split_our_norm_backward,
+}

@@ -1,14 +1,16 @@
-"""GraphWriter: puts one call in the place of several values of a lowered graph, without breaking its order.
+"""GraphWriter: puts one call in the place of several values of a graph, without breaking its order.
 
     write.replace(rms_norm, (x, weight, 1e-6), (out, rstd))
         r = rms_norm(x, weight, 1e-6)        in front of the first reader of `out` or `rstd`
         every reader of out reads r[0], cast and viewed as `out` was read; every reader of rstd reads r[1]
 
-Shapes and dtypes of what is written come from the operator itself, on meta tensors.
+Shapes and dtypes of what is written come from the operator itself. In a captured graph it has a name of its own in the
+module of what it stands for (`layers.0.norm/rms_norm#0`), in a lowered one the name of the captured operator.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +20,8 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from autopar.passes.kernels.graph_patterns import dtype_of, name_of, shape_of
+from autopar.passes.tidy.insert import fake_value, placed_like
+from autopar.passes.tidy.operator_paths import operator_kind
 
 aten = torch.ops.aten
 
@@ -28,6 +32,7 @@ class GraphWriter:
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._new: dict[fx.Node, fx.Node] = {}
+        self._names = {node.meta.get("operator") for node in graph.nodes}
 
     def current(self, node: fx.Node) -> fx.Node:
         """What stands for a value now."""
@@ -42,7 +47,7 @@ class GraphWriter:
             return node
         with self._graph.inserting_after(node):
             view = self._graph.call_function(aten.reshape.default, (node, list(shape)))
-        return _describe(view, node)
+        return self._describe(view, node)
 
     def replace(
         self,
@@ -62,7 +67,7 @@ class GraphWriter:
                 self._bring(argument, place)
         like = next(value for value in old if value is not None)
         with self._graph.inserting_before(place):
-            call = _describe(self._graph.call_function(target, tuple(args), kwargs or {}), like)
+            call = self._describe(self._graph.call_function(target, tuple(args), kwargs or {}), like)
             outputs = self._outputs(call, like)
             for value, output in zip(old, outputs, strict=True):
                 if value is not None:
@@ -70,18 +75,19 @@ class GraphWriter:
         return outputs
 
     def _outputs(self, call: fx.Node, like: fx.Node) -> list[fx.Node]:
-        if isinstance(call.meta["dtype"], torch.dtype):
+        count = _count(call)
+        if count is None:
             return [call]
-        items = range(len(call.meta["dtype"]))
-        return [_describe(self._graph.call_function(operator.getitem, (call, item)), like) for item in items]
+        items = range(count)
+        return [self._describe(self._graph.call_function(operator.getitem, (call, item)), like) for item in items]
 
     def _put(self, old: fx.Node, new: fx.Node) -> None:
         """Readers of `old` read `new` in its dtype and shape; written where the graph inserts."""
         if dtype_of(new) != dtype_of(old):
             options: dict[str, Any] = {"dtype": dtype_of(old)}
-            new = _describe(self._graph.call_function(aten._to_copy.default, (new,), options), old)
+            new = self._describe(self._graph.call_function(aten._to_copy.default, (new,), options), old)
         if shape_of(new) != shape_of(old):
-            new = _describe(self._graph.call_function(aten.reshape.default, (new, list(shape_of(old)))), old)
+            new = self._describe(self._graph.call_function(aten.reshape.default, (new, list(shape_of(old)))), old)
         old.replace_all_uses_with(new)
         self._new[old] = new
 
@@ -98,6 +104,36 @@ class GraphWriter:
         for node in sorted(late):
             place.prepend(node)
 
+    def _describe(self, node: fx.Node, like: fx.Node) -> fx.Node:
+        """What a node is that stands for `like`: its place and name, and its shapes and dtypes by the operator itself."""
+        if "local_shape" not in like.meta:
+            node.meta = placed_like(like)
+            node.meta["val"] = fake_value(node.target, node.args, node.kwargs)
+            node.meta["operator"] = self._name(node, str(like.meta["operator"]))
+            return node
+        given_args, given_kwargs = map_arg((node.args, node.kwargs), _on_meta)
+        value = node.target(*given_args, **given_kwargs)  # type: ignore[operator]  # of a call_function, so it is callable
+        if isinstance(value, torch.Tensor):
+            node.meta = {"local_shape": tuple(value.shape), "dtype": value.dtype}
+        else:
+            node.meta = {"local_shape": tuple(tuple(v.shape) for v in value), "dtype": tuple(v.dtype for v in value)}
+        node.meta.update(phase=like.meta["phase"], operator=like.meta["operator"])
+        return node
+
+    def _name(self, node: fx.Node, like: str) -> str:
+        """The first name of its kind that is free in the module and the phase of `like`."""
+        module, phase = like.removesuffix("/bwd").rpartition("/")[0], "/bwd" if like.endswith("/bwd") else ""
+        names = (f"{module}/{operator_kind(node)}#{number}{phase}" for number in itertools.count())
+        name = next(name for name in names if name not in self._names)
+        self._names.add(name)
+        return name
+
+
+def _count(call: fx.Node) -> int | None:
+    """How many values an operator returns; None for one that returns a tensor."""
+    value = call.meta.get("val", call.meta.get("dtype"))
+    return len(value) if isinstance(value, tuple | list) else None
+
 
 def form_of(value: fx.Node) -> fx.Node:
     """The value as its only reader takes it: behind views and changes of dtype that nobody else reads."""
@@ -107,18 +143,6 @@ def form_of(value: fx.Node) -> fx.Node:
             return value
         value = user
     return value
-
-
-def _describe(node: fx.Node, like: fx.Node) -> fx.Node:
-    """Local shapes and dtypes by the operator itself; phase and operator as of `like`."""
-    given_args, given_kwargs = map_arg((node.args, node.kwargs), _on_meta)
-    value = node.target(*given_args, **given_kwargs)  # type: ignore[operator]  # of a call_function, so it is callable
-    if isinstance(value, torch.Tensor):
-        node.meta = {"local_shape": tuple(value.shape), "dtype": value.dtype}
-    else:
-        node.meta = {"local_shape": tuple(tuple(v.shape) for v in value), "dtype": tuple(v.dtype for v in value)}
-    node.meta.update(phase=like.meta["phase"], operator=like.meta["operator"])
-    return node
 
 
 def _on_meta(node: fx.Node) -> Any:

@@ -16,8 +16,9 @@ from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
 
+from autopar.passes.kernels.join_additions import join_additions, pack_copies
 from autopar.passes.kernels.sort_by_expert import sort_by_expert
-from autopar.passes.kernels.use_kernels import use_kernels
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering.lower import lower, remove_unused
 from autopar.passes.lowering.micro_batch_graphs import for_micro_batches
 from autopar.passes.lowering.observers import Observer
@@ -51,11 +52,12 @@ def sort_rows(stage: LoweredStage, context: StageContext) -> LoweredStage:
     return stage
 
 
-def use_our_kernels(stage: LoweredStage, context: StageContext) -> LoweredStage:
-    """Groups of operators -> the operators that have kernels of ours, of the kinds that the plan names."""
+def join_kernels(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Additions -> the kernels of the norms beside them; copies around collectives -> one kernel, where the plan says."""
     plan = context.plan
-    if plan.kernels:
-        use_kernels(stage.program.graph_module, plan.recomputed, plan.kernels)
+    join_additions(stage.program.graph, plan.kernel_backend, plan.recomputed)
+    if "pack" in plan.kernels:
+        pack_copies(stage.program.graph)
     return stage
 
 
@@ -122,7 +124,7 @@ def hold_sums(stage: LoweredStage, context: StageContext) -> LoweredStage:
 LOWERING: tuple[StagePass, ...] = (
     write_local,
     sort_rows,
-    use_our_kernels,
+    join_kernels,
     split,
     add_up_parts,
     gather_once,
@@ -141,7 +143,8 @@ def lowered_step(
 ) -> LoweredStep:
     """What a rank runs in a step under a plan.
 
-    program: captured, in the micro-batches of the plan; the whole batch is one of them. until: the last pass to run.
+    program: captured, in the micro-batches of the plan; the whole batch is one of them. Groups of operators become the
+    kernels of ours that the plan names first (`with_kernels`). until: the last pass to run.
     Raises PlanMismatchError for entries of the plan that are missing, or that the graph, the mesh or the rules do not
     allow.
     """
@@ -162,7 +165,7 @@ def lowered_on(
 ) -> LoweredStep:
     """As `lowered_step`: every stage that one of several ranks holds, on the first rank group that holds it and that
     has one of them."""
-    micro = in_one_part(program) if isinstance(program, Program) else program
+    micro = with_kernels(in_one_part(program) if isinstance(program, Program) else program, plan.kernels)
     return resumed(_begun(micro, plan, tuple(ranks)), plan, until=until)
 
 
@@ -177,7 +180,7 @@ def resumed(step: LoweredStep, plan: Plan, *, until: StagePass = LOWERING[-1]) -
     if statistics is not None and step.done == 0:
         context = replace(stages[0].context, program=statistics)
         begun = LoweredStage(context=context, program=statistics)
-        statistics = _run(begun, 0, LOWERING.index(use_our_kernels) + 1).program
+        statistics = _run(begun, 0, LOWERING.index(join_kernels) + 1).program
     return replace(step, plan=plan, stages=stages, statistics=statistics, done=max(end, step.done))
 
 

@@ -1,7 +1,7 @@
 """Dump: the graphs of a stage as readable Python behind every pass, and what the pass changed.
 
     folder/rank0-stage0/04-split.py          # forward: def forward(...): ...  # backward: ...
-    folder/rank0-stage0/04-split.diff        against 03-use_our_kernels.py
+    folder/rank0-stage0/04-split.diff        against 03-join_kernels.py
 
 A line is a call, and behind it the operator of the model, local shape, dtype and what it is a copy of.
 """

@@ -174,6 +174,7 @@ KERNELS = _table(
     (norms.rms_norm, norms.rms_norm_reference, "norms", _refuse_rows),
     (norms.add_rms_norm, norms.add_rms_norm_reference, "norms", _refuse_rows),
     (norms.rms_norm_backward, norms.rms_norm_backward_reference, "norms", _refuse_rows),
+    (norms.layer_norm, norms.layer_norm_reference, "norms", _refuse_rows),
     (norms.add_layer_norm, norms.add_layer_norm_reference, "norms", _refuse_rows),
     (norms.layer_norm_backward, norms.layer_norm_backward_reference, "norms", _refuse_rows),
     (gated.gated, gated.gated_reference, "gated", _refuse_gated),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autopar.passes.lowering.chain import lowered_step, use_our_kernels
+from autopar.passes.lowering.chain import lowered_step, join_kernels
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 
 
 def lower(program: Program, plan: Plan, rank: int = 0) -> Program:
     """`lowered_step` before it is split; of a plan without stages."""
-    return lowered_step(program, plan, rank, until=use_our_kernels).only.program
+    return lowered_step(program, plan, rank, until=join_kernels).only.program

@@ -10,7 +10,7 @@ Statistics of the whole batch become inputs of the part; the rest of its program
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
@@ -19,8 +19,10 @@ from torch import fx
 from autopar._compat import LazyGraphModule
 from autopar.capture.family import aligned
 from autopar.errors import CaptureError, PlanMismatchError
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.planner.batch.batch_flow import BatchFlow, Kind, NotSeparable
 from autopar.planner.problem.factorisation import Factorisation, value_of
+from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, Joined, MicroProgram, Output, Program
 
 
@@ -30,6 +32,18 @@ class Recapture(Protocol):
 
     def at_batch(self, size: int) -> Program:
         """The program that the model computes for so many samples. Raises CaptureError where it does not run so."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecaptureWithKernels:
+    """A `Recapture` whose programs have operators of ours in the place of groups of these kinds (`with_kernels`)."""
+
+    recapture: Recapture
+    kernels: tuple[str, ...]
+
+    def at_batch(self, size: int) -> Program:
+        """The program for so many samples."""
+        return with_kernels(self.recapture.at_batch(size), self.kernels)
 
 
 def batch_size(program: Program) -> int | None:
@@ -98,11 +112,13 @@ def _captured_part(whole: Program, count: int, recapture: Recapture) -> Program:
 
 
 def planned_parts(
-    whole: Program, count: int, recapture: Recapture, factorisation: Factorisation | None = None
+    whole: Program, plan: Plan, recapture: Recapture, factorisation: Factorisation | None = None
 ) -> MicroProgram:
-    """`in_parts`, for the number that a plan says. Raises PlanMismatchError where the model does not run so."""
+    """`in_parts`, for the number and with the kernels that a plan says; factorisation: with the kernels. Raises
+    PlanMismatchError where the model does not run so."""
+    count, whole = plan.micro_batches, with_kernels(whole, plan.kernels)
     try:
-        return in_parts(whole, count, recapture, factorisation)
+        return in_parts(whole, count, RecaptureWithKernels(recapture, plan.kernels), factorisation)
     except NotSeparable as reason:
         raise PlanMismatchError(
             f"the plan runs {count} micro-batches, but this model cannot: {reason}; plan again"

@@ -1,82 +1,86 @@
-"""Choose kernels: which kinds of groups run as a kernel of ours, by the price of the lowered program with and without.
+"""Choose kernels: which kinds of groups are operators of ours in a program, by what they take and leave in memory.
 
-    rms_norm        23.1 ms of kernels instead of 25.9      taken
-    gated           25.9 ms instead of 25.9                 left: the backend fuses it as well
-    cross_entropy   24.8 ms instead of 25.9                 taken
+    rms_norm        23.1 ms of kernels instead of 25.9                       taken
+    gated           25.9 ms instead of 25.9, 4.1 GiB for backward of 5.2     taken
+    gelu            25.9 ms instead of 25.9, as many bytes                   left: the backend fuses it as well
 
-Kinds are tried one behind the other, each beside those that were taken and the backend's own kernels: a kernel of ours
-is one launch that reads its operands and writes its results once (`kernel_groups`, `KernelPrices`), and so is a chain
-that the backend fuses. Our kernels are Triton's, so there is nothing to choose on CPUs.
+Kinds are tried one behind the other, each beside those that were taken, on the captured program: a kernel of ours is one
+launch that reads its operands and writes its results once (`kernel_groups`, `KernelPrices`), and so is a chain that the
+backend fuses. What is planned is the program with the kinds that were taken, so that the solver's sum, the memory of
+every moment and the stages are those of the kernels that run. Our kernels are Triton's: on CPUs there is nothing to
+choose.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import torch
 from torch import fx
 
-from autopar._compat import LazyGraphModule
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.graphs.graph_copies import copied
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
-from autopar.graphs.node_values import describe_values
+from autopar.graphs.node_values import is_backward
 from autopar.graphs.operator_names import is_causal
-from autopar.hardware.cluster import Cluster
-from autopar.passes.kernels.use_kernels import use_kernels
-from autopar.plans.parallel_plan import Plan
+from autopar.hardware.devices import Device
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.plans.plan_entries import KERNELS
 from autopar.program import Program
+from autopar.rules.engine import is_view
 
 LEAST_GAIN = 1e-3
-"""Share of the seconds of all kernels that a kind must save: equal prices leave the backend's kernels."""
+"""Share of the seconds of all kernels, or of the bytes kept for backward, that a kind must save; of the seconds it may
+not cost more either. Equal prices leave the backend's kernels."""
 
 
-def cheaper_kernels(plan: Plan, lowered: Program, cluster: Cluster) -> tuple[str, ...]:
-    """The kinds of kernels that make the lowered program of a plan cheaper. lowered: without kernels of ours; it is
-    left as it is."""
-    if cluster.device.kind == "cpu":
+def cheaper_kernels(program: Program, backend: str, device: Device) -> tuple[str, ...]:
+    """The kinds of kernels that make a captured program cheaper on a device, and the copies around collectives, which no
+    captured program has; () on CPUs."""
+    if device.kind == "cpu":
         return ()
-    price, recomputed = _Price(plan.kernel_backend, cluster), plan.recomputed
+    price = _Price(backend, device)
     kinds: tuple[str, ...] = ()
-    module = _copy(lowered.graph_module)
-    seconds = price.of(module)
-    least = LEAST_GAIN * seconds
+    seconds, kept = price.of(program), bytes_for_backward(program)
+    least, fewer = LEAST_GAIN * seconds, LEAST_GAIN * kept
     for kind in KERNELS:
-        before = _targets(module)
-        module = use_kernels(module, recomputed, {kind})
-        if _targets(module) == before:
+        found = with_kernels(program, (*kinds, kind))
+        if found is with_kernels(program, kinds):
             continue
-        found = price.of(module)
-        if found < seconds - least:
-            kinds, seconds = (*kinds, kind), found
-        else:
-            module = use_kernels(_copy(lowered.graph_module), recomputed, kinds)
-    return kinds
+        other_seconds, other_kept = price.of(found), bytes_for_backward(found)
+        saves = other_seconds < seconds - least or other_kept < kept - fewer
+        if saves and other_seconds < seconds + least:
+            kinds, seconds, kept = (*kinds, kind), other_seconds, other_kept
+    return (*kinds, "pack")
 
 
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
-    copy: fx.GraphModule = LazyGraphModule(module, copied(module.graph))
-    return copy
+def bytes_for_backward(program: Program) -> int:
+    """Bytes that forward computes and backward reads, were nothing computed again."""
+    found: dict[fx.Node, int] = {}
+    for node in filter(is_backward, program.graph.nodes):
+        for operand in node.all_input_nodes:
+            while is_view(operand):
+                operand = operand.all_input_nodes[0]
+            if operand.op == "call_function" and not is_backward(operand):
+                found[operand] = _bytes(operand)
+    return sum(found.values())
 
 
-def _targets(module: fx.GraphModule) -> Counter[object]:
-    return Counter(node.target for node in module.graph.nodes if node.op == "call_function")
+def _bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 class _Price:
     """Seconds of all kernels of a program; equal kernels, as of equal layers, are priced once."""
 
-    def __init__(self, backend: str, cluster: Cluster) -> None:
-        self._backend, self._prices = backend, KernelPrices(device=cluster.device)
+    def __init__(self, backend: str, device: Device) -> None:
+        self._backend, self._prices = backend, KernelPrices(device=device)
         self._known: dict[object, float] = {}
 
-    def of(self, module: fx.GraphModule) -> float:
-        describe_values(module.graph.nodes)
-        groups = kernel_groups(module.graph, self._backend)
+    def of(self, program: Program) -> float:
+        groups = kernel_groups(program.graph, self._backend)
         members: dict[int, list[tuple[fx.Node, Traffic]]] = {}
-        for node, traffic in group_reads_writes(module.graph, groups).items():
+        for node, traffic in group_reads_writes(program.graph, groups).items():
             members.setdefault(groups[node], []).append((node, traffic))
         return math.fsum(map(self._seconds, members.values()))
 

@@ -27,7 +27,6 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.resident_states import ResidentStates, resident_states
 from autopar.planner.memory.shortage import DoesNotFit
-from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
 from autopar.planner.one_mesh.micro_costs import in_micro_batches
@@ -284,6 +283,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
         cluster=query.cluster.name,
         profile=query.cluster.profile,
         kernel_backend=query.kernel_backend,
+        kernels=query.kernels,
         micro_batches=1 if query.micro is None else query.micro.count,
         deterministic=query.deterministic,
         hidden_share=query.hidden_share,
@@ -321,12 +321,10 @@ def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
 
 
 def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Floats]:
-    """The plan with its kernels, its bucket sizes and its prediction, of rank 0, read from the lowered program; and the
+    """The plan with its bucket sizes and its prediction, of rank 0, read from the lowered program; and the
     bytes that every moment holds."""
     with phase("lower"):
-        local = lowered_step(query.micro or query.program, plan, 0, until=sort_rows)
-        plan = replace(plan, kernels=cheaper_kernels(plan, local.only.program, query.cluster))
-        step = resumed(local, plan, until=add_up_parts)
+        step = lowered_step(query.micro or query.program, plan, 0, until=add_up_parts)
     lowered = step.only.program
     states = resident_states(lowered, query.state_bytes, query.cluster.device)
     constant = states.bytes_beside(step.micro, lowered)

@@ -16,8 +16,10 @@ from pathlib import Path
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.planner.batch.micro_batch_program import Recapture
+from autopar.passes.kernels.use_kernels import with_kernels
+from autopar.planner.batch.micro_batch_program import Recapture, RecaptureWithKernels
 from autopar.planner.batch.shard_layouts import ShardLayouts
+from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
 from autopar.planner.problem.constraint_targets import BoundConstraint, bind_constraints, freed_axes
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.leaf_layouts import StateBytes
@@ -47,6 +49,8 @@ class Query:
     constraints: Constraints
     budget_bytes: float
     kernel_backend: str
+    kernels: tuple[str, ...]
+    """Kinds of groups that are operators of ours in the program."""
     factorisation: Factorisation
     search: Search
     bound_constraints: tuple[BoundConstraint, ...] = ()
@@ -72,9 +76,15 @@ class Query:
     def of(
         program: Program, request: Request, *, recapture: Recapture | None = None, kept: ProgramCache | None = None
     ) -> Query:
-        """What a request asks about a program. kept: results of earlier questions about it; a time limit begins now.
+        """What a request asks about a captured program; what is asked about further is the program with the kernels of
+        ours that the request names, or that make it cheaper. kept: results of earlier questions about it; a time limit
+        begins now.
         Raises ConfigurationError for constraints and optimizers that the program cannot have."""
         cluster, kept = request.cluster, kept or ProgramCache()
+        backend = kernel_backend(cluster)
+        kernels = cheaper_kernels(program, backend, cluster.device) if request.kernels is None else request.kernels
+        program = with_kernels(program, kernels)
+        recapture = None if recapture is None else RecaptureWithKernels(recapture, tuple(kernels))
         constraints = parse_constraints(request.constraints, request.parameter_layouts)
         factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
         older = request.warm_start
@@ -86,7 +96,8 @@ class Query:
             constraints=constraints,
             bound_constraints=bind_constraints(program, constraints, factorisation),
             budget_bytes=budget(request.memory_limit, cluster),
-            kernel_backend=kernel_backend(cluster),
+            kernel_backend=backend,
+            kernels=tuple(kernels),
             factorisation=factorisation,
             search=search_of(request.mode, request.time_limit),
             deadline=Deadline.after(request.time_limit),
