@@ -27,7 +27,7 @@ from autopar.capture.training_step import find_loss
 from autopar.errors import ConfigurationError, VerificationError
 from autopar.layouts.placement import Mesh, replicated
 from autopar.ops.float8 import DTYPE as FLOAT8
-from autopar.passes.lowering.chain import lowered_step, join_kernels
+from autopar.passes.lowering.chain import join_kernels, lowered_step
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import OperatorPlan, ParameterPlan
 from autopar.runtime.consensus import from_every_rank

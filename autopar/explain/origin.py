@@ -30,8 +30,8 @@ from autopar.rules.learning import adopt_rules
 
 WISHES = frozenset(
     {
-        "cluster", "mesh", "dims", "memory_limit", "constraints", "micro_batches", "schedule", "recompute", "mode",
-        "time_limit", "discover", "deterministic",
+        "cluster", "mesh", "dims", "memory_limit", "constraints", "micro_batches", "schedule", "recompute",
+        "kernels", "mode", "time_limit", "discover", "deterministic",
     }
 )  # fmt: skip
 """What `what_if` takes."""

@@ -150,11 +150,11 @@ class Plan(PlanValue):
         return difference(self, other)
 
     def with_(self, **changes: Any) -> Plan:
-        """A copy with some fields replaced. Raises ConfigurationError for other kernels: their operators were planned."""
+        """A copy with some fields replaced. Raises ConfigurationError for other kernels: operators were planned."""
         kernels = {*changes.get("kernels", self.kernels)} ^ {*self.kernels}
         if kernels - {"pack"}:
             raise ConfigurationError(
-                f"kernels: {', '.join(sorted(kernels))} would change the operators that this plan lays out; plan again with "
-                f"kernels={tuple(changes['kernels'])!r}"
+                f"kernels: {', '.join(sorted(kernels))} would change the operators that this plan lays out; plan again "
+                f"with kernels={tuple(changes['kernels'])!r}"
             )
         return replace(self, **changes)

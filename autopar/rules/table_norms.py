@@ -1,4 +1,4 @@
-"""Rules of softmax, cross-entropy, layer norm and RMS norm: rows are split freely, the normalised dims by sharing statistics.
+"""Rules of softmax, cross-entropy and norms: rows are split freely, the normalised dims by sharing statistics.
 
     softmax over dim 1 of (4, 6, 3)    r0 n r1 -> r0 n r1 ; n: by split_softmax bytes 8*r0*r1
 
@@ -54,12 +54,13 @@ NORM_RULES: Mapping[str, str | Callable[[Call], str | None]] = {
     "aten._fused_rms_norm_backward": _norm("split_norm_backward", 1, backward=True),
     # ours, over the last dim; the last operand of backward is added to the gradient of the row
     "autopar.rms_norm": "... n, n -> ... n, ... 1 ; n: by split_norm bytes 4*...",
-    "autopar.rms_norm_backward": "... n, ... n, n, ... 1, ... n? -> ... n, n ; n: by split_our_norm_backward bytes 4*..."
-    " ; linear: x - - - | x - - - x",
+    "autopar.rms_norm_backward": "... n, ... n, n, ... 1, ... n? -> ... n, n"
+    " ; n: by split_our_norm_backward bytes 4*... ; linear: x - - - | x - - - x",
     "autopar.layer_norm": "... n, n, n -> ... n, ... 1, ... 1 ; n: by split_norm bytes 8*...",
     "autopar.layer_norm_backward": "... n, ... n, n, ... 1, ... 1, ... n? -> ... n, n, n"
     " ; n: by split_our_norm_backward bytes 8*... ; linear: x - - - - | x - - - - x",
     # of the log-probabilities every rank has those of the targets in its block of the vocabulary
-    "autopar.cross_entropy": "n v, n -> n, n, n ; v: sum - - by split_cross_entropy bytes 8*n",
-    "autopar.cross_entropy_backward": "n v, n, n, n, n -> n v ; v: by split_cross_entropy_backward ; linear: - - - - x",
+    "autopar.cross_entropy": "n v, n -> n, n, n ; v: sum - - by masked_cross_entropy bytes 8*n",
+    "autopar.cross_entropy_backward": "n v, n, n, n, n -> n v ; v: by masked_cross_entropy_backward"
+    " ; linear: - - - - x",
 }

@@ -16,15 +16,12 @@ from ortools.sat.python import cp_model
 from autopar.capture import capture, normalize_example_inputs
 from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.mesh_plan import price
-from autopar.planner.one_mesh.query import Query, kernel_backend
-from autopar.planner.problem.factorisation import Factorisation
-from autopar.planner.problem.optimizer_states import state_bytes
-from autopar.planner.problem.search_limits import SEARCH
+from autopar.planner.one_mesh.query import Query
 from autopar.planner.solver import Problem, is_forbidden, solve
 from autopar.planner.solver.mip import solve_core
-from autopar.request.constraints import Constraints
+from autopar.request import Request
 from benchmarks.models import workload
-from benchmarks.planner.cases import NO_LIMIT_BYTES, Case
+from benchmarks.planner.cases import Case
 from benchmarks.planner.measure import cluster_of
 
 MAX_VARIABLES = {"HiGHS": 400_000, "CP-SAT": 400_000}
@@ -58,16 +55,7 @@ def raw_problem(case: Case) -> Problem:
     model, inputs = workload(case.workload, batch=case.batch)
     program = capture(model, *normalize_example_inputs(inputs))
     cluster = cluster_of(case.devices)
-    query = Query(
-        program=program,
-        cluster=cluster,
-        state_bytes=state_bytes(program, torch.optim.AdamW),
-        constraints=Constraints(),
-        budget_bytes=NO_LIMIT_BYTES,
-        kernel_backend=kernel_backend(cluster),
-        factorisation=Factorisation(program),
-        search=SEARCH["default"],
-    )
+    query = Query.of(program, Request(cluster=cluster, optimizer=torch.optim.AdamW))
     return price(query, resolve_meshes(cluster, case.mesh, None)[0]).problem
 
 

@@ -18,7 +18,7 @@ from autopar.errors import ConfigurationError
 from autopar.graphs.forward_backward import Partition
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.passes.lowering.chain import lowered_step, resumed, split, join_kernels
+from autopar.passes.lowering.chain import join_kernels, lowered_step, resumed, split
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.passes.module_segments import placed
 from autopar.plans.parallel_plan import Plan

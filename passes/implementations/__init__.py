@@ -47,7 +47,6 @@ IMPLEMENTATIONS: Mapping[str, LocalForm] = {
 }
 REWRITES: Mapping[str, LocalForm] = {
     **sizes.REWRITES,
-    **cross_entropy.REWRITES,
     **normalisation.REWRITES,
     **convolutions.REWRITES,
     **pooling.REWRITES,

@@ -1,7 +1,7 @@
-"""Cross-entropy of ours on a rank, which may hold a block of the vocabulary.
+"""Cross-entropy of ours on a rank that holds a block of the vocabulary.
 
     cross_entropy(logits, target)  -->  maximum, total, picked = cross_entropy_rows(logits, target, start)
-                                        two all_reduces of one number per row, where the vocabulary is split
+                                        two all_reduces of one number per row
                                         row_results(picked, target, top, total, start, width)
 """
 
@@ -27,11 +27,9 @@ def _cross_entropy(context: LocalContext, args: tuple[Any, ...], kwargs: dict[st
     maximum, total, picked = (
         context.describe(context.call(operator.getitem, made, item), (rows,), wide) for item in range(3)
     )
-    top = maximum
-    if axes:
-        top = context.all_reduce(maximum, axes, "max")
-        total = context.describe(context.call(cross_entropy.rescaled_total, total, maximum, top), (rows,), wide)
-        total = context.all_reduce(total, axes)
+    top = context.all_reduce(maximum, axes, "max")
+    total = context.describe(context.call(cross_entropy.rescaled_total, total, maximum, top), (rows,), wide)
+    total = context.all_reduce(total, axes)
     return context.call(cross_entropy.row_results, picked, target, top, total, start, width)
 
 
@@ -41,5 +39,4 @@ def _cross_entropy_backward(context: LocalContext, args: tuple[Any, ...], kwargs
     return context.call_operator(*replace_argument(target, args, kwargs, "start", start))
 
 
-IMPLEMENTATIONS = {"split_cross_entropy": _cross_entropy, "split_cross_entropy_backward": _cross_entropy_backward}
-REWRITES = {"autopar.cross_entropy.default": _cross_entropy}
+IMPLEMENTATIONS = {"masked_cross_entropy": _cross_entropy, "masked_cross_entropy_backward": _cross_entropy_backward}

@@ -83,8 +83,13 @@ class LocalContext:
         """Append a call of the operator, by the alternative that the plan names."""
         return self.graph.call_function(target_as(self.node, self.plan.implementation), args, kwargs)
 
-    def describe(self, node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype) -> fx.Node:
-        """Write the meta of an intermediate node of local `shape`."""
+    def describe(
+        self,
+        node: fx.Node,
+        shape: tuple[int, ...] | tuple[tuple[int, ...], ...],
+        dtype: torch.dtype | tuple[torch.dtype, ...],
+    ) -> fx.Node:
+        """Write the meta of an intermediate node of local `shape`; of several outputs, those of each."""
         node.meta.update(
             local_shape=shape,
             dtype=dtype,

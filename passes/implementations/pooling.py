@@ -30,7 +30,7 @@ def _max_pool(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, An
     args, kwargs, shape = _on_windows(context, args, kwargs, halos, (0, x), lowest)
     results = context.call_operator(args, kwargs)
     output = context.output_shape()
-    context.describe(results, (output, output), (x.dtype, torch.int64))  # type: ignore[arg-type]
+    context.describe(results, (output, output), (x.dtype, torch.int64))
     values = context.describe(context.call(operator.getitem, results, 0), output, x.dtype)
     positions = context.describe(context.call(operator.getitem, results, 1), output, torch.int64)
     count = len(_windows(context))

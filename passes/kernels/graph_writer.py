@@ -55,8 +55,10 @@ class GraphWriter:
         args: Sequence[Any],
         old: Sequence[fx.Node | None],
         kwargs: dict[str, Any] | None = None,
+        like: fx.Node | None = None,
     ) -> list[fx.Node]:
-        """Let the outputs of a call stand for the values `old` (None: for nothing); they are returned in order."""
+        """Let the outputs of a call stand for the values `old` (None: for nothing); they are returned in order. like:
+        whose place and name the call takes, other than those of the first value."""
         read = [form_of(self.current(value)) for value in old if value is not None]
         place = min((user for value in read for user in value.users), default=None)
         if place is None:
@@ -65,7 +67,7 @@ class GraphWriter:
         for argument in args:
             if isinstance(argument, fx.Node):
                 self._bring(argument, place)
-        like = next(value for value in old if value is not None)
+        like = like or next(value for value in old if value is not None)
         with self._graph.inserting_before(place):
             call = self._describe(self._graph.call_function(target, tuple(args), kwargs or {}), like)
             outputs = self._outputs(call, like)
@@ -105,7 +107,7 @@ class GraphWriter:
             place.prepend(node)
 
     def _describe(self, node: fx.Node, like: fx.Node) -> fx.Node:
-        """What a node is that stands for `like`: its place and name, and its shapes and dtypes by the operator itself."""
+        """Write the meta of a node that stands for `like`: its place and name, shapes and dtypes by the operator."""
         if "local_shape" not in like.meta:
             node.meta = placed_like(like)
             node.meta["val"] = fake_value(node.target, node.args, node.kwargs)

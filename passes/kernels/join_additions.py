@@ -3,8 +3,8 @@
     h = add(a, b); n, rstd = rms_norm(h, w, eps)           -->   n, h, rstd = autopar::add_rms_norm(a, b, w, eps)
     dx, dw = rms_norm_backward(..., None); d = add(dx, e)  -->   d, dw = autopar::rms_norm_backward(..., e)
 
-Only norms of ours (`use_kernels`) take an addition, where `kernel_groups` says so: the price holds it. It has to wait for
-the local graph: between the two there may be a collective, and a stage may end. All ranks replace the same.
+Only norms of ours (`use_kernels`) take an addition, where `kernel_groups` says so: the price holds it. It has to wait
+for the local graph: between the two there may be a collective, and a stage may end. All ranks replace the same.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Recomputed = Collection[str]
 
 
 def join_additions(graph: fx.Graph, backend: str, recomputed: Recomputed) -> None:
-    """Join in place what is one kernel under a backend. recomputed: names of the operators that backward makes again; an
-    addition joins the norm behind it only where both are, or neither is."""
+    """Join in place what is one kernel under a backend. recomputed: names of the operators that backward makes again;
+    an addition joins the norm behind it only where both are, or neither is."""
     write, groups = GraphWriter(graph), kernel_groups(graph, backend)
     for node in list(graph.nodes):
         if node.target not in NORMS:
@@ -62,13 +62,13 @@ def _forward(write: GraphWriter, node: fx.Node, addition: fx.Node, recomputed: R
     if (addition.meta["operator"] in recomputed) != (node.meta["operator"] in recomputed):
         return
     out, *statistics = (_item(node, index) for index in range(len(node.meta["dtype"])))
-    write.replace(NORMS[node.target], (*addition.args, *node.args[1:]), (out, addition, *statistics))
+    write.replace(NORMS[node.target], (*addition.args, *node.args[1:]), (out, addition, *statistics), like=node)
 
 
 def _backward(write: GraphWriter, node: fx.Node, addition: fx.Node) -> None:
     row, *vectors = (_item(node, index) for index in range(len(node.meta["dtype"])))
     other = next(one for one in addition.args if one is not row)
-    write.replace(NORMS[node.target], (*node.args[:-1], other), (addition, *vectors))
+    write.replace(NORMS[node.target], (*node.args[:-1], other), (addition, *vectors), like=node)
 
 
 def _item(node: fx.Node, index: int) -> fx.Node | None:

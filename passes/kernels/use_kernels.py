@@ -3,10 +3,11 @@
     n = mul(mul(x, rsqrt(add(mean(pow(x, 2), [-1], True), eps))), w)     + 12 operators in backward
         -->   n, rstd = autopar::rms_norm(x, w, eps)                     + 1 operator in backward
 
-The groups are those of `kernel_patterns`; beside them layer norms. Every new value equals the one that it replaces up to
-rounding, so backward reads the new values, and what only the old group kept for it is saved no more. This happens before
-anything is planned: the new operators have rules, prices and places in memory as all others have, and what is priced is
-what runs. An addition in front of a norm or behind its gradient joins it when graphs are local (`join_additions`).
+The groups are those of `kernel_patterns`; beside them layer norms. Every new value equals the one that it replaces up
+to rounding, so backward reads the new values, and what only the old group kept for it is saved no more. This happens
+before anything is planned: the new operators have rules, prices and places in memory as all others have, and what is
+priced is what runs. An addition in front of a norm or behind its gradient joins it when graphs are local
+(`join_additions`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from autopar.program import MicroProgram, Program
 
 aten = torch.ops.aten
 ours = torch.ops.autopar
-AnyProgram = TypeVar("AnyProgram", Program, MicroProgram)
+AnyProgram = TypeVar("AnyProgram", Program, MicroProgram, Program | MicroProgram)
 _KNOWN = "autopar: programs by kinds of kernels"
 
 

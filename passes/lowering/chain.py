@@ -53,7 +53,8 @@ def sort_rows(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
 
 def join_kernels(stage: LoweredStage, context: StageContext) -> LoweredStage:
-    """Additions -> the kernels of the norms beside them; copies around collectives -> one kernel, where the plan says."""
+    """Additions -> the kernels of the norms beside them; copies around collectives -> one kernel, if the plan says so.
+    """
     plan = context.plan
     join_additions(stage.program.graph, plan.kernel_backend, plan.recomputed)
     if "pack" in plan.kernels:

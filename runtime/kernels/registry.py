@@ -179,6 +179,7 @@ KERNELS = _table(
     (norms.layer_norm_backward, norms.layer_norm_backward_reference, "norms", _refuse_rows),
     (gated.gated, gated.gated_reference, "gated", _refuse_gated),
     (gated.gated_backward, gated.gated_backward_reference, "gated", _refuse_gated),
+    (cross_entropy.cross_entropy, cross_entropy.cross_entropy_reference, "cross_entropy", _refuse_dtype),
     (cross_entropy.cross_entropy_rows, cross_entropy.cross_entropy_rows_reference, "cross_entropy", _refuse_dtype),
     (
         cross_entropy.cross_entropy_backward,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.passes.lowering.chain import lowered_step, join_kernels
+from autopar.passes.lowering.chain import join_kernels, lowered_step
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 

@@ -14,15 +14,18 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
+from torch import fx
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.capture import capture
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.graphs.kernel_groups import group_reads_writes, kernel_groups
+from autopar.graphs.kernel_groups import added_gradient, added_rows, group_reads_writes, kernel_groups
 from autopar.graphs.node_values import describe_values
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering.step_halves import split_forward_backward
+from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
 from autopar.planner.one_mesh.mesh_plan import Candidate, plan_on_mesh
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.factorisation import Factorisation
@@ -50,7 +53,13 @@ def program() -> Program:
     return capture(model, (), {"input_ids": tokens, "labels": tokens}, precision="bf16")
 
 
-def planned(program: Program, mesh: Mesh, backend: str, offered: frozenset[str] = frozenset()) -> Candidate:
+def planned(
+    program: Program,
+    mesh: Mesh,
+    backend: str,
+    offered: frozenset[str] = frozenset(),
+    kernels: tuple[str, ...] = (),
+) -> Candidate:
     query = Query(
         program=program,
         cluster=CLUSTER,
@@ -61,12 +70,14 @@ def planned(program: Program, mesh: Mesh, backend: str, offered: frozenset[str] 
         factorisation=Factorisation(program),
         search=SEARCH["fast"],
         offered=offered,
+        kernels=kernels,
     )
     return plan_on_mesh(query, mesh)
 
 
 def planner_kernels(program: Program, candidate: Candidate, backend: str) -> Kernels:
-    """Operators that share a kernel -> what the planner's tables say of them in the chosen layouts."""
+    """Operators that share a kernel (without additions that join a norm) -> what the planner's tables say of them in
+    the chosen layouts."""
     seconds = {
         variable.node: float(variable.costs[label])
         for variable, label in zip(candidate.built.variables, candidate.solution.assignment, strict=True)
@@ -76,20 +87,27 @@ def planner_kernels(program: Program, candidate: Candidate, backend: str) -> Ker
     members = defaultdict(list)
     for node, group in groups.items():
         members[group].append(node)
-    rules = candidate.built.rules
-    left_out = {node for node in rules if rules[node].synchronised_bytes or rules[node].exchanged_bytes}
+    beside = [(addition, norm) for norm in groups for addition in (added_rows(norm), added_gradient(norm)) if addition]
+    joined = {addition for addition, norm in beside if groups[addition] == groups[norm]}
+    left_out = {node for node in candidate.built.rules if communicates(node, candidate)}
     left_out |= {node for out, node in zip(program.outputs, program.returned, strict=True) if out.role == "loss"}
     return {
-        frozenset(str(node.meta["operator"]) for node in nodes): sum(seconds[node] for node in nodes)
+        frozenset(str(node.meta["operator"]) for node in nodes if node not in joined): sum(seconds[n] for n in nodes)
         for nodes in members.values()
         if all(node in seconds and node not in left_out for node in nodes)
     }
 
 
+def communicates(node: fx.Node, candidate: Candidate) -> bool:
+    """Whether an operator holds collectives in the chosen layouts."""
+    rule = candidate.built.rules[node]
+    inside = rule.synchronised_bytes.keys() | rule.exchanged_bytes.keys()
+    return not inside.isdisjoint(candidate.plan.operators[str(node.meta["operator"])].axes)
+
+
 def lowered_kernels(program: Program, candidate: Candidate, backend: str) -> Kernels:
-    """The same of the lowered program, without copies that belong to redistributions. Kernels of ours are chosen behind
-    the solve (`planner/one_mesh/choose_kernels.py`), so the tables hold those of the backend alone."""
-    partition = split_forward_backward(lower(program, candidate.plan.with_(kernels=()), rank=0))
+    """The same of the lowered program, without copies that belong to redistributions."""
+    partition = split_forward_backward(lower(program, candidate.plan, rank=0))
     prices, found = KernelPrices(device=CLUSTER.device), Counter[frozenset[str]]()
     assert partition.backward is not None
     for graph in (partition.forward.graph, partition.backward.graph):
@@ -120,6 +138,13 @@ def compare(program: Program, candidate: Candidate, backend: str) -> None:
     alike = sum(road[names] for names in both)
     assert alike > 0.97 * sum(road.values())
     assert alike > 0.97 * sum(ours.values())
+
+
+def test_kernels_of_ours_have_one_price_too(program: Program) -> None:
+    kinds = cheaper_kernels(program, "inductor", CLUSTER.device)
+    assert {"rms_norm", "gated", "cross_entropy"} <= {*kinds}
+    ours = with_kernels(program, kinds)
+    compare(ours, planned(ours, Mesh(("outer", "inner"), (2, 4)), "inductor", kernels=kinds), "inductor")
 
 
 def test_members_of_a_fused_kernel_add_up_to_it_only_if_they_share_its_cache(

@@ -33,6 +33,11 @@ def test_what_a_file_says_is_not_converted() -> None:
     assert "bucket_bytes" not in current({"schema_version": SCHEMA_VERSION}, "plan")
 
 
+def test_kernels_of_version_2_stood_for_no_operators_of_the_plan() -> None:
+    assert current({"schema_version": 2, "kernels": ["rms_norm"]}, "plan")["kernels"] == ()
+    assert current({"schema_version": SCHEMA_VERSION, "kernels": ["rms_norm"]}, "plan")["kernels"] == ["rms_norm"]
+
+
 def test_every_older_version_has_its_conversions() -> None:
     assert set(CONVERSIONS) == set(range(1, SCHEMA_VERSION))
 

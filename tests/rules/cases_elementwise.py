@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from autopar.ops import gated  # noqa: F401 (it is registered)
 from tests.rules.case_values import Case, case, ids, x
 
 aten = torch.ops.aten
@@ -34,6 +35,8 @@ BACKWARD = [
     case(aten._prelu_kernel.default, lambda s: (x(3, s, 4), x(s, 1))),
     case(aten._prelu_kernel_backward.default, lambda s: (x(3, s, 4), x(3, s, 4), x(s, 1))),
     case(aten.rsub.Tensor, lambda s: (x(s, 4), x(4)), alpha=-2),
+    case(torch.ops.autopar.gated.default, lambda s: (x(s, 4), x(s, 4), "silu")),
+    case(torch.ops.autopar.gated_backward.default, lambda s: (x(s, 4), x(s, 4), x(s, 4), "gelu_tanh")),
 ]
 
 

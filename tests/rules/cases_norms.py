@@ -1,12 +1,15 @@
-"""Cases of softmax, layer norm and RMS norm, along whole and along split dims."""
+"""Cases of softmax, cross-entropy, layer norm and RMS norm, along whole and along split dims."""
 
 from __future__ import annotations
 
 import torch
 
-from tests.rules.case_values import Arguments, Case, bools, case, x
+from autopar.ops.cross_entropy import cross_entropy_reference
+from autopar.ops.norms import layer_norm_reference, rms_norm_reference
+from tests.rules.case_values import Arguments, Case, bools, case, ids, x
 
 aten = torch.ops.aten
+ours = torch.ops.autopar
 
 
 def _masked_scores(s: int) -> Arguments:
@@ -34,6 +37,32 @@ def _rms_norm_backward(s: int) -> Arguments:
     return x(3, s), value, [s], rstd, weight, [True, True]
 
 
+def _our_rms_norm_backward(s: int) -> Arguments:
+    value, weight = x(3, s), x(s)
+    _, rstd = rms_norm_reference(value, weight, 1e-5)
+    return x(3, s), value, weight, rstd, None
+
+
+def _our_rms_norm_backward_with_more(s: int) -> Arguments:
+    return *_our_rms_norm_backward(s)[:-1], x(3, s)
+
+
+def _our_layer_norm_backward(s: int) -> Arguments:
+    value, weight, bias = x(s, 3, 4), x(4), x(4)
+    _, mean, rstd = layer_norm_reference(value, weight, bias, 1e-5)
+    return x(s, 3, 4), value, weight, mean, rstd, None
+
+
+def _our_layer_norm_backward_with_more(s: int) -> Arguments:
+    return *_our_layer_norm_backward(s)[:-1], x(s, 3, 4)
+
+
+def _cross_entropy_backward(s: int) -> Arguments:
+    logits, target = x(6, s), ids(s, 6)
+    _, top, log_total = cross_entropy_reference(logits, target)
+    return logits, target, top, log_total, x(6), 0
+
+
 CASES: list[Case] = [
     case(aten._softmax.default, lambda s: (x(s, 4, 3), 1, False)),
     case(aten._softmax.default, lambda s: (x(3, s), -1, False), "row"),
@@ -51,4 +80,13 @@ CASES: list[Case] = [
     case(aten._fused_rms_norm.default, lambda s: (x(s, 3, 4), [4], x(4), 1e-5)),
     case(aten._fused_rms_norm.default, lambda s: (x(3, s), [s], None, None), "default_eps"),
     case(aten._fused_rms_norm_backward.default, _rms_norm_backward),
+    case(ours.rms_norm.default, lambda s: (x(s, 3, 4), x(4), 1e-5)),
+    case(ours.rms_norm.default, lambda s: (x(3, s), x(s), 1e-5), "row"),
+    case(ours.rms_norm_backward.default, _our_rms_norm_backward),
+    case(ours.rms_norm_backward.default, _our_rms_norm_backward_with_more, "with_more"),
+    case(ours.layer_norm.default, lambda s: (x(s, 3, 4) + 3, x(4), x(4), 1e-5)),
+    case(ours.layer_norm_backward.default, _our_layer_norm_backward),
+    case(ours.layer_norm_backward.default, _our_layer_norm_backward_with_more, "with_more"),
+    case(ours.cross_entropy.default, lambda s: (x(6, s), ids(s, 6))),
+    case(ours.cross_entropy_backward.default, _cross_entropy_backward),
 ]

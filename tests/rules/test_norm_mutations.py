@@ -18,7 +18,7 @@ from tests.rules.execution import Captured, capture_call, check_split
 SPLIT = [
     (case, name)
     for case in cases_norms.CASES
-    for name in rule_for(capture_call(case.target, case.build(12), case.kwargs).node).implementations  # type: ignore[union-attr]
+    for name in rule_for(capture_call(case.target, case.build(12), case.kwargs).node).synchronised_bytes  # type: ignore[union-attr]
 ]
 MESH = Mesh(("tp",), (2,))
 

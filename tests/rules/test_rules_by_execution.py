@@ -118,12 +118,16 @@ REDUCED = [
 ]
 
 
+AS_GOOD = {("autopar.cross_entropy", "min")}
+"""Logarithms of probabilities are at most 0, so that the smallest of one and zeros is their sum."""
+
+
 @pytest.mark.parametrize(("case", "name"), REDUCED, ids=lambda part: getattr(part, "name", part))
 def test_wrong_reductions_are_caught(case: Case, name: str) -> None:
     captured, rule = captured_with_rule(case, EVEN)
     for wrong in ("sum", "max", "min", None):
         swapped = tuple(wrong if op else None for op in rule.reductions[name])
-        if swapped != rule.reductions[name]:
+        if swapped != rule.reductions[name] and (engine.table_key(case.target), wrong) not in AS_GOOD:
             mutated = dataclasses.replace(rule, reductions={**rule.reductions, name: swapped})
             assert fails(captured, mutated, name), f"{wrong} instead of {rule.reductions[name]} is not seen"
 

@@ -4,10 +4,10 @@
     gated           25.9 ms instead of 25.9, 4.1 GiB for backward of 5.2     taken
     gelu            25.9 ms instead of 25.9, as many bytes                   left: the backend fuses it as well
 
-Kinds are tried one behind the other, each beside those that were taken, on the captured program: a kernel of ours is one
-launch that reads its operands and writes its results once (`kernel_groups`, `KernelPrices`), and so is a chain that the
-backend fuses. What is planned is the program with the kinds that were taken, so that the solver's sum, the memory of
-every moment and the stages are those of the kernels that run. Our kernels are Triton's: on CPUs there is nothing to
+Kinds are tried one behind the other, each beside those that were taken, on the captured program: a kernel of ours is
+one launch that reads its operands and writes its results once (`kernel_groups`, `KernelPrices`), and so is a chain that
+the backend fuses. What is planned is the program with the kinds that were taken, so that the solver's sum, the memory
+of every moment and the stages are those of the kernels that run. Our kernels are Triton's: on CPUs there is nothing to
 choose.
 """
 
@@ -34,8 +34,8 @@ not cost more either. Equal prices leave the backend's kernels."""
 
 
 def cheaper_kernels(program: Program, backend: str, device: Device) -> tuple[str, ...]:
-    """The kinds of kernels that make a captured program cheaper on a device, and the copies around collectives, which no
-    captured program has; () on CPUs."""
+    """The kinds of kernels that make a captured program cheaper on a device, and "pack", the copies around collectives,
+    which no captured program has; () on CPUs."""
     if device.kind == "cpu":
         return ()
     price = _Price(backend, device)

@@ -22,7 +22,7 @@ from torch import fx
 from autopar.capture import fingerprint
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.passes.lowering.chain import add_up_parts, lowered_step, resumed, sort_rows
+from autopar.passes.lowering.chain import add_up_parts, lowered_step
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.resident_states import ResidentStates, resident_states

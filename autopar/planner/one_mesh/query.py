@@ -49,12 +49,12 @@ class Query:
     constraints: Constraints
     budget_bytes: float
     kernel_backend: str
-    kernels: tuple[str, ...]
-    """Kinds of groups that are operators of ours in the program."""
     factorisation: Factorisation
     search: Search
     bound_constraints: tuple[BoundConstraint, ...] = ()
     recompute: Recompute | None = None
+    kernels: tuple[str, ...] = ()
+    """Kinds of groups that are operators of ours in the program."""
     offered: frozenset[str] = frozenset()
     """Names of the operator alternatives that the search may choose wherever they are possible."""
     micro: MicroProgram | None = None

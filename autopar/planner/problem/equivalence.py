@@ -12,12 +12,14 @@ from typing import Literal, TypeAlias
 
 from torch import fx
 
+from autopar.cost_models.operator_sizes import RowSizes
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.passes.view_layouts import viewed
 from autopar.planner.problem.axis_choices import choices_of, shard_choices
 from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, shape_of, value_of
 from autopar.planner.problem.graph_operators import (
     kernel_leaders,
+    kernel_rows,
     kernel_shares,
     rule_key,
     tensor_dtype,
@@ -59,7 +61,7 @@ class Implementation:
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorEquivalence:
     """What equal operators share. `node` is one of them; implementations: as captured first; kernel_share: part of its
-    kernel's bytes that it moves."""
+    kernel's bytes that it moves; kernel_rows: of another member of its kernel, by which it is priced."""
 
     node: fx.Node
     implementations: tuple[Implementation, ...]
@@ -67,6 +69,7 @@ class OperatorEquivalence:
     traffic: Traffic
     leads_kernel: bool
     kernel_share: float
+    kernel_rows: RowSizes | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +108,7 @@ class Equivalences:
         self._traffic = group_reads_writes(program.graph, groups)
         self._leaders = kernel_leaders(groups)
         self._shares = kernel_shares(groups, self._traffic)
+        self._kernel_rows = kernel_rows(groups)
         total = sum(rule.flops for rule in self.rules.values())
         self.heavy = {node for node, rule in self.rules.items() if rule.flops > HEAVY_FLOPS_SHARE * total}
         self._matrices = weight_matrices(program, self.heavy, self.rules)
@@ -127,10 +131,11 @@ class Equivalences:
         traffic = self._traffic.get(node, _NO_TRAFFIC)
         reads = tuple([i for i, operand in enumerate(operands) if operand in traffic.reads])
         leads, heavy, share = node in self._leaders, node in self.heavy, self._shares.get(node, 1.0)
+        rows = self._kernel_rows.get(node)
         return self._number(
-            ("operator", own.family, reads, traffic.writes, leads, share),
+            ("operator", own.family, reads, traffic.writes, leads, share, rows),
             lambda: OperatorEquivalence(
-                node, (own, *self._alternatives(node, operands)), heavy, traffic, leads, share
+                node, (own, *self._alternatives(node, operands)), heavy, traffic, leads, share, rows
             ),
         )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from functools import partial
 
 import torch
 from torch import fx
 
+from autopar.cost_models.operator_sizes import NORMS, SOFTMAXES, RowSizes, sizes_of, whole
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
+from autopar.graphs.operator_names import base_name, operator_kind
 from autopar.passes.tidy.place_casts import is_cast
 from autopar.passes.view_layouts import viewed
 from autopar.planner.problem.factorisation import Value, shape_of, value_of
@@ -92,6 +94,29 @@ def kernel_shares(groups: Mapping[fx.Node, int], traffic: Mapping[fx.Node, Traff
     for node, nbytes in moved.items():
         total[groups[node]] += nbytes
     return {node: nbytes / total[groups[node]] for node, nbytes in moved.items() if nbytes}
+
+
+def kernel_rows(groups: Mapping[fx.Node, int]) -> dict[fx.Node, RowSizes]:
+    """The rows by which a kernel that memory bounds is priced, of each member that has none of its own: those of its
+    first member that normalises rows."""
+    members: dict[int, list[fx.Node]] = defaultdict(list)
+    for node, group in groups.items():
+        members[group].append(node)
+    found = {}
+    for nodes in members.values():
+        if len(nodes) > 1 and all(operator_kind(node.target) == "memory" for node in nodes):
+            rows = [_rows(node) for node in nodes]
+            first = next((one for one in rows if one is not None), None)
+            found.update({n: first for n, one in zip(nodes, rows, strict=True) if one is None and first is not None})
+    return found
+
+
+def _rows(node: fx.Node) -> RowSizes | None:
+    name, operands = base_name(node.target), tensor_operands(node)
+    if name not in (*NORMS, *SOFTMAXES):
+        return None
+    sizes = sizes_of(name, [shape_of(*value_of(one)) for one in operands], shape_of(node), whole(len(operands)))
+    return sizes if isinstance(sizes, RowSizes) else None
 
 
 def value_bytes(node: fx.Node, output: int = 0) -> int:

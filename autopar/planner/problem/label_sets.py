@@ -140,6 +140,7 @@ class LabelSets:
                 equivalence.traffic,
                 equivalence.leads_kernel,
                 equivalence.kernel_share,
+                equivalence.kernel_rows,
                 runs_as=one.target,
             )
             for one, strategies in zip(offered, found, strict=True)

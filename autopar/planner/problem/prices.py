@@ -14,7 +14,7 @@ from torch import fx
 
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.cost_models.operator_costs import copy_seconds, element_flops, operator_seconds
-from autopar.cost_models.operator_sizes import Parts, Sizes, has_sizes, sizes_of
+from autopar.cost_models.operator_sizes import Parts, RowSizes, Sizes, has_sizes, sizes_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, base_name, is_causal, operator_kind
 from autopar.hardware.cluster import Cluster
@@ -129,11 +129,13 @@ class Prices:
         traffic: Traffic,
         leads_kernel: bool,
         kernel_share: float = 1.0,
+        kernel_rows: RowSizes | None = None,
         runs_as: object = None,
     ) -> Floats:
         """(strategies,) seconds of one operator on the fullest rank, without redistributing its operands.
 
-        kernel_share: part of its kernel's bytes that the operator moves; runs_as: the operator that is called, other
+        kernel_share: part of its kernel's bytes that the operator moves; kernel_rows: the rows of its kernel, where it
+        has none of its own; runs_as: the operator that is called, other
         than that of the node.
         """
         device = self.cluster.device
@@ -152,7 +154,7 @@ class Prices:
             kind=kind,
             kernels=1 if leads_kernel else 0,
             operator=base_name(target),
-            sizes=self._sizes(node, base_name(target), strategies),
+            sizes=self._sizes(node, base_name(target), strategies) or kernel_rows,
             share=kernel_share,
         )
         seconds = seconds + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)

@@ -120,7 +120,7 @@ WANTED = {
         "gelu_backward": 2,
     },
 }
-LOSS = {"cross_entropy_rows": 1, "cross_entropy_backward": 1}
+LOSS = {"cross_entropy": 1, "cross_entropy_backward": 1}
 
 
 @pytest.mark.exhaustive(sample="gpt")
@@ -179,7 +179,7 @@ def test_evaluation_uses_the_forward_kernels() -> None:
     program = capture(module, (), inputs)
     plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM", kernels=KERNELS)
     assert dict(counted(program, plan)) == {
-        "rms_norm": 1, "add_rms_norm": 2, "gated": 2, "cross_entropy_rows": 1
+        "rms_norm": 1, "add_rms_norm": 2, "gated": 2, "cross_entropy": 1
     }  # fmt: skip
 
 

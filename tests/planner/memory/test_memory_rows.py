@@ -48,8 +48,6 @@ def attempts(monkeypatch):
         return attempt
 
     monkeypatch.setattr(mesh_plan, "read_plan", remember)
-    # rows are of operators: kernels that are chosen for the lowered program hold less
-    monkeypatch.setattr(mesh_plan, "cheaper_kernels", lambda *_: ())
     return found
 
 
