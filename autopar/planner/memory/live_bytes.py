@@ -134,6 +134,12 @@ class _Reader:
             if output not in saved_outputs or last is None or is_made_anywhere(node):
                 yield passing
                 continue
+            if (node, output) in self._returned:  # held to the end, and saved beside that in another layout only
+                yield passing
+                beside = self._in_state(variable, self._beside(bytes_), SAVED)
+                if beside is not None:
+                    yield LiveBytes(index, beside, passing.last + 1, last)
+                continue
             saved = self._in_state(variable, bytes_, SAVED)
             if saved is not None:
                 yield LiveBytes(index, saved, passing.first, last)

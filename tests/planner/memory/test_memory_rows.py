@@ -52,10 +52,10 @@ def attempts(monkeypatch):
 
 
 QUESTIONS = [
-    {"mesh": (4,)},
+    {"dims": {"tp": 4}},
     {"dims": {"dp_shard": 4}},
     {"dims": {"dp_replicate": 4}},
-    {"mesh": (4,), "recompute": "full"},
+    {"dims": {"dp_replicate": 4}, "recompute": "full"},
 ]
 
 
@@ -67,9 +67,11 @@ def test_the_peak_of_the_rows_is_the_peak_of_the_lowered_program(program, attemp
     held = model.over_time(labels)
     # what is recomputed counts from where it could first be wanted; the program makes some of it later
     above = 1.2 if question.get("recompute") == "full" else 1.05
-    assert 0.95 * np.nanmax(measured) <= held.max() <= above * np.nanmax(measured)
+    # what collectives of gathered weights hold beside their results is no row's
+    below = 0.9 if question["dims"].get("dp_shard") else 0.95
+    assert below * np.nanmax(measured) <= held.max() <= above * np.nanmax(measured)
     fullest = int(np.nanargmax(measured))
-    assert held[fullest] == pytest.approx(measured[fullest], rel=0.05)
+    assert held[fullest] == pytest.approx(measured[fullest], rel=1 - below)
 
 
 def test_a_row_adds_up_to_what_its_moment_holds(program, attempts):

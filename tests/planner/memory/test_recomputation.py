@@ -147,7 +147,7 @@ def saved_against_the_plan(partition, names):
 
 
 def test_nothing_recomputed_is_saved_and_a_partition_that_does_is_noticed(captured):
-    plan = replace(captured.plan(mesh=(4,), recompute="full"), kernels=())  # a kernel saves for several operators
+    plan = captured.plan(mesh=(4,), recompute="full")
     names, (partition, lowered) = recomputed(plan), partition_of(captured, plan)
     assert not saved_against_the_plan(partition, names)
     for forgotten in [name for name in names if "attention" in name]:

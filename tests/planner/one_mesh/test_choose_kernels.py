@@ -1,4 +1,4 @@
-"""Kernels of ours are chosen where the lowered program is cheaper with them, and the prediction is of what runs."""
+"""Kernels of ours are chosen where the program is cheaper with them; what is planned and predicted is what runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import autopar
 from autopar.capture import capture
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
+from autopar.passes.kernels.graph_patterns import name_of
+from autopar.passes.lowering.chain import lowered_on
 from autopar.planner.memory.lowered_bytes import completed_bytes
 from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes
 from autopar.simulation.played_plan import simulate_plan
 from benchmarks.vision import UNet
-from tests.passes.lowered_programs import lower
 
 
 def model() -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -43,7 +44,11 @@ def test_a_plan_for_gpus_names_kernels_that_make_its_step_shorter_and_smaller(pl
     module, inputs = model()
     program, cluster = capture(module, (), inputs, precision="bf16"), Cluster.parse("1x2 H100-SXM")
     assert "cross_entropy" in plan.kernels  # the logits are read and written less often
-    ours, plain = (simulate_plan(one, program, cluster, torch.optim.AdamW) for one in (plan, plan.with_(kernels=())))
+    asked = {"cluster": "1x2 H100-SXM", "dims": {"dp_shard": 2}, "precision": "bf16"}
+    without = autopar.plan(module, inputs, kernels=(), **asked)
+    assert isinstance(without, Plan)
+    assert plan.objective_seconds < without.objective_seconds  # the solver's own sum has them
+    ours, plain = (simulate_plan(one, program, cluster, torch.optim.AdamW) for one in (plan, without))
     assert ours.step_seconds < plain.step_seconds
     assert ours.peak_bytes < plain.peak_bytes
     assert plan.predicted.step_seconds == pytest.approx(ours.step_seconds, rel=1e-6)
@@ -73,11 +78,33 @@ def test_the_file_says_which_and_takes_an_edit(plan: Plan) -> None:
         Plan.from_json(wrong)
 
 
-def test_cpus_have_nothing_to_choose(plan: Plan) -> None:
+def test_cpus_have_nothing_to_choose() -> None:
     module, inputs = model()
-    bare = plan.with_(kernels=())
-    lowered = lower(capture(module, (), inputs, precision="bf16"), bare, rank=0)
-    assert cheaper_kernels(bare, lowered, Cluster.parse("1x2 cpu")) == ()
+    program = capture(module, (), inputs, precision="bf16")
+    assert cheaper_kernels(program, "eager", Cluster.parse("1x2 cpu").device) == ()
+
+
+def test_a_plan_keeps_the_kernels_that_it_lays_out(plan: Plan) -> None:
+    assert "pack" not in plan.with_(kernels=[kind for kind in plan.kernels if kind != "pack"]).kernels
+    with pytest.raises(ConfigurationError, match=r"cross_entropy.* plan again with kernels=\(\)"):
+        plan.with_(kernels=())
+    module, inputs = model()
+    with pytest.raises(ConfigurationError, match="kernels= names 'magic'; write some of rms_norm"):
+        autopar.plan(module, inputs, cluster="1x2 H100-SXM", kernels=["magic"])
+
+
+def test_stages_have_them_too() -> None:
+    module, inputs = model()
+    found = autopar.plan(
+        module, inputs, cluster="1x2 H100-SXM", dims={"pp": 2}, precision="bf16", mode="fast", micro_batches=2
+    )
+    assert isinstance(found, Plan)
+    assert {"rms_norm", "gated", "cross_entropy"} <= {*found.kernels}
+    assert "model.norm/rms_norm#0" in found.operators
+    micro = found.origin.source.program_of(found)  # type: ignore[union-attr]
+    programs = [stage.program for stage in lowered_on(micro, found, (0, 1)).stages]
+    names = {name_of(node) for program in programs for node in program.graph.nodes}
+    assert {"rms_norm", "gated_backward", "cross_entropy_backward"} <= names
 
 
 def test_classes_per_pixel_are_no_rows_for_the_cross_entropy() -> None:
