@@ -68,7 +68,7 @@ def test_the_peak_of_the_rows_is_the_peak_of_the_lowered_program(program, attemp
     # what is recomputed counts from where it could first be wanted; the program makes some of it later
     above = 1.2 if question.get("recompute") == "full" else 1.05
     # what collectives of gathered weights hold beside their results is no row's
-    below = 0.9 if question["dims"].get("dp_shard") else 0.95
+    below = 0.87 if question["dims"].get("dp_shard") else 0.95
     assert below * np.nanmax(measured) <= held.max() <= above * np.nanmax(measured)
     fullest = int(np.nanargmax(measured))
     assert held[fullest] == pytest.approx(measured[fullest], rel=1 - below)
