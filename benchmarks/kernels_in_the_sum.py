@@ -1,0 +1,75 @@
+"""Plans for GPUs with and without kernels of ours in the program that is planned: objective, step, peak, seconds.
+
+    python -m benchmarks.kernels_in_the_sum [RESULT.json]
+
+Both are planned under one question, of weights in bf16, in mode "fast". All figures are predictions; no GPU has run them. `seconds`
+are CPU seconds of the planner, capture included, of one run each.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import autopar
+from autopar.plans.parallel_plan import Plan
+from benchmarks.models import workload
+from benchmarks.results import write_results
+
+DATA = {"dims": {"dp_shard": 8}}
+CASES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("gpt2", {"batch": 64, "seq": 1024}, DATA),
+    ("llama3-8b", {"batch": 16, "seq": 4096}, DATA),
+    ("llama3-8b", {"batch": 16, "seq": 4096}, {"dims": {"tp": 8}}),
+    ("llama3-8b", {"batch": 16, "seq": 4096}, {"dims": {"pp": 2, "tp": 4}, "micro_batches": 8}),
+    ("olmoe-64-experts", {"batch": 16, "seq": 1024}, {}),
+    ("t5", {"batch": 32, "seq": 512}, {}),
+)
+"""(model, its batch, what is asked of 8 H100); without dims all meshes are searched."""
+
+
+def row(name: str, sizes: dict[str, Any], question: dict[str, Any], kernels: tuple[str, ...] | None) -> dict[str, Any]:
+    """One plan. kernels: None as the planner chooses."""
+    model, inputs = workload(name, **sizes)
+    began = time.process_time()
+    plan = autopar.plan(
+        model, inputs, cluster="8 H100-SXM", mode="fast", kernels=kernels, **question
+    )
+    assert isinstance(plan, Plan)
+    return {
+        "kernels": list(plan.kernels),
+        "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+        "objective_seconds": plan.objective_seconds,
+        "gap": plan.gap,
+        "step_seconds": plan.predicted.step_seconds,
+        "peak_bytes": plan.predicted.peak_bytes,
+        "operators": len(plan.operators),
+        "seconds": time.process_time() - began,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Print the table and, with a path, write it."""
+    table = Table("model", "asked", "kernels", "step ms", "peak GiB", "operators", "planned in s", box=None)
+    rows = []
+    for name, sizes, question in CASES:
+        without, found = (row(name, sizes, question, kernels) for kernels in ((), None))
+        rows.append({"model": name, **sizes, "asked": question, "without": without, "with": found})
+        for one in (without, found):
+            table.add_row(
+                name, str(question.get("dims", "free")), ", ".join(one["kernels"]) or "none",
+                f"{one['step_seconds'] * 1e3:.1f}", f"{one['peak_bytes'] / 2**30:.2f}", str(one["operators"]),
+                f"{one['seconds']:.1f}",
+            )  # fmt: skip
+    Console(width=160).print(table)
+    if arguments:
+        write_results(Path(arguments[0]), {"cluster": "8 H100-SXM", "rows": rows})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
