@@ -22,6 +22,7 @@ import torch
 
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
 from autopar.ops.indexed_attention import indexed_attention_reference
+from autopar.ops.linear_cross_entropy import linear_cross_entropy_reference
 from autopar.ops.norms import LARGEST_ROW, add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
 from benchmarks.results import write_results
@@ -229,6 +230,17 @@ def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, 
     yield "dropout_rows", (x, 0.1, torch.tensor(1 << 40, device=device), 9, 0, width, rows)
     yield "pack", (x, 1, 1, PIECES, padded)
     yield "unpack", (pack_reference(x, 1, 1, PIECES, padded), 1, 1, PIECES, padded, width)
+
+
+def loss_calls(rows: int, words: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, ...], int]]:
+    """(operator, arguments in bf16, operations of its products) of a loss over `words` words in chunks of rows."""
+    hidden, weight = (torch.randn(size, width, device=device).bfloat16() for size in (rows, words))
+    target = torch.randint(0, words, (rows,), device=device)
+    maximum, total, _ = linear_cross_entropy_reference(hidden, weight, target, 0)
+    product = 2 * rows * words * width
+    yield "linear_cross_entropy", (hidden, weight, target, 0), product
+    rest = (maximum, total.log(), torch.ones(rows, device=device), 0)
+    yield "linear_cross_entropy_backward", (hidden, weight, target, *rest), 3 * product
 
 
 def attention_calls(

@@ -42,6 +42,12 @@ GOALS: tuple[Goal, ...] = (
         cases=("rms_norm", "add_rms_norm", "add_layer_norm", "layer_norm", "cross_entropy"),
     ),
     Goal(
+        name="products",
+        what="a loss in chunks reaches 70 % of the rate of its product at once",
+        figure="product_share",
+        at_least=0.7,
+    ),
+    Goal(
         name="attention",
         what="attention reaches 70 % of the best of torch's kernels",
         figure="speed_of_best",

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from autopar.ops import cross_entropy, float8, gated, norms, packing
 from autopar.ops import indexed_attention as indexed
+from autopar.ops import linear_cross_entropy as linear_loss
 from autopar.ops.capability import capability
 from autopar.ops.dropout_operator import dropout_rows, dropout_rows_reference
 
@@ -139,6 +140,10 @@ def _refuse_dtype(*arguments: Any) -> str | None:
     return None if foreign is None else f"{foreign} is not computed in fp32"
 
 
+def _refuse_words(hidden: Tensor, weight: Tensor, *others: Any) -> str | None:
+    return _refuse_dtype(hidden, weight, *others) if len(weight) else "the block of the vocabulary is empty"
+
+
 def _refuse_gated(*arguments: Any) -> str | None:
     activation = arguments[-1]
     return _refuse_dtype(*arguments) if activation in gated.ACTIVATIONS else f"no activation {activation!r}"
@@ -186,6 +191,18 @@ KERNELS = _table(
         cross_entropy.cross_entropy_backward_reference,
         "cross_entropy",
         _refuse_dtype,
+    ),
+    (
+        linear_loss.linear_cross_entropy,
+        linear_loss.linear_cross_entropy_reference,
+        "linear_cross_entropy",
+        _refuse_words,
+    ),
+    (
+        linear_loss.linear_cross_entropy_backward,
+        linear_loss.linear_cross_entropy_backward_reference,
+        "linear_cross_entropy",
+        _refuse_words,
     ),
     (indexed.indexed_attention, indexed.indexed_attention_reference, "attention", _refuse_heads),
     (indexed.indexed_attention_backward, indexed.indexed_attention_backward_reference, "attention", _refuse_heads),

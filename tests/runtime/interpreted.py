@@ -18,6 +18,7 @@ RUNS: dict[str, Callable[[], int]] = {
     "interpreted_dropout 1": partial(interpreted_dropout.compare, shift=1),
     "interpreted_kernels": partial(interpreted_kernels.compare, changed=""),
     "interpreted_kernels rms_norm_backward": partial(interpreted_kernels.compare, changed="rms_norm_backward"),
+    "interpreted_kernels linear_cross_entropy": partial(interpreted_kernels.compare, changed="linear_cross_entropy"),
     "interpreted_kernels pack": partial(interpreted_kernels.compare, changed="pack"),
     "interpreted_kernels quantised_rows": partial(interpreted_kernels.compare, changed="quantised_rows"),
     "interpreted_kernels indexed_attention": partial(interpreted_kernels.compare, changed="indexed_attention"),

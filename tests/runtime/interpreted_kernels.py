@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.ops import linear_cross_entropy
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
 from autopar.ops.gated import ACTIVATIONS
 from autopar.ops.indexed_attention import indexed_attention_reference
+from autopar.ops.linear_cross_entropy import linear_cross_entropy_reference
 from autopar.ops.norms import add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
 from autopar.runtime.kernels import triton_norms as triton_norms
@@ -44,6 +46,7 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield "gated_backward", (grad, gate, up, activation)
     for width in (64, 100, 4100):
         yield from cross_entropy_cases(width, dtype)
+    yield from linear_cross_entropy_cases(dtype)
     for rows, columns in ((3, 64), (20, 5), (17, 300)):
         x = (1.75 * torch.randn(rows, columns).sign() * 2.0 ** -torch.randint(8, (rows, columns))).to(dtype)
         x[1] = 0
@@ -84,6 +87,16 @@ def cross_entropy_cases(width: int, dtype: torch.dtype) -> Iterator[tuple[str, t
     yield "cross_entropy_backward", (logits, target, maximum, total.log(), scale, 7)
 
 
+def linear_cross_entropy_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Three chunks of up to 128 rows, the last of 14, over a block that begins at 7."""
+    hidden, weight = torch.randn(270, 8).to(dtype), torch.randn(100, 8).to(dtype)
+    target = torch.randint(120, (270,)).masked_fill(torch.rand(270) < 0.1, -100)
+    maximum, total, _ = linear_cross_entropy_reference(hidden, weight, target, 7)
+    yield "linear_cross_entropy", (hidden, weight, target, 7)
+    scale = torch.rand(270).masked_fill(target < 0, 0)
+    yield "linear_cross_entropy_backward", (hidden, weight, target, maximum, total.log(), scale, 7)
+
+
 def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Masks over some batch dims, rows that see nothing, shared heads of keys, blocks with their own indices, dropout
     with counters of four and of one element."""
@@ -122,6 +135,7 @@ def compare(changed: str) -> int:
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # what a kernel leaves out is NaN, never what lay there before
     triton_norms.LARGEST_PROGRAMS = 2  # several rows for each program of a backward pass
+    linear_cross_entropy.LEAST_ROWS = 128  # several chunks
     count = 0
     for dtype in (torch.float32, torch.bfloat16):
         for name, arguments in cases(dtype):

@@ -61,7 +61,7 @@ def interpreted() -> dict[str, int | str]:
 @pytest.mark.exhaustive(sample="interpreted_kernels")
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 158)])
+@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 162)])
 def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[str, int | str]) -> None:
     assert interpreted[module] == count
 
@@ -73,6 +73,7 @@ def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[
     [
         ("interpreted_dropout", "1"),
         ("interpreted_kernels", "rms_norm_backward"),
+        ("interpreted_kernels", "linear_cross_entropy"),
         ("interpreted_kernels", "pack"),
         ("interpreted_kernels", "quantised_rows"),
         ("interpreted_kernels", "indexed_attention"),
@@ -126,6 +127,7 @@ def test_a_cpu_takes_the_reference() -> None:
         ("rms_norm", (torch.empty(1, 9000), torch.empty(9000), 1e-6), "9000 elements"),
         ("rms_norm", (torch.empty(1, 8).double(), torch.empty(8).double(), 1e-6), "float64"),
         ("gated", (torch.empty(8), torch.empty(8), "relu"), "relu"),
+        ("linear_cross_entropy", (torch.empty(2, 8), torch.empty(0, 8), torch.empty(2), 0), "vocabulary is empty"),
         ("pack", (torch.empty(4, 4, dtype=torch.bool), 1, 1, 2, 4), "bool"),
         ("rms_norm", (torch.empty(1, 8), torch.empty(8), 1e-6), None),
         ("dropout_rows", (torch.empty(4, 4).bfloat16(), 0.5, torch.tensor(1), 0, 0, 4, 4), None),
