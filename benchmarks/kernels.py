@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
 from autopar.ops.indexed_attention import indexed_attention_reference
@@ -31,6 +32,8 @@ RESULTS = Path(__file__).parent / "results" / "kernels.json"
 CAPABILITIES = (80, 90, 100)
 DTYPES = ("fp32", "bf16")
 VOCABULARY = 32064
+HEAD = 64
+"""Elements of a head."""
 PIECES = 8
 """Into which rows are packed: a collective of so many ranks."""
 
@@ -117,6 +120,7 @@ def compilations() -> Iterator[Compilation]:
         name = kernel.removesuffix("_kernel")
         yield Compilation(name=name, module="packing", kernel=kernel, constants=cut, types=sizes)
 
+    yield from _rope()
     yield from _attention()
     float8 = {"out": "*fp8e4nv", "scales": "*fp32", "largest": "*fp32"}
     float8 |= dict.fromkeys(("row_stride", "column_stride"), "i32")
@@ -129,6 +133,25 @@ def compilations() -> Iterator[Compilation]:
             types=float8 | sizes,
             least_capability=89,
         )
+
+
+def _rope() -> Iterator[Compilation]:
+    """As many heads of 128 as a program takes."""
+    strides = {f"{of}_{dim}": "i32" for of in ("x", "out") for dim in ("batch", "head", "row")}
+    numbers = dict.fromkeys(("heads", "length", "pairs", "table_batch"), "i32")
+    for name, backward, interleaved in (
+        ("rope", False, False), ("rope backward", True, False), ("rope interleaved", False, True),
+    ):  # fmt: skip
+        yield Compilation(
+            name=name,
+            module="rope",
+            kernel="rope_kernel",
+            constants={
+                "INTERLEAVED": interleaved, "BACKWARD": backward, "HEADS": _module("rope").PAIRS // 64, "BLOCK": 64,
+                "x_element": 1, "out_element": 1,
+            },
+            types=strides | numbers,
+        )  # fmt: skip
 
 
 def _attention() -> Iterator[Compilation]:
@@ -224,12 +247,20 @@ def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, 
     maximum, sums, _ = cross_entropy_rows_reference(x, target, 0)
     yield "cross_entropy_rows", (x, target, 0)
     yield "cross_entropy_backward", (x, target, maximum, sums.log(), torch.ones(rows, device=device), 0)
+    yield from head_calls(x.view(1, rows, -1, HEAD if width % HEAD == 0 else width).transpose(1, 2))
     yield "quantised_rows", (x,)
     yield "quantised_tensor", (x,)
     padded = math.ceil(width / PIECES) * PIECES
     yield "dropout_rows", (x, 0.1, torch.tensor(1 << 40, device=device), 9, 0, width, rows)
     yield "pack", (x, 1, 1, PIECES, padded)
     yield "unpack", (pack_reference(x, 1, 1, PIECES, padded), 1, 1, PIECES, padded, width)
+
+
+def head_calls(x: Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The same of heads x (1, H, S, D)."""
+    angles = torch.randn(1, *x.shape[2:], device=x.device)
+    for name in ("rope", "rope_backward"):
+        yield name, (x, angles.cos().bfloat16(), angles.sin().bfloat16(), False)
 
 
 def loss_calls(rows: int, words: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, ...], int]]:

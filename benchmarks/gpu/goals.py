@@ -36,10 +36,10 @@ GOALS: tuple[Goal, ...] = (
     ),
     Goal(
         name="bandwidth",
-        what="norms and losses reach 90 % of the memory rate of a copy",
+        what="norms, losses and rotary embeddings reach 90 % of the memory rate of a copy",
         figure="memory_share",
         at_least=0.9,
-        cases=("rms_norm", "add_rms_norm", "add_layer_norm", "layer_norm", "cross_entropy"),
+        cases=("rms_norm", "add_rms_norm", "add_layer_norm", "layer_norm", "cross_entropy", "rope"),
     ),
     Goal(
         name="products",

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from autopar.ops import cross_entropy, float8, gated, norms, packing
+from autopar.ops import cross_entropy, float8, gated, norms, packing, rope
 from autopar.ops import indexed_attention as indexed
 from autopar.ops import linear_cross_entropy as linear_loss
 from autopar.ops.capability import capability
@@ -206,6 +206,8 @@ KERNELS = _table(
     ),
     (indexed.indexed_attention, indexed.indexed_attention_reference, "attention", _refuse_heads),
     (indexed.indexed_attention_backward, indexed.indexed_attention_backward_reference, "attention", _refuse_heads),
+    (rope.rope, rope.rope_reference, "rope", _refuse_dtype),
+    (rope.rope_backward, rope.rope_backward_reference, "rope", _refuse_dtype),
     (float8.quantised_rows, float8.quantised_rows_reference, "float8", _refuse_rounding),
     (float8.quantised_tensor, float8.quantised_tensor_reference, "float8", _refuse_rounding),
     (packing.pack, packing.pack_reference, "packing", _refuse_copy),

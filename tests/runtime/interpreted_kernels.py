@@ -21,6 +21,7 @@ from autopar.ops.linear_cross_entropy import linear_cross_entropy_reference
 from autopar.ops.norms import add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
 from autopar.runtime.kernels import triton_norms as triton_norms
+from autopar.runtime.kernels import triton_rope as triton_rope
 from autopar.runtime.kernels.registry import KERNELS
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
@@ -47,6 +48,7 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for width in (64, 100, 4100):
         yield from cross_entropy_cases(width, dtype)
     yield from linear_cross_entropy_cases(dtype)
+    yield from rope_cases(dtype)
     for rows, columns in ((3, 64), (20, 5), (17, 300)):
         x = (1.75 * torch.randn(rows, columns).sign() * 2.0 ** -torch.randint(8, (rows, columns))).to(dtype)
         x[1] = 0
@@ -97,6 +99,16 @@ def linear_cross_entropy_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[
     yield "linear_cross_entropy_backward", (hidden, weight, target, maximum, total.log(), scale, 7)
 
 
+def rope_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Heads in memory by sequence and by head, of which a program takes all or some; angles of all or of each batch."""
+    for shape, batch, interleaved in (((2, 5, 3, 6), 1, False), ((2, 2, 4, 16), 2, True), ((1, 9, 2, 1000), 1, False)):
+        x = torch.randn(shape).to(dtype).transpose(1, 2)
+        cos, sin = (torch.randn(batch, shape[1], shape[3]).to(dtype) for _ in range(2))
+        for operand in (x, x.contiguous()):
+            yield "rope", (operand, cos, sin, interleaved)
+            yield "rope_backward", (operand, cos, sin, interleaved)
+
+
 def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Masks over some batch dims, rows that see nothing, shared heads of keys, blocks with their own indices, dropout
     with counters of four and of one element."""
@@ -130,20 +142,24 @@ def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]
 
 
 def compare(changed: str) -> int:
-    """How many cases agree; raises AssertionError where one does not. changed: a kernel whose first tensor is changed
-    by 1 % before it is told, a fault that the comparison must see."""
+    """How many cases agree; raises AssertionError where one does not. changed: the one kernel that is compared then,
+    whose first tensor is changed by 1 % before it is told: a fault that the comparison must see."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # what a kernel leaves out is NaN, never what lay there before
     triton_norms.LARGEST_PROGRAMS = 2  # several rows for each program of a backward pass
     linear_cross_entropy.LEAST_ROWS = 128  # several chunks
+    triton_rope.PAIRS = 512  # several programs for the heads of a token
     count = 0
     for dtype in (torch.float32, torch.bfloat16):
         for name, arguments in cases(dtype):
+            if changed not in ("", name):
+                continue
             kernel = KERNELS.kernels[name]
             expected = outputs(kernel.reference(*arguments))
             told = (arguments[0] * 1.01, *arguments[1:]) if name == changed else arguments
             for index, (found, wanted) in enumerate(zip(outputs(kernel.triton()(*told)), expected, strict=True)):
                 assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), (name, index)
+                assert found.stride() == wanted.stride(), (name, index)
                 error = (found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30)
                 assert error <= TOLERANCE[dtype], (name, index, dtype, tuple(arguments[0].shape), float(error))
             count += 1
