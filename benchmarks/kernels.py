@@ -121,6 +121,7 @@ def compilations() -> Iterator[Compilation]:
         yield Compilation(name=name, module="packing", kernel=kernel, constants=cut, types=sizes)
 
     yield from _rope()
+    yield _merging()
     yield from _attention()
     float8 = {"out": "*fp8e4nv", "scales": "*fp32", "largest": "*fp32"}
     float8 |= dict.fromkeys(("row_stride", "column_stride"), "i32")
@@ -152,6 +153,22 @@ def _rope() -> Iterator[Compilation]:
             },
             types=strides | numbers,
         )  # fmt: skip
+
+
+def _merging() -> Compilation:
+    """As many rows of 128 as a program takes."""
+    pointers = dict.fromkeys(("sums", "other_sums", "result_sums"), "*fp32")
+    strides = {f"{of}_{dim}": "i32" for of in ("out", "other", "result") for dim in ("batch", "head", "row")}
+    return Compilation(
+        name="merging",
+        module="merging",
+        kernel="merge_kernel",
+        constants={
+            "ROWS": _module("merging").ELEMENTS // 128, "BLOCK": 128, "out_element": 1, "other_element": 1,
+            "result_element": 1,
+        },
+        types=pointers | strides | dict.fromkeys(("heads", "length", "width"), "i32"),
+    )  # fmt: skip
 
 
 def _attention() -> Iterator[Compilation]:
@@ -261,6 +278,8 @@ def head_calls(x: Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:
     angles = torch.randn(1, *x.shape[2:], device=x.device)
     for name in ("rope", "rope_backward"):
         yield name, (x, angles.cos().bfloat16(), angles.sin().bfloat16(), False)
+    sums, others = (torch.randn(x.shape[:-1], device=x.device) for _ in range(2))
+    yield "merge_blocks", (x, sums, x.flip(2), others)
 
 
 def loss_calls(rows: int, words: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, ...], int]]:

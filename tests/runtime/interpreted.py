@@ -20,6 +20,7 @@ RUNS: dict[str, Callable[[], int]] = {
     "interpreted_kernels rms_norm_backward": partial(interpreted_kernels.compare, changed="rms_norm_backward"),
     "interpreted_kernels linear_cross_entropy": partial(interpreted_kernels.compare, changed="linear_cross_entropy"),
     "interpreted_kernels rope": partial(interpreted_kernels.compare, changed="rope"),
+    "interpreted_kernels merge_blocks": partial(interpreted_kernels.compare, changed="merge_blocks"),
     "interpreted_kernels pack": partial(interpreted_kernels.compare, changed="pack"),
     "interpreted_kernels quantised_rows": partial(interpreted_kernels.compare, changed="quantised_rows"),
     "interpreted_kernels indexed_attention": partial(interpreted_kernels.compare, changed="indexed_attention"),

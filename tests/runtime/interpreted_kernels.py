@@ -20,6 +20,7 @@ from autopar.ops.indexed_attention import indexed_attention_reference
 from autopar.ops.linear_cross_entropy import linear_cross_entropy_reference
 from autopar.ops.norms import add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
+from autopar.runtime.kernels import triton_merging as triton_merging
 from autopar.runtime.kernels import triton_norms as triton_norms
 from autopar.runtime.kernels import triton_rope as triton_rope
 from autopar.runtime.kernels.registry import KERNELS
@@ -49,6 +50,7 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield from cross_entropy_cases(width, dtype)
     yield from linear_cross_entropy_cases(dtype)
     yield from rope_cases(dtype)
+    yield from merging_cases(dtype)
     for rows, columns in ((3, 64), (20, 5), (17, 300)):
         x = (1.75 * torch.randn(rows, columns).sign() * 2.0 ** -torch.randint(8, (rows, columns))).to(dtype)
         x[1] = 0
@@ -109,6 +111,18 @@ def rope_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield "rope_backward", (operand, cos, sin, interleaved)
 
 
+def merging_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Rows by head and by sequence, totals as wide as their block and wider; rows that see one block or none."""
+    for shape, wide in (((2, 3, 5, 6), False), ((1, 2, 40, 64), True), ((2, 1, 3, 100), False)):
+        out, other = torch.randn(shape), torch.randn(shape).to(dtype)
+        sums, others = (torch.randn(shape[:-1]) * 3 for _ in range(2))
+        sums[0, 0, :2] = others[0, 0, 1:3] = -torch.inf
+        out[0, 0, :2] = other[0, 0, 1:3] = 0
+        given = out if wide else out.to(dtype)
+        yield "merge_blocks", (given, sums, other, others)
+        yield "merge_blocks", (given.transpose(1, 2).contiguous().transpose(1, 2), sums, other, others)
+
+
 def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Masks over some batch dims, rows that see nothing, shared heads of keys, blocks with their own indices, dropout
     with counters of four and of one element."""
@@ -148,6 +162,7 @@ def compare(changed: str) -> int:
     torch.use_deterministic_algorithms(True)  # what a kernel leaves out is NaN, never what lay there before
     triton_norms.LARGEST_PROGRAMS = 2  # several rows for each program of a backward pass
     linear_cross_entropy.LEAST_ROWS = 128  # several chunks
+    triton_merging.ELEMENTS = 256  # several programs for the rows of a head
     triton_rope.PAIRS = 512  # several programs for the heads of a token
     count = 0
     for dtype in (torch.float32, torch.bfloat16):
@@ -167,7 +182,7 @@ def compare(changed: str) -> int:
 
 
 def outputs(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A tuple, also of one output; infinities (the maximum of a masked row) compare as numbers, float8 as fp32."""
+    """A tuple, also of one output; infinities (of masked rows) and NaN compare as numbers, float8 as fp32."""
     several = value if isinstance(value, tuple) else (value,)
     several = tuple(one.float() if one.dtype == torch.float8_e4m3fn else one for one in several)
-    return tuple(one.nan_to_num(posinf=1e4, neginf=-1e4) for one in several)
+    return tuple(one.nan_to_num(nan=2e4, posinf=1e4, neginf=-1e4) for one in several)

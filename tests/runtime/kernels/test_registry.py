@@ -61,7 +61,7 @@ def interpreted() -> dict[str, int | str]:
 @pytest.mark.exhaustive(sample="interpreted_kernels")
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 186)])
+@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 198)])
 def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[str, int | str]) -> None:
     assert interpreted[module] == count
 
@@ -75,6 +75,7 @@ def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[
         ("interpreted_kernels", "rms_norm_backward"),
         ("interpreted_kernels", "linear_cross_entropy"),
         ("interpreted_kernels", "rope"),
+        ("interpreted_kernels", "merge_blocks"),
         ("interpreted_kernels", "pack"),
         ("interpreted_kernels", "quantised_rows"),
         ("interpreted_kernels", "indexed_attention"),
@@ -99,8 +100,8 @@ def test_dropout_compiles_ahead_of_time(capability: int, dtype: str) -> None:
 @needs_triton
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("name", ["layer norm of 1024 backward", "silu gated_backward",
-                                  "cross-entropy rows", "cross-entropy backward", "rope backward", "pack", "unpack",
-                                  "attention of 64 rows"])  # fmt: skip
+                                  "cross-entropy rows", "cross-entropy backward", "pack", "unpack",
+                                  "rope backward", "merging", "attention of 64 rows"])  # fmt: skip
 def test_nothing_is_spilled(name: str, capability: int) -> None:
     case = next(one for one in compilations() if one.name == name)
     found = compiled(case, "bf16", capability)
