@@ -122,6 +122,7 @@ def compilations() -> Iterator[Compilation]:
 
     yield from _rope()
     yield _merging()
+    yield from _grouped()
     yield from _attention()
     float8 = {"out": "*fp8e4nv", "scales": "*fp32", "largest": "*fp32"}
     float8 |= dict.fromkeys(("row_stride", "column_stride"), "i32")
@@ -169,6 +170,30 @@ def _merging() -> Compilation:
         },
         types=pointers | strides | dict.fromkeys(("heads", "length", "width"), "i32"),
     )  # fmt: skip
+
+
+def _grouped() -> Iterator[Compilation]:
+    """Products of the rows of 128 experts."""
+    grouped = _module("grouped")
+    sizes = dict.fromkeys(("length", "inner", "columns", "groups", "height"), "i32") | {"counts": "*i64"}
+    strides = {"row_stride": "i32", "matrix_group": "i64", "matrix_inner": "i32", "left_row": "i32", "right_row": "i32"}
+    last = {
+        "product_kernel": {"GROUPS": 256, "inner_stride": 1, "matrix_column": 1},
+        "outer_kernel": {"GROUPS": 128, "left_column": 1, "right_column": 1},
+    }
+    for kernel, constants in last.items():
+        for dtype, element_bytes in (("fp32", 4), ("bf16", 2), ("fp16", 2)):
+            rows, columns, inner, warps = grouped.TILES[element_bytes]
+            tile = {"ROWS": rows, "COLUMNS": columns, "INNER": inner}
+            yield Compilation(
+                name=f"grouped {kernel.removesuffix('_kernel')}",
+                module="grouped",
+                kernel=kernel,
+                constants=constants | tile | {"PRECISION": "ieee" if dtype == "fp32" else "tf32"},
+                num_warps=warps,
+                types=sizes | strides,
+                dtypes=(dtype,),
+            )
 
 
 def _attention() -> Iterator[Compilation]:
@@ -291,6 +316,18 @@ def loss_calls(rows: int, words: int, width: int, device: str) -> Iterator[tuple
     yield "linear_cross_entropy", (hidden, weight, target, 0), product
     rest = (maximum, total.log(), torch.ones(rows, device=device), 0)
     yield "linear_cross_entropy_backward", (hidden, weight, target, *rest), 3 * product
+
+
+def grouped_calls(
+    rows: int, groups: int, inner: int, columns: int, device: str
+) -> Iterator[tuple[str, tuple[Any, ...], int]]:
+    """The same of products of rows in runs of chance lengths, forward and the gradient of the matrices."""
+    x, grad = (torch.randn(rows, size, device=device).bfloat16() for size in (inner, columns))
+    matrices = torch.randn(groups, inner, columns, device=device).bfloat16()
+    counts = torch.bincount(torch.randint(groups, (rows,)), minlength=groups).to(device)
+    operations = 2 * rows * inner * columns
+    yield "grouped_product", (x, matrices, counts), operations
+    yield "grouped_outer", (x, grad, counts), operations
 
 
 def attention_calls(

@@ -54,6 +54,14 @@ GOALS: tuple[Goal, ...] = (
         what="a loss in chunks reaches 70 % of the rate of its product at once",
         figure="product_share",
         at_least=0.7,
+        cases=("linear_cross_entropy",),
+    ),
+    Goal(
+        name="runs of rows",
+        what="products by runs of rows reach half of the rate of one product",
+        figure="product_share",
+        at_least=0.5,
+        cases=("grouped",),
     ),
     Goal(
         name="attention",

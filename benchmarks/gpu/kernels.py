@@ -3,7 +3,7 @@ the rate of one of torch's products."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import autopar.runtime.kernels  # noqa: F401 (registers the kernels)
 from autopar.runtime.kernels.registry import KERNELS, choose
 from benchmarks.gpu.stage import Place, Row, attempted
 from benchmarks.gpu.timing import copy_rate, median_seconds, product_rate
-from benchmarks.kernels import attention_calls, calls, loss_calls
+from benchmarks.kernels import attention_calls, calls, grouped_calls, loss_calls
 
 LOSSES = ("cross_entropy_rows", "cross_entropy_backward")
 """What also has rows as long as a vocabulary."""
@@ -26,12 +26,14 @@ def run(
     sizes: Sequence[tuple[int, int]],
     vocabulary: tuple[int, int],
     loss: tuple[int, int, int],
+    grouped: tuple[int, int, int, int],
     attention: tuple[int, int, int, int],
     copied_bytes: int,
 ) -> Iterator[Row]:
     """sizes: rows and width of what is measured; vocabulary: those of losses; loss: rows, words and width of one in
-    chunks, whose product at once is its limit; attention: batch, heads, length and head size; copied_bytes: whose copy
-    is the limit of the others."""
+    chunks, whose product at once is its limit; grouped: rows, runs, inner and columns of products by runs, whose limit
+    is one product of all rows; attention: batch, heads, length and head size; copied_bytes: whose copy is the limit of
+    the others."""
     rate = copy_rate(place.device, copied_bytes)
     yield {"case": "copy", "bytes_per_second": rate}
     for rows, width in (*sizes, vocabulary):
@@ -39,14 +41,27 @@ def run(
             if (rows, width) != vocabulary or name in LOSSES:
                 case = f"{name} {rows}x{width}"
                 yield attempted(case, partial(measured, place, name, arguments, rate))
+    device = str(place.device)
     rows, words, width = loss
-    products = product_rate(place.device, rows, width, words)
-    yield {"case": "product", "operations_per_second": products}
-    for name, arguments, operations in loss_calls(*loss, str(place.device)):
-        case = f"{name} {'x'.join(map(str, loss))}"
-        yield attempted(case, partial(measured_product, place, name, arguments, operations / products))
+    yield from _products(place, loss, (rows, width, words), loss_calls(*loss, device))
+    rows, _, inner, columns = grouped
+    yield from _products(place, grouped, (rows, inner, columns), grouped_calls(*grouped, device))
     for name, arguments in attention_calls(*attention, str(place.device)):
         yield attempted(f"{name} {'x'.join(map(str, attention))}", partial(measured, place, name, arguments, None))
+
+
+def _products(
+    place: Place,
+    sizes: tuple[int, ...],
+    product: tuple[int, int, int],
+    operators: Iterable[tuple[str, tuple[Any, ...], int]],
+) -> Iterator[Row]:
+    """Operators that products bound, beside the rate of one product of (rows, inner, columns)."""
+    rate = product_rate(place.device, *product)
+    yield {"case": f"product {'x'.join(map(str, product))}", "operations_per_second": rate}
+    for name, arguments, operations in operators:
+        case = f"{name} {'x'.join(map(str, sizes))}"
+        yield attempted(case, partial(measured_product, place, name, arguments, operations / rate))
 
 
 def measured(place: Place, name: str, arguments: Sequence[Any], rate: float | None) -> Row:

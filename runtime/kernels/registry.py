@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from autopar.ops import cross_entropy, float8, gated, merge_blocks, norms, packing, rope
+from autopar.ops import cross_entropy, float8, gated, grouped_products, merge_blocks, norms, packing, rope
 from autopar.ops import indexed_attention as indexed
 from autopar.ops import linear_cross_entropy as linear_loss
 from autopar.ops.capability import capability
@@ -206,6 +206,8 @@ KERNELS = _table(
     ),
     (indexed.indexed_attention, indexed.indexed_attention_reference, "attention", _refuse_heads),
     (indexed.indexed_attention_backward, indexed.indexed_attention_backward_reference, "attention", _refuse_heads),
+    (grouped_products.grouped_product, grouped_products.grouped_product_reference, "grouped", _refuse_dtype),
+    (grouped_products.grouped_outer, grouped_products.grouped_outer_reference, "grouped", _refuse_dtype),
     (merge_blocks.merge_blocks, merge_blocks.merge_blocks_reference, "merging", _refuse_dtype),
     (rope.rope, rope.rope_reference, "rope", _refuse_dtype),
     (rope.rope_backward, rope.rope_backward_reference, "rope", _refuse_dtype),

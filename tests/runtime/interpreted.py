@@ -21,6 +21,7 @@ RUNS: dict[str, Callable[[], int]] = {
     "interpreted_kernels linear_cross_entropy": partial(interpreted_kernels.compare, changed="linear_cross_entropy"),
     "interpreted_kernels rope": partial(interpreted_kernels.compare, changed="rope"),
     "interpreted_kernels merge_blocks": partial(interpreted_kernels.compare, changed="merge_blocks"),
+    "interpreted_kernels grouped_outer": partial(interpreted_kernels.compare, changed="grouped_outer"),
     "interpreted_kernels pack": partial(interpreted_kernels.compare, changed="pack"),
     "interpreted_kernels quantised_rows": partial(interpreted_kernels.compare, changed="quantised_rows"),
     "interpreted_kernels indexed_attention": partial(interpreted_kernels.compare, changed="indexed_attention"),

@@ -2,7 +2,7 @@
 
 The interpreter rounds fp32 to bf16 by cutting, so bf16 is compared to one unit in its last place; rounding up to the
 next power of two it loses the carry in float8 (Triton 3.9), so these cases hold what float8 has exactly;
-products of bf16 it multiplies as the integers of their bits, so attention runs in fp16.
+products of bf16 it multiplies as the integers of their bits, so attention and grouped products run in fp16.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
         for operand in (x, x.t()):
             yield "quantised_rows", (operand,)
             yield "quantised_tensor", (operand,)
-    yield from attention_cases(torch.float16 if dtype == torch.bfloat16 else dtype)
+    multiplied = torch.float16 if dtype == torch.bfloat16 else dtype
+    yield from grouped_cases(multiplied)
+    yield from attention_cases(multiplied)
     for shape, dim, position, pieces, padded in CUTS:
         x = torch.randn(shape).to(dtype)
         yield "pack", (x, dim, position, pieces, padded)
@@ -121,6 +123,16 @@ def merging_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
         given = out if wide else out.to(dtype)
         yield "merge_blocks", (given, sums, other, others)
         yield "merge_blocks", (given.transpose(1, 2).contiguous().transpose(1, 2), sums, other, others)
+
+
+def grouped_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Runs of several tiles, of just one and of none, with and without rows behind them, matrices of both strides."""
+    for counts, length, inner, columns in (([3, 0, 70, 5], 80, 20, 150), ([0, 0], 3, 16, 8), ([64, 0, 2], 66, 70, 5)):
+        rows, grad = torch.randn(length, inner).to(dtype), torch.randn(length, columns).to(dtype)
+        matrices, told = torch.randn(len(counts), inner, columns).to(dtype), torch.tensor(counts)
+        yield "grouped_product", (rows, matrices, told)
+        yield "grouped_product", (grad, matrices.transpose(1, 2), told)
+        yield "grouped_outer", (rows, grad, told)
 
 
 def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
