@@ -26,8 +26,9 @@ def merge_blocks_reference(
     joined = torch.logaddexp(logsumexp, other_logsumexp)
     finite = joined.masked_fill(joined == -math.inf, 0.0)
     share, rest = ((sums - finite).exp().unsqueeze(-1) for sums in (logsumexp, other_logsumexp))
-    total = (out.to(joined.dtype) * share).addcmul_(other.to(joined.dtype), rest)
-    return torch.empty_like(out).copy_(total), joined.contiguous()
+    total = torch.mul(out, share, out=torch.empty_like(out, dtype=joined.dtype))
+    total.addcmul_(other.to(joined.dtype), rest)
+    return total.to(out.dtype), joined.contiguous()
 
 
 merge_blocks = torch.library.custom_op(

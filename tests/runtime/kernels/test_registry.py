@@ -102,10 +102,11 @@ def test_dropout_compiles_ahead_of_time(capability: int, dtype: str) -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("name", ["layer norm of 1024 backward", "silu gated_backward",
                                   "cross-entropy rows", "cross-entropy backward", "pack", "unpack",
-                                  "rope backward", "merging", "attention of 64 rows"])  # fmt: skip
+                                  "rope backward", "merging", "grouped product", "grouped outer",
+                                  "attention of 64 rows"])  # fmt: skip
 def test_nothing_is_spilled(name: str, capability: int) -> None:
     case = next(one for one in compilations() if one.name == name)
-    found = compiled(case, "bf16", capability)
+    found = compiled(case, case.dtypes[-1], capability)
     assert found.stack_bytes == 0
     assert 0 < found.registers * 32 * found.num_warps <= 65536
 
