@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
 from autopar.ops.indexed_attention import indexed_attention_reference
+from autopar.ops.linear_cross_entropy import linear_cross_entropy_reference
 from autopar.ops.norms import LARGEST_ROW, add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
 from benchmarks.results import write_results
@@ -30,6 +32,8 @@ RESULTS = Path(__file__).parent / "results" / "kernels.json"
 CAPABILITIES = (80, 90, 100)
 DTYPES = ("fp32", "bf16")
 VOCABULARY = 32064
+HEAD = 64
+"""Elements of a head."""
 PIECES = 8
 """Into which rows are packed: a collective of so many ranks."""
 
@@ -116,6 +120,9 @@ def compilations() -> Iterator[Compilation]:
         name = kernel.removesuffix("_kernel")
         yield Compilation(name=name, module="packing", kernel=kernel, constants=cut, types=sizes)
 
+    yield from _rope()
+    yield _merging()
+    yield from _grouped()
     yield from _attention()
     float8 = {"out": "*fp8e4nv", "scales": "*fp32", "largest": "*fp32"}
     float8 |= dict.fromkeys(("row_stride", "column_stride"), "i32")
@@ -128,6 +135,65 @@ def compilations() -> Iterator[Compilation]:
             types=float8 | sizes,
             least_capability=89,
         )
+
+
+def _rope() -> Iterator[Compilation]:
+    """As many heads of 128 as a program takes."""
+    strides = {f"{of}_{dim}": "i32" for of in ("x", "out") for dim in ("batch", "head", "row")}
+    numbers = dict.fromkeys(("heads", "length", "pairs", "table_batch"), "i32")
+    for name, backward, interleaved in (
+        ("rope", False, False), ("rope backward", True, False), ("rope interleaved", False, True),
+    ):  # fmt: skip
+        yield Compilation(
+            name=name,
+            module="rope",
+            kernel="rope_kernel",
+            constants={
+                "INTERLEAVED": interleaved, "BACKWARD": backward, "HEADS": _module("rope").PAIRS // 64, "BLOCK": 64,
+                "x_element": 1, "out_element": 1,
+            },
+            types=strides | numbers,
+        )  # fmt: skip
+
+
+def _merging() -> Compilation:
+    """As many rows of 128 as a program takes."""
+    pointers = dict.fromkeys(("sums", "other_sums", "result_sums"), "*fp32")
+    strides = {f"{of}_{dim}": "i32" for of in ("out", "other", "result") for dim in ("batch", "head", "row")}
+    return Compilation(
+        name="merging",
+        module="merging",
+        kernel="merge_kernel",
+        constants={
+            "ROWS": _module("merging").ELEMENTS // 128, "BLOCK": 128, "out_element": 1, "other_element": 1,
+            "result_element": 1,
+        },
+        types=pointers | strides | dict.fromkeys(("heads", "length", "width"), "i32"),
+    )  # fmt: skip
+
+
+def _grouped() -> Iterator[Compilation]:
+    """Products of the rows of 128 experts."""
+    grouped = _module("grouped")
+    sizes = dict.fromkeys(("length", "inner", "columns", "groups", "height"), "i32") | {"counts": "*i64"}
+    strides = {"row_stride": "i32", "matrix_group": "i64", "matrix_inner": "i32", "left_row": "i32", "right_row": "i32"}
+    last = {
+        "product_kernel": {"GROUPS": 256, "inner_stride": 1, "matrix_column": 1},
+        "outer_kernel": {"GROUPS": 128, "left_column": 1, "right_column": 1},
+    }
+    for kernel, constants in last.items():
+        for dtype, element_bytes in (("fp32", 4), ("bf16", 2), ("fp16", 2)):
+            rows, columns, inner, warps = grouped.TILES[element_bytes]
+            tile = {"ROWS": rows, "COLUMNS": columns, "INNER": inner}
+            yield Compilation(
+                name=f"grouped {kernel.removesuffix('_kernel')}",
+                module="grouped",
+                kernel=kernel,
+                constants=constants | tile | {"PRECISION": "ieee" if dtype == "fp32" else "tf32"},
+                num_warps=warps,
+                types=sizes | strides,
+                dtypes=(dtype,),
+            )
 
 
 def _attention() -> Iterator[Compilation]:
@@ -223,12 +289,45 @@ def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, 
     maximum, sums, _ = cross_entropy_rows_reference(x, target, 0)
     yield "cross_entropy_rows", (x, target, 0)
     yield "cross_entropy_backward", (x, target, maximum, sums.log(), torch.ones(rows, device=device), 0)
+    yield from head_calls(x.view(1, rows, -1, HEAD if width % HEAD == 0 else width).transpose(1, 2))
     yield "quantised_rows", (x,)
     yield "quantised_tensor", (x,)
     padded = math.ceil(width / PIECES) * PIECES
     yield "dropout_rows", (x, 0.1, torch.tensor(1 << 40, device=device), 9, 0, width, rows)
     yield "pack", (x, 1, 1, PIECES, padded)
     yield "unpack", (pack_reference(x, 1, 1, PIECES, padded), 1, 1, PIECES, padded, width)
+
+
+def head_calls(x: Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The same of heads x (1, H, S, D)."""
+    angles = torch.randn(1, *x.shape[2:], device=x.device)
+    for name in ("rope", "rope_backward"):
+        yield name, (x, angles.cos().bfloat16(), angles.sin().bfloat16(), False)
+    sums, others = (torch.randn(x.shape[:-1], device=x.device) for _ in range(2))
+    yield "merge_blocks", (x, sums, x.flip(2), others)
+
+
+def loss_calls(rows: int, words: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, ...], int]]:
+    """(operator, arguments in bf16, operations of its products) of a loss over `words` words in chunks of rows."""
+    hidden, weight = (torch.randn(size, width, device=device).bfloat16() for size in (rows, words))
+    target = torch.randint(0, words, (rows,), device=device)
+    maximum, total, _ = linear_cross_entropy_reference(hidden, weight, target, 0)
+    product = 2 * rows * words * width
+    yield "linear_cross_entropy", (hidden, weight, target, 0), product
+    rest = (maximum, total.log(), torch.ones(rows, device=device), 0)
+    yield "linear_cross_entropy_backward", (hidden, weight, target, *rest), 3 * product
+
+
+def grouped_calls(
+    rows: int, groups: int, inner: int, columns: int, device: str
+) -> Iterator[tuple[str, tuple[Any, ...], int]]:
+    """The same of products of rows in runs of chance lengths, forward and the gradient of the matrices."""
+    x, grad = (torch.randn(rows, size, device=device).bfloat16() for size in (inner, columns))
+    matrices = torch.randn(groups, inner, columns, device=device).bfloat16()
+    counts = torch.bincount(torch.randint(groups, (rows,)), minlength=groups).to(device)
+    operations = 2 * rows * inner * columns
+    yield "grouped_product", (x, matrices, counts), operations
+    yield "grouped_outer", (x, grad, counts), operations
 
 
 def attention_calls(

@@ -3,11 +3,8 @@
 Three ways to the same numbers: torch's fused kernels of the device where there is one (`attention_kernels`) and nothing
 is dropped; on CUDA a kernel of ours for what torch has none (`indexed_attention`); else the formulas written out with
 the logsumexp (`attention_formulas`). A causal mask is computed as whole and
-causal blocks (`attention_blocks`), which are joined by their logsumexp:
-
-    out = sum of out_i exp(logsumexp_i - logsumexp),    logsumexp = log of the sum of exp(logsumexp_i)
-
-and whose backward kernels, given the joined out and logsumexp, return their shares of the gradients.
+causal blocks (`attention_blocks`), which are joined by their logsumexp (`merge_blocks`), and whose backward kernels,
+given the joined out and logsumexp, return their shares of the gradients.
 
 Shapes: query (..., H, S, D), key (..., G, T, D), value (..., G, T, E) with G dividing H (grouped-query),
 out (..., H, S, E), logsumexp (..., H, S), the same batch dims everywhere. Outputs and gradients lie in memory as
@@ -39,6 +36,7 @@ from autopar.ops.attention_formulas import (
 )
 from autopar.ops.attention_kernels import FusedKernel, Scores, fused_kernel
 from autopar.ops.indexed_attention import INDEXED_DIMS, indexed_attention, indexed_attention_backward
+from autopar.ops.merge_blocks import merge_blocks
 from autopar.ops.philox import LANES
 from autopar.ops.random_index import full_runs, global_index, run_indices
 
@@ -183,12 +181,14 @@ def _cut(x: Tensor, keys: KeyBlock) -> Tensor:
 
 
 def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """(out, logsumexp) over all keys, of those over some."""
-    logsumexp = torch.stack([sums for _, sums in parts]).logsumexp(0)
-    out = torch.zeros_like(parts[0][0], dtype=logsumexp.dtype)
-    for part, sums in parts:
-        out.addcmul_(part.to(out.dtype), (sums - logsumexp).exp().unsqueeze(-1))
-    return out.to(parts[0][0].dtype), logsumexp
+    """(out, logsumexp) over all keys, of those over some; rounded once."""
+    (out, logsumexp), *others = parts
+    dtype = out.dtype
+    if len(others) > 1:
+        out = out.to(logsumexp.dtype)
+    for other in others:
+        out, logsumexp = merge_blocks(out, logsumexp, *other)
+    return out.to(dtype), logsumexp
 
 
 def _kernel(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> FusedKernel | None:

@@ -12,6 +12,8 @@ Lowered graphs sort the rows of a layer once (`passes/kernels/sort_by_expert.py`
     order, places, counts = expert_order(ids, 3, 0)                  [1, 3, 0, 2, 4], [2, 0, 3, 1, 4], [1, 1, 2]
     y = sorted_expert_linear(rows_at(x, order), weight, counts)      x1 W0, x3 W1, x0 W2, x2 W2, 0
     rows_at(y, places)                                               as above
+
+Sorted products run in torch's grouped kernel where it takes them, else as `ops/grouped_products.py` says.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from autopar._compat import grouped_mm
 from autopar.ops.capability import capability
+from autopar.ops.grouped_products import grouped_outer, grouped_product
 
 _GROUPED_ALIGNMENT = 8  # bf16 elements in 16 bytes: the kernel wants rows that start on such a boundary
 _GROUPED_CAPABILITY = (8, 0)
@@ -127,7 +130,10 @@ def sorted_expert_linear(rows: Tensor, weight: Tensor, counts: Tensor, transpose
     matrices = weight.transpose(1, 2) if transposed else weight
     if not rows.shape[0]:
         return rows.new_empty(0, matrices.shape[2])
-    return _grouped_rows(rows, matrices, counts) if _has_kernel(rows, matrices) else _rows(rows, matrices, counts)
+    if _has_kernel(rows, matrices):
+        return _grouped_rows(rows, matrices, counts)
+    product: Tensor = grouped_product(rows, matrices, counts)
+    return product
 
 
 @sorted_expert_linear.register_fake
@@ -143,31 +149,18 @@ def _(rows: Tensor, weight: Tensor, counts: Tensor, transposed: bool) -> Tensor:
 def sorted_expert_outer(x: Tensor, grad: Tensor, counts: Tensor, transposed: bool) -> Tensor:
     """`expert_outer` of rows x (T, K) and grad (T, N) in `expert_order`; those behind all experts count nowhere."""
     left, right = (grad, x) if transposed else (x, grad)
-    if _has_kernel(left, right) and left.shape[0]:
+    if not left.shape[0]:
+        return left.new_zeros(len(counts), left.shape[1], right.shape[1])
+    if _has_kernel(left, right):
         return _grouped_outer(left, right, counts)
-    out = x.new_empty(len(counts), left.shape[1], right.shape[1])
-    start = 0
-    for expert, count in enumerate(counts.tolist()):
-        torch.mm(left[start : start + count].t(), right[start : start + count], out=out[expert])
-        start += count
-    return out
+    product: Tensor = grouped_outer(left, right, counts)
+    return product
 
 
 @sorted_expert_outer.register_fake
 def _(x: Tensor, grad: Tensor, counts: Tensor, transposed: bool) -> Tensor:
     left, right = (grad, x) if transposed else (x, grad)
     return x.new_empty(counts.shape[0], left.shape[1], right.shape[1])
-
-
-def _rows(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
-    """One product per expert."""
-    out = rows.new_empty(rows.shape[0], matrices.shape[2])
-    start = 0
-    for expert, count in enumerate(counts.tolist()):
-        torch.mm(rows[start : start + count], matrices[expert], out=out[start : start + count])
-        start += count
-    out[start:].zero_()
-    return out
 
 
 def _has_kernel(first: Tensor, second: Tensor) -> bool:
@@ -179,14 +172,14 @@ def _has_kernel(first: Tensor, second: Tensor) -> bool:
 
 
 def _grouped_rows(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
-    """As `_rows` in one kernel, without waiting for the counts; it leaves rows without an expert unwritten."""
+    """As `grouped_product`, by torch's kernel, which leaves rows without an expert unwritten."""
     ends = counts.cumsum(0)
     written = torch.arange(rows.shape[0], device=rows.device) < ends[-1]
     return grouped_mm(rows, matrices, ends.to(torch.int32)).masked_fill(~written.unsqueeze(1), 0)
 
 
 def _grouped_outer(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
-    """Per expert left^T right over its rows, in one kernel."""
+    """As `grouped_outer`, by torch's kernel."""
     return grouped_mm(left.t(), right, counts.cumsum(0).to(torch.int32))
 
 

@@ -1,8 +1,9 @@
-"""Our kernels against their references: the difference, the seconds, and the share of the memory rate of a copy."""
+"""Our kernels against their references: the difference, the seconds, and the share of the memory rate of a copy, or of
+the rate of one of torch's products."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,8 @@ from torch import Tensor
 import autopar.runtime.kernels  # noqa: F401 (registers the kernels)
 from autopar.runtime.kernels.registry import KERNELS, choose
 from benchmarks.gpu.stage import Place, Row, attempted
-from benchmarks.gpu.timing import copy_rate, median_seconds
-from benchmarks.kernels import attention_calls, calls
+from benchmarks.gpu.timing import copy_rate, median_seconds, product_rate
+from benchmarks.kernels import attention_calls, calls, grouped_calls, loss_calls
 
 LOSSES = ("cross_entropy_rows", "cross_entropy_backward")
 """What also has rows as long as a vocabulary."""
@@ -24,11 +25,15 @@ def run(
     place: Place,
     sizes: Sequence[tuple[int, int]],
     vocabulary: tuple[int, int],
+    loss: tuple[int, int, int],
+    grouped: tuple[int, int, int, int],
     attention: tuple[int, int, int, int],
     copied_bytes: int,
 ) -> Iterator[Row]:
-    """sizes: rows and width of what is measured; vocabulary: those of losses; attention: batch, heads, length and head
-    size; copied_bytes: whose copy is the limit."""
+    """sizes: rows and width of what is measured; vocabulary: those of losses; loss: rows, words and width of one in
+    chunks, whose product at once is its limit; grouped: rows, runs, inner and columns of products by runs, whose limit
+    is one product of all rows; attention: batch, heads, length and head size; copied_bytes: whose copy is the limit of
+    the others."""
     rate = copy_rate(place.device, copied_bytes)
     yield {"case": "copy", "bytes_per_second": rate}
     for rows, width in (*sizes, vocabulary):
@@ -36,8 +41,27 @@ def run(
             if (rows, width) != vocabulary or name in LOSSES:
                 case = f"{name} {rows}x{width}"
                 yield attempted(case, partial(measured, place, name, arguments, rate))
+    device = str(place.device)
+    rows, words, width = loss
+    yield from _products(place, loss, (rows, width, words), loss_calls(*loss, device))
+    rows, _, inner, columns = grouped
+    yield from _products(place, grouped, (rows, inner, columns), grouped_calls(*grouped, device))
     for name, arguments in attention_calls(*attention, str(place.device)):
         yield attempted(f"{name} {'x'.join(map(str, attention))}", partial(measured, place, name, arguments, None))
+
+
+def _products(
+    place: Place,
+    sizes: tuple[int, ...],
+    product: tuple[int, int, int],
+    operators: Iterable[tuple[str, tuple[Any, ...], int]],
+) -> Iterator[Row]:
+    """Operators that products bound, beside the rate of one product of (rows, inner, columns)."""
+    rate = product_rate(place.device, *product)
+    yield {"case": f"product {'x'.join(map(str, product))}", "operations_per_second": rate}
+    for name, arguments, operations in operators:
+        case = f"{name} {'x'.join(map(str, sizes))}"
+        yield attempted(case, partial(measured_product, place, name, arguments, operations / rate))
 
 
 def measured(place: Place, name: str, arguments: Sequence[Any], rate: float | None) -> Row:
@@ -56,6 +80,12 @@ def measured(place: Place, name: str, arguments: Sequence[Any], rate: float | No
         row["predicted_seconds"] = row["bytes"] / rate
         row["memory_share"] = row["predicted_seconds"] / row["seconds"]
     return row
+
+
+def measured_product(place: Place, name: str, arguments: Sequence[Any], limit: float) -> Row:
+    """As `measured`, of what products bound. limit: their seconds, by the rate of one."""
+    row = measured(place, name, arguments, None)
+    return {**row, "predicted_seconds": limit, "product_share": limit / float(row["seconds"])}
 
 
 def check_close(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:

@@ -36,9 +36,13 @@ STAGES: tuple[Stage, ...] = (
         run=kernels.run,
         full={
             "sizes": [(8192, 4096), (16384, 2048), (16384, 768)], "vocabulary": (8192, 50257),
-            "attention": (2, 16, 1024, 64), "copied_bytes": 1 << 30,
+            "loss": (16384, 50257, 768), "grouped": (16384, 16, 2048, 1408), "attention": (2, 16, 1024, 64),
+            "copied_bytes": 1 << 30,
         },
-        tiny={"sizes": [(16, 32)], "vocabulary": (16, 96), "attention": (1, 2, 16, 8), "copied_bytes": 1 << 16},
+        tiny={
+            "sizes": [(16, 32)], "vocabulary": (16, 96), "loss": (4200, 40, 8), "grouped": (64, 4, 16, 24),
+            "attention": (1, 2, 16, 8), "copied_bytes": 1 << 16,
+        },
     ),
     _steps("gpt2", "steps of GPT-2", 150),
     _steps("llama-1b", "steps of a Llama of 1.5 billion parameters", 180),

@@ -52,6 +52,12 @@ def copy_rate(device: torch.device, nbytes: int) -> float:
     return 2 * nbytes / median_seconds(lambda: target.copy_(source), device)
 
 
+def product_rate(device: torch.device, rows: int, inner: int, columns: int) -> float:
+    """Operations per second of torch's product of (rows, inner) and (inner, columns) in bf16."""
+    left, right = (torch.randn(size, inner, device=device).bfloat16() for size in (rows, columns))
+    return 2 * rows * inner * columns / median_seconds(lambda: left @ right.t(), device)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """Training steps: the median of their seconds, and the most bytes that lived during one; reserved_bytes: what the

@@ -21,8 +21,9 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from autopar.ops import cross_entropy, float8, gated, norms, packing
+from autopar.ops import cross_entropy, float8, gated, grouped_products, merge_blocks, norms, packing, rope
 from autopar.ops import indexed_attention as indexed
+from autopar.ops import linear_cross_entropy as linear_loss
 from autopar.ops.capability import capability
 from autopar.ops.dropout_operator import dropout_rows, dropout_rows_reference
 
@@ -139,6 +140,10 @@ def _refuse_dtype(*arguments: Any) -> str | None:
     return None if foreign is None else f"{foreign} is not computed in fp32"
 
 
+def _refuse_words(hidden: Tensor, weight: Tensor, *others: Any) -> str | None:
+    return _refuse_dtype(hidden, weight, *others) if len(weight) else "the block of the vocabulary is empty"
+
+
 def _refuse_gated(*arguments: Any) -> str | None:
     activation = arguments[-1]
     return _refuse_dtype(*arguments) if activation in gated.ACTIVATIONS else f"no activation {activation!r}"
@@ -187,8 +192,25 @@ KERNELS = _table(
         "cross_entropy",
         _refuse_dtype,
     ),
+    (
+        linear_loss.linear_cross_entropy,
+        linear_loss.linear_cross_entropy_reference,
+        "linear_cross_entropy",
+        _refuse_words,
+    ),
+    (
+        linear_loss.linear_cross_entropy_backward,
+        linear_loss.linear_cross_entropy_backward_reference,
+        "linear_cross_entropy",
+        _refuse_words,
+    ),
     (indexed.indexed_attention, indexed.indexed_attention_reference, "attention", _refuse_heads),
     (indexed.indexed_attention_backward, indexed.indexed_attention_backward_reference, "attention", _refuse_heads),
+    (grouped_products.grouped_product, grouped_products.grouped_product_reference, "grouped", _refuse_dtype),
+    (grouped_products.grouped_outer, grouped_products.grouped_outer_reference, "grouped", _refuse_dtype),
+    (merge_blocks.merge_blocks, merge_blocks.merge_blocks_reference, "merging", _refuse_dtype),
+    (rope.rope, rope.rope_reference, "rope", _refuse_dtype),
+    (rope.rope_backward, rope.rope_backward_reference, "rope", _refuse_dtype),
     (float8.quantised_rows, float8.quantised_rows_reference, "float8", _refuse_rounding),
     (float8.quantised_tensor, float8.quantised_tensor_reference, "float8", _refuse_rounding),
     (packing.pack, packing.pack_reference, "packing", _refuse_copy),

@@ -109,8 +109,17 @@ def cross_entropy_backward(
 ) -> Tensor:
     """As `cross_entropy_backward_reference`."""
     logits = logits.contiguous()
+    grad = torch.empty_like(logits)
+    write_gradient(logits, target, top, log_total, scale, start, grad)
+    return grad
+
+
+def write_gradient(
+    logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int, grad: Tensor
+) -> None:
+    """`cross_entropy_backward` of contiguous logits into `grad`, which may be the logits themselves."""
     rows, width = logits.shape
-    block, grad = _block(width), torch.empty_like(logits)
+    block = _block(width)
     tiles = triton.cdiv(width, block)
     backward_kernel[(rows * tiles,)](
         logits,
@@ -125,7 +134,6 @@ def cross_entropy_backward(
         BLOCK=block,
         num_warps=NUM_WARPS,
     )
-    return grad
 
 
 def _block(width: int) -> int:

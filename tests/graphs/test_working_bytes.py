@@ -44,6 +44,26 @@ def test_a_product_in_float8_holds_its_rounded_operands() -> None:
     assert working_bytes(node) == 64 * 32 + 32 * 48
 
 
+@pytest.mark.parametrize(("dtype", "total"), [(torch.float32, 0), (torch.bfloat16, 4)], ids=str)
+def test_a_loss_in_chunks_holds_one_of_them(dtype: torch.dtype, total: int) -> None:
+    """4096 rows of logits; backward in bf16 adds the gradient of weight up in fp32, beside the result."""
+    rows, words, width = 8192, 50257, 768
+    operands: list[tuple[torch.dtype, tuple[int, ...]]] = [(dtype, (rows, width)), (dtype, (words, width))]
+    statistics = [(torch.int64, (rows,)), *[(torch.float32, (rows,))] * 3]
+    forward, backward = torch.ops.autopar.linear_cross_entropy, torch.ops.autopar.linear_cross_entropy_backward
+    chunk = 4096 * words * dtype.itemsize
+    held = [_held(forward.default, operands + statistics[:1]), _held(backward.default, operands + statistics)]
+    assert [bytes_ - chunk for bytes_ in held] == [pytest.approx(0, abs=3 * 4 * rows), total * words * width]
+
+
+def _held(function: object, operands: list[tuple[torch.dtype, tuple[int, ...]]]) -> int:
+    graph = fx.Graph()
+    nodes = [graph.placeholder(f"x{number}") for number in range(len(operands))]
+    for node, (dtype, shape) in zip(nodes, operands, strict=True):
+        node.meta = {"local_shape": shape, "dtype": dtype}
+    return working_bytes(graph.call_function(function, (*nodes, 0)))  # type: ignore[arg-type]
+
+
 def test_kernels_of_torch_hold_nothing_more() -> None:
     assert working_bytes(_node(torch.ops.aten.mul.Tensor, torch.float32, (4, 8, 16), 2.0)) == 0
 

@@ -2,7 +2,7 @@
 
 The interpreter rounds fp32 to bf16 by cutting, so bf16 is compared to one unit in its last place; rounding up to the
 next power of two it loses the carry in float8 (Triton 3.9), so these cases hold what float8 has exactly;
-products of bf16 it multiplies as the integers of their bits, so attention runs in fp16.
+products of bf16 it multiplies as the integers of their bits, so attention and grouped products run in fp16.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.ops import linear_cross_entropy
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
 from autopar.ops.gated import ACTIVATIONS
 from autopar.ops.indexed_attention import indexed_attention_reference
+from autopar.ops.linear_cross_entropy import linear_cross_entropy_reference
 from autopar.ops.norms import add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
+from autopar.runtime.kernels import triton_merging as triton_merging
 from autopar.runtime.kernels import triton_norms as triton_norms
+from autopar.runtime.kernels import triton_rope as triton_rope
 from autopar.runtime.kernels.registry import KERNELS
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
@@ -44,13 +48,18 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield "gated_backward", (grad, gate, up, activation)
     for width in (64, 100, 4100):
         yield from cross_entropy_cases(width, dtype)
+    yield from linear_cross_entropy_cases(dtype)
+    yield from rope_cases(dtype)
+    yield from merging_cases(dtype)
     for rows, columns in ((3, 64), (20, 5), (17, 300)):
         x = (1.75 * torch.randn(rows, columns).sign() * 2.0 ** -torch.randint(8, (rows, columns))).to(dtype)
         x[1] = 0
         for operand in (x, x.t()):
             yield "quantised_rows", (operand,)
             yield "quantised_tensor", (operand,)
-    yield from attention_cases(torch.float16 if dtype == torch.bfloat16 else dtype)
+    multiplied = torch.float16 if dtype == torch.bfloat16 else dtype
+    yield from grouped_cases(multiplied)
+    yield from attention_cases(multiplied)
     for shape, dim, position, pieces, padded in CUTS:
         x = torch.randn(shape).to(dtype)
         yield "pack", (x, dim, position, pieces, padded)
@@ -82,6 +91,48 @@ def cross_entropy_cases(width: int, dtype: torch.dtype) -> Iterator[tuple[str, t
     yield "cross_entropy_rows", (logits, target, 7)
     scale = torch.tensor([0.5, 1.0, 2.0, 0.25, 0.0])
     yield "cross_entropy_backward", (logits, target, maximum, total.log(), scale, 7)
+
+
+def linear_cross_entropy_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Three chunks of up to 128 rows, the last of 14, over a block that begins at 7."""
+    hidden, weight = torch.randn(270, 8).to(dtype), torch.randn(100, 8).to(dtype)
+    target = torch.randint(120, (270,)).masked_fill(torch.rand(270) < 0.1, -100)
+    maximum, total, _ = linear_cross_entropy_reference(hidden, weight, target, 7)
+    yield "linear_cross_entropy", (hidden, weight, target, 7)
+    scale = torch.rand(270).masked_fill(target < 0, 0)
+    yield "linear_cross_entropy_backward", (hidden, weight, target, maximum, total.log(), scale, 7)
+
+
+def rope_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Heads in memory by sequence and by head, of which a program takes all or some; angles of all or of each batch."""
+    for shape, batch, interleaved in (((2, 5, 3, 6), 1, False), ((2, 2, 4, 16), 2, True), ((1, 9, 2, 1000), 1, False)):
+        x = torch.randn(shape).to(dtype).transpose(1, 2)
+        cos, sin = (torch.randn(batch, shape[1], shape[3]).to(dtype) for _ in range(2))
+        for operand in (x, x.contiguous()):
+            yield "rope", (operand, cos, sin, interleaved)
+            yield "rope_backward", (operand, cos, sin, interleaved)
+
+
+def merging_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Rows by head and by sequence, totals as wide as their block and wider; rows that see one block or none."""
+    for shape, wide in (((2, 3, 5, 6), False), ((1, 2, 40, 64), True), ((2, 1, 3, 100), False)):
+        out, other = torch.randn(shape), torch.randn(shape).to(dtype)
+        sums, others = (torch.randn(shape[:-1]) * 3 for _ in range(2))
+        sums[0, 0, :2] = others[0, 0, 1:3] = -torch.inf
+        out[0, 0, :2] = other[0, 0, 1:3] = 0
+        given = out if wide else out.to(dtype)
+        yield "merge_blocks", (given, sums, other, others)
+        yield "merge_blocks", (given.transpose(1, 2).contiguous().transpose(1, 2), sums, other, others)
+
+
+def grouped_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Runs of several tiles, of just one and of none, with and without rows behind them, matrices of both strides."""
+    for counts, length, inner, columns in (([3, 0, 70, 5], 80, 20, 150), ([0, 0], 3, 16, 8), ([64, 0, 2], 66, 70, 5)):
+        rows, grad = torch.randn(length, inner).to(dtype), torch.randn(length, columns).to(dtype)
+        matrices, told = torch.randn(len(counts), inner, columns).to(dtype), torch.tensor(counts)
+        yield "grouped_product", (rows, matrices, told)
+        yield "grouped_product", (grad, matrices.transpose(1, 2), told)
+        yield "grouped_outer", (rows, grad, told)
 
 
 def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -117,19 +168,25 @@ def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]
 
 
 def compare(changed: str) -> int:
-    """How many cases agree; raises AssertionError where one does not. changed: a kernel whose first tensor is changed
-    by 1 % before it is told, a fault that the comparison must see."""
+    """How many cases agree; raises AssertionError where one does not. changed: the one kernel that is compared then,
+    whose first tensor is changed by 1 % before it is told: a fault that the comparison must see."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # what a kernel leaves out is NaN, never what lay there before
     triton_norms.LARGEST_PROGRAMS = 2  # several rows for each program of a backward pass
+    linear_cross_entropy.LEAST_ROWS = 128  # several chunks
+    triton_merging.ELEMENTS = 256  # several programs for the rows of a head
+    triton_rope.PAIRS = 512  # several programs for the heads of a token
     count = 0
     for dtype in (torch.float32, torch.bfloat16):
         for name, arguments in cases(dtype):
+            if changed not in ("", name):
+                continue
             kernel = KERNELS.kernels[name]
             expected = outputs(kernel.reference(*arguments))
             told = (arguments[0] * 1.01, *arguments[1:]) if name == changed else arguments
             for index, (found, wanted) in enumerate(zip(outputs(kernel.triton()(*told)), expected, strict=True)):
                 assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), (name, index)
+                assert found.stride() == wanted.stride(), (name, index)
                 error = (found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30)
                 assert error <= TOLERANCE[dtype], (name, index, dtype, tuple(arguments[0].shape), float(error))
             count += 1
@@ -137,7 +194,7 @@ def compare(changed: str) -> int:
 
 
 def outputs(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A tuple, also of one output; infinities (the maximum of a masked row) compare as numbers, float8 as fp32."""
+    """A tuple, also of one output; infinities (of masked rows) and NaN compare as numbers, float8 as fp32."""
     several = value if isinstance(value, tuple) else (value,)
     several = tuple(one.float() if one.dtype == torch.float8_e4m3fn else one for one in several)
-    return tuple(one.nan_to_num(posinf=1e4, neginf=-1e4) for one in several)
+    return tuple(one.nan_to_num(nan=2e4, posinf=1e4, neginf=-1e4) for one in several)

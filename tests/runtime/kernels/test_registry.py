@@ -61,7 +61,7 @@ def interpreted() -> dict[str, int | str]:
 @pytest.mark.exhaustive(sample="interpreted_kernels")
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 158)])
+@pytest.mark.parametrize(("module", "count"), [("interpreted_dropout", 48), ("interpreted_kernels", 216)])
 def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[str, int | str]) -> None:
     assert interpreted[module] == count
 
@@ -73,6 +73,10 @@ def test_numerics_in_the_interpreter(module: str, count: int, interpreted: dict[
     [
         ("interpreted_dropout", "1"),
         ("interpreted_kernels", "rms_norm_backward"),
+        ("interpreted_kernels", "linear_cross_entropy"),
+        ("interpreted_kernels", "rope"),
+        ("interpreted_kernels", "merge_blocks"),
+        ("interpreted_kernels", "grouped_outer"),
         ("interpreted_kernels", "pack"),
         ("interpreted_kernels", "quantised_rows"),
         ("interpreted_kernels", "indexed_attention"),
@@ -98,10 +102,11 @@ def test_dropout_compiles_ahead_of_time(capability: int, dtype: str) -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("name", ["layer norm of 1024 backward", "silu gated_backward",
                                   "cross-entropy rows", "cross-entropy backward", "pack", "unpack",
+                                  "rope backward", "merging", "grouped product", "grouped outer",
                                   "attention of 64 rows"])  # fmt: skip
 def test_nothing_is_spilled(name: str, capability: int) -> None:
     case = next(one for one in compilations() if one.name == name)
-    found = compiled(case, "bf16", capability)
+    found = compiled(case, case.dtypes[-1], capability)
     assert found.stack_bytes == 0
     assert 0 < found.registers * 32 * found.num_warps <= 65536
 
@@ -126,6 +131,7 @@ def test_a_cpu_takes_the_reference() -> None:
         ("rms_norm", (torch.empty(1, 9000), torch.empty(9000), 1e-6), "9000 elements"),
         ("rms_norm", (torch.empty(1, 8).double(), torch.empty(8).double(), 1e-6), "float64"),
         ("gated", (torch.empty(8), torch.empty(8), "relu"), "relu"),
+        ("linear_cross_entropy", (torch.empty(2, 8), torch.empty(0, 8), torch.empty(2), 0), "vocabulary is empty"),
         ("pack", (torch.empty(4, 4, dtype=torch.bool), 1, 1, 2, 4), "bool"),
         ("rms_norm", (torch.empty(1, 8), torch.empty(8), 1e-6), None),
         ("dropout_rows", (torch.empty(4, 4).bfloat16(), 0.5, torch.tensor(1), 0, 0, 4, 4), None),
