@@ -14,13 +14,13 @@ from torch import fx
 
 from autopar.passes.implementations import (
     convolutions,
-    cross_entropy,
     lookups,
     normalisation,
     pooling,
     randomness,
     row_norms,
     sharded_attention,
+    sharded_cross_entropy,
     sharded_experts,
     sharded_prefix_sums,
     sharded_reductions,
@@ -38,7 +38,7 @@ IMPLEMENTATIONS: Mapping[str, LocalForm] = {
     **normalisation.IMPLEMENTATIONS,
     **row_norms.IMPLEMENTATIONS,
     **sharded_softmax.IMPLEMENTATIONS,
-    **cross_entropy.IMPLEMENTATIONS,
+    **sharded_cross_entropy.IMPLEMENTATIONS,
     **sharded_prefix_sums.IMPLEMENTATIONS,
     **convolutions.IMPLEMENTATIONS,
     **pooling.IMPLEMENTATIONS,
