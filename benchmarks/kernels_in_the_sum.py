@@ -2,8 +2,8 @@
 
     python -m benchmarks.kernels_in_the_sum [RESULT.json]
 
-Both are planned under one question, of weights in bf16, in mode "fast". All figures are predictions; no GPU has run them.
-`seconds` are CPU seconds of the planner, capture included, of one run each.
+Both are planned under one question, of weights in bf16, in mode "fast". All figures are predictions; no GPU has run
+them. `seconds` are CPU seconds of the planner, capture included, of one run each.
 """
 
 from __future__ import annotations

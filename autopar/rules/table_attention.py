@@ -121,6 +121,12 @@ def _named_operands(call: Call) -> list[tuple[str, TensorSpec]]:
     return [(name, spec) for name, spec in given if isinstance(spec, TensorSpec)]
 
 
+def _rope(call: Call) -> str:
+    """Pairs of a head are turned by angles that all heads share; a batch of 1 for all samples, too."""
+    batch = "b" if call.operands[1].shape[0] == call.operands[0].shape[0] else "1"
+    return f"b h s [d], {batch} s [d], {batch} s [d] -> b h s [d] ; linear: x - -"
+
+
 _KERNELS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 _OVERRIDEABLE = "fused_attention_overrideable"
 
@@ -128,6 +134,8 @@ ATTENTION_RULES: Mapping[str, Callable[[Call], str | None]] = {
     "autopar.attention": _attention,
     "autopar.attention_backward": _attention_backward,
     "autopar.attention_backward_with_mask": _attention_backward,
+    "autopar.rope": _rope,
+    "autopar.rope_backward": _rope,
 }
 NATIVE_ATTENTION_RULES: Mapping[str, Callable[[Call], str | None]] = {
     **{f"aten._scaled_dot_product_{kernel}": _native for kernel in (*_KERNELS, _OVERRIDEABLE)},

@@ -36,7 +36,7 @@ def found_groups(graph: fx.Graph, kinds: Collection[str]) -> list[FoundGroup]:
     taken: set[fx.Node] = set()
     for pattern in (one for one in PATTERNS if one.kind in kinds):
         for node in graph.nodes:
-            if node in taken or _is_backward(node):
+            if node in taken or _is_backward(node) != pattern.of_backward:
                 continue
             forward = pattern.forward.find(pattern.root, node)
             if forward is None:

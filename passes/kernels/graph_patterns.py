@@ -100,6 +100,9 @@ def _match(wanted: ast.expr, value: Any, match: Match, inside: GraphPattern) -> 
             yield from word(wanted, value, match, inside)
         elif name_of(value) == wanted.func.id:
             yield from _call(wanted, value, match, inside)
+    elif isinstance(wanted, ast.List) and any(isinstance(one, ast.Call) for one in wanted.elts):
+        if isinstance(value, list | tuple) and len(value) == len(wanted.elts):
+            yield from _operands(wanted.elts, list(value), match, inside)
     elif _plain(value) == ast.literal_eval(wanted):
         yield match
 

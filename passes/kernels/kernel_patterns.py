@@ -26,6 +26,8 @@ class KernelPattern:
     kept: Sequence[str]
     """Values that others may read: results of the kernel, or what stays beside it."""
     optional: Sequence[str] = field(default=())
+    of_backward: bool = False
+    """Whether backward holds the group; it has none of its own."""
 
     @property
     def root(self) -> str:
@@ -117,4 +119,37 @@ CROSS_ENTROPY = KernelPattern(
 )
 """`scattered` is -1 at the target of each row, so the sum over its row is minus the scale: backward needs no sum."""
 
-PATTERNS: tuple[KernelPattern, ...] = (RMS_NORM, *GATED, GELU_TANH, CROSS_ENTROPY)
+ROPE = tuple(
+    KernelPattern(
+        name=f"rope{suffix}",
+        kind="rope",
+        forward=pattern(lines),
+        backward=pattern(""),
+        anchors={},
+        kept=("out",),
+        of_backward=bool(suffix),
+    )
+    for suffix, lines in (
+        (
+            "",
+            """
+            second = select(view(x), axis, 1)
+            turned = cat([view(neg(second)), view(select(view(x), axis, 0))], axis)
+            out = add(mul(x, cos), mul(view(turned), sin))
+            """,
+        ),
+        (
+            "_backward",
+            """
+            bent = mul(x, sin)
+            second = select(view(bent), axis, 1)
+            turned = cat([view(second), view(neg(select(view(bent), axis, 0)))], axis)
+            out = add(mul(x, cos), view(turned))
+            """,
+        ),
+    )
+)
+"""A rotary position embedding by halves of a head, as Hugging Face writes it; it is linear, so that its backward needs
+nothing of forward and is a group of its own."""
+
+PATTERNS: tuple[KernelPattern, ...] = (RMS_NORM, *GATED, GELU_TANH, *ROPE, CROSS_ENTROPY)

@@ -24,7 +24,7 @@ from torch import fx
 
 from autopar._compat import LazyGraphModule
 from autopar.graphs.graph_copies import copied
-from autopar.ops import cross_entropy, gated, norms  # noqa: F401 (they are registered)
+from autopar.ops import cross_entropy, gated, norms, rope  # noqa: F401 (they are registered)
 from autopar.passes.kernels.found_groups import FoundGroup, found_groups
 from autopar.passes.kernels.graph_patterns import Match, dtype_of, name_of, shape_of
 from autopar.passes.kernels.graph_writer import GraphWriter
@@ -144,6 +144,20 @@ def _gelu_tanh(write: GraphWriter, group: FoundGroup) -> None:
         write.replace(aten.gelu_backward.default, arguments, (match["grad_x"],), options)
 
 
+def _rope(write: GraphWriter, group: FoundGroup) -> None:
+    match = group.match
+    x, cos, sin = (match[name] for name in ("x", "cos", "sin"))
+    halves = (*shape_of(x)[:-1], 2, shape_of(x)[-1] // 2)
+    turns = match["axis"] % len(halves) == len(halves) - 2 and shape_of(match["second"].args[0]) == halves
+    angles = [shape_of(one) for one in (cos, sin)]
+    batch = {shape[0] for shape in angles} <= {1, shape_of(x)[0]}
+    if not turns or len(shape_of(x)) != 4 or not batch or any(s[1:] != (1, *shape_of(x)[2:]) for s in angles):
+        return
+    target = ours.rope_backward.default if group.pattern.of_backward else ours.rope.default
+    flat = [write.viewed(one, (shape_of(one)[0], *shape_of(one)[2:])) for one in (cos, sin)]
+    write.replace(target, (write.current(x), *flat, False), (match["out"],))
+
+
 def _cross_entropy(write: GraphWriter, group: FoundGroup) -> None:
     match = group.match
     if len(shape_of(match["wide"])) != 2:  # classes per pixel: no rows
@@ -186,5 +200,7 @@ REWRITES: Mapping[str, Callable[[GraphWriter, FoundGroup], None]] = {
     "gated gelu": _gated,
     "gated gelu_tanh": _gated,
     "gelu by hand": _gelu_tanh,
+    "rope": _rope,
+    "rope_backward": _rope,
     "cross-entropy": _cross_entropy,
 }

@@ -111,6 +111,9 @@ CASES: list[Case] = [
         case(autopar_ops.attention_backward_with_mask.default, _backward(build), label)
         for label, build in WITH_MASK_GRADIENT.items()
     ],
+    case(autopar_ops.rope.default, lambda s: (x(4, s, 6, 4), x(4, 6, 4), x(4, 6, 4), False)),
+    case(autopar_ops.rope.default, lambda s: (x(2, 4, s, 4), x(1, s, 4), x(1, s, 4), True), "shared"),
+    case(autopar_ops.rope_backward.default, lambda s: (x(2, 4, s, 4), x(1, s, 4), x(1, s, 4), False)),
     *[case(_kernel(label.partition("/")[0]), build, label.partition("/")[2]) for label, build in NATIVE.items()],
     *[case(_kernel(f"{name}_backward"), _kernel_backward(name)) for name in ("flash_attention_for_cpu", *STAND_INS)],
 ]
