@@ -68,8 +68,6 @@ NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "
          "add_layer_norm", "layer_norm_backward")  # fmt: skip
 SOFTMAXES = ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "cross_entropy",
              "cross_entropy_rows", "cross_entropy_backward")  # fmt: skip
-FAMILIES = {"gated": "gated", "gated_backward": "gated", "rope": "rotary", "rope_backward": "rotary"}
-"""Operator -> its family among kernels that move elements."""
 ROW_LOOKUPS = ("embedding", "masked_embedding", "index_select")
 
 
@@ -94,7 +92,7 @@ EXPERT_OUTER = ("expert_outer", "sorted_expert_outer")
 def has_sizes(name: str) -> bool:
     """Whether `sizes_of` may know an operator."""
     products = ("mm", "bmm", *FLOAT8_PRODUCTS, *EXPERT_LINEAR, *EXPERT_OUTER)
-    return name in (*products, *NORMS, *SOFTMAXES, *FAMILIES, *ROW_LOOKUPS) or "attention" in name
+    return name in (*products, *NORMS, *SOFTMAXES, *ROW_LOOKUPS) or "attention" in name
 
 
 def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, causal: bool = False) -> Sizes | None:
@@ -113,8 +111,6 @@ def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, 
     if name in NORMS or name in SOFTMAXES:
         family = "norm" if name in NORMS else "softmax"
         return RowSizes(family=family, row=operands[0][-1] if operands and operands[0] else 0)
-    if name in FAMILIES:
-        return RowSizes(family=FAMILIES[name])
     if name in ROW_LOOKUPS and len(operands) > 1:
         rows = np.prod(operands[1], dtype=np.float64) * np.asarray(parts.operands[1], np.float64)
         return RowSizes(family="lookup", row=lookup_row(rows, operands[0][-1]))

@@ -152,7 +152,7 @@ class Plan(PlanValue):
     def with_(self, **changes: Any) -> Plan:
         """A copy with some fields replaced. Raises ConfigurationError for other kernels: operators were planned."""
         kernels = {*changes.get("kernels", self.kernels)} ^ {*self.kernels}
-        if kernels - {"pack"}:
+        if kernels:
             raise ConfigurationError(
                 f"kernels: {', '.join(sorted(kernels))} would change the operators that this plan lays out; plan again "
                 f"with kernels={tuple(changes['kernels'])!r}"

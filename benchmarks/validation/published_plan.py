@@ -61,8 +61,9 @@ def published_plan(program: Program, cluster: Cluster, parallel: ParallelShape) 
         constraints=tensor_parallel(program, parallel),
         with_baselines=False,
         micro_batches=1,
+        kernels=(),
     )
-    return with_recomputation(make_plan(program, request).with_(kernels=()), parallel)
+    return with_recomputation(make_plan(program, request), parallel)
 
 
 def axes_of(parallel: ParallelShape) -> dict[str, int]:

@@ -24,6 +24,8 @@ from autopar.passes.tidy.insert import fake_value, placed_like
 from autopar.passes.tidy.operator_paths import operator_kind
 
 aten = torch.ops.aten
+_KEPT = ("phase", "operator", "redistributes")
+"""What a node of a lowered graph takes over from the one that it stands for."""
 
 
 class GraphWriter:
@@ -119,7 +121,7 @@ class GraphWriter:
             node.meta = {"local_shape": tuple(value.shape), "dtype": value.dtype}
         else:
             node.meta = {"local_shape": tuple(tuple(v.shape) for v in value), "dtype": tuple(v.dtype for v in value)}
-        node.meta.update(phase=like.meta["phase"], operator=like.meta["operator"])
+        node.meta.update({key: like.meta[key] for key in _KEPT if key in like.meta})
         return node
 
     def _name(self, node: fx.Node, like: str) -> str:

@@ -1,4 +1,4 @@
-"""Additions join the norm beside them, and copies around collectives become one kernel, in a lowered graph.
+"""Additions join the norm beside them, and padded copies around collectives become one kernel, in a lowered graph.
 
     h = add(a, b); n, rstd = rms_norm(h, w, eps)           -->   n, h, rstd = autopar::add_rms_norm(a, b, w, eps)
     dx, dw = rms_norm_backward(..., None); d = add(dx, e)  -->   d, dw = autopar::rms_norm_backward(..., e)
@@ -18,7 +18,7 @@ from torch import fx
 
 from autopar.graphs.kernel_groups import added_gradient, added_rows, kernel_groups
 from autopar.ops import norms, packing  # noqa: F401 (they are registered)
-from autopar.ops.blocks import keeps_order, pieces_first, pieces_joined
+from autopar.ops.blocks import pieces_first, pieces_joined
 from autopar.passes.kernels.graph_patterns import shape_of
 from autopar.passes.kernels.graph_writer import GraphWriter
 
@@ -42,7 +42,7 @@ def join_additions(graph: fx.Graph, backend: str, recomputed: Recomputed) -> Non
 
 
 def pack_copies(graph: fx.Graph) -> None:
-    """One kernel for each copy in front of a collective or behind it, padding included; in place."""
+    """One kernel for each padded copy in front of a collective or behind it, for which torch takes two; in place."""
     write = GraphWriter(graph)
     for node in list(graph.nodes):
         if node.target is pieces_first:
@@ -95,8 +95,8 @@ def _unpack(write: GraphWriter, node: fx.Node) -> None:
 
 
 def _is_one_copy(shape: tuple[int, ...], cuts: Any, padded: Any) -> bool:
-    """Whether a single cut moves elements, and nothing but its dim is padded."""
-    if len(cuts) != 1 or (tuple(padded) == shape and keeps_order(padded, cuts)):
+    """Whether there is a single cut, and its dim is padded and nothing else."""
+    if len(cuts) != 1 or tuple(padded) == shape:
         return False
     return all(dim == cuts[0][0] or size == whole for dim, (size, whole) in enumerate(zip(shape, padded, strict=True)))
 

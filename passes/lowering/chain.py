@@ -53,11 +53,11 @@ def sort_rows(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
 
 def join_kernels(stage: LoweredStage, context: StageContext) -> LoweredStage:
-    """Additions -> the kernels of the norms beside them; copies around collectives -> one kernel, if the plan says so.
-    """
+    """Additions -> the kernels of the norms beside them; on GPUs, copies around collectives with their padding -> one
+    kernel."""
     plan = context.plan
     join_additions(stage.program.graph, plan.kernel_backend, plan.recomputed)
-    if "pack" in plan.kernels:
+    if plan.kernel_backend == "inductor":
         pack_copies(stage.program.graph)
     return stage
 

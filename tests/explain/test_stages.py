@@ -323,13 +323,13 @@ def test_a_choice_on_unequal_groups_says_why_it_has_no_runner_up(unequal: Plan) 
 def test_questions_about_one_plan_capture_its_micro_batch_once(plan: Plan) -> None:
     assert isinstance(plan.origin, Remembered)
     source = plan.origin.source
-    parts = source.in_parts(plan.micro_batches)
+    parts = source.in_parts(plan)
     before = source.captures.traces + source.captures.computed
     plan.memory()
     plan.edit({"schedule": "gpipe"})
     plan.explain(vs=plan)
     assert source.captures.traces + source.captures.computed == before
-    assert source.in_parts(plan.micro_batches) is parts
+    assert source.in_parts(plan) is parts
 
 
 class Tied(torch.nn.Module):

@@ -32,10 +32,13 @@ LEAST_GAIN = 1e-3
 """Share of the seconds of all kernels, or of the bytes kept for backward, that a kind must save; of the seconds it may
 not cost more either. Equal prices leave the backend's kernels."""
 
+JOINING = ("rms_norm", "layer_norm")
+"""Kinds that are taken at an equal price, too: where a layout puts a collective in front of an addition, which ends the
+backend's chain, their kernels take it (`join_additions`)."""
+
 
 def cheaper_kernels(program: Program, backend: str, device: Device) -> tuple[str, ...]:
-    """The kinds of kernels that make a captured program cheaper on a device, and "pack", the copies around collectives,
-    which no captured program has; () on CPUs."""
+    """The kinds of kernels that make a captured program cheaper on a device; () on CPUs."""
     if device.kind == "cpu":
         return ()
     price = _Price(backend, device)
@@ -47,10 +50,10 @@ def cheaper_kernels(program: Program, backend: str, device: Device) -> tuple[str
         if found is with_kernels(program, kinds):
             continue
         other_seconds, other_kept = price.of(found), bytes_for_backward(found)
-        saves = other_seconds < seconds - least or other_kept < kept - fewer
+        saves = kind in JOINING or other_seconds < seconds - least or other_kept < kept - fewer
         if saves and other_seconds < seconds + least:
             kinds, seconds, kept = (*kinds, kind), other_seconds, other_kept
-    return (*kinds, "pack")
+    return kinds
 
 
 def bytes_for_backward(program: Program) -> int:
