@@ -45,13 +45,13 @@ class SizedValues:
             self._metas[node], node.meta["val"] = self._metas[source][index], source.meta["val"][index]
             return
         before = [value for value in tree_leaves(old.meta["val"]) if isinstance(value, Tensor)]
-        devices = [value.device for value in before]
-        key = (node.target, self._form(node.args), self._form(node.kwargs), *devices, *(value.dtype for value in before))
+        devices, dtypes = [value.device for value in before], [value.dtype for value in before]
+        key = (node.target, self._form(node.args), self._form(node.kwargs), *devices, *dtypes)
         made = self._made.get(key)
         if made is not None:
             self._metas[node], node.meta["val"] = made
             return
-        self._put(node, _in_dtypes(self._result(node), [value.dtype for value in before]), devices)
+        self._put(node, _in_dtypes(self._result(node), dtypes), devices)
         self._made[key] = self._metas[node], node.meta["val"]
 
     def _result(self, node: Node) -> Any:
