@@ -38,11 +38,12 @@ class BlockTable:
     """Costs of N blocks under R ways of recomputation, on sub-meshes of `devices` devices of the device group `group`.
 
     Arrays are (R, N), but for state_bytes and once_seconds (N,) and those of borders (N - 1,). send_seconds: of the
-    activation over a border, one way. update_bytes, (N,): of the optimizer's step, None counts as 0. parameter_bytes and twin_seconds, (N,): a block's parameters, and adding up their
-    gradients over two rank groups that both hold it; None counts as 0. across_seconds, (N - 1,): as send_seconds, where
-    the next stage stands on another device group; None: the same. near_seconds, (N - 1,): as send_seconds, between two
-    of the `groups_per_node` rank groups of a node. capacity_bytes: what one device holds. Raises ConfigurationError for
-    other shapes and for costs that are negative or not finite.
+    activation over a border, one way. update_bytes, (N,): of the optimizer's step, None counts as 0. parameter_bytes
+    and twin_seconds, (N,): a block's parameters, and adding up their gradients over two rank groups that both hold it;
+    None counts as 0. across_seconds, (N - 1,): as send_seconds, where the next stage stands on another device group;
+    None: the same. near_seconds, (N - 1,): as send_seconds, between two of the `groups_per_node` rank groups of a node.
+    capacity_bytes: what one device holds. Raises ConfigurationError for other shapes and for costs that are negative or
+    not finite.
     """
 
     name: str
