@@ -45,6 +45,7 @@ from autopar.simulation.step_program import StepProgram
 AT_OPTIMIZER = "the optimizer's step"
 UNREDUCED = "gradients before they are scattered"
 KEPT = "kept for the gradients of weights"
+MESSAGES = "messages between stages"
 Piece = tuple[str, str, float]
 """(name, kind, bytes)"""
 
@@ -53,13 +54,14 @@ Piece = tuple[str, str, float]
 class Moment:
     """The fullest node (index) of a part of one pass, whose first node is `first`, or (action None) the optimizer's
     step. in_flight, kept: of every stage, the micro-batches that wait for their backward, and for their W; bytes:
-    without states; inside: of these, those of the pass alone."""
+    without states; inside, messages: of these, those of the pass alone, and of messages on their way."""
 
     action: PipeAction | None
     index: int
     bytes: float
     first: int = 0
     inside: float = 0.0
+    messages: float = 0.0
     in_flight: dict[int, int] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
 
@@ -168,10 +170,10 @@ class HeldMemory:
 
     def moments_in(self, parts: int) -> Iterator[Moment]:
         """The fullest moment of every part of every pass, in the order of the schedule, then the optimizer's step."""
-        actions = self.graphs.schedule.ranks[self.group]
+        actions = self.graphs.passes.ranks[self.group]
         in_flight = Counter(action.stage for action in actions if action.micro_batch < 0)
         kept = Counter[int]()
-        for action in actions:
+        for action, messages in zip(actions, self.graphs.message_bytes(self.group), strict=True):
             stage = action.stage
             if action.kind in ("B", "I"):
                 in_flight[stage] -= 1
@@ -181,8 +183,8 @@ class HeldMemory:
             waiting += sum(count * self.graphs.of[s].held("W").before for s, count in kept.items())
             for first, index, inside in self._inside(action, parts):
                 yield Moment(
-                    action=action, first=first, index=index, inside=inside, bytes=waiting + inside,
-                    in_flight=dict(in_flight), kept=dict(kept),
+                    action=action, first=first, index=index, inside=inside, bytes=waiting + inside + messages,
+                    in_flight=dict(in_flight), kept=dict(kept), messages=messages,
                 )  # fmt: skip
             if action.kind == "F":
                 in_flight[stage] += int(self.graphs.of[stage].lowered.partition.backward is not None)
@@ -212,6 +214,8 @@ class HeldMemory:
 
     def pieces(self, moment: Moment) -> Iterator[Piece]:
         yield from self.states
+        if moment.messages:
+            yield "", MESSAGES, moment.messages
         for number, count in moment.in_flight.items():
             yield from _scaled(self._waiting(self.graphs.of[number]), count)
         for number, count in moment.kept.items():

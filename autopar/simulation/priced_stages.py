@@ -33,7 +33,7 @@ from autopar.passes.lowering.stage import LoweredStage
 from autopar.passes.stages.cut_stages import Crossing, StagePrograms
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program, returned_values
-from autopar.schedules.actions import Kind, Schedule
+from autopar.schedules.actions import Kind, PipeAction, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -213,6 +213,28 @@ class StepGraphs:
                     nbytes = math.prod(entry.shape) * entry.dtype.itemsize
                     seconds += _border_seconds(self.plan, self.cluster, (min(holders), max(holders)), nbytes)
         return sorted(beside), seconds
+
+    def message_bytes(self, group: int) -> list[float]:
+        """What one rank of a group holds of messages beside each of its passes, in order: buffers of what the next pass
+        receives, which is on its way meanwhile, and what the last pass that sends has sent, up to the next send."""
+        actions, found, sent = self.passes.ranks[group], list[float](), 0.0
+        for action, later in zip(actions, (*actions[1:], None), strict=True):
+            found.append(sent + (0.0 if later is None else self._arriving_bytes(later)))
+            sent = self._leaving_bytes(action) or sent
+        return found
+
+    def _arriving_bytes(self, action: PipeAction) -> float:
+        found = self.cut.crossings_into(action.stage, action.kind != "F")
+        return float(sum(_local_bytes(c, self.of[c.target].plan) for c in found if self._travels(c, action)))
+
+    def _leaving_bytes(self, action: PipeAction) -> float:
+        found = self.cut.crossings_from(action.stage, action.kind != "F")
+        return float(sum(_local_bytes(c, self.of[c.source].plan) for c in found if self._travels(c, action)))
+
+    def _travels(self, crossing: Crossing, action: PipeAction) -> bool:
+        """Whether a pass gets a value from another rank group, or hands it to one."""
+        ends = {self.schedule.rank_of(stage, action.micro_batch) for stage in (crossing.source, crossing.target)}
+        return action.kind != "W" and len(ends) == 2
 
     def message(self, crossing: Crossing) -> tuple[int, float]:
         """(bytes, seconds) of a value on its way from one rank of a stage to its peer of another."""

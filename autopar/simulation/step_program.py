@@ -83,6 +83,7 @@ class StepProgram:
             send_seconds=graphs.send_seconds,
             near=graphs.near,
             state_bytes=[each.bytes for each in states],
+            message_bytes=[graphs.message_bytes(rank) for rank in range(len(schedule.ranks))],
             in_turn=not self.plan.in_stages,
         )
         actions += [replace(a, depends_on=tuple(index + shift for index in a.depends_on)) for a in played]
