@@ -51,11 +51,13 @@ def pipeline_program(
     send_seconds: Sequence[float] | float = 0.0,
     near: Collection[int] = (),
     state_bytes: Sequence[float] = (),
+    message_bytes: Sequence[Sequence[float]] = (),
     in_turn: bool = False,
 ) -> list[Action]:
     """All ranks' actions in an order in which each stands behind what it needs.
 
-    `programs` by (stage, kind of pass); `state_bytes` per rank stand before the first action. in_turn: of a
+    `programs` by (stage, kind of pass); `state_bytes` per rank stand before the first action; message_bytes: per rank,
+    of every pass in order, what the rank holds of messages while it runs. in_turn: of a
     single rank: each pass begins behind the end of the one before, not as soon as its streams are free, under the names
     of its own actions. Raises ConfigurationError for a pass without a program, and where ranks wait for each other.
     """
@@ -65,6 +67,7 @@ def pipeline_program(
         Action("states", COMPUTE_STREAM, 0.0, rank=rank, allocates=live) for rank, live in enumerate(state_bytes)
     ]
     arrived: dict[tuple[int, str, int], int] = {}
+    messages = [iter(held) for held in message_bytes]
     for rank, action in runnable_order(schedule):
         needed = schedule.awaited(action)
         inputs: tuple[int, ...] = ()
@@ -74,7 +77,8 @@ def pipeline_program(
             inputs = (len(actions) - 1,)
         program = _program_of(programs, action)
         output = len(actions) + range(len(program.actions))[program.output]
-        actions += _placed(program, None if in_turn else str(action), rank, len(actions), inputs)
+        placed = _placed(program, None if in_turn else str(action), rank, len(actions), inputs)
+        actions += _beside(placed, next(messages[rank])) if messages else placed
         target = receiver(action, num_stages)
         peer = rank if target is None else schedule.rank_of(target, action.micro_batch)
         if target is not None and peer != rank:
@@ -85,6 +89,16 @@ def pipeline_program(
             output = len(actions) - 1
         if action.kind != "W":
             arrived[action.stage, "F" if action.kind == "F" else "gradient", action.micro_batch] = output
+    return actions
+
+
+def _beside(actions: list[Action], held: float) -> list[Action]:
+    """The actions of a pass, with bytes that are there from its first kernel to the end of its last one."""
+    kernels = [index for index, action in enumerate(actions) if action.stream == COMPUTE_STREAM]
+    for index in kernels[:1]:
+        actions[index] = replace(actions[index], allocates=actions[index].allocates + held)
+    for index in kernels[-1:]:
+        actions[index] = replace(actions[index], frees=actions[index].frees + held)
     return actions
 
 

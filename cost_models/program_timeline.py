@@ -17,14 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from torch import fx
 
 from autopar.cost_models.pipeline_program import PassProgram
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.cost_models.simulator import Action
 from autopar.graphs.collective_nodes import is_start, waits_of
-from autopar.schedules.actions import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,20 +97,3 @@ def pass_program(actions: Sequence[ProgramAction], held: PassBytes, waits: Mappi
         found[index] = replace(found[index], allocates=full - left, frees=full - rest)
         left, start = rest, end
     return PassProgram(tuple(found))
-
-
-def halves_of_backward(
-    inputs: tuple[Sequence[ProgramAction], Mapping[int, int]],
-    weights: tuple[Sequence[ProgramAction], Mapping[int, int]],
-    whole: PassBytes,
-    kept_bytes: float,
-) -> dict[Kind, PassProgram]:
-    """I and W (actions and waits) of a backward whose bytes are those of the `whole`: the transients are I's,
-    `kept_bytes` stay for W."""
-    peak = float(np.max(whole.live, initial=whole.before))
-    kept = min(kept_bytes, peak - whole.after)
-    early = PassBytes(live=(peak,) * (1 + max((a.position for a in inputs[0]), default=0)), before=whole.before,
-                      after=whole.after + kept)  # fmt: skip
-    late = PassBytes(live=(early.after,) * (1 + max((a.position for a in weights[0]), default=0)), before=early.after,
-                     after=whole.after)  # fmt: skip
-    return {"I": pass_program(inputs[0], early, inputs[1]), "W": pass_program(weights[0], late, weights[1])}

@@ -61,7 +61,8 @@ class StepCosts:
         return tuple(max(live for _, live in self.memory_over_time(rank)) for rank in range(len(self.schedule.ranks)))
 
     def memory_over_time(self, rank: int) -> list[MemoryEvent]:
-        """(seconds, bytes from then on) at the start and the end of each of the rank's actions."""
+        """(seconds, bytes from then on) at the start and the end of each of the rank's actions, and where its
+        parameters are updated."""
         actions = self.schedule.ranks[rank]
         live = sum(self.stages[stage].state_bytes for stage in {action.stage for action in actions})
         live += sum(self.stages[a.stage].saved_bytes for a in actions if a.micro_batch < 0)
@@ -72,7 +73,8 @@ class StepCosts:
             events.append((start, live + allocates))
             live += allocates - frees
             events.append((start + pass_seconds(stage)[action.kind], live))
-        return events
+        update = sum(self.stages[stage].update_bytes for stage in {action.stage for action in actions})
+        return [*events, (events[-1][0], live + update), (events[-1][0], live)] if update else events
 
 
 def schedule_for(

@@ -49,6 +49,8 @@ class StageCosts:
     """Transient peak of B beyond `saved_bytes`."""
     state_bytes: float = 0.0
     """Parameters, gradients and optimizer states; live throughout."""
+    update_bytes: float = 0.0
+    """What the optimizer's step takes for a while, behind all passes."""
     once_seconds: float = 0.0
     """Per step, after the last backward: gradient reduction, clipping, optimizer, parameter gather."""
 
@@ -81,5 +83,6 @@ def joined(chunks: Sequence[StageCosts]) -> StageCosts:
         forward_extra_bytes=max(chunk.forward_extra_bytes for chunk in chunks),
         backward_extra_bytes=max(chunk.backward_extra_bytes for chunk in chunks),
         state_bytes=sum(chunk.state_bytes for chunk in chunks),
+        update_bytes=sum(chunk.update_bytes for chunk in chunks),
         once_seconds=sum(chunk.once_seconds for chunk in chunks),
     )

@@ -22,6 +22,7 @@ TOPIC_FOLDERS = ("distributed", "golden", "gpu")
 """Tests of the whole: on processes of their own, as texts, on a GPU."""
 
 TOPICS = (
+    "benchmarks/fake_cuda/test_stages.py",
     "benchmarks/gpu/test_cuda_branches.py",
     "benchmarks/netlab/test_stalled_link.py",
     "benchmarks/test_plan_quality_paper.py",

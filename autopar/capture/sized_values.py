@@ -4,7 +4,8 @@
     values.compute(y, old_y)              y.meta["val"] from its arguments; equal calls run once
 
 Operators run on meta tensors, which costs a tenth of a fake mode, and each of them once: layers of a model repeat.
-What a node of the old graph makes says the devices.
+What a node of the old graph makes says the devices and the dtypes, which do not depend on a size: a norm of bf16 keeps
+its statistics in bf16 on CPUs, and in fp32 on meta.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ class SizedValues:
             assert isinstance(source, Node)
             self._metas[node], node.meta["val"] = self._metas[source][index], source.meta["val"][index]
             return
-        devices = [value.device for value in tree_leaves(old.meta["val"]) if isinstance(value, Tensor)]
-        key = (node.target, self._form(node.args), self._form(node.kwargs), *devices)
+        before = [value for value in tree_leaves(old.meta["val"]) if isinstance(value, Tensor)]
+        devices, dtypes = [value.device for value in before], [value.dtype for value in before]
+        key = (node.target, self._form(node.args), self._form(node.kwargs), *devices, *dtypes)
         made = self._made.get(key)
         if made is not None:
             self._metas[node], node.meta["val"] = made
             return
-        self._put(node, self._result(node), devices)
+        self._put(node, _in_dtypes(self._result(node), dtypes), devices)
         self._made[key] = self._metas[node], node.meta["val"]
 
     def _result(self, node: Node) -> Any:
@@ -83,6 +85,16 @@ class SizedValues:
         if isinstance(argument, dict):
             return tuple((name, self._form(value)) for name, value in argument.items())
         return type(argument), argument  # 1 == 1.0 == True
+
+
+def _in_dtypes(result: Any, dtypes: list[torch.dtype]) -> Any:
+    """A result on meta whose tensors have these dtypes, in order."""
+    remaining = iter(dtypes)
+    return tree_map(lambda leaf: _cast(leaf, next(remaining)) if isinstance(leaf, Tensor) else leaf, result)
+
+
+def _cast(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    return leaf if leaf.dtype == dtype else torch.empty_strided(leaf.shape, leaf.stride(), dtype=dtype, device=_META)
 
 
 def _on_meta(leaf: Any) -> Any:

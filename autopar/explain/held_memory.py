@@ -15,11 +15,10 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from autopar.cost_models.program_timeline import PassBytes
 from autopar.explain.answers import StageMemory
 from autopar.explain.memory_pieces import (
     GATHERED,
@@ -39,14 +38,14 @@ from autopar.explain.memory_pieces import (
     tagged,
 )
 from autopar.graphs.live_ranges import bytes_over_time
-from autopar.graphs.node_values import node_bytes
-from autopar.schedules.actions import PipeAction
+from autopar.schedules.actions import Kind, PipeAction
 from autopar.simulation.priced_stages import PricedStage, StepGraphs
 from autopar.simulation.step_program import StepProgram
 
 AT_OPTIMIZER = "the optimizer's step"
 UNREDUCED = "gradients before they are scattered"
 KEPT = "kept for the gradients of weights"
+MESSAGES = "messages between stages"
 Piece = tuple[str, str, float]
 """(name, kind, bytes)"""
 
@@ -55,13 +54,14 @@ Piece = tuple[str, str, float]
 class Moment:
     """The fullest node (index) of a part of one pass, whose first node is `first`, or (action None) the optimizer's
     step. in_flight, kept: of every stage, the micro-batches that wait for their backward, and for their W; bytes:
-    without states; inside: of these, those of the pass alone."""
+    without states; inside, messages: of these, those of the pass alone, and of messages on their way."""
 
     action: PipeAction | None
     index: int
     bytes: float
     first: int = 0
     inside: float = 0.0
+    messages: float = 0.0
     in_flight: dict[int, int] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class HeldMemory:
     def __init__(self, step: StepProgram, graphs: StepGraphs, group: int) -> None:
         self.plan, self.graphs, self.group = step.plan, graphs, group
         self.state_bytes = step.state_bytes
-        self._tagged: dict[int, list[TaggedRange]] = {}
+        self._tagged: dict[tuple[int, bool], list[TaggedRange]] = {}
         self.own = [graphs.of[stage] for stage in graphs.held_by(group)]
         self.is_only_stage = not step.plan.in_stages
         self.loss = loss_operators(_nodes(self.own[0])) if self.is_only_stage else frozenset[str]()
@@ -109,8 +109,8 @@ class HeldMemory:
     def name(self, moment: Moment) -> str:
         if moment.action is None:
             return AT_OPTIMIZER
-        stage = self.graphs.of[moment.action.stage]
-        said, nodes = [] if self.is_only_stage else [str(moment.action)], _nodes(stage)
+        nodes = _nodes(self.graphs.of[moment.action.stage], moment.action.kind)
+        said = [] if self.is_only_stage else [str(moment.action)]
         return ", ".join([*said, *([moment_of(nodes, moment.index, self.loss)] if nodes else [])])
 
     def over_time(self) -> Iterator[tuple[str, float]]:
@@ -170,21 +170,21 @@ class HeldMemory:
 
     def moments_in(self, parts: int) -> Iterator[Moment]:
         """The fullest moment of every part of every pass, in the order of the schedule, then the optimizer's step."""
-        actions = self.graphs.schedule.ranks[self.group]
+        actions = self.graphs.passes.ranks[self.group]
         in_flight = Counter(action.stage for action in actions if action.micro_batch < 0)
         kept = Counter[int]()
-        for action in actions:
+        for action, messages in zip(actions, self.graphs.message_bytes(self.group), strict=True):
             stage = action.stage
             if action.kind in ("B", "I"):
                 in_flight[stage] -= 1
             if action.kind == "W":
                 kept[stage] -= 1
             waiting = sum(count * self.graphs.of[s].bytes_of_passes[0].after for s, count in in_flight.items())
-            waiting += sum(count * self.kept_bytes(self.graphs.of[s]) for s, count in kept.items())
+            waiting += sum(count * self.graphs.of[s].held("W").before for s, count in kept.items())
             for first, index, inside in self._inside(action, parts):
                 yield Moment(
-                    action=action, first=first, index=index, inside=inside, bytes=waiting + inside,
-                    in_flight=dict(in_flight), kept=dict(kept),
+                    action=action, first=first, index=index, inside=inside, bytes=waiting + inside + messages,
+                    in_flight=dict(in_flight), kept=dict(kept), messages=messages,
                 )  # fmt: skip
             if action.kind == "F":
                 in_flight[stage] += int(self.graphs.of[stage].lowered.partition.backward is not None)
@@ -196,28 +196,26 @@ class HeldMemory:
             yield Moment(action=None, index=len(live) - 1, bytes=left)
 
     def _inside(self, action: PipeAction, parts: int) -> Iterator[tuple[int, int, float]]:
-        """(first node, fullest node, bytes of the pass alone) of every part of a pass. Halves of a backward are one."""
+        """(first node, fullest node, bytes of the pass alone) of every part of a pass."""
         stage = self.graphs.of[action.stage]
-        forward, backward = stage.bytes_of_passes
-        live = forward.live if action.kind == "F" else backward.live
-        shift = 0 if action.kind == "F" else stage.turn
-        if action.kind == "W" or not live:
-            yield shift, shift, self.kept_bytes(stage) if action.kind == "W" else 0.0
+        held, shift = stage.held(action.kind), stage.first_node(action.kind)
+        live = held.live
+        if not live:
+            yield shift, shift, held.before
             return
-        peak, whole = _peak(forward, backward, action.kind), max(live)
-        length = math.ceil(len(live) / (1 if action.kind == "I" else parts))
+        whole = max(live)
+        peak = max(whole, held.after if action.kind == "F" else held.before)
+        length = math.ceil(len(live) / parts)
         for first in range(0, len(live), length):
             fullest = max(range(first, min(first + length, len(live))), key=live.__getitem__)
             yield shift + first, shift + fullest, peak if live[fullest] == whole else live[fullest]
-
-    def kept_bytes(self, stage: PricedStage) -> float:
-        """What a stage keeps between I and W, as the simulator counts it."""
-        return min(stage.kept_bytes, max(stage.bytes_of_passes[1].live, default=0.0))
 
     # of which kind, and whose
 
     def pieces(self, moment: Moment) -> Iterator[Piece]:
         yield from self.states
+        if moment.messages:
+            yield "", MESSAGES, moment.messages
         for number, count in moment.in_flight.items():
             yield from _scaled(self._waiting(self.graphs.of[number]), count)
         for number, count in moment.kept.items():
@@ -226,20 +224,25 @@ class HeldMemory:
             yield "", UPDATE, self.update
             if self.is_only_stage:
                 yield from self._living(self.own[0], moment.index)
-        elif moment.action.kind == "W":
-            yield from self._kept(self.graphs.of[moment.action.stage])
         else:
-            stage = self.graphs.of[moment.action.stage]
-            yield from _with_rest(list(self._living(stage, moment.index)), moment.inside)
+            action, stage = moment.action, self.graphs.of[moment.action.stage]
+            in_halves = action.kind in ("I", "W")
+            yield from _with_rest(list(self._living(stage, moment.index, in_halves)), moment.inside)
 
-    def _ranges(self, stage: PricedStage) -> list[TaggedRange]:
-        if stage.number not in self._tagged:
-            self._tagged[stage.number] = tagged(stage.lowered.program, stage.lowered.partition, stage.live_ranges)
-        return self._tagged[stage.number]
+    def _ranges(self, stage: PricedStage, in_halves: bool = False) -> list[TaggedRange]:
+        key = stage.number, in_halves
+        if key not in self._tagged:
+            lowered, halves = stage.lowered, stage.lowered.halves
+            if in_halves and halves is not None:
+                parts = replace(lowered.partition, backward=halves.inputs)
+                self._tagged[key] = tagged(lowered.program, parts, stage.ranges_of_halves, halves.weights)
+            else:
+                self._tagged[key] = tagged(lowered.program, lowered.partition, stage.live_ranges)
+        return self._tagged[key]
 
-    def _living(self, stage: PricedStage, index: int) -> Iterator[Piece]:
+    def _living(self, stage: PricedStage, index: int, in_halves: bool = False) -> Iterator[Piece]:
         """What lives at a node of forward and backward."""
-        for live, name, kind in self._ranges(stage):
+        for live, name, kind in self._ranges(stage, in_halves):
             if live.first_index <= index <= live.last_index:
                 yield name, kind, float(live.bytes)
 
@@ -253,20 +256,19 @@ class HeldMemory:
         return _with_rest(found, stage.bytes_of_passes[0].after)
 
     def _kept(self, stage: PricedStage) -> list[Piece]:
-        """Views among them share their bytes, so each has its part of what the simulator counts."""
-        total = self.kept_bytes(stage)
-        part = min(1.0, total / stage.kept_bytes) if stage.kept_bytes else 1.0
-        found = [(owner_of(node), KEPT, part * node_bytes(node)) for node in stage.kept_for_weights]
-        return _with_rest(found, total)
+        """What one micro-batch leaves between the halves of backward."""
+        border = stage.first_node("W")
+        return [
+            (name, KEPT, float(live.bytes))
+            for live, name, _ in self._ranges(stage, in_halves=True)
+            if live.first_index < border <= live.last_index
+        ]
 
 
-def _nodes(stage: PricedStage) -> list[fx.Node]:
-    """Forward, then backward; live ranges count them."""
-    return [node for graph in stage.lowered.partition.graphs for node in graph.graph.nodes if node.op != "output"]
-
-
-def _peak(forward: PassBytes, backward: PassBytes, kind: str) -> float:
-    return max(*forward.live, forward.after) if kind == "F" else max(*backward.live, backward.before)
+def _nodes(stage: PricedStage, kind: Kind = "B") -> list[fx.Node]:
+    """Forward, then backward or its halves; live ranges count them."""
+    behind: tuple[Kind, ...] = ("I", "W") if kind in ("I", "W") else ("B",)
+    return [node for each in ("F", *behind) for node in stage.nodes(each)]
 
 
 def _scaled(pieces: Sequence[Piece], count: int) -> Iterator[Piece]:

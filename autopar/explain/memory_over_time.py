@@ -95,7 +95,7 @@ class _Starts:
         if moment.action is None:
             return self.optimizer
         times = self.kernels[str(moment.action)]
-        first = moment.first - (0 if moment.action.kind == "F" else self.step.graphs.of[moment.action.stage].turn)
+        first = moment.first - self.step.graphs.of[moment.action.stage].first_node(moment.action.kind)
         behind = sum(position < first for position in self._kernel_positions(moment.action))
         self._last = times[min(behind, len(times) - 1)] if times else self._last
         return self._last

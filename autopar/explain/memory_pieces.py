@@ -40,15 +40,18 @@ def pieces_at(
             yield name, kind, float(live.bytes)
 
 
-def tagged(lowered: Program, partition: Partition, ranges: Sequence[LiveRange]) -> list[TaggedRange]:
-    """Every buffer of a program with its name and kind."""
+def tagged(
+    lowered: Program, partition: Partition, ranges: Sequence[LiveRange], weights: fx.GraphModule | None = None
+) -> list[TaggedRange]:
+    """Every buffer of a program with its name and kind. weights: the half of backward that the partition lacks."""
     forward = [node for node in partition.forward.graph.nodes if node.op != "output"]
     backward = partition.backward
     by_name = [
         {node.name: node for node in forward},
-        {} if backward is None else {node.name: node for node in backward.graph.nodes},
+        {node.name: node for graph in (weights, backward) if graph is not None for node in graph.graph.nodes},
     ]
-    num_nodes = len(forward) + sum(node.op != "output" for node in by_name[1].values())
+    later = [node for graph in (backward, weights) if graph is not None for node in graph.graph.nodes]
+    num_nodes = len(forward) + sum(node.op != "output" for node in later)
     gradients = set() if backward is None else {n for n in returned_values(backward.graph) if isinstance(n, fx.Node)}
     parameters = {entry.name for entry in lowered.inputs if entry.role == "parameter"}
     found = []

@@ -9,7 +9,7 @@ collective moves lives until its wait. What a node holds while it runs (`working
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,20 +52,47 @@ def memory_events(partition: Partition) -> list[LiveRange]:
     """Live ranges over the nodes of forward, then backward: activations, saved values, gathered parameters, gradients
     and inputs; not the stored parameters. Indices count nodes; returned values live to the end."""
     timeline = _Timeline()
-    forward = timeline.add(partition.forward.graph, {}, partition.parameters)
-    if partition.backward is not None:
-        returned = returned_values(partition.forward.graph)[-len(partition.saved) :] if partition.saved else []
-        placeholders = [node for node in partition.backward.graph.nodes if node.op == "placeholder"]
-        saved = {p: forward[node] for p, node in zip(placeholders, returned, strict=False)}
-        timeline.add(partition.backward.graph, saved, frozenset())
-    return timeline.ranges(partition)
+    timeline.add_passes(partition)
+    timeline.keep((*_returned(partition)[0], *_backward_returns(partition)), timeline.index)
+    return timeline.ranges()
+
+
+def stage_memory_events(
+    partition: Partition, weights: fx.GraphModule | None = None, kept: Sequence[fx.Node] = ()
+) -> list[LiveRange]:
+    """`memory_events` of a stage of a pipeline, where what a pass returns is on its way to other stages behind it.
+
+    weights: the other half of a backward of which the partition has one, whose nodes are counted next; it takes what
+    the first half keeps (`kept`, of its nodes).
+    """
+    timeline = _Timeline()
+    forward_end, backward = timeline.add_passes(partition)
+    timeline.keep(_returned(partition)[0], forward_end - 1)
+    timeline.keep(_backward_returns(partition), timeline.index - 1)
+    if weights is not None:
+        placeholders = [node for node in weights.graph.nodes if node.op == "placeholder"]
+        taken = {p: backward[node] for p, node in zip(placeholders, kept, strict=False)}
+        timeline.add(weights.graph, taken, frozenset())
+    return timeline.ranges()
+
+
+def _returned(partition: Partition) -> tuple[list[Any], list[Any]]:
+    """(mutations and outputs, saved values) of forward."""
+    returned = returned_values(partition.forward.graph)
+    outputs = len(returned) - len(partition.saved)
+    return returned[:outputs], returned[outputs:]
+
+
+def _backward_returns(partition: Partition) -> list[Any]:
+    return [] if partition.backward is None else returned_values(partition.backward.graph)
 
 
 class _Timeline:
     """Buffers of several graphs that run one after the other; a node is read up to its last user."""
 
     def __init__(self) -> None:
-        self._index = 0
+        self.index = 0
+        """How many nodes there are so far."""
         self._first: dict[fx.Node, int] = {}
         self._last: dict[fx.Node, int] = {}
         self._buffer: dict[fx.Node, fx.Node] = {}
@@ -78,28 +105,39 @@ class _Timeline:
             if node.op == "output":
                 break
             reads = [buffers[operand] for operand in node.all_input_nodes]
-            begins = self._index
+            begins = self.index
             if _is_one_of_several(node):  # lives by itself, and from where its operator ran
                 begins, reads = self._first[reads[0]] + 1, []
             buffers[node] = known.get(node) or (reads[0] if reads and _is_alias(node) else node)
             if buffers[node] is node and not (node.op == "placeholder" and node.name in excluded):
                 self._first[node] = begins
             for buffer in (*reads, *_in_flight(node, buffers), buffers[node]):
-                self._last[buffer] = self._index
+                self._last[buffer] = self.index
             if working := working_bytes(node):
-                self._working.append(LiveRange(node.name, working, self._index, self._index))
-            self._index += 1
+                self._working.append(LiveRange(node.name, working, self.index, self.index))
+            self.index += 1
         self._buffer.update(buffers)
         return buffers
 
-    def ranges(self, partition: Partition) -> list[LiveRange]:
-        count = len(partition.saved)
-        outputs = returned_values(partition.forward.graph)
-        left = returned_values(partition.backward.graph) if partition.backward else []
-        kept = outputs[: len(outputs) - count] + left
-        for node in kept:
+    def add_passes(self, partition: Partition) -> tuple[int, dict[fx.Node, fx.Node]]:
+        """Forward, and backward where there is one; (nodes of forward, node of backward -> its buffer)."""
+        forward = self.add(partition.forward.graph, {}, partition.parameters)
+        end = self.index
+        if partition.backward is None:
+            return end, {}
+        placeholders = [node for node in partition.backward.graph.nodes if node.op == "placeholder"]
+        saved = {p: forward[node] for p, node in zip(placeholders, _returned(partition)[1], strict=False)}
+        return end, self.add(partition.backward.graph, saved, frozenset())
+
+    def keep(self, values: Iterable[Any], last: int) -> None:
+        """What is returned lives up to an index at least."""
+        for node in values:
             if isinstance(node, fx.Node):
-                self._last[self._buffer[node]] = self._index
+                buffer = self._buffer[node]
+                self._last[buffer] = max(self._last[buffer], last)
+
+    def ranges(self) -> list[LiveRange]:
+        """Of all buffers that take memory."""
         values = [
             LiveRange(node.name, node_bytes(node), first, self._last[node])
             for node, first in self._first.items()

@@ -21,7 +21,7 @@ from torch import fx
 from autopar.cost_models.collective_costs import collective_seconds
 from autopar.cost_models.program_timeline import PassBytes
 from autopar.graphs.forward_backward import Partition
-from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events
+from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events, stage_memory_events
 from autopar.graphs.node_values import node_bytes
 from autopar.hardware.cluster import Cluster, MixedCluster, refuse_mixed
 from autopar.hardware.group_topology import GroupTopology, between_groups
@@ -33,7 +33,7 @@ from autopar.passes.lowering.stage import LoweredStage
 from autopar.passes.stages.cut_stages import Crossing, StagePrograms
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program, returned_values
-from autopar.schedules.actions import Schedule
+from autopar.schedules.actions import Kind, PipeAction, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,12 +57,26 @@ class PricedStage:
     @cached_property
     def live_ranges(self) -> list[LiveRange]:
         """Of one micro-batch; what a stage gathers once per step is not among them."""
-        once = set[str]()
-        if self.lowered.prepared is not None:
-            prepared = self.lowered.prepared
-            graphs = [graph for graph in (prepared.forward, prepared.backward) if graph is not None]
-            once = {n.name for graph in graphs for n in graph.graph.nodes if n.name.startswith("prepared_")}
-        return [live for live in memory_events(self.lowered.partition) if live.name not in once]
+        events = stage_memory_events if self.lowered.context.in_pipeline else memory_events
+        return self._of_one_part(events(self.lowered.partition))
+
+    @cached_property
+    def ranges_of_halves(self) -> list[LiveRange]:
+        """`live_ranges` where backward runs in two halves: of forward, of the half for inputs, of that for weights."""
+        halves = self.lowered.halves
+        if halves is None:
+            return []
+        kept = returned_values(halves.inputs.graph)[self.lowered.sent :]
+        parts = replace(self.lowered.partition, backward=halves.inputs)
+        return self._of_one_part(stage_memory_events(parts, halves.weights, kept))
+
+    def _of_one_part(self, ranges: Sequence[LiveRange]) -> list[LiveRange]:
+        prepared = self.lowered.prepared
+        if prepared is None:
+            return list(ranges)
+        graphs = [graph for graph in (prepared.forward, prepared.backward) if graph is not None]
+        once = {n.name for graph in graphs for n in graph.graph.nodes if n.name.startswith("prepared_")}
+        return [live for live in ranges if live.name not in once]
 
     @cached_property
     def bytes_of_passes(self) -> tuple[PassBytes, PassBytes]:
@@ -71,36 +85,52 @@ class PricedStage:
         What is left behind backward are gradients, nothing where they go into totals.
         """
         live = tuple(float(held) for held in bytes_over_time(self.live_ranges))
-        end = self.turn + self._backward_nodes
+        end = self.turn + len(self.nodes("B"))
         live += (0.0,) * (1 + end - len(live))
         forward, backward = live[: self.turn], live[self.turn : end]
-        behind = backward if self.lowered.context.in_pipeline else live[self.turn :]  # a stage may have no backward
-        saved = min(forward[-1:] + behind[:1], default=0.0)
+        saved = self._across(self.live_ranges, self.turn)
         left = 0.0 if self.lowered.context.adds_up else live[end]
         return PassBytes(live=forward, before=0.0, after=saved), PassBytes(live=backward, before=saved, after=left)
 
     @cached_property
+    def bytes_of_halves(self) -> tuple[PassBytes, PassBytes]:
+        """As `bytes_of_passes`, of the two halves of backward, behind which gradients are in totals."""
+        start, border = self.first_node("I"), self.first_node("W")
+        live = [float(held) for held in bytes_over_time(self.ranges_of_halves)]
+        live += [0.0] * (border + len(self.nodes("W")) - len(live))
+        saved, kept = (self._across(self.ranges_of_halves, place) for place in (start, border))
+        return (
+            PassBytes(live=tuple(live[start:border]), before=saved, after=kept),
+            PassBytes(live=tuple(live[border:]), before=kept, after=0.0),
+        )
+
+    def held(self, kind: Kind) -> PassBytes:
+        """The bytes of a pass."""
+        pair = self.bytes_of_passes if kind in ("F", "B") else self.bytes_of_halves
+        return pair[kind in ("B", "W")]
+
+    def nodes(self, kind: Kind) -> list[fx.Node]:
+        """Of the graph of a pass, without its output."""
+        parts, halves = self.lowered.partition, self.lowered.halves
+        graph: fx.GraphModule | None = parts.forward if kind == "F" else parts.backward
+        if kind in ("I", "W"):
+            graph = None if halves is None else halves.inputs if kind == "I" else halves.weights
+        return [] if graph is None else [node for node in graph.graph.nodes if node.op != "output"]
+
+    def first_node(self, kind: Kind) -> int:
+        """How many nodes live ranges count in front of those of a pass."""
+        before: tuple[Kind, ...] = () if kind == "F" else ("F", "I") if kind == "W" else ("F",)
+        return sum(len(self.nodes(each)) for each in before)
+
+    @staticmethod
+    def _across(ranges: Sequence[LiveRange], place: int) -> float:
+        """Bytes of what lives in front of a node and at it."""
+        return float(sum(live.bytes for live in ranges if live.first_index < place <= live.last_index))
+
+    @cached_property
     def turn(self) -> int:
         """Nodes of forward: live ranges count those of backward from here on."""
-        return sum(node.op != "output" for node in self.lowered.partition.forward.graph.nodes)
-
-    @property
-    def _backward_nodes(self) -> int:
-        backward = self.lowered.partition.backward
-        return 0 if backward is None else sum(node.op != "output" for node in backward.graph.nodes)
-
-    @cached_property
-    def kept_for_weights(self) -> tuple[fx.Node, ...]:
-        """What the first half of backward hands to the second, but for parameters."""
-        if self.lowered.halves is None:
-            return ()
-        kept = dict.fromkeys(returned_values(self.lowered.halves.inputs.graph)[self.lowered.sent :])
-        return tuple(node for node in kept if node.name not in self.lowered.partition.parameters)
-
-    @cached_property
-    def kept_bytes(self) -> float:
-        """Bytes that the half of backward for inputs keeps for that of weights."""
-        return float(sum(node_bytes(node) for node in self.kept_for_weights))
+        return self.first_node("B")
 
     @property
     def joined_bytes(self) -> float:
@@ -183,6 +213,28 @@ class StepGraphs:
                     nbytes = math.prod(entry.shape) * entry.dtype.itemsize
                     seconds += _border_seconds(self.plan, self.cluster, (min(holders), max(holders)), nbytes)
         return sorted(beside), seconds
+
+    def message_bytes(self, group: int) -> list[float]:
+        """What one rank of a group holds of messages beside each of its passes, in order: buffers of what the next pass
+        receives, which is on its way meanwhile, and what the last pass that sends has sent, up to the next send."""
+        actions, found, sent = self.passes.ranks[group], list[float](), 0.0
+        for action, later in zip(actions, (*actions[1:], None), strict=True):
+            found.append(sent + (0.0 if later is None else self._arriving_bytes(later)))
+            sent = self._leaving_bytes(action) or sent
+        return found
+
+    def _arriving_bytes(self, action: PipeAction) -> float:
+        found = self.cut.crossings_into(action.stage, action.kind != "F")
+        return float(sum(_local_bytes(c, self.of[c.target].plan) for c in found if self._travels(c, action)))
+
+    def _leaving_bytes(self, action: PipeAction) -> float:
+        found = self.cut.crossings_from(action.stage, action.kind != "F")
+        return float(sum(_local_bytes(c, self.of[c.source].plan) for c in found if self._travels(c, action)))
+
+    def _travels(self, crossing: Crossing, action: PipeAction) -> bool:
+        """Whether a pass gets a value from another rank group, or hands it to one."""
+        ends = {self.schedule.rank_of(stage, action.micro_batch) for stage in (crossing.source, crossing.target)}
+        return action.kind != "W" and len(ends) == 2
 
     def message(self, crossing: Crossing) -> tuple[int, float]:
         """(bytes, seconds) of a value on its way from one rank of a stage to its peer of another."""

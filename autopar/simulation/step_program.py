@@ -20,7 +20,7 @@ from autopar.cost_models.operator_costs import optimizer_seconds
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.cost_models.pipeline_program import PassProgram, pipeline_program
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
-from autopar.cost_models.program_timeline import halves_of_backward, pass_program
+from autopar.cost_models.program_timeline import pass_program
 from autopar.cost_models.simulator import ALONE, Action, Interference
 from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.hardware.cluster import Cluster
@@ -83,6 +83,7 @@ class StepProgram:
             send_seconds=graphs.send_seconds,
             near=graphs.near,
             state_bytes=[each.bytes for each in states],
+            message_bytes=[graphs.message_bytes(rank) for rank in range(len(schedule.ranks))],
             in_turn=not self.plan.in_stages,
         )
         actions += [replace(a, depends_on=tuple(index + shift for index in a.depends_on)) for a in played]
@@ -198,14 +199,10 @@ class StepProgram:
 
 def _passes(stage: PricedStage, bodies: Mapping[Turn, Body]) -> Iterator[tuple[tuple[int, Kind], PassProgram]]:
     """((stage, kind), program) of the passes of a stage, with the bytes that they bring."""
-    forward, backward = stage.bytes_of_passes
-    yield (stage.number, "F"), pass_program(bodies["F"].actions, forward, bodies["F"].waits)
-    if "B" in bodies:
-        yield (stage.number, "B"), pass_program(bodies["B"].actions, backward, bodies["B"].waits)
-    if "I" in bodies:
-        inputs, weights = ((bodies[half].actions, bodies[half].waits) for half in ("I", "W"))
-        for kind, program in halves_of_backward(inputs, weights, backward, stage.kept_bytes).items():
-            yield (stage.number, kind), program
+    kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
+    for kind in kinds:
+        if kind in bodies:
+            yield (stage.number, kind), pass_program(bodies[kind].actions, stage.held(kind), bodies[kind].waits)
 
 
 def _once(body: Body | None, rank: int, first: int, after: int = -1) -> list[Action]:

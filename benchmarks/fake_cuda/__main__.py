@@ -1,60 +1,76 @@
 """Emitted steps beside their plans: `python -m benchmarks.fake_cuda [--only NAME ...] [--zoo] [--output FILE]`.
 
 Every row plans a model for H100s and runs what one rank would run, forward, backward and AdamW, on fake CUDA tensors.
-`--add` keeps the rows that a file already has and replaces those of the same models.
+`--stages`: pipelines, a row for the ranks of each stage. `--add` keeps the rows that a file already has and replaces
+those of the same models.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from benchmarks.fake_cuda.cases import LARGE, Case, row, zoo
+from benchmarks.fake_cuda.cases import LARGE, STAGES, Case, rows, zoo
 from benchmarks.results import write_results
+
+COMMAND = "python -m benchmarks.fake_cuda [--zoo | --stages] --add --output FILE"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--only", multiple=True, help="Names of models; default: all that are large.")
 @click.option("--zoo", "with_zoo", is_flag=True, help="The models of the zoo.")
+@click.option("--stages", "with_stages", is_flag=True, help="Pipelines.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 @click.option("--add", is_flag=True, help="Keep the other rows of the output.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the rows are written.")
-def main(only: Sequence[str], with_zoo: bool, as_json: bool, add: bool, output: Path | None) -> None:
+def main(only: Sequence[str], with_zoo: bool, with_stages: bool, as_json: bool, add: bool, output: Path | None) -> None:
     """Run emitted steps on fake CUDA tensors and compare them with their plans."""
-    cases = [case for case in (zoo() if with_zoo else LARGE.values()) if not only or case.name in only]
+    every_case = zoo() if with_zoo else STAGES.values() if with_stages else LARGE.values()
+    cases = [case for case in every_case if not only or case.name in only]
     console = Console(stderr=True, width=200)
     kept = json.loads(output.read_text())["rows"] if add and output is not None and output.exists() else []
-    rows: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for case in cases:
-        rows.append(_row_or_error(case))
-        console.print(_line(rows[-1]), markup=False)
+        for each in _rows_or_error(case):
+            found.append({**each, "commit": _commit()})
+            console.print(_line(each), markup=False)
         if output is not None:
-            names = {_key(each) for each in rows}
-            found = [each for each in kept if _key(each) not in names] + rows
-            write_results(output, {"commit": _commit(), "summary": summary(found), "rows": found})
+            names = {_key(each) for each in found}
+            every = [each for each in kept if _key(each) not in names] + found
+            write_results(output, {"summary": _summaries(every), "rows": every, "command": COMMAND})
     if as_json:
-        print(json.dumps(rows))
+        print(json.dumps(found))
 
 
 def _key(each: dict[str, Any]) -> tuple[str, str]:
     return each["model"], each["cluster"]
 
 
-def _row_or_error(case: Case) -> dict[str, Any]:
+def _rows_or_error(case: Case) -> Iterator[dict[str, Any]]:
     try:
-        return row(case)
+        yield from rows(case)
     except Exception as error:  # of whatever class: it is what the rows look for
-        return {
+        yield {
             "model": case.name,
             "cluster": case.cluster,
             "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:300],
         }
+
+
+def _summaries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`summary` of every set of cases."""
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for each in rows:
+        name, cluster = _key(each)
+        of = "stages" if name in STAGES else "large" if name in LARGE and cluster == LARGE[name].cluster else "zoo"
+        sets.setdefault(of, []).append(each)
+    return {name: summary(found) for name, found in sets.items()}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -76,7 +92,8 @@ def _line(each: dict[str, Any]) -> str:
         return f"{each['model']}: {each['error']}"
     step, peak = each["step_bytes"], each["peak_bytes"]
     return (
-        f"{each['model']}: {each['mesh']}, {each['micro_batches']} micro-batches, {each['kernels']} kernels, step "
+        f"{each['model']} rank {each['rank']}: {each['mesh']}, {each['micro_batches']} micro-batches, "
+        f"{each['kernels']} kernels, step "
         f"{step['run'] / 2**20:.2f} MiB ({step['run_of_planned']:.4f}), peak {peak['run'] / 2**20:.2f} MiB "
         f"({peak['run_of_planned']:.4f})" + "".join(f"\n    {fault}" for fault in each["faults"])
     )

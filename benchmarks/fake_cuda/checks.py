@@ -18,6 +18,8 @@ import torch
 from torch import fx
 
 from autopar.cost_models.optimizer_step import FUSED
+from autopar.explain.held_memory import HeldMemory
+from autopar.explain.memory_pieces import OPTIMIZER, PARAMETERS
 from autopar.graphs.kernel_groups import added_product, kernel_groups
 from autopar.graphs.node_values import is_getitem, node_bytes
 from autopar.graphs.operator_names import base_name
@@ -27,6 +29,8 @@ from autopar.passes.lowering.stage import LoweredStep
 from autopar.planner.memory.resident_states import peak_bytes, resident_states
 from autopar.planner.problem.leaf_layouts import StateBytes
 from autopar.plans.plan_text import format_bytes
+from autopar.simulation.priced_stages import step_graphs
+from autopar.simulation.step_program import StepProgram
 from benchmarks.fake_cuda.rank_step import Record
 from benchmarks.fake_cuda.record import Form
 
@@ -60,6 +64,16 @@ def planned_bytes(lowered: LoweredStep, states: Mapping[str, StateBytes], device
     return PlannedBytes(
         step=peak_bytes(lowered, without, device) - parameters, peak=peak_bytes(lowered, states, device)
     )
+
+
+def planned_stage_bytes(step: StepProgram, rank: int) -> PlannedBytes:
+    """Of a rank of a pipeline: what `autopar memory` says of it. step: of the whole plan."""
+    plan, group = step.plan, step.plan.group_of(rank)
+    graphs = step_graphs(plan, step.micro or step.program, step.cluster, rank - plan.rank_groups[group].first_rank)
+    held = HeldMemory(step, graphs, group)
+    resident = sum(size for _, kind, size in held.states if kind in (PARAMETERS, OPTIMIZER))
+    fullest = max(moment.bytes for moment in held.moments if moment.action is not None)
+    return PlannedBytes(step=held.constant + fullest - resident, peak=held.peak)
 
 
 def faults(record: Record, planned: PlannedBytes) -> list[str]:

@@ -103,6 +103,9 @@ def _recorded(step: Step, lowered: LoweredStep, optimizer: type[torch.optim.Opti
     }
     trained = [parameters[o.name] for o in step.lowered.outputs if o.role == "gradient" and o.name in parameters]
     updates = _first_update(optimizer, trained)
+    if isinstance(step, PartsStep):  # routes are worked out at the first step
+        for message in step.orders[True]:
+            step.pieces(message)
     recorder = Recorder()
     for tensor in (*parameters.values(), *_tensors_of(updates)):
         recorder.meet(tensor)
@@ -182,9 +185,22 @@ def _groups(plan: Plan) -> ProcessGroups:
     return groups
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """The work of a send, which has left by the time that somebody asks; that of a fake one never ends."""
+
+    work: Any
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        self.work.wait()
+
+
 @contextmanager
 def _world(size: int, rank: int) -> Iterator[None]:
-    """This process is one of `size`; the others say what it says."""
+    """This process is one of `size`; the others say what it says, and take at once what is sent to them."""
     if size == 1:
         yield
         return
@@ -192,10 +208,16 @@ def _world(size: int, rank: int) -> Iterator[None]:
     def gathered(found: list[Any], value: Any, *_: Any) -> None:
         found[:] = [value] * size
 
+    send = dist.isend
+
+    def sent(*arguments: Any, **keywords: Any) -> _Sent:
+        return _Sent(send(*arguments, **keywords))
+
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
         with (
             mock.patch.object(dist, "all_gather_object", gathered),
+            mock.patch.object(dist, "isend", sent),
             mock.patch.object(emit_step, "from_first_rank", lambda action: action()),
         ):
             yield

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from autopar._compat import FakeTensor, FakeTensorMode
+from autopar.ops.capability import FAKE_CAPABILITY
 
 _aten = torch.ops.aten
 
@@ -80,5 +81,10 @@ _METHODS: Mapping[str, Any] = {
 def fake_cuda() -> Iterator[None]:
     """While active, tensors are made fake, on whatever device they are asked for, and no gradients are recorded."""
     _without_formulas()
-    with FakeTensorMode(), torch.no_grad(), mock.patch.multiple(FakeTensor, create=True, **_METHODS):
+    with (
+        FakeTensorMode(),
+        torch.no_grad(),
+        mock.patch.multiple(FakeTensor, create=True, **_METHODS),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=FAKE_CAPABILITY),
+    ):
         yield

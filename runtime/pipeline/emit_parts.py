@@ -162,7 +162,7 @@ def _pieces(
             GroupLayout(layout=layouts[group][name], mesh=groups.meshes[group], ranks=groups.members(group))
             for group in (source, target)
         ]
-        return route(shapes[name], *ends)
+        return tuple(piece.on(groups.device) for piece in route(shapes[name], *ends))
 
     return lambda message: found(message.name, message.source, message.target)
 

@@ -10,9 +10,11 @@ place if that is one of them. So equal layouts on equal meshes go straight acros
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from autopar.layouts.placement import Layout, Mesh, local_runs
 
@@ -55,10 +57,18 @@ class SentPiece:
     def into(self, block: torch.Tensor, piece: torch.Tensor) -> None:
         """Write the piece into the block of the target."""
         places = [
-            torch.arange(size) if indices is None else indices
+            torch.arange(size, device=block.device) if indices is None else indices.to(block.device)
             for size, indices in zip(block.shape, self.put, strict=True)
         ]
-        block[torch.meshgrid(*places, indexing="ij")] = piece
+        block.index_put_(torch.meshgrid(*places, indexing="ij"), piece)
+
+    def on(self, device: torch.device) -> SentPiece:
+        """The same with its indices on a device: a step that copied them there would let the host wait each time."""
+        taken, put = (
+            tuple(None if indices is None else indices.to(device) for indices in dims)
+            for dims in (self.taken, self.put)
+        )
+        return replace(self, taken=taken, put=put)
 
 
 def route(shape: Sequence[int], source: GroupLayout, target: GroupLayout) -> tuple[SentPiece, ...]:
@@ -83,20 +93,22 @@ def _block(shape: Sequence[int], ends: GroupLayout, place: int) -> tuple[tuple[t
     return tuple(local_runs(size, ends.layout, dim, ends.mesh, coordinate) for dim, size in enumerate(shape))
 
 
-def _indices(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
-    return torch.cat([torch.arange(start, start + length) for start, length in runs] or [torch.arange(0)])
+def _indices(runs: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    return np.concatenate([np.arange(start, start + length) for start, length in runs] or [np.arange(0)])
 
 
-def _overlap(source: int, target: int, held: list[torch.Tensor], wanted: list[torch.Tensor]) -> SentPiece | None:
+def _overlap(
+    source: int, target: int, held: list[NDArray[np.int64]], wanted: list[NDArray[np.int64]]
+) -> SentPiece | None:
     """What both hold; None where that is nothing."""
-    taken = [torch.isin(have, want).nonzero().flatten() for have, want in zip(held, wanted, strict=True)]
-    put = [torch.isin(want, have).nonzero().flatten() for have, want in zip(held, wanted, strict=True)]
+    taken = [np.flatnonzero(np.isin(have, want)) for have, want in zip(held, wanted, strict=True)]
+    put = [np.flatnonzero(np.isin(want, have)) for have, want in zip(held, wanted, strict=True)]
     if any(not len(indices) for indices in taken):
         return None
     return SentPiece(
         source=source,
         target=target,
         shape=tuple(len(indices) for indices in taken),
-        taken=tuple(None if len(t) == len(have) else t for t, have in zip(taken, held, strict=True)),
-        put=tuple(None if len(p) == len(want) else p for p, want in zip(put, wanted, strict=True)),
+        taken=tuple(None if len(t) == len(have) else torch.from_numpy(t) for t, have in zip(taken, held, strict=True)),
+        put=tuple(None if len(p) == len(want) else torch.from_numpy(p) for p, want in zip(put, wanted, strict=True)),
     )

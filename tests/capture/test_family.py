@@ -53,6 +53,28 @@ def test_a_size_between_is_predicted_as_it_is_traced() -> None:
     assert fingerprint(predicted) == fingerprint(traced(model, 6))
 
 
+class Normed(nn.Module):
+    """forward(x (B, 4), bf16) -> a mean over a layer norm's rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = self.norm(x.bfloat16())
+        return rows.view(-1).mean()
+
+
+def test_a_size_between_keeps_the_dtypes_of_what_was_traced() -> None:
+    """On meta tensors the statistics of a norm are in float32, on CPUs in the dtype of its rows."""
+    model = Normed()
+    found = family_of(model, model)
+    assert found is not None
+    predicted = found.at([(6, 4)], calls_of(model))
+    assert predicted is not None
+    assert fingerprint(predicted) == fingerprint(traced(model, 6))
+
+
 def test_a_forward_that_does_something_else_is_not_predicted() -> None:
     model = Powers()
     found = family_of(model, model)

@@ -145,20 +145,23 @@ def test_halves_of_backward_keep_values_for_the_weights(halves: Plan) -> None:
     assert KEPT not in halves.memory().by_kind or halves.memory().by_kind[KEPT] > 0
 
 
-def test_pieces_of_every_moment_add_up_where_kept_values_share_their_bytes(halves: Plan) -> None:
-    """Of views among them, the simulator counts the buffer once."""
+def test_pieces_of_every_moment_of_every_pass_add_up(halves: Plan) -> None:
     step = asked(halves).step
-    sharing = [stage for stage in step.graphs.of if stage.kept_for_weights]
-    for stage in sharing:
-        stage.__dict__["kept_for_weights"] = 100 * stage.kept_for_weights
-        assert stage.kept_bytes > max(stage.bytes_of_passes[1].live)
     held = HeldMemory(step, step.graphs, group=0)
-    kinds = [moment.action.kind for moment in held.moments if moment.action is not None]
-    assert sharing
-    assert "W" in kinds
-    for moment in held.moments:
+    kinds = {moment.action.kind for moment in held.moments if moment.action is not None}
+    assert {"F", "I", "W"} <= kinds
+    for moment in held.moments_in(4):
         pieces = math.fsum(size for _, _, size in held.pieces(moment))
         assert pieces == pytest.approx(held.constant + moment.bytes)
+
+
+def test_the_second_half_of_backward_begins_with_what_the_first_keeps_and_leaves_nothing(halves: Plan) -> None:
+    for stage in asked(halves).step.graphs.of:
+        inputs, weights = stage.bytes_of_halves
+        assert inputs.before == stage.bytes_of_passes[0].after
+        assert 0.0 < inputs.after == weights.before <= weights.live[0]
+        assert weights.live[-1] < weights.live[0]
+        assert weights.after == 0.0
 
 
 def test_devices_of_several_kinds_are_played_each_at_its_own_prices() -> None:
@@ -241,7 +244,7 @@ def test_edits_of_layout_schedule_micro_batches_and_stage_are_priced_again(plan:
     gpipe = plan.edit({"schedule": "gpipe"})
     assert gpipe.pipeline is not None
     assert gpipe.pipeline.schedule == "gpipe"
-    assert gpipe.predicted.peak_bytes > plan.predicted.peak_bytes
+    assert [each.memory().stages[0].in_flight for each in (gpipe, plan)] == [4, 2]
     more = plan.edit({"micro_batches": 8})
     assert more.micro_batches == 8
     assert played(more).step_seconds == pytest.approx(more.predicted.step_seconds, rel=0.25)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -143,6 +144,7 @@ def block_table(
         forward_extra_bytes=largest(each.extra[FORWARD] for each in bytes_.values()),
         backward_extra_bytes=largest(each.extra[BACKWARD] for each in bytes_.values()),
         state_bytes=added([bytes_[base].states])[0],
+        update_bytes=added([bytes_[base].updates])[0],
         once_seconds=added([seconds[base].once])[0],
         send_bytes=sends,
         send_seconds=np.array([send_seconds(size) for size in sends], dtype=np.float64),
@@ -290,6 +292,7 @@ class _Bytes:
         self._mesh, self._weights = solved.mesh, solved.weights
         size = len(self.lifetimes.segments.names)
         self.states: Floats = np.zeros(size)
+        self.updates: Floats = np.zeros(size)
         self.saved: Floats = np.zeros(size)
         self._change = np.zeros(self.lifetimes.end + 2)
         late = solved.weights | {node for node in self.lifetimes.in_order if weight_share(node)}
@@ -297,10 +300,12 @@ class _Bytes:
         self._freed: dict[int, list[tuple[int, float]]] = {}
         """Segment -> (last position, bytes) of what it keeps and backward drops before W."""
         self._turn = sum(node.meta["phase"] != "backward" for node in self.lifetimes.in_order)
+        step = StepValues(solved.built, solved.labels, solved.lifetimes, solved.mesh) if gather_once else None
         for live in way.live_bytes:
-            self._read(live, micro_batches)
-        if gather_once:
-            self._hold_gathered(solved)
+            if step is None or not self._is_gathered(live.variable, step):
+                self._read(live, micro_batches)
+        if step is not None:
+            self._hold_gathered(step)
         self.extra = self._extra()
         self.weight_saved = self._weight_saved()
 
@@ -310,8 +315,9 @@ class _Bytes:
             return
         variable = self.built.variables[live.variable]
         if variable.kind == "parameter":
+            found = self.updates if live.first == self.lifetimes.end else self.states
             for segment in reading_segments(self.lifetimes, variable.node):
-                self.states[segment] += held
+                found[segment] += held
         elif variable.kind == "data":
             self.states[self.lifetimes.segments.last] += held * micro_batches
         elif live.first < self._turn <= live.last:
@@ -321,13 +327,23 @@ class _Bytes:
                 self._freed.setdefault(keeper, []).append((live.last, held))
         else:
             self._change[live.first] += held
-            self._change[live.last + 1] -= held
+            self._change[self._last_here(variable.node, live) + 1] -= held
 
-    def _hold_gathered(self, solved: Solved) -> None:
-        step = StepValues(solved.built, solved.labels, solved.lifetimes, solved.mesh)
-        for index, variable in enumerate(solved.built.variables):
+    def _last_here(self, node: fx.Node, live: LiveBytes) -> int:
+        """Where a value ends: a part of a gradient, which a stage adds to a total of its own, with its segment."""
+        if node not in self._weights:
+            return live.last
+        segments = (self.lifetimes.segment[other] for other in self.lifetimes.in_order[live.first : live.last + 1])
+        return live.first + sum(1 for _ in takewhile(self.lifetimes.segment[node].__eq__, segments)) - 1
+
+    def _is_gathered(self, variable: int, step: StepValues) -> bool:
+        """Whether it is a copy that a stage makes once per step, and holds with its states."""
+        return self.built.variables[variable].kind == "copy" and variable in step.variables
+
+    def _hold_gathered(self, step: StepValues) -> None:
+        for index, variable in enumerate(self.built.variables):
             if variable.kind == "parameter":
-                held = step.held_bytes(index, solved.state_bytes[variable.name].gradient)
+                held = step.held_bytes(index)
                 for segment in reading_segments(self.lifetimes, variable.node):
                     self.states[segment] += held
 

@@ -38,11 +38,12 @@ class BlockTable:
     """Costs of N blocks under R ways of recomputation, on sub-meshes of `devices` devices of the device group `group`.
 
     Arrays are (R, N), but for state_bytes and once_seconds (N,) and those of borders (N - 1,). send_seconds: of the
-    activation over a border, one way. parameter_bytes and twin_seconds, (N,): a block's parameters, and adding up their
-    gradients over two rank groups that both hold it; None counts as 0. across_seconds, (N - 1,): as send_seconds, where
-    the next stage stands on another device group; None: the same. near_seconds, (N - 1,): as send_seconds, between two
-    of the `groups_per_node` rank groups of a node. capacity_bytes: what one device holds. Raises ConfigurationError for
-    other shapes and for costs that are negative or not finite.
+    activation over a border, one way. update_bytes, (N,): of the optimizer's step, None counts as 0. parameter_bytes
+    and twin_seconds, (N,): a block's parameters, and adding up their gradients over two rank groups that both hold it;
+    None counts as 0. across_seconds, (N - 1,): as send_seconds, where the next stage stands on another device group;
+    None: the same. near_seconds, (N - 1,): as send_seconds, between two of the `groups_per_node` rank groups of a node.
+    capacity_bytes: what one device holds. Raises ConfigurationError for other shapes and for costs that are negative or
+    not finite.
     """
 
     name: str
@@ -59,6 +60,7 @@ class BlockTable:
     once_seconds: Floats
     send_bytes: Floats
     send_seconds: Floats
+    update_bytes: Floats | None = None
     parameter_bytes: Floats | None = None
     twin_seconds: Floats | None = None
     across_seconds: Floats | None = None
@@ -81,7 +83,11 @@ class BlockTable:
         if len(self.modes) != shape[0]:
             raise ConfigurationError(f"block table {self.name}: {shape[0]} rows for the modes {self.modes}")
         wanted = {
-            **{name: shape[1:] for name in ("parameter_bytes", "twin_seconds") if getattr(self, name) is not None},
+            **{
+                name: shape[1:]
+                for name in ("update_bytes", "parameter_bytes", "twin_seconds")
+                if getattr(self, name) is not None
+            },
             **dict.fromkeys(_BY_MODE, shape),
             **dict.fromkeys(("state_bytes", "once_seconds"), shape[1:]),
             **dict.fromkeys(("send_bytes", "send_seconds"), (shape[1] - 1,)),
@@ -146,11 +152,22 @@ class BlockTable:
             send_bytes=float(self.send_bytes[end - 1]) if end < self.num_blocks else 0.0,
             saved_bytes=float(self.saved_bytes[mode, run].sum()),
             weight_saved_bytes=float(self.weight_saved_bytes[mode, run].sum()),
-            forward_extra_bytes=float(self.forward_extra_bytes[mode, run].max()),
-            backward_extra_bytes=float(self.backward_extra_bytes[mode, run].max()),
+            forward_extra_bytes=float(self._beside(self.forward_extra_bytes, self.saved_bytes, mode, run)),
+            backward_extra_bytes=float(self._beside(self.backward_extra_bytes, self.freed_bytes, mode, run)),
             state_bytes=float(self.state_bytes[run].sum()),
+            update_bytes=0.0 if self.update_bytes is None else float(self.update_bytes[run].sum()),
             once_seconds=float(self.once_seconds[run].sum()) + added + self._shared_seconds(first, end),
         )
+
+    @property
+    def freed_bytes(self) -> Floats:
+        """(R, N) what either way of backward drops of what forward saved, before it comes to the blocks in front."""
+        return np.maximum(self.saved_bytes - self.weight_saved_bytes, 0.0)
+
+    @staticmethod
+    def _beside(extra: Floats, room: Floats, mode: int, run: slice) -> float:
+        behind = room[mode, run][::-1].cumsum()[::-1] - room[mode, run]
+        return max(0.0, float((extra[mode, run] - behind).max()))
 
     def _shared_seconds(self, first: int, end: int) -> float:
         """Of parameters that these blocks read, and blocks of other stages too."""
@@ -166,6 +183,15 @@ _BY_MODE = (
     "forward_extra_bytes",
     "backward_extra_bytes",
 )
+
+
+def run_transients(extra: Floats, room: Floats) -> Floats:
+    """(N, N) of runs, [length - 1, first]: the most that comes and goes in a block beyond what all blocks of the run
+    save, since those behind it have not saved their `room` yet, or have dropped it already."""
+    inside = np.cumsum(room)
+    size = len(room)
+    ends = np.minimum(np.add.outer(np.arange(size), np.arange(size)), size - 1)
+    return np.maximum(run_maxima(extra + inside) - inside[ends], 0.0)
 
 
 def run_sums(values: Floats) -> Floats:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import ConfigurationError
-from autopar.planner.pipelines.block_table import BlockTable, Floats, run_maxima, run_sums
+from autopar.planner.pipelines.block_table import BlockTable, Floats, run_sums, run_transients
 
 Modes = NDArray[np.int64]
 
@@ -106,8 +106,13 @@ class _Runs:
     def __init__(self, table: BlockTable, num_groups: int) -> None:
         self._seconds = np.stack([run_sums(row) for row in table.seconds])
         states = run_sums(table.state_bytes)
-        transients = np.maximum(table.forward_extra_bytes, table.backward_extra_bytes)
-        self._fixed = np.stack([states + run_maxima(row) for row in transients])
+        passes = ((table.forward_extra_bytes, table.saved_bytes), (table.backward_extra_bytes, table.freed_bytes))
+        transients = [
+            np.maximum(*(run_transients(extra[mode], room[mode]) for extra, room in passes))
+            for mode in range(len(table.modes))
+        ]
+        update = 0.0 if table.update_bytes is None else run_sums(table.update_bytes)
+        self._fixed = np.stack([states + np.maximum(most, update) for most in transients])
         self._saved = np.stack([run_sums(row) for row in table.saved_bytes])
         self._capacity = table.capacity_bytes
         size = table.num_blocks

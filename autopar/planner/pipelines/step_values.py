@@ -64,14 +64,14 @@ class StepValues:
         """Whether a gradient that variable `source` makes is as large as the parameter is stored."""
         return self._gradient_fraction(source, parameter) <= self._stored_fraction(parameter)
 
-    def held_bytes(self, parameter: int, itemsize: float) -> float:
+    def held_bytes(self, parameter: int) -> float:
         """What one device holds of a parameter that is gathered once, beyond its block: gathered copies, and the rest
-        of its gradient of `itemsize` bytes per element."""
+        of the total of its gradient, which is whole until it is summed over the devices."""
         node, stored = self._built.variables[parameter].node, self._stored_fraction(parameter)
         held = self._gathered_bytes((node, 0), stored * tensor_bytes(node))
         sources = self._sources.get(parameter, ())
         whole = max((self._gradient_fraction(source, parameter) for source in sources), default=stored)
-        return held + max(0.0, whole - stored) * int(np.prod(shape_of(node))) * itemsize
+        return held + max(0.0, whole - stored) * tensor_bytes(node)
 
     @cached_property
     def _sources(self) -> dict[int, set[int]]:
