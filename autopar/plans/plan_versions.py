@@ -39,7 +39,7 @@ CONVERSIONS: Mapping[int, tuple[Conversion, ...]] = {
     2: (
         Conversion(
             field="kernels",
-            always=(),
+            always=[],
             why="the kernels that version 2 names were put in when the program was lowered, its operators are those of "
             "a program without them; now they are in the program that is planned, so the backend's kernels run",
         ),

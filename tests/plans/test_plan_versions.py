@@ -34,7 +34,7 @@ def test_what_a_file_says_is_not_converted() -> None:
 
 
 def test_kernels_of_version_2_stood_for_no_operators_of_the_plan() -> None:
-    assert current({"schema_version": 2, "kernels": ["rms_norm"]}, "plan")["kernels"] == ()
+    assert current({"schema_version": 2, "kernels": ["rms_norm"]}, "plan")["kernels"] == []
     assert current({"schema_version": SCHEMA_VERSION, "kernels": ["rms_norm"]}, "plan")["kernels"] == ["rms_norm"]
 
 

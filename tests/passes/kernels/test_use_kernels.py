@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
 import autopar
 from autopar.capture import capture
 from autopar.passes.kernels.graph_patterns import name_of
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_entries import KERNELS
 from autopar.program import Program
+from benchmarks.models import LossOnly
 from tests.passes.hand_plans import Results, run_plan, tensors_of, worst
 from tests.passes.lowered_programs import lower
 
@@ -189,3 +192,39 @@ def collectives(results: Results) -> int:
     assert first.backward is not None
     nodes = [*first.forward.graph.nodes, *first.backward.graph.nodes]
     return sum(getattr(node.target, "namespace", "") == "_c10d_functional" for node in nodes)
+
+
+def rotating() -> nn.Module:
+    """Llama as Hugging Face writes it, whose logits nobody sees."""
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, use_cache=False,
+    )  # fmt: skip
+    return LossOnly(transformers.LlamaForCausalLM(config))
+
+
+@pytest.mark.parametrize("dims", [{"dp_replicate": 1}, {"tp": 2}], ids=str)
+def test_rotary_embeddings_are_one_kernel_each_way(dims: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    module, tokens = rotating(), torch.randint(0, 64, (4, 16))
+    inputs = {"input_ids": tokens, "labels": tokens}
+    program, cluster = capture(module, (), inputs), f"{math.prod(dims.values())}x1 H100-SXM"
+    plain, ours = (
+        autopar.plan(module, inputs, cluster=cluster, dims=dims, kernels=kernels, mode="fast")
+        for kernels in ((), ("rope",))
+    )
+    names = Counter(name_of(node) for node in lower(program, ours, 0).graph.nodes)
+    assert names["rope"] == names["rope_backward"] == 2  # of queries and of keys
+    tensors = tensors_of(program, module, inputs)
+    assert worst(run_plan(program, ours, tensors), run_plan(program, plain, tensors)) < 1e-5
+
+
+def test_a_turn_of_other_pairs_is_no_rotary_embedding() -> None:
+    class Swapped(nn.Module):
+        def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            first, second = x.chunk(2, -1)
+            return x * cos + torch.cat((second, -first), -1) * sin  # the other way round
+
+    x, angle = torch.randn(2, 3, 8, 4), torch.randn(1, 1, 8, 4)
+    program = capture(Swapped(), (x, angle.cos(), angle.sin()), {})
+    assert with_kernels(program, KERNELS) is program
