@@ -29,7 +29,7 @@ from autopar.cost_models.operator_sizes import (
 )
 from autopar.cost_models.sustained import AttentionKernel
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
-from autopar.graphs.operator_names import base_name, curve_name, is_causal, operator_kind
+from autopar.graphs.operator_names import LINEAR_LOSSES, base_name, curve_name, is_causal, operator_kind
 from autopar.hardware.devices import Device
 from autopar.rules.engine import rule_for, tensor_operands
 
@@ -109,8 +109,10 @@ def local_bytes(node: fx.Node, traffic: Traffic) -> list[float]:
 
 
 def dtype_name(node: fx.Node) -> str:
-    """The dtype of a node's first output, without "torch."."""
-    return str(_values(node)[0].dtype).removeprefix("torch.")
+    """The dtype in which a node computes, without "torch.": of its first output, of a product that only its statistics
+    leave, of its first operand."""
+    computed = tensor_operands(node)[0] if base_name(node.target) in LINEAR_LOSSES else node
+    return str(_values(computed)[0].dtype).removeprefix("torch.")
 
 
 def _values(node: fx.Node, output: int | None = None) -> list[torch.Tensor]:

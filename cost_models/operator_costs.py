@@ -28,7 +28,7 @@ from autopar.cost_models.operators_measured import measured_kernels, with_measur
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
 from autopar.cost_models.sustained import AttentionKernel, attention_speed, sustained, sustained_fraction
 from autopar.errors import ConfigurationError
-from autopar.graphs.operator_names import FLOAT8_PRODUCTS, OperatorKind
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, LINEAR_LOSSES, OperatorKind
 from autopar.hardware.device_curves import DeviceCurves
 from autopar.hardware.devices import Device, OperatorCurve
 
@@ -95,6 +95,8 @@ def operator_seconds(
     """
     if operator in FLOAT8_PRODUCTS and isinstance(sizes, ProductSizes):
         return _float8_seconds(device, operator, sizes, dtype)
+    if operator in LINEAR_LOSSES and isinstance(sizes, ProductSizes):
+        return _linear_loss_seconds(device, operator, sizes, dtype)
     if isinstance(sizes, AttentionSizes) and sizes.causal and device.kind == "cpu":
         flops = np.asarray(flops, np.float64) * causal_share_on_cpu(sizes.queries, sizes.keys)
     curve = next((c for c in device.operators if (c.operator, c.dtype) == (operator, dtype)), None)
@@ -124,6 +126,33 @@ its largest value and the rounding, a whole tensor does not. Follows from `runti
 confirmed it."""
 FLOAT8_LAUNCHES = {"mm_fp8_rowwise": 1, "mm_fp8_tensorwise": 3}
 """Kernels that round one operand there: of a tensor a zero, the largest value, the rounding."""
+
+
+def _linear_loss_seconds(device: Device, operator: str, sizes: ProductSizes, dtype: str) -> NDArray[np.float64]:
+    """The products of rows (m, k) with a vocabulary (n, k) and the passes over their logits (m, n) between them, as if
+    these were whole: forward one product and one read; backward two more, and the gradient written over the logits."""
+    m, n, k = (np.asarray(size, np.float64) for size in (sizes.m, sizes.n, sizes.k))
+    is_backward = operator.endswith("_backward")
+    element = ELEMENT_BYTES[dtype]
+    found = np.zeros(np.broadcast_shapes(m.shape, n.shape, k.shape))
+    for rows, columns, inner in ((m, n, k), (m, k, n), (n, k, m))[: 3 if is_backward else 1]:
+        found = found + operator_seconds(
+            device,
+            flops=2 * rows * columns * inner,
+            bytes_moved=(rows * inner + inner * columns + rows * columns) * element,
+            dtype=dtype,
+            operator="mm",
+            sizes=replace(sizes, m=rows, n=columns, k=inner),
+        )
+    return found + operator_seconds(
+        device,
+        flops=m * n * element_flops(device, "cross_entropy_rows"),
+        bytes_moved=m * n * element * (2 if is_backward else 1),
+        dtype=dtype,
+        kind="memory",
+        operator="cross_entropy_backward" if is_backward else "cross_entropy_rows",
+        sizes=RowSizes(family="softmax", row=n),
+    )
 
 
 def _float8_seconds(device: Device, operator: str, sizes: ProductSizes, dtype: str) -> NDArray[np.float64]:

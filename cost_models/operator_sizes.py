@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operators_memory import lookup_row
-from autopar.graphs.operator_names import FLOAT8_PRODUCTS
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, LINEAR_LOSSES
 
 Floats: TypeAlias = NDArray[np.float64]
 Shape: TypeAlias = Sequence[int]
@@ -91,7 +91,7 @@ EXPERT_OUTER = ("expert_outer", "sorted_expert_outer")
 
 def has_sizes(name: str) -> bool:
     """Whether `sizes_of` may know an operator."""
-    products = ("mm", "bmm", *FLOAT8_PRODUCTS, *EXPERT_LINEAR, *EXPERT_OUTER)
+    products = ("mm", "bmm", *FLOAT8_PRODUCTS, *LINEAR_LOSSES, *EXPERT_LINEAR, *EXPERT_OUTER)
     return name in (*products, *NORMS, *SOFTMAXES, *ROW_LOOKUPS) or "attention" in name
 
 
@@ -102,6 +102,11 @@ def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, 
     """
     if name in ("mm", "bmm", *FLOAT8_PRODUCTS):
         return _product(operands, parts)
+    if name in LINEAR_LOSSES:
+        rows, words = (np.asarray(part, np.float64) for part in parts.operands[:2])
+        return ProductSizes(
+            m=np.maximum(1, rows * operands[0][0]), n=np.maximum(1, words * operands[1][0]), k=operands[0][1]
+        )
     if name in EXPERT_LINEAR:
         return _experts(operands, result, parts)
     if name in EXPERT_OUTER:

@@ -17,9 +17,11 @@ OperatorKind = Literal["matmul", "attention", "memory"]
 
 FLOAT8_PRODUCTS = ("mm_fp8_rowwise", "mm_fp8_tensorwise")
 """Products that round their operands to float8 first (`ops/float8.py`)."""
+LINEAR_LOSSES = ("linear_cross_entropy", "linear_cross_entropy_backward")
+"""Products whose logits a cross-entropy reads in chunks (`ops/linear_cross_entropy.py`)."""
 PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "expert_linear", "expert_outer",
             "sorted_expert_linear", "sorted_expert_outer",
-            *FLOAT8_PRODUCTS)  # fmt: skip
+            *FLOAT8_PRODUCTS, *LINEAR_LOSSES)  # fmt: skip
 
 LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "masked_embedding", "masked_gather",
            "rows_at")  # fmt: skip

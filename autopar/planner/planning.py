@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from autopar.hardware.cluster import MixedCluster
@@ -20,6 +21,7 @@ from autopar.planner.problem.constraint_targets import implementations_of, meshe
 from autopar.planner.problem.optimizer_states import resolve_optimizer
 from autopar.planner.problem.program_cache import ProgramCache
 from autopar.planner.search.best_plan import Asked, best_plan
+from autopar.planner.search.loss_in_chunks import planned_in_chunks_too
 from autopar.planner.solver.deadline import interruptible
 from autopar.plans.logical_shards import num_shards
 from autopar.plans.parallel_plan import Plan
@@ -40,15 +42,19 @@ def make_plan(
     """
     began = time.process_time()
     query = Query.of(program, request, recapture=recapture, kept=kept)
+    search = partial(_planned, request, began)
     recompute_of(query.program, query.constraints)
     implementations_of(query.program, query.constraints)
-    question = _question(request, query)
-    stages_asked = pipeline_request(request.cluster, request.mesh, request.dims, request.schedule)
     with interruptible(query.deadline):
-        plan = (
-            _over_meshes(request, query, began) if stages_asked is None else _with_stages(request, query, stages_asked)
-        )
-    return replace(plan, question=question)
+        plan = planned_in_chunks_too(program, request, query, search)
+    return replace(plan, question=_question(request, query))
+
+
+def _planned(request: Request, began: float, query: Query) -> Plan:
+    stages_asked = pipeline_request(request.cluster, request.mesh, request.dims, request.schedule)
+    if stages_asked is None:
+        return _over_meshes(request, query, began)
+    return _with_stages(request, query, stages_asked)
 
 
 def _over_meshes(request: Request, query: Query, began: float) -> Plan:

@@ -28,7 +28,7 @@ from autopar.plans.plan_value import (
 
 COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """Kinds that `bucket_bytes` and `product_chunks` speak of."""
-KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "rope", "cross_entropy")
+KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "rope", "cross_entropy", "linear_cross_entropy")
 """Kinds of kernels of ours that a plan may name (`passes/kernels/use_kernels.py`)."""
 IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise")
 """Names of the ways in which operators run (`rules/alternatives.py`)."""

@@ -13,3 +13,5 @@ def check_kernels(kernels: Sequence[str] | None) -> None:
     for kind in kernels or ():
         if kind not in KERNELS:
             raise ConfigurationError(f"kernels= names {kind!r}; write some of {', '.join(KERNELS)}, or none: ()")
+    if kernels and "linear_cross_entropy" in kernels and "cross_entropy" not in kernels:
+        raise ConfigurationError("kernels= names linear_cross_entropy, which joins a cross_entropy: write both")

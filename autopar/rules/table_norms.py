@@ -63,4 +63,8 @@ NORM_RULES: Mapping[str, str | Callable[[Call], str | None]] = {
     "autopar.cross_entropy": "n v, n -> n, n, n ; v: sum - - by masked_cross_entropy bytes 8*n",
     "autopar.cross_entropy_backward": "n v, n, n, n, n -> n v ; v: by masked_cross_entropy_backward"
     " ; linear: - - - - x",
+    "autopar.linear_cross_entropy": "n [k], v [k], n -> n, n, n"
+    " ; v: - - - by masked_linear_cross_entropy bytes 12*n ; flops: 2*n*k*v",
+    "autopar.linear_cross_entropy_backward": "n [k], v [k], n, n, n, n -> n [k], v [k]"
+    " ; v: sum by masked_linear_cross_entropy_backward ; linear: - - - - - x ; flops: 6*n*k*v",
 }

@@ -8,7 +8,7 @@ A group counts only if nobody else reads what is inside: then all of it goes, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import fx
@@ -30,11 +30,11 @@ class FoundGroup:
     has_backward: bool
 
 
-def found_groups(graph: fx.Graph, kinds: Collection[str]) -> list[FoundGroup]:
-    """Every group of the patterns of these kinds, in the order of the patterns; no node is in two of them."""
+def found_groups(graph: fx.Graph, kind: str) -> list[FoundGroup]:
+    """Every group of the patterns of a kind, in the order of the patterns; no node is in two of them."""
     found: list[FoundGroup] = []
     taken: set[fx.Node] = set()
-    for pattern in (one for one in PATTERNS if one.kind in kinds):
+    for pattern in (one for one in PATTERNS if one.kind == kind):
         for node in graph.nodes:
             if node in taken or _is_backward(node) != pattern.of_backward:
                 continue

@@ -51,6 +51,19 @@ class GraphWriter:
             view = self._graph.call_function(aten.reshape.default, (node, list(shape)))
         return self._describe(view, node)
 
+    def erase_unread(self) -> None:
+        """Take out what nobody reads any more."""
+        for node in reversed(self._graph.nodes):
+            if node.op == "call_function" and not node.users:
+                self._graph.erase_node(node)
+
+    def made(self, target: Callable[..., Any], args: Sequence[Any], like: fx.Node) -> fx.Node:
+        """A further call, right behind its last operand, in the place and name of `like`."""
+        args = [map_arg(argument, self.current) for argument in args]
+        with self._graph.inserting_after(max(one for one in args if isinstance(one, fx.Node))):
+            call = self._graph.call_function(target, tuple(args))
+        return self._describe(call, like)
+
     def replace(
         self,
         target: Callable[..., Any],

@@ -38,7 +38,7 @@ def join_additions(graph: fx.Graph, backend: str, recomputed: Recomputed) -> Non
             _forward(write, node, rows, recomputed)
         elif gradient is not None and groups[gradient] == groups[node]:
             _backward(write, node, gradient)
-    _erase_unread(graph)
+    write.erase_unread()
 
 
 def pack_copies(graph: fx.Graph) -> None:
@@ -49,13 +49,7 @@ def pack_copies(graph: fx.Graph) -> None:
             _pack(write, node)
         elif node.target is pieces_joined:
             _unpack(write, node)
-    _erase_unread(graph)
-
-
-def _erase_unread(graph: fx.Graph) -> None:
-    for node in reversed(graph.nodes):
-        if node.op == "call_function" and not node.users:
-            graph.erase_node(node)
+    write.erase_unread()
 
 
 def _forward(write: GraphWriter, node: fx.Node, addition: fx.Node, recomputed: Recomputed) -> None:

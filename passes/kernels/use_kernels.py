@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -24,9 +25,9 @@ from torch import fx
 
 from autopar._compat import LazyGraphModule
 from autopar.graphs.graph_copies import copied
-from autopar.ops import cross_entropy, gated, norms, rope  # noqa: F401 (they are registered)
+from autopar.ops import cross_entropy, gated, linear_cross_entropy, norms, rope  # noqa: F401 (they are registered)
 from autopar.passes.kernels.found_groups import FoundGroup, found_groups
-from autopar.passes.kernels.graph_patterns import Match, dtype_of, name_of, shape_of
+from autopar.passes.kernels.graph_patterns import VIEWS, Match, dtype_of, name_of, shape_of, unviewed
 from autopar.passes.kernels.graph_writer import GraphWriter
 from autopar.plans.plan_entries import KERNELS
 from autopar.program import MicroProgram, Program
@@ -34,44 +35,45 @@ from autopar.program import MicroProgram, Program
 aten = torch.ops.aten
 ours = torch.ops.autopar
 AnyProgram = TypeVar("AnyProgram", Program, MicroProgram, Program | MicroProgram)
-_KNOWN = "autopar: programs by kinds of kernels"
+_known: weakref.WeakKeyDictionary[fx.Graph, dict[str, Program | None]] = weakref.WeakKeyDictionary()
+"""What became of a graph by a kind of kernels; None: nothing."""
 
 
 def with_kernels(program: AnyProgram, kinds: Collection[str]) -> AnyProgram:
-    """The program in which a kernel of ours computes every group of these kinds that it takes: a copy, or the program
-    itself where it has none. kinds: of `plan_entries.KERNELS`; what is replaced already stays so."""
+    """The program in which a kernel of ours computes every group of these kinds that it takes; the program itself where
+    it has none. kinds: of `plan_entries.KERNELS`, in whose order they are put in; what is replaced stays so."""
     if isinstance(program, MicroProgram):
         return replace(
             program, program=with_kernels(program.program, kinds), whole=with_kernels(program.whole, kinds)
         )
-    known: dict[tuple[str, ...], Program] = program.graph_module.meta.setdefault(_KNOWN, {})
-    asked = tuple(kind for kind in KERNELS if kind in kinds)
-    if asked not in known:
-        known[asked] = _replaced(program, asked)
-    return known[asked]
+    for kind in KERNELS:
+        if kind in kinds:
+            known = _known.setdefault(program.graph, {})
+            if kind not in known:
+                known[kind] = _replaced(program, kind)
+            program = known[kind] or program
+    return program
 
 
-def _replaced(program: Program, kinds: Collection[str]) -> Program:
+def _replaced(program: Program, kind: str) -> Program | None:
     module = LazyGraphModule(program.graph_module, copied(program.graph))
     before = Counter(node.target for node in program.graph.nodes)
-    use_kernels(module, kinds)
+    use_kernels(module, kind)
     if Counter(node.target for node in module.graph.nodes) == before:
-        return program
+        return None
     return replace(program, graph_module=module)
 
 
-def use_kernels(graph_module: fx.GraphModule, kinds: Collection[str]) -> fx.GraphModule:
-    """Replace every group that a kernel of these kinds computes, in place."""
+def use_kernels(graph_module: fx.GraphModule, kind: str) -> None:
+    """Replace every group that a kernel of this kind computes, in place."""
     write = GraphWriter(graph_module.graph)
-    for group in found_groups(graph_module.graph, kinds):
+    for group in found_groups(graph_module.graph, kind):
         REWRITES[group.pattern.name](write, group)
-    if "layer_norm" in kinds:
-        for node in graph_module.graph.find_nodes(op="call_function", target=aten.native_layer_norm.default):
-            _layer_norm(write, node)
-    for node in reversed(graph_module.graph.nodes):
-        if node.op == "call_function" and not node.users:
-            graph_module.graph.erase_node(node)
-    return graph_module
+    target, rewrite = SINGLE.get(kind, (None, None))
+    if rewrite is not None:
+        for node in graph_module.graph.find_nodes(op="call_function", target=target):
+            rewrite(write, node)
+    write.erase_unread()
 
 
 def _rms_norm(write: GraphWriter, group: FoundGroup) -> None:
@@ -175,6 +177,48 @@ def _cross_entropy(write: GraphWriter, group: FoundGroup) -> None:
         write.replace(ours.cross_entropy_backward.default, arguments, (match["grad_logits"],))
 
 
+def _linear_cross_entropy(write: GraphWriter, node: fx.Node) -> None:
+    """The product in front of a cross-entropy joins it, where nobody else reads the logits."""
+    product, target = unviewed(node.args[0]), node.args[1]
+    if name_of(product) != "mm" or name_of(product.args[1]) != "permute" or product.args[1].args[1] != [1, 0]:
+        return
+    rows, weight = product.args[0], product.args[1].args[0]
+    readers = _readers(product)
+    backward = [reader for reader in readers if reader.target is ours.cross_entropy_backward.default]
+    products = [reader for one in backward for reader in _readers(one)]
+    of_weight = [one for one in products if name_of(one) == "mm" and _is_turned(one.args[0], backward)]
+    of_rows = [one for one in products if name_of(one) == "mm" and unviewed(one.args[0]) in backward]
+    found = len(backward), len(of_weight), len(of_rows), len(products)
+    if {*readers} != {node, *backward} or found not in ((0, 0, 0, 0), (1, 1, 1, 2)):
+        return
+    if backward and (unviewed(of_weight[0].args[1]) is not unviewed(rows) or of_rows[0].args[1] is not weight):
+        return
+    out, maximum, log_of_total = (_item(node, index) for index in range(3))
+    results = (maximum, None, None)
+    top, total, picked = write.replace(ours.linear_cross_entropy.default, (rows, weight, target, 0), results, like=node)
+    (log_total,) = write.replace(aten.log.default, (total,), (log_of_total,), like=node)
+    shifted = write.made(aten.sub.Tensor, (picked, top), node)
+    write.replace(aten.sub.Tensor, (shifted, log_total), (out,))
+    if backward:
+        _, labels, _, _, scale, _ = backward[0].args
+        arguments = (rows, weight, labels, top, log_total, scale, 0)
+        write.replace(ours.linear_cross_entropy_backward.default, arguments, (of_rows[0], of_weight[0]))
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Who reads a value, behind views."""
+    found = []
+    for user in node.users:
+        is_view = name_of(user) in (*VIEWS, "permute")
+        found += _readers(user) if is_view else [user]
+    return found
+
+
+def _is_turned(value: Any, sources: Collection[fx.Node]) -> bool:
+    """Whether a value is one of the matrices, transposed."""
+    return name_of(value) == "permute" and value.args[1] == [1, 0] and unviewed(value.args[0]) in sources
+
+
 def _is_one_hot(match: Match) -> bool:
     """Whether backward scatters -1 to the targets of the same block, times one number per row."""
     node, rows = match["scattered"], shape_of(match["wide"])[0]
@@ -204,3 +248,8 @@ REWRITES: Mapping[str, Callable[[GraphWriter, FoundGroup], None]] = {
     "rope_backward": _rope,
     "cross-entropy": _cross_entropy,
 }
+SINGLE: Mapping[str, tuple[Any, Callable[[GraphWriter, fx.Node], None]]] = {
+    "layer_norm": (aten.native_layer_norm.default, _layer_norm),
+    "linear_cross_entropy": (ours.cross_entropy.default, _linear_cross_entropy),
+}
+"""Kind -> the operator that its groups are found by, where no pattern says them."""

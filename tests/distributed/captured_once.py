@@ -21,6 +21,7 @@ from autopar.capture import normalize_example_inputs
 from autopar.capture.captures import Captures, autocast_state
 from autopar.hardware.cluster import Cluster
 from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
+from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import capture_model
 from autopar.request import Request
@@ -38,7 +39,7 @@ class CapturedOnce(Captures):
     def __init__(self) -> None:
         super().__init__()
         self._programs: dict[Any, Program] = {}
-        self._in_parts: dict[tuple[int, int], MicroProgram] = {}
+        self._in_parts: dict[tuple[int, int, tuple[str, ...]], MicroProgram] = {}
 
     def capture(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any) -> Program:
         leaves, structure = tree_flatten((args, dict(kwargs), options["batch"]))
@@ -51,12 +52,12 @@ class CapturedOnce(Captures):
             self._programs[key] = super().capture(model, args, kwargs, **options)
         return self._programs[key]
 
-    def in_parts(self, whole: Program, count: int, recapture: Recapture) -> MicroProgram:
-        """As `planned_parts`, once per program and number of parts."""
+    def in_parts(self, whole: Program, plan: Plan, recapture: Recapture) -> MicroProgram:
+        """As `planned_parts`, once per program, number of parts and kernels."""
         assert any(whole is program for program in self._programs.values()), "else its id may come again"
-        key = (id(whole), count)
+        key = (id(whole), plan.micro_batches, plan.kernels)
         if key not in self._in_parts:
-            self._in_parts[key] = planned_parts(whole, count, recapture)
+            self._in_parts[key] = planned_parts(whole, plan, recapture)
         return self._in_parts[key]
 
     @property

@@ -63,6 +63,12 @@ def _cross_entropy_backward(s: int) -> Arguments:
     return logits, target, top, log_total, x(6), 0
 
 
+def _linear_cross_entropy_backward(s: int) -> Arguments:
+    hidden, weight, target = x(6, 5), x(s, 5), ids(s, 6)
+    _, top, log_total = cross_entropy_reference(hidden @ weight.t(), target)
+    return hidden, weight, target, top, log_total, x(6), 0
+
+
 CASES: list[Case] = [
     case(aten._softmax.default, lambda s: (x(s, 4, 3), 1, False)),
     case(aten._softmax.default, lambda s: (x(3, s), -1, False), "row"),
@@ -89,4 +95,6 @@ CASES: list[Case] = [
     case(ours.layer_norm_backward.default, _our_layer_norm_backward_with_more, "with_more"),
     case(ours.cross_entropy.default, lambda s: (x(6, s), ids(s, 6))),
     case(ours.cross_entropy_backward.default, _cross_entropy_backward),
+    case(ours.linear_cross_entropy.default, lambda s: (x(6, 5), x(s, 5), ids(s, 6), 0)),
+    case(ours.linear_cross_entropy_backward.default, _linear_cross_entropy_backward),
 ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
+from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.cost_models.operator_costs import copy_seconds, element_flops, operator_seconds
 from autopar.cost_models.operator_sizes import Parts, RowSizes, Sizes, has_sizes, sizes_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
@@ -150,7 +151,7 @@ class Prices:
             device,
             flops=flops * strategies.fraction,
             bytes_moved=self._bytes_moved(node, strategies, traffic),
-            dtype=_dtype_name(node),
+            dtype=dtype_name(node),
             kind=kind,
             kernels=1 if leads_kernel else 0,
             operator=base_name(target),
@@ -232,9 +233,3 @@ class Prices:
 
 def _axes(bits: int) -> tuple[int, ...]:
     return tuple(axis for axis in range(bits.bit_length()) if bits >> axis & 1)
-
-
-def _dtype_name(node: fx.Node) -> str:
-    value = node.meta["val"]
-    first = next(item for item in (value if isinstance(value, tuple | list) else (value,)) if item is not None)
-    return str(first.dtype).removeprefix("torch.")

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import autopar
 from autopar.capture import capture
+from autopar.ops import linear_cross_entropy
 from autopar.passes.kernels.graph_patterns import name_of
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.plans.parallel_plan import Plan
@@ -25,6 +26,8 @@ from tests.passes.hand_plans import Results, run_plan, tensors_of, worst
 from tests.passes.lowered_programs import lower
 
 WIDTH, VOCABULARY, BATCH, LENGTH = 16, 4096, 8, 64
+WHOLE = tuple(kind for kind in KERNELS if kind != "linear_cross_entropy")
+"""All kinds but the one that makes no logits."""
 OURS = ("rms", "norm", "gated", "gelu", "cross_entropy", "pack")
 
 
@@ -105,7 +108,7 @@ def planned(style: str, precision: str | None, ranks: int) -> tuple[Program, Pla
         assert isinstance(found, Plan)
         return found.with_(kernel_backend="eager")
 
-    return program, plan(()), plan(KERNELS), tensors_of(program, module, inputs)
+    return program, plan(()), plan(WHOLE), tensors_of(program, module, inputs)
 
 
 def counted(program: Program, plan: Plan) -> Counter[str]:
@@ -172,7 +175,7 @@ def test_what_somebody_else_reads_is_left_alone() -> None:
     torch.manual_seed(0)
     module, inputs = Shown("llama"), batch()
     program = capture(module, (), inputs)
-    plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM", kernels=KERNELS)
+    plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM", kernels=WHOLE)
     assert counted(program, plan)["gated"] == 0
 
 
@@ -180,7 +183,7 @@ def test_evaluation_uses_the_forward_kernels() -> None:
     torch.manual_seed(0)
     module, inputs = Small("llama").requires_grad_(False), batch()
     program = capture(module, (), inputs)
-    plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM", kernels=KERNELS)
+    plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM", kernels=WHOLE)
     assert dict(counted(program, plan)) == {
         "rms_norm": 1, "add_rms_norm": 2, "gated": 2, "cross_entropy": 1
     }  # fmt: skip
@@ -217,6 +220,50 @@ def test_rotary_embeddings_are_one_kernel_each_way(dims: dict[str, int]) -> None
     assert names["rope"] == names["rope_backward"] == 2  # of queries and of keys
     tensors = tensors_of(program, module, inputs)
     assert worst(run_plan(program, ours, tensors), run_plan(program, plain, tensors)) < 1e-5
+
+
+@pytest.mark.parametrize("dims", [{"dp_replicate": 2}, {"tp": 2}], ids=str)
+def test_a_product_with_the_vocabulary_joins_its_cross_entropy(
+    dims: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_cross_entropy, "LEAST_ROWS", 16)
+    monkeypatch.setattr(linear_cross_entropy, "MULTIPLE", 8)  # 64 rows: several chunks
+    torch.manual_seed(0)
+    module, tokens = rotating(), torch.randint(0, 64, (4, 16))
+    inputs = {"input_ids": tokens, "labels": tokens}
+    program = capture(module, (), inputs)
+    kinds = ("cross_entropy", "linear_cross_entropy")
+    plain, ours = (
+        autopar.plan(module, inputs, cluster="2x1 H100-SXM", dims=dims, kernels=kernels, mode="fast")
+        for kernels in ((), kinds)
+    )
+    lowered = lower(program, ours, 0)
+    names = Counter(name_of(node) for node in lowered.graph.nodes)
+    assert names["linear_cross_entropy"] == names["linear_cross_entropy_backward"] == 1
+    assert not any(node.meta.get("local_shape") in ((64, 64), (32, 64), (64, 32)) for node in logits_of(lowered))
+    tensors = tensors_of(program, module, inputs)
+    found = run_plan(program, ours, tensors)
+    assert worst(found, run_plan(program, plain, tensors)) < 1e-5
+
+    def spoil(module: fx.GraphModule) -> None:
+        for node in module.graph.nodes:
+            if name_of(node) == "linear_cross_entropy_backward":
+                node.args = (*node.args[:-1], 1)
+
+    assert worst(run_plan(program, ours, tensors, change=spoil), found) > 1e-3
+
+
+def logits_of(program: Program) -> list[fx.Node]:
+    """Products that read the weight of the head."""
+    return [node for node in program.graph.nodes if name_of(node) == "mm" and "lm_head" in str(node.meta["operator"])]
+
+
+def test_logits_that_somebody_reads_stay() -> None:
+    torch.manual_seed(0)
+    module, inputs = rotating().model, {"input_ids": torch.zeros(4, 16, dtype=torch.long)}
+    program = capture(module, (), {**inputs, "labels": inputs["input_ids"]})  # the model returns them
+    names = Counter(name_of(node) for node in with_kernels(program, KERNELS).graph.nodes)
+    assert (names["cross_entropy"], names["linear_cross_entropy"]) == (1, 0)
 
 
 def test_a_turn_of_other_pairs_is_no_rotary_embedding() -> None:
