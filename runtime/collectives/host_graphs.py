@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import fx
 
+from autopar._compat import resolve_group
 from autopar.runtime.collectives.communicator import communicator_of
 from autopar.runtime.collectives.flight_record import RECORD
 from autopar.runtime.collectives.host_collectives import (
@@ -85,7 +87,8 @@ def wait(started: MaybeStarted) -> torch.Tensor:
 
 def _record(kind: str, x: torch.Tensor, group: str, operator: str) -> None:
     """Note a collective that torch runs: on a GPU the host does not see its end."""
-    HERE.collective = RECORD.begin(kind, operator, communicator_of(group).ranks, x.nbytes, by_torch=True)
+    ranks = tuple(dist.get_process_group_ranks(resolve_group(group)))
+    HERE.collective = RECORD.begin(kind, operator, ranks, x.nbytes, by_torch=True)
 
 
 def _is_ours(x: torch.Tensor, group: str, reduction: str = "") -> bool:
