@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import re
 import sys
 import warnings
@@ -257,6 +258,17 @@ def all_groups() -> list[ProcessGroup]:
     return [group for group in list(distributed_c10d._world.pg_map) if group.size() > 1]
 
 
+def torch_flight_record() -> list[dict[str, Any]]:
+    """The entries of torch's flight recorder, oldest first: calls of NCCL or gloo with number, sizes and state; empty
+    where there is none, or `TORCH_FR_BUFFER_SIZE=0`."""
+    found: list[dict[str, Any]] = []
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):  # the first in builds with NCCL only
+        dump = getattr(torch._C._distributed_c10d, name, None)
+        if dump is not None:
+            found += json.loads(dump()).get("entries", [])
+    return found
+
+
 warn_about_untested_torch()
 
 __all__ = [
@@ -312,6 +324,7 @@ __all__ = [
     "resolve_group",
     "share_gradient_hooks",
     "store_connection",
+    "torch_flight_record",
     "torch_version",
     "tree_flatten",
     "tree_flatten_with_path",

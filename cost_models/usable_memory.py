@@ -12,6 +12,19 @@ FRAGMENTATION_FRACTION = {"cuda": 0.03, "cpu": 0.0}
 """Part of the memory that the caching allocator cannot use: the calibrated margin of 3 % that the goals for
 fits / does-not-fit assume."""
 
+PAIR_COMMUNICATOR_BYTES, COMMUNICATOR_BYTES = 544 * 2**20, 688 * 2**20
+"""What NCCL holds for a group of two GPUs of a node, and for one of more, once an all_reduce of 4 MB has run: read off
+torch on 4 A100s with NVLink (NVIDIA/nccl issue 964, 2023; other algorithms and networks take other buffers). Each
+group has its own, unless it shares those of another one. Not measured here; `benchmarks.gpu` does."""
+
+
+def communicator_bytes(ranks: int, kind: str) -> int:
+    """What the communicator of a group of so many ranks holds of a device, beside tensors; not part of `usable_bytes`
+    yet, which is asked before the groups of a plan are known."""
+    if kind != "cuda" or ranks < 2:
+        return 0
+    return PAIR_COMMUNICATOR_BYTES if ranks == 2 else COMMUNICATOR_BYTES
+
 
 def usable_bytes(memory_bytes: int, kind: str) -> int:
     """What a plan may fill of a device of this kind: total minus context minus fragmentation."""

@@ -28,6 +28,7 @@ from autopar.files import cache_directory
 from autopar.hardware.cluster import Cluster, measured_cluster_path
 from autopar.hardware.operator_profile import operator_profile_path
 from autopar.report.terminal_tables import table
+from autopar.runtime.collectives.flight_record import VARIABLE
 from autopar.runtime.kernels.inductor import cpp_compiler
 
 Status: TypeAlias = Literal["ok", "missing", "broken"]
@@ -103,6 +104,21 @@ def check_nccl() -> Finding:
         return Finding("NCCL", "broken", "this build of torch has none", "install a CUDA build of torch for Linux")
     found: Any = torch.cuda.nccl
     return Finding("NCCL", "ok", ".".join(map(str, found.version())))
+
+
+RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""Entries of torch's flight recorder, the first that is set; 2000 where none is (torch 2.13, FlightRecorder.hpp)."""
+
+
+def check_flight_record() -> Finding:
+    """Where a collective hangs, a record of the last ones says which, and who has not come."""
+    ours = os.environ.get(VARIABLE, "") or tempfile.gettempdir()
+    size = next((os.environ[name] for name in RECORDER_SIZES if name in os.environ), "2000")
+    found = f"ours in {ours}" if ours != "0" else "ours writes no file"
+    if ours == "0" or size == "0":
+        off = f"{found}, torch's recorder is {'off' if size == '0' else 'on'}"
+        return Finding("flight record", "missing", off, f"unset {VARIABLE} and {' and '.join(RECORDER_SIZES)}")
+    return Finding("flight record", "ok", f"{found}, with {size} entries of torch's")
 
 
 def check_peers() -> Finding:
@@ -210,6 +226,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_gloo,
     check_gpu,
     check_nccl,
+    check_flight_record,
     check_peers,
     check_driver,
     check_triton,

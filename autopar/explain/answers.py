@@ -323,7 +323,8 @@ class MemoryTable:
     """The fullest moment of a step on one rank, in bytes. by_kind: parameters, optimizer state, gradients, ...; their
     sum is `peak_bytes`; by_module: layers that repeat are one; over_time: (moment, bytes), the fullest operator of
     every module in the order in which it runs, or with stages of every pass ("2F0": stage 2, forward of micro-batch 0).
-    limit_bytes: what the plan may fill; stages: what each stage keeps, where there are stages."""
+    limit_bytes: what the plan may fill; stages: what each stage keeps, where there are stages; communicator_bytes: what
+    NCCL is expected to hold beside all that for the groups of the rank (`communicators` of them), not in the peak."""
 
     rank: int
     moment: str
@@ -333,6 +334,8 @@ class MemoryTable:
     by_module: Mapping[str, float]
     over_time: tuple[tuple[str, float], ...] = field(default=())
     stages: tuple[StageMemory, ...] = ()
+    communicators: int = 0
+    communicator_bytes: float = 0.0
 
     def __str__(self) -> str:
         limit = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"
@@ -342,6 +345,9 @@ class MemoryTable:
             ("moment", self._moments()),
         ]
         lines = [f"rank {self.rank}: {format_bytes(self.peak_bytes)}{limit} at {self.moment}"]
+        if self.communicators:
+            about = f"about {format_bytes(self.communicator_bytes)} of NCCL's"
+            lines.append(f"beside that {about}, not measured here (process groups: {self.communicators})")
         for title, entries in tables:
             rows = [(name, format_bytes(size), f"{size / self.peak_bytes:.1%}") for name, size in entries]
             lines += ["", align((title, "memory", "of the peak"), rows)]

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import math
 
+from autopar.cost_models.usable_memory import communicator_bytes
 from autopar.explain.answers import MemoryTable
 from autopar.explain.asked_step import asked_step
+from autopar.explain.communicators import communicator_ranks
 from autopar.explain.held_memory import HeldMemory
 from autopar.explain.memory_pieces import module_of, sums
 from autopar.explain.source import Source
@@ -41,6 +43,8 @@ def memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTable:
     group = max(range(len(held)), key=lambda one: held[one].peak) if rank is None else plan.group_of(rank)
     own = held[group]
     pieces = list(own.pieces(own.fullest))
+    run = [graph for stage in own.own for graph in stage.lowered.graphs.values()]
+    groups, kind = communicator_ranks(plan, group, run), own.own[0].cluster.device.kind
     return MemoryTable(
         rank=plan.rank_groups[group].first_rank if rank is None else rank,
         moment=own.name(own.fullest),
@@ -49,5 +53,7 @@ def memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTable:
         by_kind=sums((kind, size) for _, kind, size in pieces),
         by_module=sums((module_of(name, own.loss), size) for name, _, size in pieces),
         over_time=tuple(own.over_time()),
+        communicators=len(groups) if kind == "cuda" else 0,
+        communicator_bytes=float(sum(communicator_bytes(ranks, kind) for ranks in groups)),
         stages=() if own.is_only_stage else tuple(stage for one in held for stage in one.stages()),
     )

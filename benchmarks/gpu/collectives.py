@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
+from autopar.cost_models.usable_memory import communicator_bytes
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
+from benchmarks.gpu.allocator import Memory
 from benchmarks.gpu.ranks import num_ranks, on_ranks, slowest
 from benchmarks.gpu.stage import Place, Row, attempted
 from benchmarks.gpu.timing import median_seconds
@@ -28,8 +30,34 @@ KINDS: Mapping[CollectiveKind, Callable[[Tensor, Tensor], Any]] = {
 def run(place: Place, sizes: Sequence[int], rehearsed_ranks: int) -> Iterator[Row]:
     """sizes: bytes of the full buffer, in bf16."""
     ranks = num_ranks(place, rehearsed_ranks)
+    yield attempted("communicators", lambda: {"groups": on_ranks(place, ranks, communicators, ranks)})
     for kind in KINDS:
         yield attempted(kind, lambda kind=kind: {"sizes": on_ranks(place, ranks, measured, kind, ranks, sizes)})  # type: ignore[misc]
+
+
+def communicators(place: Place, ranks: int) -> list[Row]:
+    """What NCCL holds of this device for groups of two and of all ranks, beside what torch's allocator holds: a second
+    group of the same ranks says whether they share. On every rank; rank 0 is in all of them."""
+    dist.all_reduce(torch.zeros(1, device=place.device))  # the default group has what it needs
+    rows = []
+    for size in (2, ranks, ranks):
+        group = dist.new_group(list(range(size)))
+        before = _held_bytes(place)
+        if dist.get_rank() < size:
+            dist.all_reduce(torch.zeros(1 << 20, device=place.device), group=group)
+        dist.barrier()
+        held = _held_bytes(place) - before
+        predicted = communicator_bytes(size, "cuda")
+        rows.append({"ranks": size, "bytes": held, "predicted_bytes": predicted})
+    return rows
+
+
+def _held_bytes(place: Place) -> int:
+    """Of the device, and nobody's tensors: other processes' too, where there are some."""
+    if place.on_cuda:
+        torch.cuda.synchronize(place.device)
+    now = Memory.of(place)
+    return now.total - now.free - (now.reserved if place.on_cuda else 0)
 
 
 def measured(place: Place, kind: CollectiveKind, ranks: int, sizes: Sequence[int]) -> list[Row]:

@@ -42,6 +42,7 @@ from autopar.runtime.collectives.exchanged import (
     then,
     two_levels,
 )
+from autopar.runtime.collectives.flight_record import RECORD
 from autopar.runtime.collectives.lost_ranks import Waiting, lost_ranks
 from autopar.runtime.collectives.progress import HERE
 
@@ -60,8 +61,11 @@ REDUCTIONS: Mapping[str, Reduce] = {
 class Started:
     """A collective on its way; `wait` hands out its result, once."""
 
-    def __init__(self, kind: str, communicator: Communicator, operator: str, collective: Collective) -> None:
-        """Post the first exchange. Raises RankLostError where a peer is gone."""
+    def __init__(
+        self, kind: str, communicator: Communicator, operator: str, collective: Collective, nbytes: int
+    ) -> None:
+        """Post the first exchange. nbytes: of what this rank puts in. Raises RankLostError where a peer is gone."""
+        self._flight = RECORD.begin(kind, operator, communicator.ranks, nbytes)
         self._waiting = Waiting(kind=kind, operator=operator, ranks=communicator.ranks, place=communicator.place)
         self._communicator = communicator
         self._collective = collective
@@ -95,9 +99,11 @@ class Started:
     def wait(self) -> torch.Tensor:
         """The result. Raises RankLostError that names this collective's operator and the ranks that are missing."""
         begin = time.perf_counter()
-        HERE.collective = self._waiting
+        HERE.collective = self._flight
         try:
-            return self._finish() if self._rest is None else self._rest.result()
+            result = self._finish() if self._rest is None else self._rest.result()
+            RECORD.end(self._flight)
+            return result
         except LostPeersError as error:
             raise lost_ranks(self._waiting, error) from error
         finally:
@@ -142,10 +148,10 @@ def _all_reduce(x: torch.Tensor, result: torch.Tensor, reduction: str, group: st
     x = x.detach().contiguous()
     if gathers_all_copies(x.nbytes, communicator.size):
         made = reduced_copies(communicator, communicator.first_tag(), x, result, REDUCTIONS[reduction])
-        return Started("all_reduce", communicator, operator, made)
+        return Started("all_reduce", communicator, operator, made, x.nbytes)
     by_nodes = reduction != FOLDED and two_levels(communicator, x.nbytes)
     made = all_reduced(communicator, communicator.first_tag(), x, result, REDUCTIONS[reduction], by_nodes)
-    return Started("all_reduce", communicator, operator, made).go_on()
+    return Started("all_reduce", communicator, operator, made, x.nbytes).go_on()
 
 
 def start_reduce_scatter(x: torch.Tensor, reduction: str, ranks: int, group: str, operator: str) -> Started:
@@ -155,9 +161,9 @@ def start_reduce_scatter(x: torch.Tensor, reduction: str, ranks: int, group: str
     flat, reduce, tag = x.view(-1), REDUCTIONS[reduction], communicator.first_tag()
     if reduction == FOLDED or not two_levels(communicator, x.nbytes):
         one = scattered(communicator, tag, communicator.everyone, flat.chunk(ranks), reduce)
-        return Started("reduce_scatter", communicator, operator, shaped(one, shape))
+        return Started("reduce_scatter", communicator, operator, shaped(one, shape), x.nbytes)
     two = scattered_on_nodes(communicator, tag, flat, reduce)
-    return Started("reduce_scatter", communicator, operator, shaped(two, shape)).go_on()
+    return Started("reduce_scatter", communicator, operator, shaped(two, shape), x.nbytes).go_on()
 
 
 def start_all_gather(x: torch.Tensor, ranks: int, group: str, operator: str) -> Started:
@@ -166,16 +172,16 @@ def start_all_gather(x: torch.Tensor, ranks: int, group: str, operator: str) -> 
     result, tag = x.new_empty((ranks * x.shape[0], *x.shape[1:])), communicator.first_tag()
     if not two_levels(communicator, result.nbytes):
         one = gathered(communicator, tag, communicator.everyone, x.view(-1), result.view(-1).chunk(ranks))
-        return Started("all_gather", communicator, operator, then(one, result))
+        return Started("all_gather", communicator, operator, then(one, result), x.nbytes)
     two = gathered_on_nodes(communicator, tag, x.view(-1), result.view(-1))
-    return Started("all_gather", communicator, operator, then(two, result)).go_on()
+    return Started("all_gather", communicator, operator, then(two, result), x.nbytes).go_on()
 
 
 def start_small_all_gather(row: torch.Tensor, group: str, operator: str) -> Started:
     """All ranks' flat `row`, a row each: few messages per rank on any number of ranks."""
     communicator = communicator_of(group)
     made = gathered_by_doubling(communicator, communicator.first_tag(), row)
-    return Started("all_gather", communicator, operator, made)
+    return Started("all_gather", communicator, operator, made, row.nbytes)
 
 
 def start_all_to_all(x: torch.Tensor, received: Sequence[int], sent: Sequence[int], group: str, op: str) -> Started:
@@ -185,4 +191,4 @@ def start_all_to_all(x: torch.Tensor, received: Sequence[int], sent: Sequence[in
     made = exchanged(
         communicator, communicator.first_tag(), torch.split(x, list(sent)), torch.split(result, list(received))
     )
-    return Started("all_to_all", communicator, op, then(made, result))
+    return Started("all_to_all", communicator, op, then(made, result), x.nbytes)

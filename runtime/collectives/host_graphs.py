@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import fx
 
+from autopar._compat import resolve_group
 from autopar.runtime.collectives.communicator import communicator_of
+from autopar.runtime.collectives.flight_record import RECORD
 from autopar.runtime.collectives.host_collectives import (
     FOLDED,
     REDUCTIONS,
@@ -25,6 +28,7 @@ from autopar.runtime.collectives.host_collectives import (
     start_all_to_all,
     start_reduce_scatter,
 )
+from autopar.runtime.collectives.progress import HERE
 
 _c10d = torch.ops._c10d_functional
 MaybeStarted: TypeAlias = Started | torch.Tensor
@@ -36,6 +40,7 @@ def all_reduce(x: torch.Tensor, reduction: str, group: str, operator: str) -> Ma
     """As torch's functional all_reduce."""
     if _is_ours(x, group, reduction):
         return start_all_reduce(x, reduction, group, operator)
+    _record("all_reduce", x, group, operator)
     return _c10d.all_reduce(x, reduction, group)  # type: ignore[no-any-return]
 
 
@@ -43,6 +48,7 @@ def all_reduce_(x: torch.Tensor, reduction: str, group: str, operator: str) -> M
     """As torch's functional all_reduce_: the result is written to `x`."""
     if _is_ours(x, group, reduction) and x.is_contiguous():
         return start_all_reduce_in_place(x, reduction, group, operator)
+    _record("all_reduce", x, group, operator)
     return _c10d.all_reduce_(x, reduction, group)  # type: ignore[no-any-return]
 
 
@@ -50,6 +56,7 @@ def reduce_scatter(x: torch.Tensor, reduction: str, ranks: int, group: str, oper
     """As torch's functional reduce_scatter_tensor."""
     if _is_ours(x, group, reduction):
         return start_reduce_scatter(x, reduction, ranks, group, operator)
+    _record("reduce_scatter", x, group, operator)
     return _c10d.reduce_scatter_tensor(x, reduction, ranks, group)  # type: ignore[no-any-return]
 
 
@@ -57,6 +64,7 @@ def all_gather(x: torch.Tensor, ranks: int, group: str, operator: str) -> MaybeS
     """As torch's functional all_gather_into_tensor."""
     if _is_ours(x, group):
         return start_all_gather(x, ranks, group, operator)
+    _record("all_gather", x, group, operator)
     return _c10d.all_gather_into_tensor(x, ranks, group)  # type: ignore[no-any-return]
 
 
@@ -66,6 +74,7 @@ def all_to_all(
     """As torch's functional all_to_all_single."""
     if _is_ours(x, group):
         return start_all_to_all(x, received, sent, group, operator)
+    _record("all_to_all", x, group, operator)
     return _c10d.all_to_all_single(x, received, sent, group)  # type: ignore[no-any-return]
 
 
@@ -74,6 +83,12 @@ def wait(started: MaybeStarted) -> torch.Tensor:
     if isinstance(started, Started):
         return started.wait()
     return _c10d.wait_tensor(started)  # type: ignore[no-any-return]
+
+
+def _record(kind: str, x: torch.Tensor, group: str, operator: str) -> None:
+    """Note a collective that torch runs: on a GPU the host does not see its end."""
+    ranks = tuple(dist.get_process_group_ranks(resolve_group(group)))
+    HERE.collective = RECORD.begin(kind, operator, ranks, x.nbytes, by_torch=True)
 
 
 def _is_ours(x: torch.Tensor, group: str, reduction: str = "") -> bool:

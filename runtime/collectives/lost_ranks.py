@@ -21,6 +21,7 @@ import torch.distributed as dist
 from autopar._compat import Store, default_store
 from autopar.errors import AutoparError, RankLostError
 from autopar.runtime.collectives.exchange import LostPeersError
+from autopar.runtime.collectives.flight_record import RECORD
 from autopar.runtime.collectives.progress import HERE
 
 HEARING_SECONDS = 4.0
@@ -28,6 +29,8 @@ HEARING_SECONDS = 4.0
 STORE_SECONDS = 2.0
 """So long the store may take beyond that; it may lie on the rank that is lost."""
 POLL_SECONDS = 0.1
+SHOWN_RANKS = 4
+"""Of which an error says what they started last."""
 KEY = "autopar/waiting/"
 
 
@@ -50,11 +53,13 @@ class Waiting:
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a rank that gives up tells: who it waits for, in which operator, whether their connections are closed."""
+    """What a rank that gives up tells: who it waits for, in which operator, whether their connections are closed, and
+    what it started last."""
 
     lost: tuple[int, ...]
     operator: str
     ended: bool
+    last: tuple[str, ...] = ()
 
 
 def lost_ranks(waiting: Waiting, error: LostPeersError) -> AutoparError:
@@ -63,9 +68,10 @@ def lost_ranks(waiting: Waiting, error: LostPeersError) -> AutoparError:
     verdict = HERE.ask()
     if verdict is not None:
         return verdict
-    mine = Told(tuple(waiting.ranks[place] for place in error.peers), str(waiting), error.ended)
+    mine = Told(tuple(waiting.ranks[place] for place in error.peers), str(waiting), error.ended, RECORD.last())
     told = _hear(waiting.rank, mine, error.ended)
-    return RankLostError(message(waiting, mine, told, str(error)))
+    said = [f"last on rank {rank}: {', '.join(one.last)}" for rank, one in sorted({**told, waiting.rank: mine}.items())]
+    return RankLostError(f"{message(waiting, mine, told, str(error))}; {RECORD.told(said[:SHOWN_RANKS])}")
 
 
 def message(waiting: Waiting, mine: Told, told: Mapping[int, Told], cause: str) -> str:

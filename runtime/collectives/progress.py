@@ -14,17 +14,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
 from autopar.errors import AutoparError, RankLostError
+from autopar.runtime.collectives.flight_record import RECORD
 from autopar.timing import running_phase
 
 ANSWER_SECONDS = 2.0
 """So long an error waits for what the other ranks have found, where their store answers at all."""
 _FREQUENT = ("call", "backward")
 """Phases that others are told of with the next beat; of the rest at once."""
-_OF_A_TRANSPORT = ("closed", "closure", "connection", "reset by peer", "timed out", "timeout", "broken pipe", "gloo")
+_OF_A_TRANSPORT = (
+    "closed", "closure", "connection", "reset by peer", "timed out", "timeout", "broken pipe", "gloo", "nccl"
+)  # fmt: skip
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +114,7 @@ class RankProgress:
         if not isinstance(error, RankLostError) and (is_of_transport(error) or is_of_transport(error.__cause__)):
             self.ask()
             self.raise_verdict(error)
+            _add_note(error, RECORD.told())
         if isinstance(error, RankLostError):
             self.delivered.set()
         self._failed = (self._entries, f"{type(error).__name__}: {error}"[:1000])
@@ -133,6 +138,13 @@ class RankProgress:
 def is_of_transport(error: BaseException | None) -> bool:
     """Whether this may be what a rank sees of another one's end."""
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OF_A_TRANSPORT)
+
+
+def _add_note(error: BaseException, text: str) -> None:
+    """Under the error's text, where Python has notes (3.11)."""
+    add: Any = getattr(error, "add_note", None)
+    if add is not None and text:
+        add(text)
 
 
 HERE = RankProgress()

@@ -33,6 +33,7 @@ import torch.distributed as dist
 
 from autopar._compat import Store, all_groups, store_connection
 from autopar.errors import AutoparError, ConfigurationError, RankLostError, RankMismatchError
+from autopar.runtime.collectives.flight_record import RECORD
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank
 from autopar.runtime.guards.beats import Beat, Heard, Verdict, judge, late, late_message, watched
@@ -169,7 +170,8 @@ class Heartbeat:
             self._warned_entry, self._next_warning = mine.entries, 1.0
         if seconds > late(mine, self._limit) * self._next_warning:
             self._next_warning *= 2.0
-            log.warning(late_message(mine, self._heard, list(self._heard)))
+            late_text = late_message(mine, self._heard, list(self._heard))
+            log.warning("; ".join(filter(None, (late_text, RECORD.told()))))
 
     # the thread that watches the store
 
@@ -198,14 +200,15 @@ class Heartbeat:
             return
         if publish:
             self._store.set(VERDICT_KEY, msgspec.json.encode(verdict).decode())
-        error: AutoparError = (RankLostError if verdict.lost else RankMismatchError)(verdict.message)
+        said = "; ".join(filter(None, (verdict.message, RECORD.told())))
+        error: AutoparError = (RankLostError if verdict.lost else RankMismatchError)(said)
         HERE.verdict = error
         HERE.answered.set()
-        log.error(f"the job ends: {verdict.message}")
+        log.error(f"the job ends: {said}")
         if not HERE.delivered.is_set():
             wake_from_gloo()
         if not HERE.delivered.wait(GRACE_SECONDS) and not self.is_over:
-            sys.stderr.write(f"{type(error).__name__}: {verdict.message}\n")
+            sys.stderr.write(f"{type(error).__name__}: {said}\n")
             sys.stderr.flush()
             os._exit(EXIT_CODE)
 

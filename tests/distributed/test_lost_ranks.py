@@ -23,6 +23,8 @@ def test_a_rank_that_ends_in_a_step_is_named_by_every_other_one(pool: Pool, chec
     assert "rank 2:\nthe worker process died" in text, text[-3000:]
     assert text.count("RankLostError: rank 2 ended: ") == 3
     assert where in text
+    assert text.count("; last on rank ") >= 3
+    assert text.count("the last collectives of this rank stand in ") == 3
 
 
 @pytest.mark.exhaustive

@@ -47,7 +47,7 @@ Rounds: TypeAlias = Generator[Event, None, torch.Tensor]
 
 
 def started(communicator: Communicator, collective: Rounds) -> Started:
-    return Started("all_reduce", communicator, "head/mm#0/bwd", cast(Collective, collective)).go_on()
+    return Started("all_reduce", communicator, "head/mm#0/bwd", cast(Collective, collective), 4).go_on()
 
 
 def test_a_collective_goes_on_while_the_one_before_it_waits() -> None:

@@ -72,6 +72,16 @@ def test_equal_ends_go_straight_across_and_partial_sums_too() -> None:
         assert all(piece.is_whole for piece in pieces)
 
 
+def test_indices_are_put_on_a_device_once() -> None:
+    source, target = CASES[3]
+    for piece in route(SHAPE, source, target):
+        moved = piece.on(torch.device("meta"))
+        indices = [each for each in (*moved.taken, *moved.put) if each is not None]
+        assert indices
+        assert all(each.device.type == "meta" for each in indices)
+        assert [each is None for each in moved.put] == [each is None for each in piece.put]
+
+
 def test_copies_share_the_sending() -> None:
     pieces = route(SHAPE, _ends((2,), (R,), 0), _ends((4,), (S0,), 2))
     assert [piece.source for piece in pieces] == [0, 1, 0, 1]
