@@ -446,7 +446,7 @@ def _in_parts(program: Program, chosen: Plan, recapture: Recapture) -> MicroProg
     """The program in the micro-batches of the plan; None where that is the whole batch."""
     if chosen.in_one_part:
         return None
-    return planned_parts(program, chosen, recapture)
+    return planned_parts(program, chosen.micro_batches, recapture, kernels=chosen.kernels)
 
 
 def _check_shards(chosen: Plan, captured: CapturedModel) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from autopar.capture import Captures
 from autopar.hardware.cluster import Cluster
 from autopar.planner.one_mesh.query import Query
+from autopar.planner.pipelines.plan_pipeline import needed_recapture
 from autopar.planner.pipelines.solved_submeshes import SubMeshes
 from autopar.questions import capture_model
 from autopar.request import Request
@@ -21,4 +22,5 @@ def sub_meshes(model: nn.Module, inputs: Inputs, cluster: Cluster, memory_limit:
     """The model captured with AdamW, to be solved on sub-meshes. memory_limit: of a device."""
     request = Request(cluster=cluster, optimizer=torch.optim.AdamW, memory_limit=memory_limit)
     captured = capture_model(model, (), dict(inputs), request, Captures(), training=True)
-    return SubMeshes(Query.of(captured.program, request), captured)
+    query = Query.of(captured.program, request, recapture=captured)
+    return SubMeshes(query, needed_recapture(query))

@@ -89,7 +89,7 @@ def program_of(plan: Plan, given: Mapping[str, Any], cluster: Cluster) -> Progra
     adopt_rules(captured.program, plan.discovered)
     if plan.in_one_part:
         return captured.program
-    parts = planned_parts(captured.program, plan, captured)
+    parts = planned_parts(captured.program, plan.micro_batches, captured, kernels=plan.kernels)
     adopt_rules(parts.program, plan.discovered)
     return parts
 

@@ -76,8 +76,10 @@ class Source:
         """The program of one micro-batch of a plan. Raises PlanMismatchError where the model does not run so."""
         whole = with_kernels(self.program, plan.kernels)
         factorisation = self.kept.factorisations.recall(whole, lambda: Factorisation(whole))
-        question = plan.micro_batches, plan.kernels
-        return self.parts.recall(question, lambda: planned_parts(self.program, plan, self, factorisation))
+        count, kernels = plan.micro_batches, plan.kernels
+        return self.parts.recall(
+            (count, kernels), lambda: planned_parts(self.program, count, self, factorisation, kernels)
+        )
 
     def program_of(self, plan: Plan) -> Program | MicroProgram:
         """What a step of the plan runs: the program with its kernels of ours, or that of one micro-batch."""

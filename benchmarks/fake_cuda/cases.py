@@ -160,7 +160,8 @@ def asked_step(case: Case, model: nn.Module, inputs: Mapping[str, Tensor]) -> St
     captured = capture_example(model, (), dict(inputs), request, Captures())
     plan = make_plan(captured.program, request, recapture=captured)
     whole = with_kernels(captured.program, plan.kernels)
-    parts = whole if plan.in_one_part else planned_parts(captured.program, plan, captured)
+    count = plan.micro_batches
+    parts = whole if plan.in_one_part else planned_parts(whole, count, captured, kernels=plan.kernels)
     return StepProgram(plan, parts, request.cluster, OPTIMIZER)
 
 

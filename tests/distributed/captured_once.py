@@ -21,7 +21,6 @@ from autopar.capture import normalize_example_inputs
 from autopar.capture.captures import Captures, autocast_state
 from autopar.hardware.cluster import Cluster
 from autopar.planner.batch.micro_batch_program import Recapture, planned_parts
-from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.questions import capture_model
 from autopar.request import Request
@@ -52,12 +51,14 @@ class CapturedOnce(Captures):
             self._programs[key] = super().capture(model, args, kwargs, **options)
         return self._programs[key]
 
-    def in_parts(self, whole: Program, plan: Plan, recapture: Recapture) -> MicroProgram:
+    def in_parts(
+        self, whole: Program, count: int, recapture: Recapture, *, kernels: tuple[str, ...] = ()
+    ) -> MicroProgram:
         """As `planned_parts`, once per program, number of parts and kernels."""
         assert any(whole is program for program in self._programs.values()), "else its id may come again"
-        key = (id(whole), plan.micro_batches, plan.kernels)
+        key = (id(whole), count, kernels)
         if key not in self._in_parts:
-            self._in_parts[key] = planned_parts(whole, plan, recapture)
+            self._in_parts[key] = planned_parts(whole, count, recapture, kernels=kernels)
         return self._in_parts[key]
 
     @property

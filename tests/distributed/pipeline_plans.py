@@ -57,6 +57,7 @@ def _planned(name: str, micro_batches: int, sizes: tuple[tuple[str, int], ...]) 
         cluster=Cluster.parse(f"1x{math.prod(dims.values())} H100-SXM"),
         dims=dims,
         precision=CASES[name].options.get("precision"),
+        kernels=(),
         with_baselines=False,
         mode="fast",
     )

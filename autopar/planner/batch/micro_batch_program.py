@@ -22,7 +22,6 @@ from autopar.errors import CaptureError, PlanMismatchError
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.planner.batch.batch_flow import BatchFlow, Kind, NotSeparable
 from autopar.planner.problem.factorisation import Factorisation, value_of
-from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, Joined, MicroProgram, Output, Program
 
 
@@ -112,13 +111,16 @@ def _captured_part(whole: Program, count: int, recapture: Recapture) -> Program:
 
 
 def planned_parts(
-    whole: Program, plan: Plan, recapture: Recapture, factorisation: Factorisation | None = None
+    whole: Program,
+    count: int,
+    recapture: Recapture,
+    factorisation: Factorisation | None = None,
+    kernels: tuple[str, ...] = (),
 ) -> MicroProgram:
     """`in_parts`, for the number and with the kernels that a plan says; factorisation: with the kernels. Raises
     PlanMismatchError where the model does not run so."""
-    count, whole = plan.micro_batches, with_kernels(whole, plan.kernels)
     try:
-        return in_parts(whole, count, RecaptureWithKernels(recapture, plan.kernels), factorisation)
+        return in_parts(with_kernels(whole, kernels), count, RecaptureWithKernels(recapture, kernels), factorisation)
     except NotSeparable as reason:
         raise PlanMismatchError(
             f"the plan runs {count} micro-batches, but this model cannot: {reason}; plan again"
