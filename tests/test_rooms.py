@@ -22,6 +22,7 @@ TOPIC_FOLDERS = ("distributed", "golden", "gpu")
 """Tests of the whole: on processes of their own, as texts, on a GPU."""
 
 TOPICS = (
+    "runtime/kernels/test_every_kernel.py",
     "benchmarks/fake_cuda/test_stages.py",
     "benchmarks/gpu/test_cuda_branches.py",
     "benchmarks/netlab/test_stalled_link.py",
