@@ -32,7 +32,7 @@ DEGREES: Mapping[str, str] = {
     "dp_replicate": "replicated data parallelism", "dp_shard": "sharded data parallelism",
     "cp": "context parallelism", "ep": "expert parallelism", "pp": "pipeline parallelism",
 }  # fmt: skip
-NORMS = ("native_layer_norm", "_fused_rms_norm", "rsqrt")
+NORMS = ("native_layer_norm", "_fused_rms_norm", "rsqrt", "layer_norm", "rms_norm")
 """Operators whose split over the tensor-parallel axis tells that activations between blocks lie split (sequence
 parallelism)."""
 
