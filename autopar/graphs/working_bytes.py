@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, base_name
-from autopar.ops import blocks, group_statistics, split_statistics, statistics
+from autopar.ops import blocks, group_statistics, norms, rows, split_statistics, statistics
 from autopar.ops.cross_entropy import cross_entropy_rows
 from autopar.ops.linear_cross_entropy import gradients_in_chunks, rows_in_chunks
 
@@ -40,6 +40,12 @@ WRITTEN_IN_TORCH = frozenset({
     group_statistics.normalise_groups,
     group_statistics.group_gradient_sums,
     group_statistics.group_norm_gradients,
+    rows.row_squares,
+    rows.rms_norm_block,
+    rows.layer_norm_block,
+    rows.norm_gradient_sums,
+    rows.norm_gradients,
+    norms.gradient_block,
     split_statistics.squares,
     split_statistics.exponentials,
     split_statistics.power,

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from autopar._compat import custom_implementation
 from autopar.graphs.collective_nodes import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
 from autopar.graphs.operator_names import base_name
+from autopar.graphs.working_bytes import IN_CHUNKS
 from autopar.runtime.kernels.registry import KERNELS
 
 _NO_KERNEL = frozenset([
@@ -160,6 +161,8 @@ def _inside(function: Any, args: Any) -> Any:
         return None
     if base_name(function) in _OPAQUE:
         return None
+    if base_name(function) in IN_CHUNKS:
+        return IN_CHUNKS[base_name(function)]
     kernel = KERNELS.kernels.get(base_name(function))
     if kernel is None:
         return custom_implementation(function)
