@@ -7,6 +7,7 @@ Backward needs the row and its statistics only, so nothing else is saved; `added
 residual's), added in the same pass. The bodies here are the reference: they run on CPUs, and wherever the registry
 (`runtime/kernels/registry.py`) has no Triton kernel for the arguments.
 
+Rows may follow each other in another order than that of the dims, as heads of a projection do; results have that of x.
 Shapes: x (..., D), vectors (D), statistics (..., 1) in fp32 (fp64 for fp64). Gradients of the vectors are wide, too:
 they are sums over all rows, and their master copies are fp32.
 """
@@ -27,7 +28,8 @@ LARGEST_ROW = 8192
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(out, rstd): the rows of `x` divided by the root of their mean square, times `weight`."""
-    return rows.rms_norm_block(x, weight, rows.row_squares(x, None, LAST, 1), x.shape[-1], eps)
+    out, rstd = rows.rms_norm_block(x, weight, rows.row_squares(x, None, LAST, 1), x.shape[-1], eps)
+    return out, _in_order(x, rstd)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,7 +51,9 @@ def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float) ->
     """(out, mean, rstd): the rows of `x` less their mean, divided by their deviation, times `weight`, plus `bias`."""
     width = x.shape[-1]
     sums = rows.row_sums(x, LAST)
-    return rows.layer_norm_block(x, weight, bias, sums, rows.row_squares(x, sums, LAST, width), width, eps)
+    squares = rows.row_squares(x, sums, LAST, width)
+    out, mean, rstd = rows.layer_norm_block(x, weight, bias, sums, squares, width, eps)
+    return out, _in_order(x, mean), _in_order(x, rstd)
 
 
 def add_layer_norm_reference(
@@ -73,7 +77,8 @@ def _gradients(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor | None, rstd: Tensor, added: Tensor | None
 ) -> tuple[Tensor, ...]:
     sums = rows.norm_gradient_sums(grad, x, mean, rstd, weight, (x.dim() - 1,))
-    return gradient_block(grad, x, weight, mean, rstd, added, sums, x.shape[-1])
+    row, *vectors = gradient_block(grad, x, weight, mean, rstd, added, sums, x.shape[-1])
+    return _as(_block(x), row), *vectors
 
 
 def gradient_block(
@@ -97,7 +102,17 @@ def gradient_block(
 
 
 def _statistics(x: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], 1), dtype=_wide(x))
+    return torch.empty_like(x[..., :1], dtype=_wide(x))
+
+
+def _in_order(x: Tensor, statistic: Tensor) -> Tensor:
+    """A number per row, in the order of the rows."""
+    return _as(_statistics(x), statistic)
+
+
+def _as(wanted: Tensor, value: Tensor) -> Tensor:
+    """A value in the order in memory that another has."""
+    return value if value.stride() == wanted.stride() else wanted.copy_(value)
 
 
 def _vector(x: Tensor) -> Tensor:
@@ -109,7 +124,12 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _block(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+    return torch.empty_like(x)
+
+
+def order_in_memory(x: Tensor) -> list[int]:
+    """The dims of x, the last one behind the others, in the order in which rows follow each other in memory."""
+    return [*sorted(range(x.dim() - 1), key=x.stride, reverse=True), x.dim() - 1]
 
 
 def row_count(x: Tensor) -> int:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from autopar.ops.norms import row_count
+from autopar.ops.norms import order_in_memory, row_count
 
 LARGEST_PROGRAMS = 1024
 """Programs of a backward pass: several for each multiprocessor of the largest device, whose parts are quickly added."""
@@ -162,13 +162,14 @@ def warps_for(block: int, elements: int) -> int:
 def _forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, weight = x.contiguous(), weight.contiguous()
+    order = order_in_memory(x)
+    x, weight = x.permute(order).contiguous(), weight.contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x) if residual is not None else x
     mean, rstd = (x.new_empty((*x.shape[:-1], 1), dtype=torch.float32) for _ in range(2))
     block = triton.next_power_of_2(x.shape[-1])
     norm_kernel[(row_count(x),)](
         x,
-        x if residual is None else residual.contiguous(),
+        x if residual is None else residual.permute(order).contiguous(),
         weight,
         weight if bias is None else bias.contiguous(),
         out,
@@ -182,13 +183,21 @@ def _forward(
         BLOCK=block,
         num_warps=warps_for(block, FORWARD_ELEMENTS),
     )
+    out, total, mean, rstd = (one.permute(_back(order)) for one in (out, total, mean, rstd))
     return out, total, mean, rstd
+
+
+def _back(order: list[int]) -> list[int]:
+    """What turns dims in an order back."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor | None, rstd: Tensor, added: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad, x, weight, rstd = grad.contiguous(), x.contiguous(), weight.contiguous(), rstd.contiguous()
+    order = order_in_memory(x)
+    grad, x, rstd = (one.permute(order).contiguous() for one in (grad, x, rstd))
+    weight = weight.contiguous()
     rows, columns = row_count(x), x.shape[-1]
     per_program = triton.cdiv(rows, LARGEST_PROGRAMS)
     programs, block = triton.cdiv(rows, per_program), triton.next_power_of_2(columns)
@@ -199,9 +208,9 @@ def _backward(
         grad,
         x,
         weight,
-        rstd if mean is None else mean.contiguous(),
+        rstd if mean is None else mean.permute(order).contiguous(),
         rstd,
-        x if added is None else added.contiguous(),
+        x if added is None else added.permute(order).contiguous(),
         grad_x,
         weight_parts,
         bias_parts,
@@ -213,5 +222,5 @@ def _backward(
         BLOCK=block,
         num_warps=warps_for(block, BACKWARD_ELEMENTS),
     )
-    grad_weight = weight_parts.sum(0)
+    grad_x, grad_weight = grad_x.permute(_back(order)), weight_parts.sum(0)
     return grad_x, grad_weight, grad_weight if mean is None else bias_parts.sum(0)

@@ -49,6 +49,7 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for width in (64, 100, 4100):
         yield from cross_entropy_cases(width, dtype)
     yield from linear_cross_entropy_cases(dtype)
+    yield from head_norm_cases(dtype)
     yield from rope_cases(dtype)
     yield from merging_cases(dtype)
     for rows, columns in ((3, 64), (20, 5), (17, 300)):
@@ -81,6 +82,16 @@ def norm_cases(rows: int, columns: int, dtype: torch.dtype) -> Iterator[tuple[st
     yield "add_layer_norm", (x, residual, weight, bias, 1e-5)
     yield "layer_norm_backward", (grad, total, weight, mean, deviation, None)
     yield "layer_norm_backward", (grad, total, weight, mean, deviation, added)
+
+
+def head_norm_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Norms of heads, which lie behind those of the token before: (B, H, S, D) of a (B, S, H, D) in memory."""
+    x, grad = (torch.randn(2, 5, 3, 12).to(dtype).transpose(1, 2) for _ in range(2))
+    weight, bias = (torch.randn(12).to(dtype) for _ in range(2))
+    _, rstd = rms_norm_reference(x, weight, 1e-6)
+    yield "rms_norm", (x, weight, 1e-6)
+    yield "rms_norm_backward", (grad.contiguous(), x, weight, rstd, grad)
+    yield "layer_norm", (x, weight, bias, 1e-5)
 
 
 def cross_entropy_cases(width: int, dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
