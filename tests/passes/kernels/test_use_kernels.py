@@ -258,6 +258,17 @@ def logits_of(program: Program) -> list[fx.Node]:
     return [node for node in program.graph.nodes if name_of(node) == "mm" and "lm_head" in str(node.meta["operator"])]
 
 
+def test_evaluation_makes_no_logits_either() -> None:
+    torch.manual_seed(0)
+    module, tokens = rotating().requires_grad_(False), torch.randint(0, 64, (4, 16))
+    inputs = {"input_ids": tokens, "labels": tokens}
+    program = capture(module, (), inputs)
+    plan = autopar.plan(module, inputs, cluster="1x1 H100-SXM", kernels=KERNELS)
+    assert "linear_cross_entropy" in {name_of(node) for node in lower(program, plan, 0).graph.nodes}
+    found = run_plan(program, plan, tensors_of(program, module, inputs))
+    assert float(found.outputs["loss"]) == pytest.approx(float(module(**inputs)), rel=1e-5)
+
+
 def test_logits_that_somebody_reads_stay() -> None:
     torch.manual_seed(0)
     module, inputs = rotating().model, {"input_ids": torch.zeros(4, 16, dtype=torch.long)}
