@@ -113,7 +113,8 @@ def kernel_groups(graph: fx.Graph, backend: str, phase: Phase = phase_of_meta) -
     """The kernel of each node that launches one, named by the position of its first node in the graph.
 
     "eager": one kernel per node, but a product adds to its total. "inductor": maximal chains of pointwise nodes with
-    trailing reductions, never across phases. The others: see `KERNEL_BACKENDS`. Raises ConfigurationError for
+    trailing reductions, never across phases. The others: see `KERNEL_BACKENDS`. Under each of them a norm of ours takes
+    the addition in front of it, or behind its gradient, that no chain holds. Raises ConfigurationError for
     another backend.
     """
     rules = KERNEL_BACKENDS.get(backend)

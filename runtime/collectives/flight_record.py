@@ -25,6 +25,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from autopar._compat import torch_flight_record
+from autopar.errors import ConfigurationError
+from autopar.files import write_atomically
 from autopar.plans.plan_text import format_bytes
 
 VARIABLE = "AUTOPAR_FLIGHT_RECORD"
@@ -104,8 +106,8 @@ class FlightRecord:
         content = {"rank": rank, "collectives": self.last(CAPACITY), "torch": torch_flight_record()}
         try:
             with self._writing:
-                path.write_text(json.dumps(content, indent=1))
-        except OSError:
+                write_atomically(path, json.dumps(content, indent=1).encode())
+        except ConfigurationError:  # the folder is closed, or the disk full: the error that asks is worth more
             return None
         return path
 

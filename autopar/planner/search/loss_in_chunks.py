@@ -34,8 +34,8 @@ FULL = 0.9
 
 
 def planned_in_chunks_too(program: Program, request: Request, query: Query, search: Callable[[Query], Plan]) -> Plan:
-    """The plan that a search finds; or the one with the loss in chunks, where memory is short and its step shorter.
-    Raises InfeasibleError where neither fits."""
+    """The plan that a search finds; or the one with the loss in chunks, where memory is short, time is left and its
+    step is shorter. Raises InfeasibleError where neither fits."""
     other = _in_chunks(program, request, query)
     if other is None:
         return search(query)
@@ -47,7 +47,7 @@ def planned_in_chunks_too(program: Program, request: Request, query: Query, sear
             return search(other)
         except InfeasibleError:
             raise why from None
-    if not _minds_memory(plan, query):
+    if query.deadline.left() <= 0 or not _minds_memory(plan, query):
         return plan
     log.info("memory is short: planning with the loss in chunks, too")
     try:
