@@ -137,7 +137,14 @@ def collective_of(node: fx.Node) -> CollectiveKind | None:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "_c10d_functional":
         return None
-    return _COLLECTIVES.get(base_name(target))
+    kind = _COLLECTIVES.get(base_name(target))
+    return "neighbours" if kind == "all_to_all" and _goes_to_one(node) else kind
+
+
+def _goes_to_one(node: fx.Node) -> bool:
+    """Whether a rank sends to one other rank and receives from one, as in a ring."""
+    received, sent = node.args[1:3]
+    return all(isinstance(sizes, list) and sum(map(bool, sizes)) == 1 for sizes in (received, sent))
 
 
 def collective_action(node: fx.Node, kind: CollectiveKind, phase: str, cluster: Cluster, mesh: Mesh) -> ProgramAction:

@@ -31,6 +31,7 @@ from autopar.planner.problem.prices import TIE_BREAK_SECONDS, Prices, tensor_byt
 from autopar.planner.problem.read_skeleton import skeleton_of
 from autopar.planner.problem.skeleton import Skeleton, SlotLink
 from autopar.planner.problem.strategies import LayoutSet, local_fraction
+from autopar.rules.alternatives import rule_as
 from autopar.rules.engine import tensor_operands
 
 COMPUTE, OPTIMIZER, TIE_BREAK = "compute", "optimizer", "tie-break"
@@ -82,6 +83,11 @@ class _Counter:
         own.append((TIE_BREAK, (), 0.5 * float(sum(t for t, s in zip(self.prices.tie_breaks, is_split, strict=True)
                                                    if not s))))  # fmt: skip
         found = [Term(variable.name, kind, over, seconds * times) for kind, over, seconds in own if seconds]
+        rest = float(variable.costs[label]) - math.fsum(term.seconds for term in found)
+        found += [
+            Term(variable.name, kind, over, seconds * times)
+            for kind, over, seconds in self._ring(node, variable, label, rest / times)
+        ]
         yield from found
         yield from _remainder(variable.name, COMPUTE, float(variable.costs[label]), found)
 
@@ -123,6 +129,18 @@ class _Counter:
                 part = local_fraction(_at(strategies.inputs[index], label), shape, self.mesh)
                 row = round(nbytes * part * math.prod(self.mesh.shape[axis] for axis in over))
                 yield "neighbours", self._names(over), self.prices.collective_seconds("neighbours", over, row)
+
+    def _ring(
+        self, node: fx.Node, variable: Variable, label: int, seconds: float
+    ) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """What a ring adds to the computation, of `seconds` of both."""
+        strategies = variable.strategies
+        assert strategies is not None
+        rule, axes = rule_as(node, strategies.implementation(label)), strategies.axes[label]
+        for name, traffic in rule.ring_traffic.items() if rule is not None else ():
+            over = tuple(axis for axis, chosen in enumerate(axes) if chosen == name)
+            if over:
+                yield "neighbours", self._names(over), self.prices.ring_part(traffic, name, axes, seconds)
 
     # redistributions
 

@@ -29,6 +29,7 @@ from autopar.questions import as_cluster, capture_example, check_model
 from autopar.request import LossFunction, Request
 from autopar.request.argument_types import Branch
 from autopar.request.constraints import Recompute
+from autopar.request.context_parallelism import ContextParallelism
 from autopar.request.search_mode import Mode
 
 
@@ -82,6 +83,7 @@ class Planner:
         schedule: str | None = None,
         recompute: Recompute | None = None,
         kernels: Sequence[str] | None = None,
+        cp: ContextParallelism | None = None,
         mode: Mode = "default",
         time_limit: float | None = None,
         warm_start: Plan | str | Path | None = None,
@@ -103,6 +105,7 @@ class Planner:
             schedule=schedule,
             recompute=recompute,
             kernels=kernels,
+            cp=cp,
             mode=mode,
             time_limit=time_limit,
             warm_start=warm_start or self._last,

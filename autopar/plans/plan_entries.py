@@ -30,7 +30,7 @@ COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """Kinds that `bucket_bytes` and `product_chunks` speak of."""
 KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "rope", "cross_entropy", "linear_cross_entropy")
 """Kinds of kernels of ours that a plan may name (`passes/kernels/use_kernels.py`)."""
-IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise")
+IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise", "ring")
 """Names of the ways in which operators run (`rules/alternatives.py`)."""
 PARTIAL_SUMS = "partial"
 """What an axis of an operator says that adds nothing up and hands partial sums on."""

@@ -21,6 +21,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.argument_types import ARGUMENT_TYPES, Branch, check_arguments
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
+from autopar.request.context_parallelism import ContextParallelism, check_context_parallelism
 from autopar.request.equal_bits import check_equal_bits
 from autopar.request.kernel_kinds import check_kernels
 from autopar.request.memory_limit import budget
@@ -69,6 +70,7 @@ class Request:
     schedule: str | None = None
     recompute: Recompute | None = None
     kernels: Sequence[str] | None = None
+    cp: ContextParallelism | None = None
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
     with_baselines: bool = True
@@ -82,6 +84,7 @@ class Request:
         parse_constraints(self.constraints, self.parameter_layouts)
         budget(self.memory_limit, self.cluster)
         check_kernels(self.kernels)
+        check_context_parallelism(self.cp, self.dims)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
         check_equal_bits(
@@ -102,6 +105,7 @@ class Request:
             **({} if self.reduce_dtype is None else {"reduce_dtype": self.reduce_dtype}),
             "micro_batches": self.micro_batches,
             **({} if self.kernels is None else {"kernels": list(self.kernels)}),
+            **({} if self.cp is None else {"cp": self.cp}),
             "schedule": self.schedule,
             "deterministic": self.deterministic,
             "constraints": None if self.constraints is None else str(self.constraints),

@@ -18,9 +18,9 @@ from autopar.nearest_name import did_you_mean
 from autopar.plans.plan_value import PIPELINE_AXIS
 
 BATCH_AXES = ("dp_replicate", "dp_shard")
-AXIS_NAMES = (*BATCH_AXES, "tp")
+AXIS_NAMES = (*BATCH_AXES, "cp", "tp")
 """Axes of a mesh; in front of them a pipeline has its own."""
-LATER_AXES = {"cp": "context", "ep": "expert"}
+LATER_AXES = {"ep": "expert"}
 MOST_AXES = 4
 """Of a mesh: two kinds of links with two uses each (split the batch, split the model) are four."""
 FREE_AXIS_NAMES: dict[int, tuple[str, ...]] = {

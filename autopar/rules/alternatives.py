@@ -3,6 +3,9 @@
     aten.mm     default                 the product as it was captured
                 fp8_rowwise             autopar::mm_fp8_rowwise(a, b)
                 fp8_tensorwise          autopar::mm_fp8_tensorwise(a, b)
+    autopar::attention
+                default                 keys and values whole
+                ring                    autopar::ring_attention(...): blocks of keys and values go around the ranks
 
 An alternative is another operator that takes the same arguments and makes the same outputs. By its own name it has a
 rule (`table_*.py`), a price (`cost_models`), a kernel (`runtime/kernels`) and a proof by execution, so nothing else has
@@ -20,6 +23,7 @@ import torch
 from torch import fx
 
 from autopar.ops.float8 import DTYPE, MULTIPLE, mm_fp8_rowwise, mm_fp8_tensorwise
+from autopar.ops.ring_attention import ring_attention, ring_attention_backward
 from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 from autopar.rules.call import Call, call_of
 from autopar.rules.engine import rule_for, rule_of, table_key
@@ -31,16 +35,19 @@ Shape: TypeAlias = tuple[int, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """One more way to run an operator. target: the operator that is called; takes: whether it can stand for a call;
-    fits: whether it computes blocks of these shapes of its tensor operands as they are; precision: the `precision=`
-    that offers it, other than by its name, as its values differ; unit: the dtype for which a GPU must have units."""
+    fits: whether it computes blocks of these shapes of its tensor operands as they are (None: any, and of unequal
+    sizes); precision: the `precision=` that offers it, other than by its name, as its values differ (None: it is always
+    offered); unit: the dtype for which a GPU must have units; splits: the name of its rule for whose split it is there,
+    as it is the operator itself without one."""
 
     name: str
     target: Any
     takes: Callable[[Call], bool]
-    fits: Callable[[Sequence[Shape]], bool]
-    precision: str
-    unit: str
     says: str
+    fits: Callable[[Sequence[Shape]], bool] | None = None
+    precision: str | None = None
+    unit: str | None = None
+    splits: str | None = None
 
 
 def _is_bf16(call: Call) -> bool:
@@ -67,11 +74,29 @@ def _in_float8(name: str, product: Any, scales: str) -> Alternative:
     )
 
 
+def _has_one_sequence(call: Call) -> bool:
+    """Whether queries and keys have one length."""
+    queries, keys = (operand.shape for operand in (call.argument("query"), call.argument("key")))
+    return bool(queries[-2] == keys[-2] > 1)
+
+
+def _ring(target: Any) -> Alternative:
+    return Alternative(
+        name="ring",
+        target=target._opoverload,
+        takes=_has_one_sequence,
+        splits="s",
+        says="blocks of keys and values go from rank to rank of an axis that splits the sequence",
+    )
+
+
 ALTERNATIVES: Mapping[str, tuple[Alternative, ...]] = {
     "aten.mm": (
         _in_float8("fp8_rowwise", mm_fp8_rowwise, "a scale per row and column"),
         _in_float8("fp8_tensorwise", mm_fp8_tensorwise, "one scale each"),
     ),
+    "autopar.attention": (_ring(ring_attention),),
+    "autopar.attention_backward": (_ring(ring_attention_backward),),
 }
 """By the operator that is captured, named as in the table of rules."""
 
@@ -87,7 +112,8 @@ def alternatives_of(node: fx.Node) -> tuple[Alternative, ...]:
 
 def alternatives_offered(precision: str | None) -> frozenset[str]:
     """Names of the alternatives that a search under a precision may choose."""
-    return frozenset(way.name for ways in ALTERNATIVES.values() for way in ways if way.precision == precision)
+    ways = (way for ways in ALTERNATIVES.values() for way in ways)
+    return frozenset(way.name for way in ways if way.precision in (None, precision))
 
 
 def alternatives_for(target: object) -> tuple[Alternative, ...]:

@@ -9,6 +9,7 @@ names that cannot be split (size 0 or 1) vanish and every name gets what its spl
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from autopar.errors import ConfigurationError
 from autopar.rules.call import Call, TensorSpec
 from autopar.rules.language import ELLIPSIS_NAME, Effect, Ellipsis, Factor, Pattern, TensorPattern, parse_pattern
-from autopar.rules.rule import Dim, Rule, Tensor
+from autopar.rules.rule import Dim, RingTraffic, Rule, Tensor
 
 _Factors = tuple[Factor, ...]
 _WHOLE = (Factor(None, True),)
@@ -55,6 +56,7 @@ def bind_rule(text: str, call: Call) -> Rule:
         implementations={n: i for n in names if n in effects and (i := effects[n].implementation)},
         synchronised_bytes={n: int(_evaluate(b, known)) for n in names if n in effects and (b := effects[n].bytes)},
         exchanged_bytes={n: int(_evaluate(e, known)) for n in names if n in effects and (e := effects[n].edges)},
+        ring_traffic={n: _ring(effects[n], known) for n in names if n in effects and effects[n].ring},
         flops=_evaluate(pattern.flops, known) if pattern.flops else 0.0,
     )
 
@@ -249,6 +251,14 @@ def _loses_sums(output: TensorSpec, call: Call) -> bool:
         return True
     is_integer = not (output.dtype.is_floating_point or output.dtype.is_complex)
     return is_integer and any(spec.dtype.is_floating_point for spec in call.operands)
+
+
+def _ring(effect: Effect, sizes: Mapping[str, Any]) -> RingTraffic:
+    ring, home = effect.ring or "0", effect.home or "0"
+    names = {part for expression in (ring, home) for part in re.findall(r"[a-z]\w*", expression)}
+    return RingTraffic(
+        nbytes=int(_evaluate(ring, sizes)), home=int(_evaluate(home, sizes)), names=frozenset(names)
+    )
 
 
 def _evaluate(expression: str, sizes: Mapping[str, Any]) -> float:

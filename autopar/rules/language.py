@@ -36,6 +36,9 @@ What a split leaves. A name that an output lacks leaves Partial(sum) there. Anno
                                 nowhere else) with the neighbouring blocks; a rank holds one range of s, never a strided
                                 one. The input of a window of stride 2 is `(s [t])`, its output `s`, with `; t = 2`:
                                 blocks of both lie above each other, and where they would not the dim is `[x]`, whole
+    s: by ring_attention ring 4*b*h*s*d          blocks of that many bytes in all go around the ranks, from neighbour to
+                                neighbour, while each is computed upon; `home 8*b*h*s*d`: as do those of what is found
+                                for them, and once more, to where they began. Other names of the product cut them
 Random operators have no word of their own: they draw by global element index, so a block draws its part of the whole.
 Dims that an argument of the operator names (an int, a list, or None for all), where `...` stands:
     whole: dim                  stay whole
@@ -66,7 +69,7 @@ ELLIPSIS_NAME = re.compile(r"^d\d+$")
 _ELLIPSIS = re.compile(r"^(?:([a-z]*)\.\.\.|\[\.\.\.\])(?:\{(.*)\})?$")
 _TOKEN = re.compile(r"(?:\[\.\.\.\]|[a-z]*\.\.\.)(?:\{[^}]*\})?|\[\w+\]|[()]|\w+|\S")
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "or": "max", "and": "min"}
-_OPTIONS = ("by", "bytes", "edges")
+_OPTIONS = ("by", "bytes", "edges", "ring", "home")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,15 @@ class TensorPattern:
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What a split of a name leaves: reductions (one for all outputs that lack the name, or one per output), the
-    implementation that it needs, the bytes that this all-reduces and those that it exchanges with the neighbours."""
+    implementation that it needs, the bytes that this all-reduces, those that it exchanges with the neighbours, those
+    that go around the ranks, and those that go around until they are home."""
 
     reductions: tuple[str | None, ...] = ("sum",)
     implementation: str | None = None
     bytes: str | None = None
     edges: str | None = None
+    ring: str | None = None
+    home: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,4 +239,4 @@ def _parse_effect(value: str, text: str) -> Effect:
         raise ConfigurationError(
             f"rule {text!r}: cannot read {value!r}; write e.g. 'sum - by implementation bytes 8*c'"
         )
-    return Effect(reductions, options.get("by"), options.get("bytes"), options.get("edges"))
+    return Effect(reductions, options.get("by"), *map(options.get, _OPTIONS[1:]))

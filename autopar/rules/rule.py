@@ -18,6 +18,16 @@ Tensor: TypeAlias = tuple[Dim, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RingTraffic:
+    """What goes around the ranks of a ring, of all blocks together. nbytes: of what every rank computes upon; home: of
+    what is found for it, which goes one hop further, to where its block began; names: those whose splits cut both."""
+
+    nbytes: int
+    home: int
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """The splits that an operator allows.
 
@@ -34,6 +44,7 @@ class Rule:
         batch norm).
     exchanged_bytes: name -> bytes of the rows at the edges of a block that the implementation exchanges with the
         neighbouring blocks, counted without any other split. Such a name is split into one range per rank.
+    ring_traffic: name -> what goes around the ranks when the name is split.
     flops: of the whole operator.
     """
 
@@ -45,6 +56,7 @@ class Rule:
     implementations: Mapping[str, str] = field(default_factory=dict)
     synchronised_bytes: Mapping[str, int] = field(default_factory=dict)
     exchanged_bytes: Mapping[str, int] = field(default_factory=dict)
+    ring_traffic: Mapping[str, RingTraffic] = field(default_factory=dict)
     flops: float = 0.0
 
     @property

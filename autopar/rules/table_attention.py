@@ -4,7 +4,8 @@
 
 A split of g or s leaves keys and values whole, so their gradients become Partial(sum); the gradient of a mask is one
 along every dim that it broadcasts. A split query sequence under a causal mask, and any dropout, needs to know the
-global index of its rows: `attention_by_index`. Models reach `autopar::attention`; torch's own kernels, which appear
+global index of its rows: `attention_by_index`. `autopar::ring_attention` is the same operator with one sequence for
+queries, keys and values: a split of s cuts them all, and blocks of keys and values go around. Models reach `autopar::attention`; torch's own kernels, which appear
 where a model calls them by name, share the same string, with the causal sequence whole and no rule when they draw.
 """
 
@@ -27,20 +28,20 @@ def _mask(shape: Sequence[int], query: Sequence[int]) -> str:
     return " ".join("1" if size == 1 else dim for dim, size in zip(dims, shape, strict=True))
 
 
-def _tensors(query: Sequence[int], s: str = "s") -> dict[str, str]:
+def _tensors(query: Sequence[int], s: str = "s", t: str = "[t]") -> dict[str, str]:
     """The dims of every tensor by its letter: q, k, v, o (out) and l (logsumexp)."""
     b = " ".join(_batch(query))
     return {
         "q": f"{b} (h g) {s} [d]",
-        "k": f"{b} h [t] [d]",
-        "v": f"{b} h [t] [e]",
+        "k": f"{b} h {t} [d]",
+        "v": f"{b} h {t} [e]",
         "o": f"{b} (h g) {s} [e]",
         "l": f"{b} (h g) {s}",
     }
 
 
-def _flops(query: Sequence[int], backward: bool) -> str:
-    pairs = "*".join([*_batch(query), "h", "g", "s", "t"])
+def _flops(query: Sequence[int], backward: bool, keys: str = "t") -> str:
+    pairs = "*".join([*_batch(query), "h", "g", "s", keys])
     # backward: scores again, dq and dk over d; dv and dp over e
     return f"6*{pairs}*d + 4*{pairs}*e" if backward else f"2*{pairs}*d + 2*{pairs}*e"
 
@@ -61,6 +62,31 @@ def _attention_backward(call: Call) -> str:
     operands = f"{t['o']}, {t['q']}, {t['k']}, {t['v']}{mask}, {t['o']}, {t['l']}"
     grad_mask = mask if len(call.outputs) == 4 else ""
     return f"{operands} -> {t['q']}, {t['k']}, {t['v']}{grad_mask} ; {s}flops: {_flops(query, True)}"
+
+
+def _ring(call: Call) -> str:
+    query = call.operands[0].shape
+    mask = "" if call.argument("mask") is None else f", {_mask(call.operands[3].shape, query)}"
+    t = _tensors(query, t="s")
+    s = f"s: by ring_attention ring {_blocks(query, call.operands[1].dtype.itemsize)}"
+    return f"{t['q']}, {t['k']}, {t['v']}{mask} -> {t['o']}, {t['l']} ; {s} ; flops: {_flops(query, False, 's')}"
+
+
+def _ring_backward(call: Call) -> str:
+    """Gradients of keys and values are summed in fp32 (fp64) on their way around."""
+    query, key = call.operands[1].shape, call.operands[2]
+    mask = "" if call.argument("mask") is None else f", {_mask(call.operands[4].shape, query)}"
+    t = _tensors(query, t="s")
+    wide = 8 if key.dtype.itemsize == 8 else 4
+    s = f"s: by ring_attention_backward ring {_blocks(query, key.dtype.itemsize)} home {_blocks(query, wide)}"
+    operands = f"{t['o']}, {t['q']}, {t['k']}, {t['v']}{mask}, {t['o']}, {t['l']}"
+    return f"{operands} -> {t['q']}, {t['k']}, {t['v']} ; {s} ; flops: {_flops(query, True, 's')}"
+
+
+def _blocks(query: Sequence[int], itemsize: int) -> str:
+    """Bytes of keys and values."""
+    rows = "*".join([str(itemsize), *_batch(query), "h", "s"])
+    return f"{rows}*d+{rows}*e"
 
 
 def _native(call: Call) -> str | None:
@@ -134,6 +160,8 @@ ATTENTION_RULES: Mapping[str, Callable[[Call], str | None]] = {
     "autopar.attention": _attention,
     "autopar.attention_backward": _attention_backward,
     "autopar.attention_backward_with_mask": _attention_backward,
+    "autopar.ring_attention": _ring,
+    "autopar.ring_attention_backward": _ring_backward,
     "autopar.rope": _rope,
     "autopar.rope_backward": _rope,
 }

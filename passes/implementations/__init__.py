@@ -18,6 +18,7 @@ from autopar.passes.implementations import (
     normalisation,
     pooling,
     randomness,
+    ring_attention,
     row_norms,
     sharded_attention,
     sharded_cross_entropy,
@@ -43,6 +44,7 @@ IMPLEMENTATIONS: Mapping[str, LocalForm] = {
     **convolutions.IMPLEMENTATIONS,
     **pooling.IMPLEMENTATIONS,
     **sharded_attention.IMPLEMENTATIONS,
+    **ring_attention.IMPLEMENTATIONS,
     **sizes.IMPLEMENTATIONS,
 }
 REWRITES: Mapping[str, LocalForm] = {

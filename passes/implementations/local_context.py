@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -107,17 +108,36 @@ class LocalContext:
         shape = (sum(received), *rows.meta["local_shape"][1:])
         return self._collective(_c10d.all_to_all_single.default, rows, (received, sent), axes, shape)
 
+    def shifted(self, rows: fx.Node, sent: int, received: int, position: int, axes: tuple[int, ...]) -> fx.Node:
+        """`sent` rows (dim 0) of a described node to the next rank of the ring over `axes`, in which this one stands at
+        `position`, `received` rows from the one before it. The call that starts it: see `waited`."""
+        ranks = math.prod(self.mesh.shape[axis] for axis in axes)
+        to, of = [0] * ranks, [0] * ranks
+        to[(position + 1) % ranks], of[(position - 1) % ranks] = sent, received
+        shape = (received, *rows.meta["local_shape"][1:])
+        return self._started(_c10d.all_to_all_single.default, rows, (of, to), axes, shape)
+
+    def waited(self, started: fx.Node) -> fx.Node:
+        """What a started collective brings."""
+        return self.describe(
+            self.call(_c10d.wait_tensor.default, started), started.meta["local_shape"], started.meta["dtype"]
+        )
+
     def _collective(
         self, target: Any, value: fx.Node, arguments: tuple[Any, ...], axes: tuple[int, ...], shape: tuple[int, ...]
     ) -> fx.Node:
         """The waited result; the value itself where no axis has a second device."""
-        names = tuple(self.mesh.axis_names[axis] for axis in axes if self.mesh.shape[axis] > 1)
-        dtype = value.meta["dtype"]
-        if not names:
+        if all(self.mesh.shape[axis] == 1 for axis in axes):
             return value
-        started = self.describe(self.call(target, value, *arguments, "+".join(names)), shape, dtype)
+        return self.waited(self._started(target, value, arguments, axes, shape))
+
+    def _started(
+        self, target: Any, value: fx.Node, arguments: tuple[Any, ...], axes: tuple[int, ...], shape: tuple[int, ...]
+    ) -> fx.Node:
+        names = tuple(self.mesh.axis_names[axis] for axis in axes if self.mesh.shape[axis] > 1)
+        started = self.describe(self.call(target, value, *arguments, "+".join(names)), shape, value.meta["dtype"])
         started.meta["group_axes"] = names
-        return self.describe(self.call(_c10d.wait_tensor.default, started), shape, dtype)
+        return started
 
 
 def replace_argument(

@@ -19,6 +19,8 @@ _BY_INDEX: Mapping[str, Callable[..., Any]] = {
     "autopar.attention.default": attention_by_index,
     "autopar.attention_backward.default": attention_backward_by_index,
     "autopar.attention_backward_with_mask.default": attention_backward_with_mask_by_index,
+    "autopar.ring_attention.default": attention_by_index,
+    "autopar.ring_attention_backward.default": attention_backward_by_index,
 }
 
 

@@ -28,6 +28,7 @@ from autopar.ops.attention_operator import (
 )
 from autopar.ops.dropout_operator import dropout_by_index
 from autopar.ops.random import exponential_by_index, integers_by_index, normal_by_index, uniform_by_index
+from autopar.ops.ring_attention import attention_block, attention_block_backward
 from autopar.program import MicroProgram, Program, returned_values
 
 _aten = torch.ops.aten
@@ -41,6 +42,8 @@ DRAWING_FUNCTIONS = frozenset(
         attention_by_index,
         attention_backward_by_index,
         attention_backward_with_mask_by_index,
+        attention_block,
+        attention_block_backward,
     }
 )
 """Functions whose last arguments are the runs of global indices and the global shape."""

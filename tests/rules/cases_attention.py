@@ -25,6 +25,16 @@ def _attention(
     return build
 
 
+def _ring(
+    causal: bool, dropout: float, groups: int, mask: Callable[[int], Tensor | None], batch: tuple[int, ...] = (3,)
+) -> Callable[[int], Arguments]:
+    def build(s: int) -> Arguments:
+        q, k, v = x(*batch, 4 * groups, s, 4), x(*batch, 4, s, 4), x(*batch, 4, s, 6)
+        return q, k, v, mask(s), dropout, causal, None, 3
+
+    return build
+
+
 def _backward(forward: Callable[[int], Arguments]) -> Callable[[int], Arguments]:
     def build(s: int) -> Arguments:
         q, k, v, mask, *options = forward(s)
@@ -41,6 +51,16 @@ FORWARD = {
     "dropout": _attention(True, 0.3, 2, lambda s: None),
     "mask": _attention(False, 0.0, 1, lambda s: bools(s, 5) | (torch.arange(5) == 0)),
     "two_batch_dims": _attention(False, 0.0, 2, lambda s: x(4, 1, 1, s, 5), (4, 3)),
+}
+RING = {
+    "plain": _ring(False, 0.0, 1, lambda s: None),
+    "causal": _ring(True, 0.0, 1, lambda s: None),
+    "grouped": _ring(True, 0.0, 2, lambda s: None),
+    "dropout": _ring(True, 0.3, 2, lambda s: None),
+    "mask": _ring(False, 0.0, 1, lambda s: bools(s, s) | torch.eye(s, dtype=torch.bool)),
+    "bias": _ring(True, 0.0, 2, lambda s: x(3, 1, s, s)),
+    "bias_of_keys": _ring(False, 0.3, 1, lambda s: x(3, 1, 1, s)),
+    "two_batch_dims": _ring(False, 0.0, 2, lambda s: x(4, 1, 1, s, s), (4, 3)),
 }
 WITH_MASK_GRADIENT = {
     "bias_of_all": _attention(False, 0.0, 1, lambda s: x(3, 4, s, 5)),
@@ -107,6 +127,8 @@ def _kernel(name: str) -> Any:
 CASES: list[Case] = [
     *[case(autopar_ops.attention.default, build, label) for label, build in FORWARD.items()],
     *[case(autopar_ops.attention_backward.default, _backward(build), label) for label, build in FORWARD.items()],
+    *[case(autopar_ops.ring_attention.default, build, label) for label, build in RING.items()],
+    *[case(autopar_ops.ring_attention_backward.default, _backward(build), label) for label, build in RING.items()],
     *[
         case(autopar_ops.attention_backward_with_mask.default, _backward(build), label)
         for label, build in WITH_MASK_GRADIENT.items()

@@ -33,7 +33,7 @@ from autopar.program import MicroProgram, Program
 from autopar.request import Request
 from autopar.request.constraints import Constraints, Recompute, parse_constraints
 from autopar.request.memory_limit import budget
-from autopar.request.mesh_axes import BATCH_AXES
+from autopar.request.mesh_axes import AXIS_NAMES
 from autopar.rules.alternatives import alternatives_offered
 
 NO_DEADLINE = Deadline(at=None)
@@ -85,7 +85,7 @@ class Query:
         kernels = cheaper_kernels(program, backend, cluster.device) if request.kernels is None else request.kernels
         program = with_kernels(program, kernels)
         recapture = None if recapture is None else RecaptureWithKernels(recapture, tuple(kernels))
-        constraints = parse_constraints(request.constraints, request.parameter_layouts)
+        constraints = replace(parse_constraints(request.constraints, request.parameter_layouts), cp=request.cp)
         factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
         older = request.warm_start
         shards = _shards(program, request, recapture, factorisation)
@@ -119,7 +119,7 @@ class Query:
     def priced(self, mesh: Mesh) -> tuple[object, ...]:
         """What the priced problem on a mesh depends on, before the user's own constraints take choices away. They count
         only where they free an axis of what its name asks."""
-        names_ask = {axis for axis, name in enumerate(mesh.axis_names) if name in (*BATCH_AXES, "tp")}
+        names_ask = {axis for axis, name in enumerate(mesh.axis_names) if name in AXIS_NAMES}
         names_ask |= set(range(len(mesh.shape))) if self.constraints.no_replicated_compute else set()
         freed = {node: names_ask & set(axes) for node, axes in freed_axes(self.bound_constraints, mesh).items()}
         question = replace(

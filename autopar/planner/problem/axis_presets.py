@@ -2,6 +2,8 @@
 
     dp_replicate   the axis splits the batch; parameters are replicated          (DDP)
     dp_shard       the axis splits the batch; parameters are stored split        (ZeRO-3)
+    cp             the axis splits the sequence, attention by queries or by heads; weights are whole in use
+                   (context parallelism: a ring of keys and values, Ulysses, or keys and values gathered)
     tp             the axis never splits the batch; weights stay split in use    (Megatron)
     any other name the axis is free
 
@@ -27,15 +29,18 @@ def allowed_choices(
     axis_size: int,
     *,
     batch: Hashable,
+    sequence: Hashable,
     heavy: bool,
     spread: bool,
     lookups: frozenset[str] = frozenset(),
+    heads: frozenset[str] = frozenset(),
 ) -> list[AxisChoice]:
     """The choices of one operator that an axis of this name may pick.
 
-    batch: the class of the batch atom; heavy: the operator has FLOPs worth splitting; spread: heavy operators may
+    batch, sequence: the classes of their atoms; heavy: the operator has FLOPs worth splitting; spread: heavy operators may
     not be replicated on any axis; lookups: names along which the operator looks labels up (the vocabulary of a loss),
-    which tensor parallelism splits as Megatron does. An axis of one device splits nothing.
+    which tensor parallelism splits as Megatron does; heads: names along which context parallelism may split beside the
+    sequence. An axis of one device splits nothing.
     """
     if axis_size == 1:
         return list(choices[:1])
@@ -43,6 +48,10 @@ def allowed_choices(
         split = [c for c in choices if c.part is not None and c.atom_class == batch and _divides(c, axis_size)]
         return split or list(choices)
     found = list(choices)
+    if axis_name == "cp":
+        apart = [c for c in found if c.name in heads or c.atom_class == sequence]
+        split = [c for c in apart if c.part is not None and c.atom_class != batch and _divides(c, axis_size)]
+        return split or [c for c in found if c.part is None or c.atom_class != batch]
     if axis_name == "tp":
         found = [c for c in found if c.part is None or c.atom_class != batch]
         found = [c for c in found if c.name in lookups and _divides(c, axis_size)] or found
@@ -89,6 +98,8 @@ def _suits(label: ParameterPlan, axis: int, axis_name: str, is_matrix: bool) -> 
         return isinstance(stored, Replicate)
     if axis_name == "dp_shard":
         return isinstance(stored, Shard) and used == stored
+    if axis_name == "cp":
+        return used == stored
     if axis_name == "tp":
         return used == stored and (isinstance(stored, Shard) or not is_matrix)
     return True

@@ -16,7 +16,7 @@ from autopar.cost_models.operator_sizes import RowSizes
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.passes.view_layouts import viewed
 from autopar.planner.problem.axis_choices import choices_of, shard_choices
-from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, shape_of, value_of
+from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, sequence_class, shape_of, value_of
 from autopar.planner.problem.graph_operators import (
     kernel_leaders,
     kernel_rows,
@@ -104,6 +104,7 @@ class Equivalences:
         self.factorisation = factorisation
         self.rules = self.factorisation.rules
         self.batch = batch_class(program, factorisation)
+        self.sequence = sequence_class(program, factorisation)
         groups = kernel_groups(program.graph, kernel_backend)
         self._traffic = group_reads_writes(program.graph, groups)
         self._leaders = kernel_leaders(groups)
@@ -195,12 +196,13 @@ class Equivalences:
     def _implementation(self, node: fx.Node, target: object, rule: Rule, operands: list[fx.Node]) -> Implementation:
         number, names = self._rule_number(rule)
         atoms = [self.factorisation.name_atoms(node, name, rule.sizes[name]) for name in names]
-        is_batch = [
-            tuple([self.factorisation.name_atom_class(node, name, i) == self.batch for i in range(len(parts))])
+        known = (self.batch, self.sequence)
+        is_known = [
+            tuple([(c := self.factorisation.name_atom_class(node, name, i)) in known and c for i in range(len(parts))])
             for name, parts in zip(names, atoms, strict=True)
         ]
         tensors = tuple([self._operand_key(operand) for operand in operands])
-        key = (target, number, tensors, tensor_key(node), tuple(atoms), tuple(is_batch), node in self.heavy)
+        key = (target, number, tensors, tensor_key(node), tuple(atoms), tuple(is_known), node in self.heavy)
         if key not in self._families:
             self._families[key] = len(self._families), tuple(choices_of(node, rule, self.factorisation))
         family, choices = self._families[key]

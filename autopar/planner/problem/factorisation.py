@@ -20,6 +20,7 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
+from autopar.graphs.operator_names import operator_kind
 from autopar.layouts.views import dimension_groups
 from autopar.passes.view_layouts import permutation
 from autopar.program import Program
@@ -235,6 +236,22 @@ def batch_class(program: Program, factorisation: Factorisation) -> Hashable:
     for node, entry in zip(program.placeholders, program.inputs, strict=True):
         if entry.role == "input" and entry.batch_dim is not None and shape_of(node)[entry.batch_dim] > 1:
             return factorisation.atom_class((node, 0), entry.batch_dim)
+    return None
+
+
+def sequence_class(program: Program, factorisation: Factorisation) -> Hashable:
+    """The class of the atom of the longest sequence that attention reads by queries, else of the dim behind the batch of
+    the first input that has one longer than 1; None where there is none."""
+    queries = {
+        factorisation.name_atom_class(node, "s", 0): rule.sizes["s"]
+        for node, rule in factorisation.rules.items()
+        if operator_kind(node.target) == "attention" and "s" in rule.sizes
+    }
+    if queries:
+        return max(queries, key=lambda found: queries[found])
+    for node, entry in zip(program.placeholders, program.inputs, strict=True):
+        if entry.role == "input" and entry.batch_dim == 0 and len(shape_of(node)) > 1 and shape_of(node)[1] > 1:
+            return factorisation.atom_class((node, 0), 1)
     return None
 
 

@@ -38,7 +38,10 @@ def tensor_key(node: fx.Node) -> Hashable:
 
 def rule_key(rule: Rule) -> Hashable:
     """Equal for rules that say the same."""
-    mappings = (rule.sizes, rule.reductions, rule.implementations, rule.synchronised_bytes, rule.exchanged_bytes)
+    mappings = (
+        rule.sizes, rule.reductions, rule.implementations, rule.synchronised_bytes, rule.exchanged_bytes,
+        rule.ring_traffic,
+    )  # fmt: skip
     said = tuple(tuple(mapping.items()) for mapping in mappings)
     return rule.inputs, rule.outputs, rule.linear, said, rule.flops
 

@@ -7,12 +7,13 @@ layout that its producer makes or one of its readers wants.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import fx
 
+from autopar.graphs.operator_names import operator_kind
 from autopar.hardware.devices import has_units
 from autopar.layouts.placement import Layout, Mesh, local_shape, replicated
 from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels
@@ -26,9 +27,11 @@ from autopar.planner.problem.slot_classes import Classes
 from autopar.planner.problem.strategies import MOST_CHANGES, LayoutSet, Strategies, enumerate_strategies, joined
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
-from autopar.rules.alternatives import Alternative
+from autopar.rules.alternatives import Alternative, Shape
 from autopar.rules.engine import tensor_operands
 
+ATTENTION_HEADS = frozenset({"h", "g"})
+"""Names of heads in the rules of attention."""
 LABEL_LOOKUPS = ("masked_gather", "masked_scatter")
 """Implementations by which a loss finds the logit of a label."""
 
@@ -128,8 +131,9 @@ class LabelSets:
         """The strategies of all implementations that are offered, one behind the other."""
         offered = self._implementations(slot, equivalence)
         found = [self._strategies_of(slot, equivalence, one) for one in offered]
-        if len(offered) > 1:  # what was offered, not named, must fit the blocks of a rank
-            fitting = [self._fitting(equivalence.node, *pair) for pair in zip(offered, found, strict=True)]
+        free = len(offered) > 1  # what is named alone runs as it can
+        fitting = [self._fitting(equivalence.node, *pair, free) for pair in zip(offered, found, strict=True)]
+        if any(map(len, fitting)):
             offered = [one for one, strategies in zip(offered, fitting, strict=True) if len(strategies)]
             found = [strategies for strategies in fitting if len(strategies)]
         costs = [
@@ -160,36 +164,48 @@ class LabelSets:
             if (named == one.name if named is not None else self._is_offered(one.alternative))
         ]
 
-    def _fitting(self, node: fx.Node, one: Implementation, strategies: Strategies) -> Strategies:
-        """The strategies under which every rank's blocks fit an implementation."""
-        if one.alternative is None:
+    def _fitting(self, node: fx.Node, one: Implementation, strategies: Strategies, free: bool) -> Strategies:
+        """The strategies for which an implementation is there and, where another may be taken (`free`), whose blocks
+        it computes as they are on every rank."""
+        alternative = one.alternative
+        if alternative is None or (alternative.fits is None and alternative.splits is None):
             return strategies
-        key = (one.family, id(strategies))  # `_strategies` keeps them alive
+        key = (one.family, id(strategies), free)  # `_strategies` keeps them alive
         if key not in self._fitted:
-            shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
-            blocks = [
-                [_even_block(shape, layout, self.mesh) for layout in layouts.distinct]
-                for shape, layouts in zip(shapes, strategies.inputs, strict=True)
-            ]
-            rows = []
-            for row in range(len(strategies)):
-                own = [of[layouts.index[row]] for of, layouts in zip(blocks, strategies.inputs, strict=True)]
-                even = [block for block in own if block is not None]
-                if len(even) == len(own) and one.alternative.fits(even):
-                    rows.append(row)
-            self._fitted[key] = strategies.take(np.array(rows, dtype=np.int64))
+            rows = np.arange(len(strategies))
+            if alternative.splits is not None:
+                rows = rows[[alternative.splits in axes for axes in strategies.axes]]
+            if alternative.fits is not None and free:
+                rows = rows[self._fits(node, alternative.fits, strategies.take(rows))]
+            self._fitted[key] = strategies.take(rows)
         return self._fitted[key]
+
+    def _fits(self, node: fx.Node, fits: Callable[[Sequence[Shape]], bool], strategies: Strategies) -> list[bool]:
+        """(strategies,) whether every rank has a block of one size of each operand, and these fit."""
+        shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
+        blocks = [
+            [_even_block(shape, layout, self.mesh) for layout in layouts.distinct]
+            for shape, layouts in zip(shapes, strategies.inputs, strict=True)
+        ]
+        found = []
+        for row in range(len(strategies)):
+            own = [of[layouts.index[row]] for of, layouts in zip(blocks, strategies.inputs, strict=True)]
+            even = [block for block in own if block is not None]
+            found.append(len(even) == len(own) and fits(even))
+        return found
 
     def _is_offered(self, alternative: Alternative | None) -> bool:
         if alternative is None:
             return True
-        return alternative.name in self.names_offered and has_units(self.prices.cluster.device, alternative.unit)
+        has = alternative.unit is None or has_units(self.prices.cluster.device, alternative.unit)
+        return has and alternative.name in self.names_offered
 
     def _strategies_of(self, slot: Slot, equivalence: OperatorEquivalence, one: Implementation) -> Strategies:
         """freed: axes on which the user's constraints take the place of what their names ask."""
         freed = self.freed.get(slot.node, ())
         if (one.family, freed) not in self._strategies:
             lookups = frozenset(n for n, how in one.rule.implementations.items() if how in LABEL_LOOKUPS)
+            attends, cp = operator_kind(one.target) == "attention", self.constraints.cp
             allowed = [
                 one.choices
                 if axis in freed
@@ -198,9 +214,11 @@ class LabelSets:
                     axis_name,
                     size,
                     batch=self.skeleton.batch,
+                    sequence=None if attends and cp == "ulysses" else self.skeleton.sequence,
                     heavy=equivalence.heavy,
                     spread=self.constraints.no_replicated_compute,
                     lookups=lookups,
+                    heads=ATTENTION_HEADS if attends and cp in (None, "ulysses") else frozenset(),
                 )
                 for axis, (axis_name, size) in enumerate(zip(self.mesh.axis_names, self.mesh.shape, strict=True))
             ]

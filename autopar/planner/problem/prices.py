@@ -6,7 +6,7 @@ The planner's Problem and the prediction of a plan ask the same object, so they 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from autopar.planner.routes.priced_routes import routes_of
 from autopar.planner.routes.route_table import PricedStep
 from autopar.planner.solver import FORBIDDEN
 from autopar.rules.engine import tensor_operands
-from autopar.rules.rule import Rule
+from autopar.rules.rule import RingTraffic, Rule
 
 Floats = NDArray[np.float64]
 
@@ -155,10 +155,11 @@ class Prices:
             kind=kind,
             kernels=1 if leads_kernel else 0,
             operator=base_name(target),
-            sizes=self._sizes(node, base_name(target), strategies) or kernel_rows,
+            sizes=self._sizes(node, base_name(target), rule, strategies) or kernel_rows,
             share=kernel_share,
         )
-        seconds = seconds + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
+        rings = self._rings(rule, strategies, np.broadcast_to(seconds, (len(strategies),)))
+        seconds = seconds + rings + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
         is_replicated = np.array([[name is None for name in axes] for axes in strategies.axes])
         return np.asarray(seconds + 0.5 * (is_replicated @ self.tie_breaks), dtype=np.float64)
 
@@ -166,14 +167,20 @@ class Prices:
         """(strategies,) part of a tensor that a rank holds."""
         return np.array([local_fraction(layout, shape, self.mesh) for layout in layouts.distinct])[layouts.index]
 
-    def _sizes(self, node: fx.Node, name: str, strategies: Strategies) -> Sizes | None:
-        """The sizes of an operator on the fullest rank under every strategy, where its price asks for them."""
+    def _sizes(self, node: fx.Node, name: str, rule: Rule, strategies: Strategies) -> Sizes | None:
+        """The sizes of an operator on the fullest rank under every strategy, where its price asks for them. What goes
+        around a ring is whole in the end: the operands behind the query."""
         asks = self.cluster.device.curves is not None or is_causal(node) or name in FLOAT8_PRODUCTS
         if not asks or not has_sizes(name) or strategies.outputs[0] is None:
             return None
         shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
+        operands = [self.fractions(*pair) for pair in zip(strategies.inputs, shapes, strict=True)]
+        if rule.ring_traffic:
+            ranks = np.array([self._ranks(_chosen(axes, rule.ring_traffic)) for axes in strategies.axes])
+            first = 2 if "backward" in name else 1
+            operands[first : first + 2] = [part * ranks for part in operands[first : first + 2]]
         parts = Parts(
-            operands=[self.fractions(*pair) for pair in zip(strategies.inputs, shapes, strict=True)],
+            operands=operands,
             result=self.fractions(strategies.outputs[0], shape_of(node)),
             work=strategies.fraction,
         )
@@ -195,6 +202,31 @@ class Prices:
             return tensor_bytes(node, output) * self.fractions(layouts, shape_of(node, output))
 
         return sum(bytes_moved(node, traffic, read, written), start=np.zeros(len(strategies)))
+
+    def ring_seconds(self, traffic: RingTraffic, name: str, axes: Sequence[str | None], seconds: float) -> float:
+        """What a ring over the axes that chose `name` adds to the computation of its rank, of `seconds`: hops that take
+        longer than what is computed beside them, the last one home, and joining what was found for every block."""
+        own = _chosen(axes, {name})
+        ranks, cut = self._ranks(own), self._ranks(_chosen(axes, traffic.names))
+        hop = self.collective_seconds("neighbours", own, traffic.nbytes / cut)
+        home = self.collective_seconds("neighbours", own, traffic.home / cut) if traffic.home else 0.0
+        joining = float(copy_seconds(self.cluster.device, (traffic.home or traffic.nbytes) / cut))
+        return (ranks - 1) * (max(0.0, hop + home - seconds / ranks) + joining) + home
+
+    def ring_part(self, traffic: RingTraffic, name: str, axes: Sequence[str | None], total: float) -> float:
+        """`ring_seconds` as a part of what it and the computation take together."""
+        ranks = self._ranks(_chosen(axes, {name}))
+        beside = self.ring_seconds(traffic, name, axes, math.inf)  # all hops hidden
+        exposed = self.ring_seconds(traffic, name, axes, 0.0)
+        return beside if exposed - beside <= (total - beside) * (ranks - 1) / ranks else total - ranks * (total - exposed)
+
+    def _rings(self, rule: Rule, strategies: Strategies, seconds: Floats) -> Floats:
+        added = np.zeros(len(strategies))
+        for name, traffic in rule.ring_traffic.items():
+            for strategy, axes in enumerate(strategies.axes):
+                if name in axes:
+                    added[strategy] += self.ring_seconds(traffic, name, axes, float(seconds[strategy]))
+        return added
 
     def _synchronisation(self, rule: Rule, strategies: Strategies) -> Floats:
         if not rule.synchronised_bytes:
@@ -229,6 +261,11 @@ class Prices:
 
     def _ranks(self, axes: Sequence[int]) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def _chosen(axes: Sequence[str | None], names: Container[str | None]) -> tuple[int, ...]:
+    """The axes that chose one of the names."""
+    return tuple(axis for axis, chosen in enumerate(axes) if chosen is not None and chosen in names)
 
 
 def _axes(bits: int) -> tuple[int, ...]:

@@ -58,6 +58,7 @@ class _Reader:
             tensors=equivalences.tensors,
             views=equivalences.views,
             batch=equivalences.batch,
+            sequence=equivalences.sequence,
             operators=self.operators,
             placeholders=self.placeholders,
             outputs=self.outputs,

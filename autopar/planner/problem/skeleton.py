@@ -68,6 +68,7 @@ class Skeleton:
     tensors: list[TensorEquivalence]
     views: list[tuple[fx.Node, ...]]
     batch: Hashable
+    sequence: Hashable
     operators: dict[fx.Node, int]
     placeholders: dict[fx.Node, int]
     outputs: dict[int, int]

@@ -1,0 +1,253 @@
+"""Ring attention: every rank holds a block of queries, keys and values; blocks of keys and values go around.
+
+    step 0   own queries x own keys         meanwhile own keys go to the next rank, and those of the one before arrive
+    step 1   own queries x these keys       meanwhile they go on ...
+    backward the same once more; sums for the gradients of the keys that arrive follow them, one step behind, and one
+             hop further at the end, to the rank that holds these keys
+
+Blocks are joined by their logsumexp. Of a causal attention a rank computes what its rows see: later keys are passed on
+only, a block that lies before all rows is whole. Who holds which rows follows from the layout, so that uneven blocks and
+any order of blocks need no special case; dropout draws by global index. Source: Ring Attention (arXiv 2310.01889).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.layouts.placement import Layout, local_runs, local_shape
+from autopar.ops.random_index import Runs
+from autopar.ops.ring_attention import attention_block, attention_block_backward, from_message, message, rounded
+from autopar.passes.implementations.local_context import LocalContext
+
+_aten = torch.ops.aten
+Run = tuple[int, int]
+Shape = tuple[int, ...]
+
+
+def _ring_attention(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    ring = _Ring.of(context, args, kwargs, first=0)
+    wide = _wide(ring.dtype)
+    shape, rows = context.output_shape(0), context.output_shape(1)
+    seen = sum(ring.sees(step) is not None for step in range(ring.ranks))
+    found: tuple[fx.Node, fx.Node] | None = None
+    joined: fx.Node | None = None
+    unread: fx.Node | None = None
+    for step, key, value in ring.steps():
+        if not (sight := ring.sees(step)):
+            unread = key
+            continue
+        unread = None
+        made = ring.call(attention_block, (), key, value, (), step, sight)
+        joined = context.describe(made, (shape, rows), (ring.dtype, wide))
+        other = _items(context, joined, 2)
+        if found is not None:
+            joined = context.call(torch.ops.autopar.merge_blocks.default, *found, *other)
+            joined = context.describe(joined, (shape, rows), (found[0].meta["dtype"], wide))
+            other = _items(context, joined, 2)
+        elif seen > 2 and ring.dtype != wide:  # summed in the wider dtype, rounded once
+            other[0] = context.describe(context.call(_aten._to_copy.default, other[0], dtype=wide), shape, wide)
+        found = other[0], other[1]
+    assert joined is not None and found is not None, "a rank sees its own block"
+    if unread is not None or (seen > 2 and ring.dtype != wide):
+        return context.call(rounded, *found, dtypes=(ring.dtype, wide), unread=unread)
+    return joined
+
+
+def _ring_attention_backward(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    ring = _Ring.of(context, args, kwargs, first=1)
+    wide = _wide(ring.dtype)
+    grad, (out, sums) = args[0], (context.argument(args, kwargs, name) for name in ("out", "logsumexp"))
+    shape = context.output_shape(0)
+    of_query: fx.Node | None = None
+    on_its_way: fx.Node | None = None
+    own: fx.Node | None
+    unread: fx.Node | None = None
+    for step, key, value in ring.steps():
+        shapes = ring.shapes(step)
+        length = sum(map(math.prod, shapes))
+        own, unread = None, key
+        if sight := ring.sees(step):
+            unread = None
+            made = ring.call(attention_block_backward, (grad,), key, value, (out, sums), step, sight)
+            made = context.describe(made, (shape, *shapes), (ring.dtype,) * 3)
+            part, *of_keys = _items(context, made, 3)
+            own = context.describe(context.call(message, *of_keys, wide), (length,), wide)
+            of_query = _added(context, of_query, part, wide)
+        if on_its_way is not None:
+            arrived = context.waited(on_its_way)
+            own = arrived if own is None else _added(context, arrived, own, wide)
+        assert own is not None and of_query is not None, "a rank sees its own block"
+        on_its_way = ring.pass_on(own, step)
+    assert on_its_way is not None and of_query is not None
+    home, shapes = context.waited(on_its_way), ring.shapes(0)
+    starts = (0, math.prod(shapes[0]))
+    of_keys = [
+        context.describe(context.call(from_message, home, start, each), each, wide)
+        for start, each in zip(starts, shapes, strict=True)
+    ]
+    return context.call(rounded, of_query, *of_keys, dtypes=(ring.dtype,) * 3, unread=unread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ring:
+    """The ring of one rank. first: place of the query among the tensor operands; holders: coordinates of its ranks, in their order; position: this rank among them; rows:
+    per dim of the scores before the keys, the runs of global indices that this rank has."""
+
+    context: LocalContext
+    first: int
+    axes: tuple[int, ...]
+    holders: tuple[tuple[int, ...], ...]
+    position: int
+    query: fx.Node
+    own: tuple[fx.Node, fx.Node]
+    mask: fx.Node | None
+    layouts: tuple[Layout, Layout]
+    rows: Runs
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any], first: int) -> _Ring:
+        axes = context.axes_of(frozenset({"s"}))
+        holders = []
+        for at in itertools.product(*(range(context.mesh.shape[axis]) for axis in axes)):
+            coordinate = list(context.coordinate)
+            for axis, place in zip(axes, at, strict=True):
+                coordinate[axis] = place
+            holders.append(tuple(coordinate))
+        query, key, value, mask = (context.argument(args, kwargs, n) for n in ("query", "key", "value", "mask"))
+        shape, layout = context.global_argument("query").meta["val"].shape, context.plan.inputs[first]
+        return cls(
+            context=context,
+            first=first,
+            axes=axes,
+            holders=tuple(holders),
+            position=holders.index(context.coordinate),
+            query=query,
+            own=(key, value),
+            mask=mask,
+            layouts=(context.plan.inputs[first + 1], context.plan.inputs[first + 2]),
+            rows=tuple(
+                local_runs(size, layout, dim, context.mesh, context.coordinate) for dim, size in enumerate(shape[:-1])
+            ),
+            dtype=context.global_argument("query").meta["val"].dtype,
+        )
+
+    @property
+    def ranks(self) -> int:
+        return len(self.holders)
+
+    def holder(self, step: int) -> tuple[int, ...]:
+        """Coordinate of the rank whose keys are here at a step."""
+        return self.holders[(self.position - step) % self.ranks]
+
+    def shapes(self, step: int) -> tuple[Shape, Shape]:
+        """Of the keys and values that are here at a step."""
+        found = [
+            local_shape(self._whole(name), layout, self.context.mesh, self.holder(step))
+            for name, layout in zip(("key", "value"), self.layouts, strict=True)
+        ]
+        return found[0], found[1]
+
+    def keys(self, step: int) -> tuple[Run, ...]:
+        """Runs of global indices of the keys that are here at a step."""
+        shape = self._whole("key")
+        return local_runs(shape[-2], self.layouts[0], len(shape) - 2, self.context.mesh, self.holder(step))
+
+    def sees(self, step: int) -> str | None:
+        """Whether rows see "all" of the keys of a step, "some", or none of them."""
+        rows, keys = self.rows[-1], self.keys(step)
+        if not self.context.global_argument("is_causal") or sum(keys[-1]) <= rows[0][0] + 1:
+            return "all"
+        return "some" if keys[0][0] < sum(rows[-1]) else None
+
+    def steps(self) -> Any:
+        """(step, key, value), the way to the next ones started in front of what is made of them."""
+        context, (key, value) = self.context, self.own
+        buffer: fx.Node | None = None
+        for step in range(self.ranks):
+            shapes, started = self.shapes(step), None
+            if step + 1 < self.ranks:
+                if buffer is None:
+                    length = sum(map(math.prod, shapes))
+                    buffer = context.call(message, key, value, self.dtype)
+                    buffer = context.describe(buffer, (length,), self.dtype)
+                started = self.pass_on(buffer, step)
+            yield step, key, value
+            if started is not None:
+                buffer, shapes = context.waited(started), self.shapes(step + 1)
+                starts = (0, math.prod(shapes[0]))
+                key, value = (
+                    context.describe(context.call(from_message, buffer, start, shape), shape, self.dtype)
+                    for start, shape in zip(starts, shapes, strict=True)
+                )
+
+    def pass_on(self, buffer: fx.Node, step: int) -> fx.Node:
+        """Start the way of what belongs to the keys of a step to the next rank."""
+        sent, received = (sum(map(math.prod, self.shapes(at))) for at in (step, step + 1))
+        return self.context.shifted(buffer, sent, received, self.position, self.axes)
+
+    def call(
+        self, function: Callable[..., Any], before: Sequence[fx.Node], key: fx.Node, value: fx.Node,
+        behind: Sequence[fx.Node], step: int, sight: str,
+    ) -> fx.Node:  # fmt: skip
+        """Attention of the own queries over the keys of a step."""
+        given = self.context.global_argument
+        dropout, scale, salt = (given(name) for name in ("dropout_p", "scale", "salt"))
+        seed = self.context.seed if dropout > 0.0 else None
+        whole = (*self._whole("query")[:-1], self._whole("key")[-2])
+        runs = (*self.rows, self.keys(step))
+        operands = (*before, self.query, key, value, self._mask_of(step), *behind)
+        return self.context.call(function, *operands, dropout, sight == "some", scale, salt, seed, runs, whole)
+
+    def _mask_of(self, step: int) -> fx.Node | None:
+        """The columns of the mask of the keys of a step."""
+        if self.mask is None:
+            return None
+        whole = self.context.global_argument("mask").meta["val"]
+        shape, dtype = self.context.input_shape(self.first + 3, tuple(whole.shape)), whole.dtype
+        if shape[-1] == 1:
+            return self.mask
+        parts = []
+        for start, length in self.keys(step):
+            part = self.context.call(_aten.slice.Tensor, self.mask, -1, start, start + length)
+            parts.append(self.context.describe(part, (*shape[:-1], length), dtype))
+        if len(parts) == 1:
+            return parts[0]
+        length = sum(length for _, length in self.keys(step))
+        return self.context.describe(self.context.call(_aten.cat.default, parts, -1), (*shape[:-1], length), dtype)
+
+    def _whole(self, name: str) -> Shape:
+        return tuple(self.context.global_argument(name).meta["val"].shape)
+
+
+def _added(context: LocalContext, total: fx.Node | None, part: fx.Node, wide: torch.dtype) -> fx.Node:
+    """The total in the wider dtype."""
+    shape = part.meta["local_shape"]
+    if total is None:
+        if part.meta["dtype"] == wide:
+            return part
+        return context.describe(context.call(_aten._to_copy.default, part, dtype=wide), shape, wide)
+    return context.describe(context.call(_aten.add.Tensor, total, part), shape, wide)
+
+
+def _items(context: LocalContext, made: fx.Node, count: int) -> list[fx.Node]:
+    shapes, dtypes = made.meta["local_shape"], made.meta["dtype"]
+    return [
+        context.describe(context.call(operator.getitem, made, index), shapes[index], dtypes[index])
+        for index in range(count)
+    ]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+IMPLEMENTATIONS = {"ring_attention": _ring_attention, "ring_attention_backward": _ring_attention_backward}

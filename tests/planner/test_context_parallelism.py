@@ -1,0 +1,71 @@
+"""Context parallelism: an axis cp splits the sequence of whole models, as a ring, as Ulysses, or with keys gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import autopar
+from autopar.capture import capture
+from autopar.errors import ConfigurationError
+from autopar.plans.parallel_plan import Plan
+from autopar.program import Program
+from tests.passes.hand_plans import run_plan, tensors_of, worst
+
+TOKENS = 32
+
+
+class Llama(nn.Module):
+    """Grouped queries, rotary embeddings, tied to nothing."""
+
+    def __init__(self, key_heads: int = 2) -> None:
+        super().__init__()
+        shape = LlamaConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=key_heads, vocab_size=64, use_cache=False,
+        )  # fmt: skip
+        self.model = LlamaForCausalLM(shape)
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.model(input_ids=ids, labels=ids).loss
+
+
+def _case(key_heads: int = 2) -> tuple[nn.Module, Program, Mapping[str, Tensor]]:
+    torch.manual_seed(0)
+    model = Llama(key_heads).double()
+    ids = torch.randint(0, 64, (2, TOKENS))
+    return model, capture(model, (ids,), {}), {"args.0": ids}
+
+
+def _plan(model: nn.Module, ids: Tensor, **asked: Any) -> Plan:
+    return autopar.plan(model, (ids,), mode="fast", **asked)
+
+
+def _attention(plan: Plan) -> set[tuple[str, tuple[str | None, ...]]]:
+    return {
+        (chosen.implementation, chosen.axes) for name, chosen in plan.operators.items() if "/attention#" in name
+    }
+
+
+@pytest.mark.parametrize(("cp", "split"), [("ring", ("ring", ("s",))), ("gather", ("default", ("s",))),
+                                           ("ulysses", ("default", ("h",)))])  # fmt: skip
+def test_every_way_equals_one_device(cp: str, split: tuple[str, tuple[str, ...]]) -> None:
+    model, program, inputs = _case()
+    plan = _plan(model, inputs["args.0"], cluster="2 cpu", dims={"cp": 2}, cp=cp)
+    assert _attention(plan) == {split}
+    tensors = tensors_of(program, model, inputs)
+    whole = _plan(model, inputs["args.0"], cluster="1 cpu", mesh=(1,))
+    assert worst(run_plan(program, plan, tensors), run_plan(program, whole, tensors)) < 1e-12
+
+
+def test_a_way_without_its_axis_is_refused() -> None:
+    model, _, inputs = _case()
+    with pytest.raises(ConfigurationError, match="there is none: write dims="):
+        _plan(model, inputs["args.0"], cluster="2 cpu", dims={"tp": 2}, cp="ring")
+    with pytest.raises(ConfigurationError, match="write one of ring, ulysses, gather"):
+        _plan(model, inputs["args.0"], cluster="2 cpu", dims={"cp": 2}, cp="rings")
