@@ -27,10 +27,12 @@ from autopar.cost_models.operator_sizes import (
     sizes_of,
     whole,
 )
+from autopar.cost_models.operators_attention import square_pairs
 from autopar.cost_models.sustained import AttentionKernel
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
-from autopar.graphs.operator_names import LINEAR_LOSSES, base_name, curve_name, is_causal, operator_kind
+from autopar.graphs.operator_names import LINEAR_LOSSES, argument_names, base_name, curve_name, is_causal, operator_kind
 from autopar.hardware.devices import Device
+from autopar.ops.attention_blocks import causal_blocks
 from autopar.rules.engine import rule_for, tensor_operands
 
 
@@ -50,10 +52,10 @@ class KernelPrices:
         heavy = next((node for node, _ in nodes if operator_kind(node.target) != "memory"), None)
         first = nodes[0][0] if heavy is None else heavy
         if heavy is None:
-            sizes = next((found for node, _ in nodes if (found := local_sizes(node)) is not None), None)
+            sizes = next((found for node, _ in nodes if (found := local_sizes(node, self.device.kind)) is not None), None)
             flops = sum(self._element_flops(node) for node, _ in nodes)
         else:
-            sizes = local_sizes(heavy)
+            sizes = local_sizes(heavy, self.device.kind)
             flops = _flops(heavy, sizes)
             if adds_gradient and self.gradient_bytes and isinstance(sizes, ProductSizes):
                 sizes = replace(sizes, output_bytes=self.gradient_bytes, accumulates=True)
@@ -76,8 +78,9 @@ class KernelPrices:
         return largest * element_flops(self.device, base_name(node.target))
 
 
-def local_sizes(node: fx.Node) -> Sizes | None:
-    """The sizes of a product, attention, norm, softmax or lookup with local `meta["val"]`; None for others."""
+def local_sizes(node: fx.Node, kind: str) -> Sizes | None:
+    """The sizes of a product, attention, norm, softmax or lookup with local `meta["val"]` on a device of this kind; None
+    for others."""
     name = base_name(node.target)
     if not has_sizes(name):
         return None
@@ -87,7 +90,26 @@ def local_sizes(node: fx.Node) -> Sizes | None:
         block = result[0] if "outer" in name else operands[1][0]
         own = max(1, operands[0][0] * block // node.meta["num_experts"])
         operands = [(own, *shape[1:]) if shape[0] == operands[0][0] else shape for shape in operands]
-    return sizes_of(name, operands, result, whole(len(operands)), is_causal(node))
+    sizes = sizes_of(name, operands, result, whole(len(operands)), is_causal(node))
+    pairs = _seen_pairs(node, kind) if isinstance(sizes, AttentionSizes) and sizes.causal else None
+    return sizes if pairs is None else replace(sizes, keys=pairs / sizes.queries, causal=False)
+
+
+def _seen_pairs(node: fx.Node, kind: str) -> float | None:
+    """Pairs that a causal attention computes of its runs of rows and keys; None where it is that of one run of rows,
+    which is priced as that of the last rows on every rank."""
+    names = argument_names(node.target)
+    if "runs" not in names or names.index("runs") >= len(node.args):
+        return None
+    rows, keys = node.args[names.index("runs")][-2:]
+    if len(rows) == 1 and len(keys) == 1 and keys[0][0] == 0:
+        return None
+    seen = 0.0
+    for block in causal_blocks(rows, keys):
+        own = block.stop - block.start
+        for part in block.keys:
+            seen += float(square_pairs(own, kind)) if part.is_causal else own * (part.stop - part.start)
+    return seen
 
 
 def _flops(node: fx.Node, sizes: Sizes | None) -> float:

@@ -40,13 +40,14 @@ class ProductSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSizes:
-    """Fused attention of `heads` heads of queries, of which `queries_per_key` share keys and values."""
+    """Fused attention of `heads` heads of queries, of which `queries_per_key` share keys and values. causal: of the last
+    queries of the keys, which see most."""
 
     batch: ArrayLike
     heads: ArrayLike
     queries_per_key: float
     queries: ArrayLike
-    keys: int
+    keys: ArrayLike
     qk_dim: int
     v_dim: int
     causal: bool
@@ -129,7 +130,7 @@ def flops_of(sizes: ProductSizes | AttentionSizes) -> Floats:
         return np.asarray(2 * m * n * k * batch)
     batch, heads, queries = (np.asarray(size, np.float64) for size in (sizes.batch, sizes.heads, sizes.queries))
     per_pair = 6 * sizes.qk_dim + 4 * sizes.v_dim if sizes.backward else 2 * (sizes.qk_dim + sizes.v_dim)
-    return np.asarray(batch * heads * queries * sizes.keys * per_pair)
+    return np.asarray(batch * heads * queries * np.asarray(sizes.keys, np.float64) * per_pair)
 
 
 def _product(operands: Sequence[Shape], parts: Parts) -> ProductSizes | None:

@@ -41,6 +41,25 @@ def causal_share_on_cpu(queries: ArrayLike, keys: ArrayLike) -> Floats:
     return np.asarray((s * t - square * (square / 2 - np.minimum(square, CPU_KEYS_PER_BLOCK) / 2)) / (s * t))
 
 
+def keys_in_zigzag(queries: ArrayLike, keys: ArrayLike, kind: str) -> Floats:
+    """`keys_of_pairs` of queries in zigzag order, of a device of this kind: they are two runs, of which each sees a
+    square of its own, and together half of the keys in front of these."""
+    s, t = np.asarray(queries, np.float64), np.asarray(keys, np.float64)
+    return keys_of_pairs(s, s * t / 2 - s * s / 4 + 2 * square_pairs(s / 2, kind), kind)
+
+
+def square_pairs(queries: ArrayLike, kind: str) -> Floats:
+    """Pairs that a causal attention of as many keys as queries computes on a device of this kind."""
+    s = np.asarray(queries, np.float64)
+    return np.asarray(s * s * (causal_share_on_cpu(s, s) if kind == "cpu" else 0.5))
+
+
+def keys_of_pairs(queries: ArrayLike, pairs: ArrayLike, kind: str) -> Floats:
+    """The keys of whose last queries as many see so many pairs: what stands for blocks of another form."""
+    s, seen = np.asarray(queries, np.float64), np.asarray(pairs, np.float64)
+    return np.asarray((seen - square_pairs(s, kind)) / s + s)
+
+
 def attention_curve(curves: DeviceCurves, backward: bool) -> AttentionCurve:
     """The constants of one direction, else plain physics."""
     return curves.attention.get("backward" if backward else "forward") or AttentionCurve()

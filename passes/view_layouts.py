@@ -7,6 +7,8 @@ What a reshape does to a layout stands in `autopar.layouts.views`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from autopar.layouts.placement import Layout, Mesh, Shard
@@ -49,4 +51,4 @@ def _shape(node: torch.fx.Node) -> Shape:
 
 
 def _renamed(layout: Layout, names: dict[int, int]) -> Layout:
-    return tuple(Shard(names[p.dim], p.split) if isinstance(p, Shard) else p for p in layout)
+    return tuple(replace(p, dim=names[p.dim]) if isinstance(p, Shard) else p for p in layout)

@@ -28,7 +28,7 @@ LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "mas
 """Operators that read only the rows of their first operand that they return."""
 
 
-PARTS = ("region", "piece", "trimmed", "rows_part", "row_chunk", "slice", "select")
+PARTS = ("region", "piece", "strips", "trimmed", "rows_part", "row_chunk", "slice", "select")
 """Operators that read only as much as they return."""
 
 
@@ -54,7 +54,7 @@ def operator_kind(target: object) -> OperatorKind:
 
 def is_causal(node: fx.Node) -> bool:
     """Whether an attention call masks later keys by its `is_causal` argument."""
-    names = _argument_names(node.target)
+    names = argument_names(node.target)
     if "is_causal" not in names:
         return False
     position = names.index("is_causal")
@@ -63,7 +63,8 @@ def is_causal(node: fx.Node) -> bool:
 
 
 @functools.cache
-def _argument_names(target: object) -> tuple[str, ...]:
+def argument_names(target: object) -> tuple[str, ...]:
+    """The arguments of an operator or of a function of ours."""
     if isinstance(target, torch._ops.OpOverload):
         return tuple(argument.name for argument in target._schema.arguments)
     return tuple(inspect.signature(target).parameters) if inspect.isfunction(target) else ()

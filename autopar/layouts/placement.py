@@ -2,11 +2,14 @@
 
     Shard(1)           the axis splits dim 1 into contiguous blocks of ceil(size / axis) (torch.chunk)
     Shard(1, split=3)  dim 1 is seen as (3, size / 3) and the axis splits the second factor (fused q|k|v: strided)
+    Shard(1, split=2, zigzag=True)      the same, but of every second piece the blocks are dealt out in reverse: of 2 n
+                       blocks of a sequence, coordinate r of n holds the r-th and the r-th from the end (causal
+                       attention then costs every coordinate the same)
     Replicate()        every coordinate of the axis holds the same values
     Partial("sum")     the value is the sum (max, min) over the axis of what the coordinates hold
 
 Names and printing follow torch.distributed.tensor. Two axes with the same dim and split nest from left to right, as
-DTensor does: the first axis of the mesh takes the outer blocks. Dims with `split > 1`, and dims that carry two
+DTensor does: the first axis of the mesh takes the outer blocks; they are both in zigzag order, or neither. Dims with `split > 1`, and dims that carry two
 different splits, divide evenly; only a dim whose shardings all have `split == 1` may be uneven (ceil blocks).
 """
 
@@ -23,12 +26,16 @@ from autopar.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The axis splits dim `dim`, seen as (`split`, size / `split`), along the second factor."""
+    """The axis splits dim `dim`, seen as (`split`, size / `split`), along the second factor; `zigzag`: in pieces of odd
+    number from the last coordinate to the first. Then `split` is even."""
 
     dim: int
     split: int = 1
+    zigzag: bool = False
 
     def __str__(self) -> str:
+        if self.zigzag:
+            return f"S({self.dim}, zigzag)" if self.split == 2 else f"S({self.dim}, split={self.split}, zigzag)"
         return f"S({self.dim})" if self.split == 1 else f"S({self.dim}, split={self.split})"
 
 
@@ -53,19 +60,22 @@ class Partial:
 Placement: TypeAlias = Shard | Replicate | Partial
 Layout: TypeAlias = tuple[Placement, ...]
 
-_PLACEMENT = re.compile(r"^(?:(R)|S\((\d+)(?:, *split=(\d+))?\)|P\((sum|max|min)\))$")
+_PLACEMENT = re.compile(r"^(?:(R)|S\((\d+)(?:, *split=(\d+))?(, *zigzag)?\)|P\((sum|max|min)\))$")
 
 
 def parse_placement(text: str) -> Placement:
-    """`R`, `S(0)`, `S(1, split=3)` or `P(sum)` -> placement. Raises ConfigurationError naming the text."""
+    """`R`, `S(0)`, `S(1, split=3)`, `S(1, zigzag)` or `P(sum)` -> placement. Raises ConfigurationError naming the text."""
     match = _PLACEMENT.match(text.strip())
     if match is None:
-        raise ConfigurationError(f"{text!r} is no placement; write R, S(dim), S(dim, split=n) or P(sum|max|min)")
+        raise ConfigurationError(
+            f"{text!r} is no placement; write R, S(dim), S(dim, split=n), S(dim, zigzag) or "
+            "P(sum|max|min)"
+        )
     if match[1]:
         return Replicate()
     if match[2] is not None:
-        return Shard(int(match[2]), int(match[3] or 1))
-    return Partial(match[4])
+        return Shard(int(match[2]), int(match[3] or (2 if match[4] else 1)), match[4] is not None)
+    return Partial(match[5])
 
 
 def format_layout(layout: Layout) -> list[str]:
@@ -139,17 +149,28 @@ def is_legal(shape: Sequence[int], layout: Layout, mesh: Mesh) -> bool:
     """Whether `layout` can hold a tensor of `shape`: dims exist, no rank's block is empty (many kernels fail on empty
     blocks), and dims with a strided shard divide evenly."""
     sharded_dims = {p.dim for p in layout if isinstance(p, Shard)}
-    return all(dim < len(shape) and _dim_is_legal(shape[dim], sharded_axes(layout, dim), mesh) for dim in sharded_dims)
+    return all(
+        dim < len(shape) and _dim_is_legal(shape[dim], sharded_axes(layout, dim), layout, mesh) for dim in sharded_dims
+    )
 
 
-def _dim_is_legal(size: int, axes: list[tuple[int, int]], mesh: Mesh) -> bool:
+def _dim_is_legal(size: int, axes: list[tuple[int, int]], layout: Layout, mesh: Mesh) -> bool:
     if all(split == 1 for split, _ in axes):
         for _, axis in axes:
             size -= -(-size // mesh.shape[axis]) * (mesh.shape[axis] - 1)  # the last block, the smallest one
         return size > 0
     boundary = 1  # number of equal parts into which the dim is cut so far
     previous = 1
+    orders: dict[int, bool] = {}
     for split, axis in axes:
+        placement = layout[axis]
+        assert isinstance(placement, Shard)
+        if orders.setdefault(split, placement.zigzag) != placement.zigzag:
+            return False  # blocks that nest are dealt out alike
+        if placement.zigzag and split != previous and split // boundary % 2:
+            return False  # of a pair of pieces both lie in the block that is cut
+        if placement.zigzag and split == 1:
+            return False
         if split != previous:
             if split % boundary:
                 return False  # the blocks of one split must lie whole inside the factor before the next
@@ -183,8 +204,10 @@ def local_runs(
         for _, nested in [a for a in sharded_axes(layout, dim) if a[0] == split]:
             begin, length = chunk(length, mesh.shape[nested], coordinate[nested])
             start += begin
-        block = size // split
-        window = [(piece * block + start, length) for piece in range(split)]
+        block, placement = size // split, layout[axis]
+        assert isinstance(placement, Shard)
+        turned = block - start - length if placement.zigzag else start
+        window = [(piece * block + (turned if piece % 2 else start), length) for piece in range(split)]
         runs = [overlap for run in runs for other in window if (overlap := _overlap(run, other))[1] > 0]
     return tuple(sorted(runs))
 

@@ -51,8 +51,9 @@ def canonical(shape: Shape, layout: Layout, mesh_shape: tuple[int, ...]) -> Layo
     for dim in {p.dim for p in layout if isinstance(p, Shard)}:
         axes = sharded_axes(layout, dim)
         if any(split > 1 for split, _ in axes):
-            for axis, split in _splits(cut_positions(layout, dim, mesh_shape), mesh_shape).items():
-                found[axis] = Shard(dim, split)
+            found_splits = _splits(cut_positions(layout, dim, mesh_shape), _zigzags(layout), mesh_shape)
+            for axis, split in found_splits.items():
+                found[axis] = Shard(dim, split, axis in _zigzags(layout))
     return tuple(found)
 
 
@@ -94,7 +95,13 @@ def _map_group(
 ) -> dict[int, Shard] | None:
     """Axis -> Shard over the dims `outer` of `target`, for the axes that shard the dims `inner` of `source`."""
     if len(inner) == 1 and len(outer) == 1:
-        return {a: Shard(outer[0], p.split) for a, p in enumerate(layout) if isinstance(p, Shard) and p.dim == inner[0]}
+        (target_dim,) = outer
+        return {
+            axis: Shard(target_dim, p.split, p.zigzag)
+            for axis, p in enumerate(layout)
+            if isinstance(p, Shard) and p.dim == inner[0]
+        }
+    zigzags = _zigzags(layout)
     positions = _positions(layout, inner, source, mesh_shape)
     if positions is None:
         return None
@@ -110,8 +117,14 @@ def _map_group(
             return None
         if position % start or end % (position * mesh_shape[axis]):
             return None
+        if axis in zigzags and position // start % 2:
+            return None  # the pair of pieces would lie in two dims
         per_dim.setdefault(dim, {})[axis] = position // start
-    return {axis: Shard(dim, s) for dim, cuts in per_dim.items() for axis, s in _splits(cuts, mesh_shape).items()}
+    return {
+        axis: Shard(dim, split, axis in zigzags)
+        for dim, cuts in per_dim.items()
+        for axis, split in _splits(cuts, zigzags, mesh_shape).items()
+    }
 
 
 def _positions(layout: Layout, dims: Sequence[int], shape: Shape, mesh_shape: Shape) -> dict[int, int] | None:
@@ -128,13 +141,18 @@ def _positions(layout: Layout, dims: Sequence[int], shape: Shape, mesh_shape: Sh
     return positions
 
 
-def _splits(positions: dict[int, int], mesh_shape: Shape) -> dict[int, int]:
-    """Axis -> split within one dim: an axis that cuts right behind an outer axis nests in it."""
+def _splits(positions: dict[int, int], zigzags: frozenset[int], mesh_shape: Shape) -> dict[int, int]:
+    """Axis -> split within one dim: an axis that cuts right behind an outer axis, in the same order, nests in it."""
     splits: dict[int, int] = {}
     split, end, last = 0, 0, -1
     for position, axis in sorted((position, axis) for axis, position in positions.items()):
-        if not (position == end and axis > last):
+        if not (position == end and axis > last and (axis in zigzags) == (last in zigzags)):
             split = position
         splits[axis] = split
         end, last = position * mesh_shape[axis], axis
     return splits
+
+
+def _zigzags(layout: Layout) -> frozenset[int]:
+    """The axes whose blocks lie in zigzag order."""
+    return frozenset(axis for axis, p in enumerate(layout) if isinstance(p, Shard) and p.zigzag)

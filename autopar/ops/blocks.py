@@ -69,6 +69,20 @@ def pieces_joined(y: Tensor, cuts: Sequence[Cut], padded_shape: Sequence[int], s
     return trimmed(seen.permute(back).reshape(tuple(padded_shape)).contiguous(), shape)
 
 
+def in_zigzag(x: Tensor, dim: int, position: int, pieces: int) -> Tensor:
+    """`dim` seen as (position, pieces, rest), the middle factor reversed where the first is odd, contiguous: between the
+    order of blocks in a tensor and that in which zigzag deals them out; its own inverse."""
+    size = x.shape[dim] // (position * pieces)
+    seen = x.reshape(*x.shape[:dim], position // 2, 2, pieces, size, *x.shape[dim + 1 :])
+    halves = [seen.select(dim + 1, 0), seen.select(dim + 1, 1).flip(dim + 1)]
+    return torch.stack(halves, dim + 1).reshape(x.shape)
+
+
+def strips(x: Tensor, dim: int, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """The rows (start, length) of a dim one behind the other, contiguous."""
+    return torch.cat([x.narrow(dim, start, length) for start, length in runs], dim)
+
+
 def keeps_order(shape: Sequence[int], cuts: Sequence[Cut]) -> bool:
     """Whether laying the pieces of a contiguous block one behind the other moves nothing: they lie like that."""
     factors, places = _factored(shape, cuts)
@@ -101,7 +115,9 @@ def _block_shape(shape: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
     return sizes
 
 
-__all__ = ["Cut", "padded", "piece", "pieces_first", "pieces_joined", "region", "trimmed"]
+__all__ = [
+    "Cut", "in_zigzag", "padded", "piece", "pieces_first", "pieces_joined", "region", "strips", "trimmed"
+]  # fmt: skip
 
 
 def added_once(x: Tensor, first: bool) -> Tensor:

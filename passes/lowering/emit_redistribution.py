@@ -11,6 +11,7 @@ trimmed behind it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,12 +19,13 @@ import torch
 from torch import fx
 
 from autopar.layouts.moves import StepKind
-from autopar.layouts.placement import Layout, Mesh, Partial, Shard, chunk, sharded_axes
+from autopar.layouts.placement import Layout, Mesh, Partial, Shard, chunk, local_runs, sharded_axes
 from autopar.layouts.redistribution import RedistributionStep, Shape, redistribution_steps
-from autopar.ops.blocks import Cut, padded, piece, pieces_first, pieces_joined, region, trimmed
+from autopar.ops.blocks import Cut, in_zigzag, padded, piece, pieces_first, pieces_joined, region, strips, trimmed
 from autopar.passes.emitter import Emitter
 
 c10d = torch.ops._c10d_functional
+Run = tuple[int, int]
 
 
 def emit_redistribution(emit: Emitter, value: fx.Node, shape: Shape, source: Layout, target: Layout) -> fx.Node:
@@ -50,6 +52,24 @@ def block_cuts(whole: Layout, cut: Layout, axes: Sequence[int], mesh: Mesh) -> t
     return tuple(cuts)
 
 
+def _zigzags(cuts: Sequence[Cut], cut: Layout, axes: Sequence[int]) -> list[Cut]:
+    """Of the axes that cut in zigzag order, what `in_zigzag` takes: axes that nest are one."""
+    found: dict[tuple[int, int], Cut] = {}
+    for axis, (dim, position, pieces) in zip(axes, cuts, strict=True):
+        placement = cut[axis]
+        if isinstance(placement, Shard) and placement.zigzag:
+            _, first, before = found.get((dim, placement.split), (dim, position, 1))
+            found[dim, placement.split] = (dim, first, before * pieces)
+    return list(found.values())
+
+
+def _turned(emit: Emitter, value: fx.Node, shape: Shape, zigzags: Sequence[Cut]) -> fx.Node:
+    """Between the order of the tensor and the one in which its blocks are dealt out."""
+    for cut in zigzags:
+        value = emit.call(in_zigzag, (value, *cut), shape, value.meta["dtype"])
+    return value
+
+
 def _grown(shape: Shape, cuts: Sequence[Cut]) -> Shape:
     """`shape` with every cut dim rounded up to a multiple of its pieces."""
     grown = list(shape)
@@ -71,15 +91,17 @@ def _stacked(block_shape: Shape, ranks: int) -> Shape:
 
 
 def _slice(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep) -> fx.Node:
-    """Plain dims by one range each, which may be uneven; dims with a strided factor by pieces."""
+    """Plain dims by one range each, which may be uneven; dims with a strided factor by pieces, in zigzag by strips."""
     here = emit.local_shape(shape, step.before)
     starts, lengths = [0] * len(shape), list(here)
-    strided = []
+    strided, zigzags = [], dict[int, None]()
     for axis in step.axes:
         placement = step.after[axis]
         assert isinstance(placement, Shard)
         dim = placement.dim
-        if any(split > 1 for split, _ in sharded_axes(step.after, dim)):
+        if any(isinstance(p, Shard) and p.dim == dim and p.zigzag for p in step.after):
+            zigzags[dim] = None
+        elif any(split > 1 for split, _ in sharded_axes(step.after, dim)):
             strided.append(axis)
         else:
             begin, lengths[dim] = chunk(lengths[dim], emit.mesh.shape[axis], emit.coordinate[axis])
@@ -87,11 +109,28 @@ def _slice(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep
     dtype = value.meta["dtype"]
     if tuple(lengths) != here:
         value = emit.call(region, (value, tuple(starts), tuple(lengths)), tuple(lengths), dtype)
+    for dim in zigzags:
+        held, kept = (
+            local_runs(shape[dim], layout, dim, emit.mesh, emit.coordinate) for layout in (step.before, step.after)
+        )
+        lengths[dim] = sum(length for _, length in kept)
+        value = emit.call(strips, (value, dim, _places(kept, held)), tuple(lengths), dtype)
     result = emit.local_shape(shape, step.after)
     if tuple(lengths) == result:
         return value
     cuts = block_cuts(step.before, step.after, strided, emit.mesh)
     return emit.call(piece, (value, cuts, tuple(emit.coordinate[axis] for axis in strided)), result, dtype)
+
+
+def _places(kept: Sequence[Run], held: Sequence[Run]) -> tuple[Run, ...]:
+    """Runs of global indices, as (start, length) among those that a rank holds."""
+    offsets = [0, *itertools.accumulate(length for _, length in held)]
+    pairs = [(start, offset) for (start, _), offset in zip(held, offsets, strict=False)]
+    found = []
+    for start, length in kept:
+        first, offset = max(pair for pair in pairs if pair[0] <= start)
+        found.append((offset + start - first, length))
+    return tuple(found)
 
 
 def _all_gather(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep) -> fx.Node:
@@ -106,7 +145,8 @@ def _all_gather(emit: Emitter, value: fx.Node, shape: Shape, step: Redistributio
     x = emit.call(padded, (value, sent), sent, dtype)
     full = emit.largest_block(shape, step.buffer)
     y = emit.collective(c10d.all_gather_into_tensor.default, x, (ranks,), step.axes, _stacked(sent, ranks), full)
-    return emit.call(pieces_joined, (y, cuts, whole, result), result, dtype)
+    joined = emit.call(pieces_joined, (y, cuts, whole, result), result, dtype)
+    return _turned(emit, joined, result, _zigzags(cuts, step.before, step.axes))
 
 
 def _reduce_scatter(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep) -> fx.Node:
@@ -118,6 +158,7 @@ def _reduce_scatter(emit: Emitter, value: fx.Node, shape: Shape, step: Redistrib
     cuts = block_cuts(step.before, step.after, step.axes, emit.mesh)
     whole = _grown(emit.local_shape(shape, step.before), cuts)
     kept = _divided(whole, cuts)
+    value = _turned(emit, value, whole, _zigzags(cuts, step.after, step.axes))
     x = emit.call(pieces_first, (value, cuts, whole), _stacked(kept, ranks), dtype)
     operation = _reduction(step)
     full = emit.largest_block(shape, step.buffer)
@@ -144,10 +185,12 @@ def _all_to_all(emit: Emitter, value: fx.Node, shape: Shape, step: Redistributio
     leaving = block_cuts(step.before, step.after, step.axes, emit.mesh)
     joining = block_cuts(step.after, step.before, step.axes, emit.mesh)
     sent = _stacked(_divided(here, leaving), ranks)
+    value = _turned(emit, value, here, _zigzags(leaving, step.after, step.axes))
     x = emit.call(pieces_first, (value, leaving, here), sent, dtype)
     rows = [sent[0] // ranks] * ranks
     y = emit.collective(c10d.all_to_all_single.default, x, (rows, rows), step.axes, sent)
-    return emit.call(pieces_joined, (y, joining, result, result), result, dtype)
+    joined = emit.call(pieces_joined, (y, joining, result, result), result, dtype)
+    return _turned(emit, joined, result, _zigzags(joining, step.before, step.axes))
 
 
 def _reduction(step: RedistributionStep) -> str:

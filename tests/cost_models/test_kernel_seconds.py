@@ -70,7 +70,7 @@ def test_sizes_of_a_product_are_those_of_its_operands() -> None:
     graph = linear_gelu(256)
     actions(graph, "eager")  # describes the values
     product = next(node for node in graph.nodes if node.target is aten.mm.default)
-    found = local_sizes(product)
+    found = local_sizes(product, "cuda")
     assert isinstance(found, ProductSizes)
     assert (found.m, found.n, found.k, found.batch) == (256, 4096, 1024, 1)
     assert flops_of(found) == 2 * 256 * 4096 * 1024
@@ -87,7 +87,7 @@ def test_a_block_of_the_experts_works_on_its_own_rows_only() -> None:
     call.meta["num_experts"] = 8
     graph.output((call,))
     actions(graph, "eager")
-    found = local_sizes(call)
+    found = local_sizes(call, "cuda")
     assert isinstance(found, ProductSizes)
     assert (found.m, found.batch) == (1024 / 8, 2)
 
@@ -98,7 +98,7 @@ def test_a_lookup_is_priced_as_one_and_not_as_element_wise_traffic() -> None:
     found = value(graph.call_function(aten.embedding.default, (table, rows)), 8, 4096)
     graph.output((value(graph.call_function(aten.gelu.default, (found,)), 8, 4096),))
     (_, lookup), (_, gelu) = actions(graph, "eager")
-    assert local_sizes(found) == RowSizes(family="lookup", row=8 * 4096)
+    assert local_sizes(found, "cuda") == RowSizes(family="lookup", row=8 * 4096)
     assert lookup > 2 * gelu  # both move as many bytes, but few rows are walked one after the other
 
 

@@ -31,6 +31,7 @@ def reshapes(draw):
         R,
         Partial(),
         *(Shard(d, s) for d, size in enumerate(source) for s in (1, 2, 3, 4, 6) if size % s == 0),
+        *(Shard(d, s, zigzag=True) for d, size in enumerate(source) for s in (2, 4, 6) if size % s == 0),
     ]
     layout = tuple(draw(st.sampled_from(placements)) for _ in mesh.shape)
     return source, target, layout, mesh
@@ -79,6 +80,7 @@ def single_splits(shape, like, mesh):
     found = [()]
     for placement in like:
         options = [Shard(d, s) for d, size in enumerate(shape) for s in range(1, size + 1) if size % s == 0]
+        options += [Shard(d, s, True) for d, size in enumerate(shape) for s in range(2, size + 1, 2) if size % s == 0]
         found = [(*head, p) for head in found for p in (options if isinstance(placement, Shard) else [placement])]
     return [layout for layout in found if is_legal(shape, layout, mesh)]
 

@@ -75,10 +75,13 @@ def assemble(blocks: list[Tensor], shape: tuple[int, ...], layout: Layout, mesh:
     return result
 
 
-def layouts(shape: tuple[int, ...], mesh: Mesh, splits: tuple[int, ...], partial: tuple[str, ...]) -> list[Layout]:
-    """All legal layouts with these splits and Partial operations, at most one operation per layout."""
+def layouts(
+    shape: tuple[int, ...], mesh: Mesh, splits: tuple[int, ...], partial: tuple[str, ...], zigzags: tuple[int, ...] = ()
+) -> list[Layout]:
+    """All legal layouts with these splits (in zigzag order, too) and Partial operations, at most one per layout."""
     single = [Replicate(), *(Partial(op) for op in partial)]
     single += [Shard(dim, split) for dim in range(len(shape)) for split in splits]
+    single += [Shard(dim, split, zigzag=True) for dim in range(len(shape)) for split in zigzags]
     found = []
     for layout in itertools.product(single, repeat=len(mesh.shape)):
         if len({p.op for p in layout if isinstance(p, Partial)}) <= 1 and is_legal(shape, layout, mesh):

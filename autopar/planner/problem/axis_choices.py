@@ -2,6 +2,9 @@
 
     mm (tokens (8, 16), k) x (k, n)     replicated;  m, atom 8;  m, atom 16;  k -> Partial;  n
 
+Where a causal attention may run as a ring (`balanced`), what may be split along its sequence may be so in zigzag order,
+too: a choice of half the atom, behind a pair of pieces.
+
 The choices know nothing of a mesh: they are found once per program (`skeleton.py`), and every mesh combines them
 (`strategies.py`).
 """
@@ -9,44 +12,61 @@ The choices know nothing of a mesh: they are found once per program (`skeleton.p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from torch import fx
 
 from autopar.layouts.placement import Partial, Placement, Replicate, Shard
 from autopar.planner.problem.factorisation import Factorisation, Value, factor_sizes, shape_of, value_of
-from autopar.planner.problem.strategies import AxisChoice
+from autopar.planner.problem.strategies import IN_ZIGZAG, AxisChoice
 from autopar.rules.engine import tensor_operands
 from autopar.rules.rule import Rule, Tensor
 
 
-def choices_of(node: fx.Node, rule: Rule, factorisation: Factorisation) -> list[AxisChoice]:
-    """The choices of one axis for an operator: replicated first, then the names, then the linear patterns."""
+ANY_ORDER = frozenset({None, "attention_by_index", "ring_attention", "ring_attention_backward"})
+"""Implementations to which the order of the rows of a block does not matter."""
+
+
+def choices_of(
+    node: fx.Node, rule: Rule, factorisation: Factorisation, balanced: Hashable = None
+) -> list[AxisChoice]:
+    """The choices of one axis for an operator: replicated first, then the names, then the linear patterns.
+
+    balanced: the class of the atom that may be split in zigzag order."""
     found = [_replicated(rule)]
     for name in rule.names:
         atoms = factorisation.name_atoms(node, name, rule.sizes[name])
         for position, atom in enumerate(atoms):
+            atom_class = factorisation.name_atom_class(node, name, position)
             choice = _split_choice(node, rule, name, atoms, position)
             if choice is not None:
-                found.append(
-                    AxisChoice(
-                        name, (name, position), atom, *choice, factorisation.name_atom_class(node, name, position)
-                    )
-                )
+                found.append(AxisChoice(name, (name, position), atom, *choice, atom_class))
+            if balanced is None or atom_class != balanced or atom % 2 or rule.implementations.get(name) not in ANY_ORDER:
+                continue
+            paired = (*atoms[:position], 2, atom // 2, *atoms[position + 1 :])
+            choice = _split_choice(node, rule, name, paired, position + 1, zigzag=True)
+            if choice is not None:
+                part = (name + IN_ZIGZAG, position)
+                found.append(AxisChoice(name, part, atom // 2, False, *choice[1:], atom_class, zigzag=True))
     for pattern in rule.linear:
         inputs = tuple(Partial() if marked else Replicate() for marked in pattern)
         found.append(AxisChoice("partial", None, 0, False, inputs, _everywhere(rule, Partial())))
     return found
 
 
-def shard_choices(value: Value, factorisation: Factorisation) -> tuple[AxisChoice, ...]:
+def shard_choices(value: Value, factorisation: Factorisation, balanced: Hashable = None) -> tuple[AxisChoice, ...]:
     """The choices of one axis for a stored tensor: replicated first, then every atom of every dim."""
     found = [AxisChoice(None, None, 0, False, (Replicate(),), ())]
     for dim in range(len(shape_of(*value))):
         atoms = factorisation.atoms(value, dim)
         for position, atom in enumerate(atoms):
             placement = Shard(dim, math.prod(atoms[:position]))
-            found.append(AxisChoice(None, (f"dim {dim}", position), atom, len(atoms) == 1, (placement,), ()))
+            part = f"dim {dim}", position
+            found.append(AxisChoice(None, part, atom, len(atoms) == 1, (placement,), ()))
+            if balanced is not None and factorisation.atom_class(value, dim, position) == balanced and not atom % 2:
+                turned = Shard(dim, 2 * math.prod(atoms[:position]), zigzag=True)
+                part = part[0] + IN_ZIGZAG, position
+                found.append(AxisChoice(None, part, atom // 2, False, (turned,), (), zigzag=True))
     return tuple(found)
 
 
@@ -59,7 +79,7 @@ def _everywhere(rule: Rule, placement: Placement) -> tuple[Placement | None, ...
 
 
 def _split_choice(
-    node: fx.Node, rule: Rule, name: str, atoms: tuple[int, ...], position: int
+    node: fx.Node, rule: Rule, name: str, atoms: tuple[int, ...], position: int, zigzag: bool = False
 ) -> tuple[bool, tuple[Placement, ...], tuple[Placement | None, ...]] | None:
     """(may be uneven, input placements, output placements) of splitting one atom of a name; None if impossible."""
     one_range = rule.needs_one_range(name)
@@ -67,13 +87,16 @@ def _split_choice(
         return None
     inner = math.prod(atoms[:position])
     shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
-    found = [_placement(rule, tensor, name, inner, shape) for tensor, shape in zip(rule.inputs, shapes, strict=True)]
+    found = [
+        _placement(rule, tensor, name, inner, shape, zigzag)
+        for tensor, shape in zip(rule.inputs, shapes, strict=True)
+    ]
     outputs: list[Placement | None] = []
     for index, tensor in enumerate(rule.outputs):
         if tensor is None:
             outputs.append(None)
             continue
-        placement = _placement(rule, tensor, name, inner, shape_of(node, index))
+        placement = _placement(rule, tensor, name, inner, shape_of(node, index), zigzag)
         if isinstance(placement, Replicate):
             if name not in rule.reductions:
                 if name not in rule.implementations and name not in rule.synchronised_bytes:
@@ -94,9 +117,11 @@ def _alone(rule: Rule, name: str) -> bool:
     return all(len(dim) == 1 for tensor in tensors for dim in tensor if name in dim)
 
 
-def _placement(rule: Rule, tensor: Tensor, name: str, inner: int, shape: Sequence[int]) -> Placement:
+def _placement(
+    rule: Rule, tensor: Tensor, name: str, inner: int, shape: Sequence[int], zigzag: bool
+) -> Placement:
     for dim, factors in enumerate(tensor):
         if name in factors:
             sizes = factor_sizes(rule, factors, shape[dim])
-            return Shard(dim, math.prod(sizes[: factors.index(name)]) * inner)
+            return Shard(dim, math.prod(sizes[: factors.index(name)]) * inner, zigzag)
     return Replicate()

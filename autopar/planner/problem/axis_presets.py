@@ -23,6 +23,12 @@ from autopar.request.constraints import Constraints
 from autopar.request.mesh_axes import BATCH_AXES
 
 
+def on_mesh(choices: Sequence[AxisChoice], mesh: Mesh) -> Sequence[AxisChoice]:
+    """What a mesh may pick at all: zigzag order is context parallelism's."""
+    has_cp = any(name == "cp" and size > 1 for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+    return choices if has_cp else [choice for choice in choices if not choice.zigzag]
+
+
 def allowed_choices(
     choices: Sequence[AxisChoice],
     axis_name: str,
@@ -35,7 +41,8 @@ def allowed_choices(
     lookups: frozenset[str] = frozenset(),
     heads: frozenset[str] = frozenset(),
 ) -> list[AxisChoice]:
-    """The choices of one operator that an axis of this name may pick.
+    """The choices of one operator that an axis of this name may pick; those in zigzag order are there for a mesh with an
+    axis `cp` only (`on_mesh`).
 
     batch, sequence: the classes of their atoms; heavy: the operator has FLOPs worth splitting; spread: heavy operators may
     not be replicated on any axis; lookups: names along which the operator looks labels up (the vocabulary of a loss),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -65,7 +65,7 @@ class Target:
             return found == placement
         dim, batch = self.folded
         if placement.dim not in (dim, dim + 1):
-            return found == Shard(placement.dim - (placement.dim > dim), placement.split)
+            return found == replace(placement, dim=placement.dim - (placement.dim > dim))
         if not isinstance(found, Shard) or found.dim != dim:
             return False
         in_batch = cut_positions(seen, dim, mesh.shape)[axis] < batch
@@ -243,7 +243,7 @@ def _bound(
             )
         by_dim.setdefault(placement.dim % rank, []).append(target)
     return [
-        BoundConstraint(pattern, axis, Shard(dim, placement.split), kind, tuple(found)) for dim, found in by_dim.items()
+        BoundConstraint(pattern, axis, replace(placement, dim=dim), kind, tuple(found)) for dim, found in by_dim.items()
     ]
 
 

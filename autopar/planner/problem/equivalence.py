@@ -14,6 +14,7 @@ from torch import fx
 
 from autopar.cost_models.operator_sizes import RowSizes
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
+from autopar.graphs.operator_names import is_causal
 from autopar.passes.view_layouts import viewed
 from autopar.planner.problem.axis_choices import choices_of, shard_choices
 from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, sequence_class, shape_of, value_of
@@ -97,6 +98,11 @@ class TensorEquivalence:
 Equivalence: TypeAlias = OperatorEquivalence | LeafEquivalence
 
 
+def _is_causal_ring(node: fx.Node) -> bool:
+    """Whether an operator is attention whose ranks would see unequal parts of a ring of neighbouring blocks."""
+    return is_causal(node) and any(way.name == "ring" for way in alternatives_of(node))
+
+
 class Equivalences:
     """Numbers for the equivalence classes of one program, in the order in which they are met."""
 
@@ -105,6 +111,7 @@ class Equivalences:
         self.rules = self.factorisation.rules
         self.batch = batch_class(program, factorisation)
         self.sequence = sequence_class(program, factorisation)
+        self.balanced = self.sequence if any(map(_is_causal_ring, self.rules)) else None
         groups = kernel_groups(program.graph, kernel_backend)
         self._traffic = group_reads_writes(program.graph, groups)
         self._leaders = kernel_leaders(groups)
@@ -160,7 +167,7 @@ class Equivalences:
 
     def output(self, node: fx.Node) -> int:
         """Number of the equivalence class of an output without a tangent, which takes any layout that is no Partial."""
-        choices = shard_choices((node, 0), self.factorisation)
+        choices = shard_choices((node, 0), self.factorisation, self.balanced)
         return self._number(("output", choices, tensor_key(node)), lambda: LeafEquivalence(node, choices))
 
     def constant(self, node: fx.Node) -> int:
@@ -204,7 +211,9 @@ class Equivalences:
         tensors = tuple([self._operand_key(operand) for operand in operands])
         key = (target, number, tensors, tensor_key(node), tuple(atoms), tuple(is_known), node in self.heavy)
         if key not in self._families:
-            self._families[key] = len(self._families), tuple(choices_of(node, rule, self.factorisation))
+            self._families[key] = len(self._families), tuple(
+                choices_of(node, rule, self.factorisation, self.balanced)
+            )
         family, choices = self._families[key]
         return Implementation(target, rule, choices, family)
 

@@ -16,7 +16,7 @@ from torch import fx
 from autopar.graphs.operator_names import operator_kind
 from autopar.hardware.devices import has_units
 from autopar.layouts.placement import Layout, Mesh, local_shape, replicated
-from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels
+from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels, on_mesh
 from autopar.planner.problem.equivalence import Implementation, LeafEquivalence, OperatorEquivalence
 from autopar.planner.problem.factorisation import shape_of, value_of
 from autopar.planner.problem.leaf_layouts import StateBytes, parameter_costs, parameter_labels, storable_layouts
@@ -205,12 +205,13 @@ class LabelSets:
         freed = self.freed.get(slot.node, ())
         if (one.family, freed) not in self._strategies:
             lookups = frozenset(n for n, how in one.rule.implementations.items() if how in LABEL_LOOKUPS)
+            choices = on_mesh(one.choices, self.mesh)
             attends, cp = operator_kind(one.target) == "attention", self.constraints.cp
             allowed = [
-                one.choices
+                choices
                 if axis in freed
                 else allowed_choices(
-                    one.choices,
+                    choices,
                     axis_name,
                     size,
                     batch=self.skeleton.batch,
@@ -226,7 +227,7 @@ class LabelSets:
             if strategies is None:
                 self.notes.append(f"{slot.name}: its dims do not divide as the axes ask; left free")
                 strategies = enumerate_strategies(
-                    equivalence.node, [one.choices] * len(self.mesh.shape), self.mesh
+                    equivalence.node, [choices] * len(self.mesh.shape), self.mesh
                 )
                 assert strategies is not None, "replicating is always possible"
             self._strategies[one.family, freed] = strategies
@@ -258,7 +259,7 @@ class LabelSets:
         """A batch input: every rank can take its part for free; an output: any layout; a constant: replicated."""
         whole = replicated(len(self.mesh.shape))
         found = (
-            storable_layouts(equivalence.choices, shape_of(equivalence.node), self.mesh)
+            storable_layouts(on_mesh(equivalence.choices, self.mesh), shape_of(equivalence.node), self.mesh)
             if len(equivalence.choices) > 1
             else [whole]
         )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
+from dataclasses import replace
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +17,13 @@ from torch import fx
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.cost_models.operator_costs import copy_seconds, element_flops, operator_seconds
-from autopar.cost_models.operator_sizes import Parts, RowSizes, Sizes, has_sizes, sizes_of
+from autopar.cost_models.operator_sizes import AttentionSizes, Parts, RowSizes, Sizes, flops_of, has_sizes, sizes_of
+from autopar.cost_models.operators_attention import keys_in_zigzag
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, base_name, is_causal, operator_kind
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
-from autopar.layouts.placement import Layout, Mesh
+from autopar.layouts.placement import Layout, Mesh, Shard
 from autopar.layouts.redistribution import RedistributionStep, Shape
 from autopar.planner.problem.factorisation import shape_of, value_of
 from autopar.planner.problem.strategies import LayoutSet, Strategies, local_fraction
@@ -147,15 +150,16 @@ class Prices:
             flops = max(
                 (math.prod(shape_of(node, o)) for o, t in enumerate(rule.outputs) if t is not None), default=0
             ) * element_flops(device, base_name(target))
+        sizes = self._sizes(node, base_name(target), rule, strategies)
         seconds = operator_seconds(
             device,
-            flops=flops * strategies.fraction,
+            flops=flops_of(sizes) if _has_own_keys(sizes) else flops * strategies.fraction,
             bytes_moved=self._bytes_moved(node, strategies, traffic),
             dtype=dtype_name(node),
             kind=kind,
             kernels=1 if leads_kernel else 0,
             operator=base_name(target),
-            sizes=self._sizes(node, base_name(target), rule, strategies) or kernel_rows,
+            sizes=sizes or kernel_rows,
             share=kernel_share,
         )
         rings = self._rings(rule, strategies, np.broadcast_to(seconds, (len(strategies),)))
@@ -184,7 +188,13 @@ class Prices:
             result=self.fractions(strategies.outputs[0], shape_of(node)),
             work=strategies.fraction,
         )
-        return sizes_of(name, shapes, shape_of(node), parts, is_causal(node))
+        zigzag = [any(isinstance(p, Shard) and p.zigzag for p in own) for own in strategies.inputs[0].distinct]
+        turned = np.array(zigzag)[strategies.inputs[0].index]
+        sizes = sizes_of(name, shapes, shape_of(node), parts, is_causal(node))
+        if isinstance(sizes, AttentionSizes) and sizes.causal and turned.any():
+            balanced = keys_in_zigzag(sizes.queries, sizes.keys, self.cluster.device.kind)
+            sizes = replace(sizes, keys=np.where(turned, balanced, sizes.keys))
+        return sizes
 
     def _bytes_moved(self, node: fx.Node, strategies: Strategies, traffic: Traffic) -> Floats:
         operands = tensor_operands(node)
@@ -261,6 +271,11 @@ class Prices:
 
     def _ranks(self, axes: Sequence[int]) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def _has_own_keys(sizes: Sizes | None) -> TypeGuard[AttentionSizes]:
+    """Whether attention sees other numbers of keys under some strategies."""
+    return isinstance(sizes, AttentionSizes) and np.ndim(sizes.keys) > 0
 
 
 def _chosen(axes: Sequence[str | None], names: Container[str | None]) -> tuple[int, ...]:

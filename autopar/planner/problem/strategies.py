@@ -99,10 +99,14 @@ class Strategies:
         return len(self.axes)
 
 
+IN_ZIGZAG = " in zigzag"
+
+
 @dataclass(frozen=True, slots=True)
 class AxisChoice:
     """What one axis may pick: placements of all operands and outputs. atom: size of the part that is split (0: none);
-    part: identifies the split part, so that several axes on it are counted together."""
+    part: identifies the split part, so that several axes on it are counted together; zigzag: its blocks are dealt out
+    in that order."""
 
     name: str | None
     part: tuple[str, int] | None
@@ -111,6 +115,12 @@ class AxisChoice:
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement | None, ...]
     atom_class: Hashable = None
+    zigzag: bool = False
+
+    @property
+    def split_part(self) -> tuple[str, int] | None:
+        """`part` in whichever order."""
+        return None if self.part is None else (self.part[0].removesuffix(IN_ZIGZAG), self.part[1])
 
 
 def enumerate_strategies(node: fx.Node, choices: Sequence[Sequence[AxisChoice]], mesh: Mesh) -> Strategies | None:
@@ -179,7 +189,7 @@ def combinations(choices: Sequence[Sequence[AxisChoice]], mesh: Mesh) -> tuple[l
                 alternatives.append(choice)
         columns.append([numbers[id(choice)] for choice in options])
     picks = np.stack([grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")], axis=1)
-    picks = picks[_fits(alternatives, picks, mesh)]
+    picks = picks[_fits(alternatives, picks, mesh) & _in_one_order(alternatives, picks)]
     few = np.count_nonzero(np.diff(picks, axis=1), axis=1) <= MOST_CHANGES
     if few.all() or not few.any():  # named axes may ask for four different choices: then these are all there are
         return alternatives, picks, 0
@@ -232,6 +242,19 @@ def _fits(alternatives: Sequence[AxisChoice], picks: Integers, mesh: Mesh) -> Fl
     for choice, cut in _cuts(alternatives, picks, mesh):
         allowed = {int(size): divides(choice.atom, int(size), choice.may_be_uneven) for size in np.unique(cut)}
         fits &= np.array([allowed[int(size)] for size in cut])
+    return fits
+
+
+def _in_one_order(alternatives: Sequence[AxisChoice], picks: Integers) -> Flags:
+    """Whether no part is split in zigzag order over one axis and plainly over another."""
+    fits = np.ones(len(picks), dtype=bool)
+    for part in {choice.split_part for choice in alternatives if choice.zigzag}:
+        of_part = [choice.split_part == part for choice in alternatives]
+        orders = [
+            np.array([taken and choice.zigzag == order for taken, choice in zip(of_part, alternatives, strict=True)])
+            for order in (False, True)
+        ]
+        fits &= ~(orders[0][picks].any(axis=1) & orders[1][picks].any(axis=1))
     return fits
 
 

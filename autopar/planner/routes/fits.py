@@ -128,10 +128,12 @@ class PairFits:
 
 
 def _are_plain(shape: Sequence[int], shards: Sequence[Shard], ends: PairEnds, mesh_shape: tuple[int, ...]) -> Booleans:
-    """(layouts,) whether all blocks are even and nothing could be spelled otherwise."""
+    """(layouts,) whether all blocks are even and nothing could be spelled otherwise; of blocks in zigzag order the pieces
+    go in pairs, which general routes do not know."""
     sizes = np.array(mesh_shape)
     products = [np.where(ends.cut == number, sizes, 1).prod(axis=1) for number in range(len(shards))]
-    plain = np.ones(len(ends.cut), np.bool_)
+    zigzag = [number for number, shard in enumerate(shards) if shard.zigzag]
+    plain = ~np.isin(ends.cut, zigzag).any(axis=1)
     for dim, size in enumerate(shape):
         numbers = [number for number, shard in enumerate(shards) if shard.dim == dim]
         if numbers:

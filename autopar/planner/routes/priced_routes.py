@@ -57,7 +57,7 @@ class Routes:
         num_axes = len(self._mesh.shape)
         shards = sorted(
             {p for layout in (*sources, *targets) for p in layout if isinstance(p, Shard)},
-            key=lambda shard: (shard.dim, shard.split),
+            key=lambda shard: (shard.dim, shard.split, shard.zigzag),
         )
         ends = PairEnds(sources, shards, num_axes), PairEnds(targets, shards, num_axes)
         fits = PairFits(self._fits, shape, shards, ends)

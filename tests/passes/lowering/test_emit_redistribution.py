@@ -68,6 +68,24 @@ def test_every_pair_gives_the_target_block_of_the_same_tensor(mesh, shape, split
         check(shape, source, target, mesh)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "shape", "splits", "zigzags", "checked"),
+    [(FLAT, (16, 8), (1, 2), (2, 4), 300), (SQUARE, (16, 8), (1, 2), (2, 4), 300),
+     (OBLONG, (24, 12), (1, 2), (2, 4), 150), (CUBE, (16, 32), (1, 2, 4), (2, 4), 150)],
+    ids=str,
+)  # fmt: skip
+def test_blocks_in_zigzag_order_go_everywhere_and_come_from_everywhere(mesh, shape, splits, zigzags, checked):
+    candidates = layouts(shape, mesh, splits, ("sum",), zigzags)
+    turned = [layout for layout in candidates if any(isinstance(p, Shard) and p.zigzag for p in layout)]
+    assert len(turned) > 2
+    draw = random.Random(0)
+    for _ in range(checked):
+        ends = [draw.choice(turned), draw.choice(candidates)]
+        draw.shuffle(ends)
+        if is_reachable(*ends):
+            check(shape, *ends, mesh)
+
+
 @pytest.mark.exhaustive(sample=["(11, 14)", "(23, 8)"])
 @pytest.mark.slow
 @pytest.mark.parametrize(
