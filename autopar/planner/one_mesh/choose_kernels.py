@@ -36,8 +36,8 @@ JOINING = ("rms_norm", "layer_norm")
 """Kinds that are taken at an equal price, too: where a layout puts a collective in front of an addition, which ends the
 backend's chain, their kernels take it (`join_additions`)."""
 JOINING_LOSS, JOINING_FEWER = 1e-2, 0.1
-"""Share of the seconds that they may cost more where they save such a share of the bytes. T5 with rms_norm: 0.8 % more as
-captured and 31 % fewer bytes; planned on 8 H100 0.7 % shorter (`benchmarks.kernels_in_the_sum`)."""
+"""Share of the seconds that they may cost more where they save such a share of the bytes. T5 with rms_norm: 0.8 % more
+as captured and 31 % fewer bytes; planned on 8 H100 0.7 % shorter (`benchmarks.kernels_in_the_sum`)."""
 
 
 def cheaper_kernels(program: Program, backend: str, device: Device) -> tuple[str, ...]:
