@@ -66,6 +66,7 @@ from autopar.runtime.emit_step import emit_step
 from autopar.runtime.guards.beats import PATIENCE
 from autopar.runtime.guards.call_guard import CHECK_CALLS
 from autopar.runtime.guards.heartbeat import heartbeat_seconds, start_heartbeat
+from autopar.runtime.guards.meetings import meet
 from autopar.runtime.launchers import join_launched_job
 from autopar.runtime.parallel_module import OutputMode, ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
@@ -216,7 +217,7 @@ def compile(
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
     )
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-    replays = Replays(CudaRecorder()) if cuda_graphs else None
+    replays = Replays(CudaRecorder(), meet) if cuda_graphs else None
     journey = Journey(request=request, given=given, captures=Captures(), kept=KeptPlans(), replays=replays)
     module = ParallelModule(
         model,

@@ -7,9 +7,10 @@
 
 Of one module: its graphs have one pool of memory, which they may share as none of them runs beside another, and one
 stream, on which they are warmed up and recorded; they are replayed on the stream of the caller. Other threads go on
-calling CUDA meanwhile (NCCL's watchdog asks for events, loaders pin memory), so that only calls of the recording thread
-are refused: torch's "thread_local". A collective of NCCL is recorded where it starts and ends in one graph, and then no
-watchdog sees it (pytorch PR 103503, issue 192000). Whether it is recorded must be equal on all its ranks (NCCL's guide).
+calling CUDA meanwhile (NCCL's watchdog asks for events, loaders pin memory), so that only calls of the recording
+thread are refused: torch's "thread_local". A collective of NCCL is recorded where it starts and is waited for in one
+graph (pytorch issue 192000); torch's watchdog does not see it then (pytorch PR 103503), and it must be recorded on
+all of its ranks or on none (NCCL's user guide).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class CudaRecorder:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream()
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     @cached_property
     def _pool(self) -> Any:

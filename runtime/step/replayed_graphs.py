@@ -1,6 +1,6 @@
 """Replayed graphs: forward and backward of a step, each recorded once and replayed (`compile(cuda_graphs=True)`).
 
-    step = Replays(CudaRecorder()).of(step)     # the same step: its graphs are recorded behind two calls that run
+    step = Replays(CudaRecorder(), meet).of(step)       # the same step: its graphs are recorded behind two that run
 
 A recorded graph reads and writes the memory that it was recorded with:
 
@@ -26,11 +26,10 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from autopar._compat import foreach_copy_, storage_references
-from autopar.runtime.guards.meetings import meet
 from autopar.runtime.kernels import GraphCall
 from autopar.runtime.step.cuda_recorder import Recorder
 from autopar.runtime.step.emitted_step import Step
-from autopar.runtime.step.whole_step import WholeStep, tangents_of
+from autopar.runtime.step.whole_step import WholeStep
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +42,12 @@ _INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default})
 
 
 class Replays:
-    """What the graphs of one module share: who records, how many were recorded, what was said."""
+    """What the graphs of one module share: who records, how ranks agree (`guards/meetings.py`), how many were recorded,
+    what was said."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, meet: Callable[[Sequence[int], str], list[list[int]]]) -> None:
         self.recorder = recorder
+        self._meet = meet
         self.recordings = 0
         self.said: list[str] = []
 
@@ -58,6 +59,10 @@ class Replays:
             return step
         pair = _Pair(step, self)
         return replace(step, forward=pair.forward, backward=None if step.backward is None else pair.backward)
+
+    def on_any_rank(self, mine: bool, what: str) -> bool:
+        """Whether something is so on any rank; all ask."""
+        return any(said != [0] for said in self._meet([int(mine)], what))
 
     def may_record(self) -> bool:
         """Count a forward graph that is about to be recorded; False where they are too many."""
@@ -85,7 +90,7 @@ class Replays:
 
 
 def waits_for_values(node: fx.Node) -> bool:
-    """Whether the host waits for values on the device: the operator returns a number, or has a size that they decide."""
+    """Whether the host waits for values on the device: an operator that returns a number, or whose size they decide."""
     tags = getattr(node.target, "tags", ())
     if node.target in _INDEXED:
         indices: Any = node.args[1]
@@ -158,7 +163,7 @@ class _Graph:
                 why = "it returns a number of the host"
         except RuntimeError as error:
             why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        if not _on_any_rank(found is None, f"the recording of a {self._name} graph"):
+        if not self._replays.on_any_rank(found is None, f"the recording of a {self._name} graph"):
             return found
         self.refuse(why)
         return None
@@ -181,10 +186,11 @@ class _Lent:
 
     own: what forward reads where it lies; others hold that, too."""
 
-    def __init__(self, saved: Sequence[Tensor], own: Iterable[Tensor]) -> None:
+    def __init__(self, saved: Sequence[Tensor], own: Iterable[Tensor], replays: Replays) -> None:
         lasting = {tensor.untyped_storage().data_ptr() for tensor in own}
         written = [tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in lasting]
         self.saved = saved
+        self._replays = replays
         self._references = [(tensor, storage_references(tensor)) for tensor in written]
         self._may_be_out = False
 
@@ -206,7 +212,7 @@ class _Lent:
 
     def is_out(self) -> bool:
         """Whether somebody may read it still, on any rank; when that is, may differ, as of all garbage."""
-        return self._may_be_out and _on_any_rank(self._is_held(), "what forward saved")
+        return self._may_be_out and self._replays.on_any_rank(self._is_held(), "what forward saved")
 
     def _is_held(self) -> bool:
         return any(storage_references(tensor) > references for tensor, references in self._references)
@@ -236,7 +242,8 @@ class _Pair:
         if outputs is None:
             return self._forward.run(arguments)
         if self._lent is None:
-            self._lent = _Lent(outputs[self._num_results :], [arguments[place] for place in self._own])
+            own = [arguments[place] for place in self._own]
+            self._lent = _Lent(outputs[self._num_results :], own, self._replays)
         arguments.clear()
         return (*_copies(outputs[: self._num_results]), *self._lent.lend())
 
@@ -263,7 +270,3 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _place_of(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _on_any_rank(mine: bool, what: str) -> bool:
-    return any(said for (said,) in meet([int(mine)], what))

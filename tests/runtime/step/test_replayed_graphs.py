@@ -1,4 +1,4 @@
-"""Recorded and replayed graphs train as graphs that run, bit by bit; whatever a replay cannot do runs, with a reason."""
+"""Recorded and replayed graphs train as graphs that run, bit by bit; what a replay cannot do runs, with a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, WORDS = 8, 12
 
 
 class Net(nn.Module):
-    """forward(tokens (B, 4), y (B,)) -> loss, logits; a draw, a buffer that changes, one that does not, a tied weight."""
+    """forward(tokens (B, 4), y (B,)) -> loss, logits; a draw, a buffer that changes, another, a tied weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,6 +117,27 @@ def test_what_was_handed_out_stays_as_it_is(both: Both) -> None:
 
     both.equal(kept)
     assert both.recorder.replayed == 6
+
+
+def test_gradients_that_autograd_hands_out_stay_as_they_are(both: Both) -> None:
+    both.train(0, 1, 2)
+
+    def gradients(module: autopar.ParallelModule, optimizer: torch.optim.Optimizer) -> Any:
+        found = torch.autograd.grad(module(*batch(3))[0], list(module.parameters()))
+        step(module, optimizer, batch(4))
+        return found
+
+    both.equal(gradients)
+    assert both.recorder.replayed == 6
+
+
+def test_whoever_holds_a_weight_holds_nothing_up(both: Both) -> None:
+    both.train(0, 1, 2)
+    held = [parameter.detach() for parameter in both.modules[0].parameters()]
+    both.equal(lambda module, _: module(*batch(3)))
+    both.train(4)
+    assert both.recorder.replayed == 5
+    del held
 
 
 def test_gradients_add_up_over_calls(both: Both) -> None:
@@ -217,7 +238,7 @@ def test_a_parameter_that_lies_elsewhere_is_recorded_again(both: Both, assigned:
     both.each(move)
     if assigned == "state_dict":
         both.optimizers = [torch.optim.AdamW(module.parameters(), lr=0.05) for module in both.modules]
-    both.train(3, 4)
+    both.train(3, 4, 5)
     assert both.recorder.recorded == 4
 
 
@@ -249,6 +270,8 @@ def test_evaluation_and_other_shapes_have_graphs_of_their_own(both: Both) -> Non
         module.eval()
         with torch.inference_mode():
             found = [module(*batch(number)) for number in range(4)]
+        with torch.no_grad():
+            found.append(module(*batch(5)))
         module.train()
         return found
 
@@ -291,7 +314,7 @@ def test_what_cannot_be_recorded_runs(both: Both) -> None:
 
 
 def test_all_ranks_run_what_one_cannot_record(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed_graphs, "meet", lambda numbers, what: [[1], numbers])
+    monkeypatch.setattr(both.modules[0]._maker.replays, "_meet", lambda numbers, what: [[1], numbers])  # type: ignore[attr-defined]
     both.train(*range(4))
     assert both.recorder.replayed == 0
     assert both.said == ["cuda_graphs=True: a forward graph runs operator by operator: another rank cannot record it"]
