@@ -74,6 +74,8 @@ NEWEST_TESTED_TORCH = (2, 14)
 """All tests run with torch of constraints.txt; with 2.14.1 test_compat, the quickstart and the parity of captures."""
 
 grouped_mm = torch._grouped_mm
+foreach_copy_ = torch._foreach_copy_
+"""Copies a list of tensors into another one; on CUDA by few kernels."""
 
 GLOBAL_HOOKS: Mapping[str, Any] = {
     kind: getattr(modules, f"_global{kind}")
@@ -154,6 +156,12 @@ def release_saved_tensors(ctx: Any) -> None:
     """In the backward of an autograd.Function: drop what `ctx.save_for_backward` kept, unless the caller asked for
     retain_graph. torch's own compiled functions do it so."""
     ctx.maybe_clear_saved_tensors()
+
+
+def storage_references(tensor: torch.Tensor) -> int:
+    """How many hold the memory of a tensor: tensors of the same storage, with one or two more that are always there."""
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count
 
 
 def profiler_is_on() -> bool:
@@ -308,6 +316,7 @@ __all__ = [
     "dtensor",
     "dtensor_operators",
     "fake_result",
+    "foreach_copy_",
     "forget_device_meshes",
     "get_decompositions",
     "grouped_mm",
@@ -323,6 +332,7 @@ __all__ = [
     "release_saved_tensors",
     "resolve_group",
     "share_gradient_hooks",
+    "storage_references",
     "store_connection",
     "torch_flight_record",
     "torch_version",
