@@ -6,6 +6,7 @@ from autopar.passes.lowering.chain import resumed
 from autopar.passes.lowering.checks import check_ranks, collective_order
 from autopar.passes.lowering.observers import is_checked
 from autopar.passes.lowering.stage import LoweredStep
+from autopar.runtime.collectives.symmetric_memory import as_memory_allows
 from autopar.runtime.consensus import from_first_rank, gather_from_all
 from autopar.runtime.pipeline.emit_parts import emit_parts
 from autopar.runtime.process_groups import ProcessGroups
@@ -18,6 +19,7 @@ def emit_step(lowered: LoweredStep, groups: ProcessGroups) -> Step:
     if from_first_rank(is_checked):
         lowered = resumed(lowered, lowered.plan)
         _check_order(lowered, groups)
+    lowered = as_memory_allows(lowered, groups)
     in_parts = any(stage.context.adds_up for stage in lowered.stages)
     return emit_parts(lowered, groups) if in_parts else emit_whole(lowered, groups)
 

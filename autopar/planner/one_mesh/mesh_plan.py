@@ -348,13 +348,13 @@ def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Fl
         exposed_communication_seconds=plan.micro_batches * issue.exposed_communication_seconds,
         bytes_by_kind=_kinds(states, peak),
     )
-    return replace(plan, bucket_bytes=issue.bucket_bytes, product_chunks=issue.chunks, predicted=prediction), measured
+    return replace(issue.of_plan(plan), predicted=prediction), measured
 
 
 def _without_steps(plan: Plan, states: ResidentStates, peak: float) -> Plan:
     """A plan that does not fit, with its bytes; of its step the sum that the search minimised is all that is known."""
     prediction = Prediction(step_seconds=plan.objective_seconds, peak_bytes=peak, bytes_by_kind=_kinds(states, peak))
-    return replace(plan, bucket_bytes=None, product_chunks={}, predicted=prediction)
+    return replace(plan, bucket_bytes=None, product_chunks={}, symmetric_memory={}, predicted=prediction)
 
 
 def _kinds(states: ResidentStates, peak: float) -> dict[str, float]:
