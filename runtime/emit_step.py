@@ -16,10 +16,10 @@ from autopar.runtime.step.whole_step import emit_whole
 
 def emit_step(lowered: LoweredStep, groups: ProcessGroups) -> Step:
     """The function that this rank runs; all ranks call it alike. lowered: for this rank (`step_to_run`)."""
+    lowered = as_memory_allows(lowered, groups)
     if from_first_rank(is_checked):
         lowered = resumed(lowered, lowered.plan)
         _check_order(lowered, groups)
-    lowered = as_memory_allows(lowered, groups)
     in_parts = any(stage.context.adds_up for stage in lowered.stages)
     return emit_parts(lowered, groups) if in_parts else emit_whole(lowered, groups)
 

@@ -25,6 +25,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from autopar._compat import FakeTensorMode
 from autopar.graphs.collective_nodes import group_of
+from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Mesh, local_shape
 from autopar.ops.symmetric_products import SYMMETRIC, gathered_products
 from autopar.passes.lowering.stage import LoweredStage
@@ -118,8 +119,8 @@ def collective_order(graphs: Mapping[str, fx.GraphModule]) -> dict[str, list[str
             if group_of(node) is not None:
                 # blocks of a gather may be uneven, what is gathered is not: elements of the larger side are compared
                 size = max(_elements(node), *map(_elements, node.all_input_nodes))
-                kind = getattr(node.target, "_opname", str(node.target))
-                found.setdefault(str(node.args[-1]), []).append(f"{kind} of {size} {node.meta.get('dtype')} in {name}")
+                kind, dtype = base_name(node.target), node.meta.get("dtype")
+                found.setdefault(str(node.args[-1]), []).append(f"{kind} of {size} {dtype} in {name}")
     return found
 
 

@@ -8,38 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import fx
 
-from autopar.layouts.placement import Mesh, Shard
+from autopar.layouts.placement import Mesh
 from autopar.ops.symmetric_products import SYMMETRIC, gathered_products, product_scattered
 from autopar.passes.lowering.checks import CheckFailed, check_graph, collective_order
 from autopar.passes.overlap.in_symmetric_memory import multiply_in_symmetric_memory, symmetric_products
-from autopar.plans.parallel_plan import Plan
-from tests.passes.hand_plans import hand_plan, picked
 from tests.passes.lowering.test_lower import FLAT, SQUARE, Case, random_plan
-from tests.passes.tokens import Tokens, sequence_parallel
+from tests.passes.tokens import WIDTH, Gated, Tokens, sequence_parallel, split_as_megatron_does
 
 BOTH = {"all_gather": ("tp",), "reduce_scatter": ("tp",)}
 Change = Callable[[fx.GraphModule], None]
-
-
-WIDTH, HIDDEN = 8, 12
-
-
-class Gated(nn.Module):
-    """A gated layer on (batch, positions, width): two products of the same rows, one behind them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.randn(WIDTH))
-        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        rows = torch.tanh(x * self.scale)
-        loss: torch.Tensor = ((torch.tanh(self.down(torch.tanh(self.gate(rows)) * self.up(rows))) - y) ** 2).mean()
-        return loss
 
 
 @pytest.fixture(scope="module")
@@ -47,28 +26,6 @@ def gated() -> Case:
     torch.manual_seed(0)
     inputs = {name: torch.randn((8, 4, WIDTH), dtype=torch.double) for name in ("x", "y")}
     return Case(Gated().double(), inputs)
-
-
-def split_as_megatron_does(case: Case, dim: int) -> Plan:
-    """Hidden units split, and `dim` of the activations around them: gathers and scatters in both passes."""
-
-    def pick(node: fx.Node, rule: Any) -> list[str | None]:
-        name, shape = str(node.meta["operator"]), tuple(node.meta["val"].shape)
-        if node.target is torch.ops.aten.mm.default:
-            return [product(name, node, shape)]
-        wanted = "d2" if shape[-1:] == (HIDDEN,) and len(shape) == 3 else f"d{dim}"
-        return [wanted if len(shape) == 3 and wanted in rule.names else None]
-
-    def product(name: str, node: fx.Node, shape: tuple[int, ...]) -> str:
-        is_first = not name.startswith("down")
-        if node.meta["phase"] == "forward":
-            return "n" if is_first else "k"
-        if node.args[0].target is torch.ops.aten.permute.default:  # type: ignore[union-attr]
-            return "m" if is_first else "n"
-        return "k" if is_first else "n"
-
-    inputs = {i.name: (Shard(dim),) for i in case.program.inputs if i.role == "input"}
-    return hand_plan(case.program, FLAT, picked(case.program, FLAT, pick), {}, inputs)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +44,7 @@ def calls(module: fx.GraphModule) -> list[fx.Node]:
 def test_products_in_symmetric_memory_compute_the_same_forward_and_backward(
     gated: Case, dim: int, bucket_bytes: dict[str, float] | None
 ) -> None:
-    plan = split_as_megatron_does(gated, dim)
+    plan = split_as_megatron_does(gated.program, FLAT, dim)
     partition = gated.check(plan, bucket_bytes=bucket_bytes, symmetric=BOTH).partitions[0]
     for graph in partition.graphs:
         check_graph(graph.graph, FLAT, "test")
@@ -100,7 +57,7 @@ def test_products_in_symmetric_memory_compute_the_same_forward_and_backward(
 
 def test_what_is_gathered_for_a_gradient_of_weights_too_is_kept(gated: Case) -> None:
     """The gradient behind a row-parallel product goes into two products: only that of the rows takes the parts."""
-    backward = gated.check(split_as_megatron_does(gated, 1), symmetric=BOTH).partitions[0].backward
+    backward = gated.check(split_as_megatron_does(gated.program, FLAT, 1), symmetric=BOTH).partitions[0].backward
     call = calls(backward)[0]
     assert call.args[4] is True
     assert len(call.args[1]) == 1
