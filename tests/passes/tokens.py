@@ -54,12 +54,12 @@ def sequence_parallel(case: Case, dim: int) -> Plan:
 class Gated(nn.Module):
     """A gated layer on (batch, positions, width): two products of the same rows, one behind them."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, hidden: int = HIDDEN) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.randn(WIDTH))
-        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.scale = nn.Parameter(torch.randn(width))
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         rows = torch.tanh(x * self.scale)
@@ -68,13 +68,15 @@ class Gated(nn.Module):
 
 
 def split_as_megatron_does(program: Program, mesh: Mesh, dim: int) -> Plan:
-    """Hidden units split, and `dim` of the activations around them: gathers and scatters in both passes."""
+    """Hidden units of a gated layer split, and `dim` of the activations around them: gathers and scatters in both
+    passes."""
+    hidden = next(i.shape[0] for i in program.inputs if i.name == "up.weight")
 
     def pick(node: fx.Node, rule: Any) -> list[str | None]:
         name, shape = str(node.meta["operator"]), tuple(node.meta["val"].shape)
         if node.target is torch.ops.aten.mm.default:
             return [product(name, node, shape)]
-        wanted = "d2" if shape[-1:] == (HIDDEN,) and len(shape) == 3 else f"d{dim}"
+        wanted = "d2" if shape[-1:] == (hidden,) and len(shape) == 3 else f"d{dim}"
         return [wanted if len(shape) == 3 and wanted in rule.names else None]
 
     def product(name: str, node: fx.Node, shape: tuple[int, ...]) -> str:

@@ -11,7 +11,7 @@ collectives, and the copies that pack and unpack, are priced for every size.
 Chunks are tried with the fastest sizes, kind by kind: a chunk costs a start and hides the rest of its collective behind
 the next chunk's product, so they pay where both take long. They stay where they make the step shorter by `LEAST_GAIN`.
 Behind them, products with their collective in symmetric memory are tried in the same way, kind by kind, for groups that
-lie inside a node of GPUs.
+lie inside a node of GPUs with NVLink.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def issues(
     as_lowered = Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes))
     fastest_first = sorted(found.values(), key=lambda issue: issue.seconds)
     cut = _in_chunks(passes, fastest_first[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
-    cut = [*_in_symmetric_memory(passes, [*cut, *fastest_first][0], fastest_first[0].seconds), *cut]
-    return [*cut, *fastest_first, as_lowered]
+    symmetric = _in_symmetric_memory(passes, [*cut, *fastest_first][0], fastest_first[0].seconds)
+    return [*symmetric, *cut, *fastest_first, as_lowered]
 
 
 def _in_symmetric_memory(passes: Sequence[_Pass], best: Issue, whole_seconds: float) -> list[Issue]:
@@ -187,8 +187,9 @@ class _Pass:
         return cut
 
     def in_symmetric_memory(self) -> set[tuple[str, str]]:
-        """(kind of collective, group) of products that could run so: on GPUs, in a group inside of a node."""
-        if self._cluster.device.kind != "cuda":
+        """(kind of collective, group) of products that could run so: on GPUs whose NVLink gives access to each other's
+        memory (many on PCIe have none), in a group inside of a node."""
+        if self._cluster.device.kind != "cuda" or self._cluster.intra_link.traits.interface != "nvlink":
             return set()
         found = {(product.kind, product.group) for product in symmetric_products(list(self._graph.nodes))}
         return {(kind, group) for kind, group in found if self._is_inside_a_node(group)}
