@@ -1,9 +1,11 @@
 """Usable memory: what the allocator and the driver leave of a device's memory.
 
-usable_bytes(80 * 10**9, "cuda")    # without the context, and 3 % that fragmentation takes
+usable_bytes(80 * 10**9, "cuda", [8])    # without the context, 3 % that fragmentation takes, and NCCL's of 8 ranks
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 CONTEXT_BYTES = {"cuda": 750 * 2**20, "cpu": 0}
 """CUDA context with loaded kernels: between 0.5 and 1 GB; from memory, to be calibrated. A CPU process's own
@@ -19,13 +21,14 @@ group has its own, unless it shares those of another one. Not measured here; `be
 
 
 def communicator_bytes(ranks: int, kind: str) -> int:
-    """What the communicator of a group of so many ranks holds of a device, beside tensors; not part of `usable_bytes`
-    yet, which is asked before the groups of a plan are known."""
+    """What the communicator of a group of so many ranks holds of a device, beside tensors."""
     if kind != "cuda" or ranks < 2:
         return 0
     return PAIR_COMMUNICATOR_BYTES if ranks == 2 else COMMUNICATOR_BYTES
 
 
-def usable_bytes(memory_bytes: int, kind: str) -> int:
-    """What a plan may fill of a device of this kind: total minus context minus fragmentation."""
-    return int(memory_bytes * (1.0 - FRAGMENTATION_FRACTION[kind])) - CONTEXT_BYTES[kind]
+def usable_bytes(memory_bytes: int, kind: str, groups: Sequence[int] = ()) -> int:
+    """What a plan may fill of a device of this kind: total minus context, fragmentation and the communicators of
+    groups of so many ranks."""
+    communicators = sum(communicator_bytes(ranks, kind) for ranks in groups)
+    return int(memory_bytes * (1.0 - FRAGMENTATION_FRACTION[kind])) - CONTEXT_BYTES[kind] - communicators

@@ -104,8 +104,9 @@ class ProcessGroups:
         if len(names) == 1:
             return str(self.device_mesh.get_group(names[0]).group_name)
         axes = tuple(self.mesh.axis_names.index(name) for name in names)
-        mine = None
-        for ranks in subgroups(self.mesh, axes):
+        mine = dist.group.WORLD  # of all ranks there is a group already: another one is another communicator
+        of_all = subgroups(self.mesh, axes)
+        for ranks in of_all if len(of_all) > 1 else ():
             group = dist.new_group(ranks)
             if dist.get_rank() in ranks:
                 mine = group

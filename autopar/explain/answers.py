@@ -324,7 +324,8 @@ class MemoryTable:
     sum is `peak_bytes`; by_module: layers that repeat are one; over_time: (moment, bytes), the fullest operator of
     every module in the order in which it runs, or with stages of every pass ("2F0": stage 2, forward of micro-batch 0).
     limit_bytes: what the plan may fill; stages: what each stage keeps, where there are stages; communicator_bytes: what
-    NCCL is expected to hold beside all that for the groups of the rank (`communicators` of them), not in the peak."""
+    NCCL is expected to hold beside all that for the groups of the rank (`communicators` of them), not in the peak; the
+    default limit leaves room for the group of all ranks, and for that of a node where there are several."""
 
     rank: int
     moment: str

@@ -16,7 +16,7 @@ UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 1e3, "mb"
 
 def budget(memory_limit: float | str | None, cluster: Cluster) -> float:
     """Bytes per device: a number of bytes, "72GiB", "0.8" or 0.8 of the device; default: what is usable of it."""
-    usable = usable_bytes(cluster.device.memory_bytes, cluster.device.kind)
+    usable = usable_bytes(cluster.device.memory_bytes, cluster.device.kind, common_groups(cluster))
     if memory_limit is None:
         return float(usable)
     try:
@@ -26,6 +26,12 @@ def budget(memory_limit: float | str | None, cluster: Cluster) -> float:
     if not 0 < value < math.inf:  # also what is not a number
         raise ConfigurationError(f"memory_limit={memory_limit!r} must be positive and finite")
     return value if is_bytes or value > 1 else value * usable
+
+
+def common_groups(cluster: Cluster) -> tuple[int, ...]:
+    """Ranks of the process groups that any plan of a cluster joins, or nearly so: all, and a node of several."""
+    nodes = (cluster.devices_per_node,) if cluster.num_nodes > 1 and cluster.devices_per_node > 1 else ()
+    return (cluster.num_devices, *nodes)
 
 
 def number_of_bytes(amount: float | str, argument: str) -> float:

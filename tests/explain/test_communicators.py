@@ -33,8 +33,9 @@ def test_the_default_group_every_axis_and_every_joined_group_are_counted() -> No
     for symbol in ("tp", "dp_shard+tp", "dp_shard+tp"):
         graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", symbol))
     plan = _plan("8 H100-SXM", {"dp_shard": 4, "tp": 2})
-    assert communicator_ranks(plan, 0, [fx.GraphModule({}, graph)]) == (8, 4, 2, 8)
+    assert communicator_ranks(plan, 0, [fx.GraphModule({}, graph)]) == (8, 4, 2)  # what spans all ranks is the default
     assert communicator_ranks(plan, 0, []) == (8, 4, 2)
+    assert communicator_ranks(_plan("8 H100-SXM", {"dp_shard": 8}), 0, []) == (8,)
 
 
 def test_a_table_of_memory_says_what_they_hold() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autopar.cost_models.usable_memory import communicator_bytes
 from autopar.hardware.cluster import Cluster
 from autopar.request.memory_limit import budget
 
@@ -19,3 +20,8 @@ USABLE = budget(None, CLUSTER)
 )  # fmt: skip
 def test_a_unit_says_bytes_and_a_bare_number_up_to_one_is_a_share(limit: float | str, bytes_: float) -> None:
     assert budget(limit, CLUSTER) == bytes_
+
+
+def test_the_default_leaves_room_for_the_groups_that_any_plan_joins() -> None:
+    alone, node, nodes = (budget(None, Cluster.parse(text)) for text in ("1 H100-SXM", "8 H100-SXM", "2x8 H100-SXM"))
+    assert alone - node == node - nodes == communicator_bytes(8, "cuda")
