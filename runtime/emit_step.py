@@ -6,11 +6,11 @@ from autopar.passes.lowering.chain import resumed
 from autopar.passes.lowering.checks import check_ranks, collective_order
 from autopar.passes.lowering.observers import is_checked
 from autopar.passes.lowering.stage import LoweredStep
-from autopar.runtime.collectives.symmetric_memory import as_memory_allows
 from autopar.runtime.consensus import from_first_rank, gather_from_all
 from autopar.runtime.pipeline.emit_parts import emit_parts
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.step.symmetric_memory import as_memory_allows
 from autopar.runtime.step.whole_step import emit_whole
 
 

@@ -9,7 +9,7 @@ rows count row-major through `lead`, of which the collective gathers or scatters
 matrices again.
 
 Torch has kernels for CUDA, and shapes for tensors without values. A process group without symmetric memory never calls
-them: its plan is lowered without (`runtime/collectives/symmetric_memory.py`).
+them: its plan is lowered without (`runtime/step/symmetric_memory.py`).
 """
 
 from __future__ import annotations

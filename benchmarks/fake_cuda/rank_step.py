@@ -29,10 +29,10 @@ from autopar.passes.lowering.stage import LoweredStep
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, MicroProgram, Program
 from autopar.runtime import emit_step
-from autopar.runtime.collectives import symmetric_memory
 from autopar.runtime.kernels.named_calls import NamedGraph
 from autopar.runtime.pipeline.parts_step import PartsStep
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses
+from autopar.runtime.step import symmetric_memory
 from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.whole_step import WholeStep, tangents_of
 from benchmarks.fake_cuda.record import Call, Recorder, Storage, Turn

@@ -91,7 +91,7 @@ def _gathered(rows: Tensor, weight: Tensor, chunks: int) -> Tensor:
 
 def _scattered(rows: Tensor, weight: Tensor, chunks: int) -> Tensor:
     ranks = dist.get_world_size()
-    parts = [part.flatten(0, 1) for part in rows.unflatten(0, (ranks, -1)).chunk(chunks, 1)]
+    parts = [part.flatten(0, 1) for part in rows.unflatten(0, (ranks, -1)).chunk(chunks, 1)]  # type: ignore[no-untyped-call]
     made = [_started("reduce_scatter_tensor", part @ weight) for part in parts]
     return torch.cat([_c10d.wait_tensor(part) for part in made])
 

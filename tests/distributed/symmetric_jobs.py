@@ -17,8 +17,9 @@ from autopar.layouts.placement import Mesh
 from autopar.ops import symmetric_products
 from autopar.ops.symmetric_products import SYMMETRIC
 from autopar.plans.parallel_plan import Plan
-from autopar.runtime.collectives import host_graphs, symmetric_memory
+from autopar.runtime.collectives import host_graphs
 from autopar.runtime.kernels.named_calls import NamedGraph
+from autopar.runtime.step import symmetric_memory
 from benchmarks.agreement import Agreement, compare, reference
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.passes.tokens import WIDTH, Gated, split_as_megatron_does
