@@ -48,6 +48,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import profiler
 from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import _symmetric_memory as symmetric_memory
 from torch.distributed._composable.contract import STATE_KEY as STATES_OF_WRAPPERS
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -74,6 +75,8 @@ NEWEST_TESTED_TORCH = (2, 14)
 """All tests run with torch of constraints.txt; with 2.14.1 test_compat, the quickstart and the parity of captures."""
 
 grouped_mm = torch._grouped_mm
+foreach_copy_ = torch._foreach_copy_
+"""Copies a list of tensors into another one; on CUDA by few kernels."""
 
 GLOBAL_HOOKS: Mapping[str, Any] = {
     kind: getattr(modules, f"_global{kind}")
@@ -94,6 +97,12 @@ def warn_about_untested_torch(text: str = torch.__version__) -> None:
     if torch_version(text) > NEWEST_TESTED_TORCH:
         newest = ".".join(map(str, NEWEST_TESTED_TORCH))
         warnings.warn(f"autopar is tested with torch up to {newest}, this is {text}", stacklevel=2)
+
+
+def map_symmetric_memory(group: str, nbytes: int) -> None:
+    """Let the ranks of a group map so many bytes of each other's GPU memory, as torch's operators in symmetric memory
+    would at their first call; all ranks call it alike. Raises RuntimeError where they cannot."""
+    symmetric_memory.get_symm_mem_workspace(distributed_c10d.GroupName(group), min_size=nbytes)
 
 
 def is_registered(kind: type) -> bool:
@@ -154,6 +163,12 @@ def release_saved_tensors(ctx: Any) -> None:
     """In the backward of an autograd.Function: drop what `ctx.save_for_backward` kept, unless the caller asked for
     retain_graph. torch's own compiled functions do it so."""
     ctx.maybe_clear_saved_tensors()
+
+
+def storage_references(tensor: torch.Tensor) -> int:
+    """How many hold the memory of a tensor: tensors of the same storage, with one or two more that are always there."""
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count
 
 
 def profiler_is_on() -> bool:
@@ -308,6 +323,7 @@ __all__ = [
     "dtensor",
     "dtensor_operators",
     "fake_result",
+    "foreach_copy_",
     "forget_device_meshes",
     "get_decompositions",
     "grouped_mm",
@@ -317,13 +333,16 @@ __all__ = [
     "keep_dynamo_out",
     "keystr",
     "lone_device_mesh",
+    "map_symmetric_memory",
     "no_dispatch",
     "profiler_is_on",
     "register_dataclass",
     "release_saved_tensors",
     "resolve_group",
     "share_gradient_hooks",
+    "storage_references",
     "store_connection",
+    "symmetric_memory",
     "torch_flight_record",
     "torch_version",
     "tree_flatten",

@@ -67,11 +67,14 @@ from autopar.runtime.emit_step import emit_step
 from autopar.runtime.guards.beats import PATIENCE
 from autopar.runtime.guards.call_guard import CHECK_CALLS
 from autopar.runtime.guards.heartbeat import heartbeat_seconds, start_heartbeat
+from autopar.runtime.guards.meetings import meet
 from autopar.runtime.launchers import join_launched_job
 from autopar.runtime.parallel_module import OutputMode, ParallelModule
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
 from autopar.runtime.step.batches import BatchMode
+from autopar.runtime.step.cuda_recorder import CudaRecorder
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.step.replayed_graphs import Replays
 from autopar.runtime.weights.found_weights import find_weights
 from autopar.runtime.weights.initial_weights import Sync
 from autopar.timing import phase
@@ -116,6 +119,7 @@ def compile(
     check_calls: int = CHECK_CALLS,
     outputs: OutputMode = "lazy",
     weights: str | Path | None = None,
+    cuda_graphs: bool = False,
 ) -> ParallelModule:
     """Plan `model` for the running processes and return the module that trains under the plan; `model` is consumed.
 
@@ -164,6 +168,7 @@ def compile(
         never reads it pays nothing), or in every call ("gather", which the plan does not price).
     weights: a folder of safetensors files (`from_pretrained`), an index or a file: each rank reads the bytes of its
         blocks. Build the model under `torch.device("meta")`, so that no process ever holds it whole.
+    cuda_graphs: record forward and backward on CUDA and replay them; a warning says what is not (`docs/kernels.md`).
 
     Raises BranchError, ConfigurationError, CaptureError, InfeasibleError, PlanMismatchError, RankMismatchError,
     UnsupportedOperatorError and VerificationError, on every rank.
@@ -177,7 +182,7 @@ def compile(
             "model.eval() first where nothing is to be trained"
         )
     check_arguments(plan=plan, batch=batch, verify=verify, scaler=scaler, sync=sync)
-    check_arguments(check_calls=check_calls, outputs=outputs, weights=weights)
+    check_arguments(check_calls=check_calls, outputs=outputs, weights=weights, cuda_graphs=cuda_graphs)
     model = take_off_wrappers(model)
     found_weights = find_weights(model, weights)
     chosen = plan if plan is not None else os.environ.get(PLAN_VARIABLE)
@@ -186,10 +191,8 @@ def compile(
     )
     if given is not None:
         deterministic = given.deterministic
-    if precision is None and given is not None:
-        precision = given.precision
-    if reduce_dtype is None and given is not None:
-        reduce_dtype = given.reduce_dtype
+        precision = given.precision if precision is None else precision
+        reduce_dtype = given.reduce_dtype if reduce_dtype is None else reduce_dtype
     request = Request(
         cluster=running,
         loss_fn=loss_fn,
@@ -218,7 +221,8 @@ def compile(
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
     )
     instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-    journey = Journey(request=request, given=given, captures=Captures(), kept=KeptPlans())
+    replays = Replays(CudaRecorder(), meet) if cuda_graphs else None
+    journey = Journey(request=request, given=given, captures=Captures(), kept=KeptPlans(), replays=replays)
     module = ParallelModule(
         model,
         journey,
@@ -346,12 +350,14 @@ def verify(
 class Journey:
     """From a module to the function that this rank runs: for the first inputs, and again for those of another shape.
 
-    given: the plan to run under, where the user has one; captures, kept: those of the module so far."""
+    given: the plan to run under, where the user has one; captures, kept: those of the module so far; replays: whether
+    graphs are recorded."""
 
     request: Request
     given: Plan | None
     captures: Captures
     kept: KeptPlans
+    replays: Replays | None = None
 
     def step(
         self,
@@ -379,7 +385,8 @@ class Journey:
             self.kept.keep(captured.program, lowered)
         processes = groups or _processes_of(lowered.plan, _device_type(model))
         with phase("emit", logging.INFO):
-            return emit_step(lowered, processes)
+            step = emit_step(lowered, processes)
+        return step if self.replays is None else self.replays.of(step)
 
     def _under_kept_plan(self, captured: CapturedModel) -> LoweredStep | None:
         """The step under the plan of another size, where there is one that holds on all ranks."""

@@ -34,6 +34,25 @@ def test_a_connection_to_the_store_has_keys_of_its_own() -> None:
         dist.destroy_process_group()
 
 
+def test_who_shares_a_storage_is_counted() -> None:
+    tensor = torch.zeros(2, 2)
+    alone = _compat.storage_references(tensor)
+    view = tensor[0].detach()
+    same = tensor
+    assert _compat.storage_references(tensor) == _compat.storage_references(view) == alone + 1
+    del view, same
+    assert _compat.storage_references(tensor) == alone
+
+
+def test_what_an_autograd_node_saves_shares_its_storage_until_backward() -> None:
+    x, saved = torch.ones(2, requires_grad=True), torch.ones(2)
+    alone = _compat.storage_references(saved)
+    y = (x * saved.detach()).sum()
+    assert _compat.storage_references(saved) == alone + 1
+    y.backward()
+    assert _compat.storage_references(saved) == alone
+
+
 def test_versions_are_parsed() -> None:
     assert _compat.torch_version("2.11.0+cu128") == (2, 11)
     assert _compat.torch_version("2.14.0a0+git123") == (2, 14)

@@ -88,6 +88,7 @@ ARGUMENT_TYPES: Mapping[str, ArgumentType] = MappingProxyType(
             optional=False,
         ),
         "verify": ArgumentType(lambda value: isinstance(value, bool), "True or False", optional=False),
+        "cuda_graphs": ArgumentType(lambda value: isinstance(value, bool), "True or False", optional=False),
         "cache_dir": ArgumentType(lambda value: isinstance(value, str | Path), "the path of a folder"),
         "micro_batches": ArgumentType(_is_whole, "a whole number of parts of the batch"),
         "kernels": ArgumentType(

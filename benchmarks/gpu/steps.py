@@ -1,12 +1,14 @@
 """Training steps of one model: under autopar, under torch.compile and eager, with the predicted beside the measured.
 
-All three train the same weights on the same batch in bf16 from fp32 parameters, with a fused AdamW: plain modules under
-torch.autocast, ours under precision="bf16". The plan is the one that was carried; where it does not fit the graph that
-this torch captures, or none was carried, the plan is made here, which on one device needs no solver.
+Last comes autopar with CUDA graphs: a stage that it ends has the other rows. All train the same weights on the same
+batch in bf16 from fp32 parameters, with a fused AdamW: plain modules under torch.autocast, ours under precision="bf16".
+The plan is the one that was carried; where it does not fit the graph that this torch captures, or none was carried, the
+plan is made here, which on one device needs no solver.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +22,7 @@ from autopar.errors import AutoparError
 from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.parallel_module import ParallelModule
+from autopar.runtime.step import replayed_graphs
 from benchmarks.gpu.models import MODELS, Made
 from benchmarks.gpu.stage import Place, Row, attempted
 from benchmarks.gpu.timing import free_memory, measured_steps
@@ -36,7 +39,7 @@ def plan_path(folder: Path, cluster: Cluster, name: str, *, tiny: bool) -> Path:
 
 
 def run(place: Place, model: str, steps: int, backend: str) -> Iterator[Row]:
-    """A row for each of the three, then what they are to each other. backend: of torch.compile."""
+    """A row for each of the three, what they are to each other, CUDA graphs. backend: of torch.compile."""
     ways: dict[str, Callable[[], Row]] = {
         "autopar": lambda: ours(place, model, steps),
         "torch.compile": lambda: plain(place, model, steps, lambda module: torch.compile(module, backend=backend)),
@@ -50,6 +53,7 @@ def run(place: Place, model: str, steps: int, backend: str) -> Iterator[Row]:
         free_memory(place.device)
     if "autopar" in rows:
         yield compared(rows)
+        yield attempted("cuda graphs", lambda: replayed(place, model, steps, rows["autopar"]))
 
 
 def compared(rows: dict[str, Row]) -> Row:
@@ -61,6 +65,32 @@ def compared(rows: dict[str, Row]) -> Row:
             row[f"bytes_of_{word}"] = mine["peak_bytes"] / rows[other]["peak_bytes"]
             row[f"loss_beside_{word}"] = mine["first_loss"] - rows[other]["first_loss"]
     return row
+
+
+def replayed(place: Place, name: str, steps: int, run: Row) -> Row:
+    """Under autopar with CUDA graphs, and how many times as fast that is as the `run` without. refused: why graphs are
+    not recorded, as in a rehearsal."""
+    warnings = Warnings()
+    replayed_graphs.log.addHandler(warnings)
+    try:
+        module, inputs, plan_source = compiled(place, name, lambda: _mixed(place, name, cuda_graphs=True))
+        found = trained(place, module, lambda: module(**inputs), steps)
+    finally:
+        replayed_graphs.log.removeHandler(warnings)
+    speed, apart = run["seconds"] / found["seconds"], found["first_loss"] - run["first_loss"]
+    return {**found, "plan": plan_source, "speed_of_run": speed, "loss_beside_run": apart, "refused": warnings.lines}
+
+
+class Warnings(logging.Handler):
+    """The lines of a log that warn."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line."""
+        self.lines.append(record.getMessage())
 
 
 def ours(place: Place, name: str, steps: int) -> Row:
@@ -101,8 +131,8 @@ def compiled(place: Place, name: str, make: Callable[[], tuple[Made, Asked]]) ->
     return autopar.compile(made.model, dict(made.inputs), **asked), made.inputs, f"made here: {why}"
 
 
-def _mixed(place: Place, name: str) -> tuple[Made, Asked]:
-    return MODELS[name].made(place.device, tiny=place.rehearse), MIXED
+def _mixed(place: Place, name: str, **further: Any) -> tuple[Made, Asked]:
+    return MODELS[name].made(place.device, tiny=place.rehearse), {**MIXED, **further}
 
 
 Asked: TypeAlias = dict[str, Any]

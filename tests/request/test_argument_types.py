@@ -42,6 +42,7 @@ SOUND: dict[str, tuple[Any, ...]] = {
     "outputs": ("lazy", "gather"),
     "weights": (None, "folder", Path("folder")),
     "check_calls": (0, 50),
+    "cuda_graphs": (True, False),
 }
 UNSOUND: dict[str, tuple[Any, ...]] = {
     "loss_fn": (3, "mse"),
@@ -67,6 +68,7 @@ UNSOUND: dict[str, tuple[Any, ...]] = {
     "outputs": ("plain", True, None),
     "weights": (3, {"w": 1}),
     "check_calls": (-1, 0.5, None, True),
+    "cuda_graphs": ("yes", 1, None),
 }
 
 

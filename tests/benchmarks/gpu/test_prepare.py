@@ -32,7 +32,7 @@ def test_a_carried_plan_runs_where_nothing_can_be_planned_for_many(tmp_path: Pat
     assert found.returncode == 0, found.stdout + found.stderr
     content = json.loads((tmp_path / "steps-gpt2.json").read_text())
     rows = {row["case"]: row for row in content["rows"]}
-    assert list(rows) == ["autopar", "torch.compile", "eager", "compared"]
+    assert list(rows) == ["autopar", "torch.compile", "eager", "compared", "cuda graphs"]
     assert rows["autopar"]["plan"] == "carried"
     assert rows["autopar"]["first_loss"] == pytest.approx(rows["eager"]["first_loss"], rel=1e-2)
     assert rows["autopar"]["peak_bytes"] == pytest.approx(rows["autopar"]["predicted_peak_bytes"], rel=0.02)

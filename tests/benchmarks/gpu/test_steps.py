@@ -11,7 +11,7 @@ import autopar
 from autopar.hardware.cluster import Cluster
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.stage import Place
-from benchmarks.gpu.steps import MIXED, compared, compiled, plan_path
+from benchmarks.gpu.steps import MIXED, compared, compiled, plan_path, replayed
 
 
 def test_a_plan_of_another_graph_is_made_again_and_the_row_says_why(tmp_path: Path) -> None:
@@ -35,3 +35,11 @@ def test_ratios_say_how_many_times_as_fast_ours_is() -> None:
         "bytes_of_eager": pytest.approx(0.5),
         "loss_beside_eager": pytest.approx(0.5),
     }
+
+
+def test_a_rehearsal_says_why_it_records_no_graphs() -> None:
+    place = Place(device=torch.device("cpu"), rehearse=True)
+    row = replayed(place, "gpt2", 1, {"seconds": 1.0, "first_loss": 4.0})
+    assert row["refused"] == ["cuda_graphs=True records nothing: the module runs on cpu"]
+    assert row["speed_of_run"] == pytest.approx(1.0 / row["seconds"])
+    assert row["loss_beside_run"] == pytest.approx(row["first_loss"] - 4.0)

@@ -1,0 +1,107 @@
+"""A recorder of CPU tensors that behaves as CUDA graphs do, for tests: it stands where `CudaRecorder` stands.
+
+    replay, results = EmulatedRecorder().record(lambda: (x * 2).sum())
+    results                 # NaN: what is recorded has not run
+    x.copy_(y); replay()    # every operator again, on the very tensors of the recording, into the very results
+
+What reads a value on the host raises, as a stream that is captured does; draws on CPUs read numbers that are made of
+none of the arguments, and on CUDA do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The result `leaf` of a call, which is a view: made again in each replay, so that nobody holds it between."""
+
+    call: int
+    leaf: int
+
+
+class _Operators(TorchDispatchMode):
+    """Every operator: (operator, arguments, the tensors that it made)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, list[Tensor | None]]] = []
+        self.constants: set[int] = set()
+        self.views: dict[int, tuple[_View, Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        arguments = (args, dict(kwargs or {}))
+        result = func(*args, **arguments[1])
+        leaves = tree_leaves(result)
+        given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+        storages = {_storage(leaf) for leaf in given}
+        if storages <= self.constants:
+            self.constants |= {_storage(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+        elif any(not isinstance(leaf, Tensor | None) for leaf in leaves):
+            raise RuntimeError(f"operation not permitted when stream is capturing ({func})")
+        made = [leaf if isinstance(leaf, Tensor) and _storage(leaf) not in storages else None for leaf in leaves]
+        kept = tree_map_only(Tensor, lambda tensor: self.views.get(id(tensor), (tensor,))[0], arguments)
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and made[place] is None and all(leaf is not one for one in given):
+                self.views[id(leaf)] = (_View(len(self.calls), place), leaf)
+        self.calls.append((func, kept, made))
+        return result
+
+    def replay(self) -> None:
+        results: list[list[Any]] = []
+        for func, kept, made in self.calls:
+            args, kwargs = tree_map_only(_View, lambda view: results[view.call][view.leaf], kept)
+            results.append(tree_leaves(func(*args, **kwargs)))
+            for old, new in zip(made, results[-1], strict=True):
+                if old is not None:
+                    old.data.copy_(new)
+
+    def end(self) -> None:
+        """Nothing of it has run."""
+        self.views.clear()
+        for *_, made in self.calls:
+            for tensor in made:
+                if tensor is not None and tensor.is_floating_point():
+                    tensor.data.fill_(torch.nan)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class EmulatedRecorder:
+    """See the module docstring. recorded, replayed, warmed: how often."""
+
+    device_type = "cpu"
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = self.warmed = 0
+
+    def warm_up(self, call: Callable[[], Result]) -> Result:
+        """Run it."""
+        self.warmed += 1
+        return call()
+
+    def record(self, call: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        """As of a Recorder."""
+        with _Operators() as operators:
+            results = call()
+        operators.end()
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            with torch.no_grad():
+                operators.replay()
+
+        return replay, results
