@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -52,7 +54,8 @@ class KernelPrices:
         heavy = next((node for node, _ in nodes if operator_kind(node.target) != "memory"), None)
         first = nodes[0][0] if heavy is None else heavy
         if heavy is None:
-            sizes = next((found for node, _ in nodes if (found := local_sizes(node, self.device.kind)) is not None), None)
+            known = (local_sizes(node, self.device.kind) for node, _ in nodes)
+            sizes = next((found for found in known if found is not None), None)
             flops = sum(self._element_flops(node) for node, _ in nodes)
         else:
             sizes = local_sizes(heavy, self.device.kind)
@@ -79,8 +82,8 @@ class KernelPrices:
 
 
 def local_sizes(node: fx.Node, kind: str) -> Sizes | None:
-    """The sizes of a product, attention, norm, softmax or lookup with local `meta["val"]` on a device of this kind; None
-    for others."""
+    """The sizes of a product, attention, norm, softmax or lookup with local `meta["val"]`, on a device of this kind;
+    None for others."""
     name = base_name(node.target)
     if not has_sizes(name):
         return None
@@ -91,8 +94,10 @@ def local_sizes(node: fx.Node, kind: str) -> Sizes | None:
         own = max(1, operands[0][0] * block // node.meta["num_experts"])
         operands = [(own, *shape[1:]) if shape[0] == operands[0][0] else shape for shape in operands]
     sizes = sizes_of(name, operands, result, whole(len(operands)), is_causal(node))
-    pairs = _seen_pairs(node, kind) if isinstance(sizes, AttentionSizes) and sizes.causal else None
-    return sizes if pairs is None else replace(sizes, keys=pairs / sizes.queries, causal=False)
+    if not isinstance(sizes, AttentionSizes) or not sizes.causal:
+        return sizes
+    pairs = _seen_pairs(node, kind)
+    return sizes if pairs is None else replace(sizes, keys=pairs / np.asarray(sizes.queries), causal=False)
 
 
 def _seen_pairs(node: fx.Node, kind: str) -> float | None:
@@ -101,7 +106,8 @@ def _seen_pairs(node: fx.Node, kind: str) -> float | None:
     names = argument_names(node.target)
     if "runs" not in names or names.index("runs") >= len(node.args):
         return None
-    rows, keys = node.args[names.index("runs")][-2:]
+    arguments: tuple[Any, ...] = node.args
+    rows, keys = arguments[names.index("runs")][-2:]
     if len(rows) == 1 and len(keys) == 1 and keys[0][0] == 0:
         return None
     seen = 0.0

@@ -40,8 +40,8 @@ class ProductSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSizes:
-    """Fused attention of `heads` heads of queries, of which `queries_per_key` share keys and values. causal: of the last
-    queries of the keys, which see most."""
+    """Fused attention of `heads` heads of queries, of which `queries_per_key` share keys and values. causal: of the
+    last queries of the keys, which see most."""
 
     batch: ArrayLike
     heads: ArrayLike

@@ -3,7 +3,8 @@
     shard_tensor(weight, (Shard(0), Replicate()), groups)     # keeps this rank's rows
 
 Layouts cross the DTensor boundary here and only here. `Shard(dim, split=n)` becomes torch's strided shard, whose split
-factor counts only the blocks that are left after the axes before it have cut the dim.
+factor counts only the blocks that are left after the axes before it have cut the dim. Zigzag order, which DTensor does
+not know, is a strided shard to it, whose whole is turned behind it (`zigzag_cuts`); parameters never lie so.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ class BindingLimits:
             yield from self._without(f"recompute={request.recompute}", replace(request, recompute=None), self.plan.mesh)
         mesh, free = self.plan.mesh, _free_names(self.plan.mesh)
         if request.dims and mesh != free:
-            yield from self._without(f"axes named {', '.join(mesh.axis_names)}", replace(request, dims=None, cp=None), free)
+            said = f"axes named {', '.join(mesh.axis_names)}"
+            yield from self._without(said, replace(request, dims=None, cp=None), free)
 
     def _memory(self) -> Iterator[Relaxed]:
         best = self.resolver.without_limit()

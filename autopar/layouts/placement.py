@@ -9,8 +9,9 @@
     Partial("sum")     the value is the sum (max, min) over the axis of what the coordinates hold
 
 Names and printing follow torch.distributed.tensor. Two axes with the same dim and split nest from left to right, as
-DTensor does: the first axis of the mesh takes the outer blocks; they are both in zigzag order, or neither. Dims with `split > 1`, and dims that carry two
-different splits, divide evenly; only a dim whose shardings all have `split == 1` may be uneven (ceil blocks).
+DTensor does: the first axis of the mesh takes the outer blocks; they are both in zigzag order, or neither. Dims with
+`split > 1`, and dims that carry two different splits, divide evenly; only a dim whose shardings all have `split == 1`
+may be uneven (ceil blocks).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _PLACEMENT = re.compile(r"^(?:(R)|S\((\d+)(?:, *split=(\d+))?(, *zigzag)?\)|P\((
 
 
 def parse_placement(text: str) -> Placement:
-    """`R`, `S(0)`, `S(1, split=3)`, `S(1, zigzag)` or `P(sum)` -> placement. Raises ConfigurationError naming the text."""
+    """`R`, `S(0)`, `S(1, split=3)`, `S(1, zigzag)`, `P(sum)` -> placement. Raises ConfigurationError with the text."""
     match = _PLACEMENT.match(text.strip())
     if match is None:
         raise ConfigurationError(
@@ -189,6 +190,16 @@ def is_dtensor_layout(layout: Layout) -> bool:
         if any(split > 1 for split in splits[:-1]):
             return False
     return True
+
+
+def zigzag_cuts(layout: Layout, mesh: Mesh) -> list[tuple[int, int, int]]:
+    """(dim, split, ranks) of every dim whose blocks are dealt out in zigzag order, of the whole tensor."""
+    ranks: dict[tuple[int, int], int] = {}
+    for placement, size in zip(layout, mesh.shape, strict=True):
+        if isinstance(placement, Shard) and placement.zigzag:
+            place = placement.dim, placement.split
+            ranks[place] = ranks.get(place, 1) * size
+    return [(*place, size) for place, size in ranks.items()]
 
 
 def local_runs(

@@ -70,8 +70,8 @@ def pieces_joined(y: Tensor, cuts: Sequence[Cut], padded_shape: Sequence[int], s
 
 
 def in_zigzag(x: Tensor, dim: int, position: int, pieces: int) -> Tensor:
-    """`dim` seen as (position, pieces, rest), the middle factor reversed where the first is odd, contiguous: between the
-    order of blocks in a tensor and that in which zigzag deals them out; its own inverse."""
+    """`dim` seen as (position, pieces, rest), the middle factor reversed where the first is odd, contiguous: from the
+    order of blocks in a tensor to that in which zigzag deals them out, and back."""
     size = x.shape[dim] // (position * pieces)
     seen = x.reshape(*x.shape[:dim], position // 2, 2, pieces, size, *x.shape[dim + 1 :])
     halves = [seen.select(dim + 1, 0), seen.select(dim + 1, 1).flip(dim + 1)]

@@ -43,8 +43,9 @@ PlacementRules = Mapping[str, Mapping[str, Placement]]  # pattern -> axis name o
 class Constraints:
     """What the search may not choose. `placements`: pattern -> axis -> placement;
     `recompute`: pattern of modules or operators -> what backward computes again; `implementations`: pattern of modules
-    or operators -> the operator alternative by which those that have it run; `pinned`: whole
-    decisions for parameters; `cp`: how attention runs over an axis of that name; `no_replicated_compute`: heavy operators may not be replicated on any axis."""
+    or operators -> the operator alternative by which those that have it run; `pinned`: whole decisions for parameters;
+    `cp`: how attention runs over an axis of that name; `no_replicated_compute`: heavy operators may not be replicated
+    on any axis."""
 
     placements: PlacementRules = field(default_factory=dict)
     recompute: Mapping[str, Recompute] = field(default_factory=dict)

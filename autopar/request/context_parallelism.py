@@ -27,5 +27,5 @@ def check_context_parallelism(cp: object, dims: Mapping[str, Any] | None) -> Non
         raise ConfigurationError(f"cp={cp!r}: write one of {', '.join(WAYS)}{did_you_mean(cp, WAYS)}")
     if not dims or dims.get("cp", 1) == 1:
         raise ConfigurationError(
-            f"cp={cp!r} says how attention runs over an axis cp, and there is none: write dims={{'cp': 4}}, or more of it"
+            f"cp={cp!r} says how attention runs over an axis cp, and there is none: write dims={{'cp': 4}}"
         )

@@ -5,8 +5,9 @@
 A split of g or s leaves keys and values whole, so their gradients become Partial(sum); the gradient of a mask is one
 along every dim that it broadcasts. A split query sequence under a causal mask, and any dropout, needs to know the
 global index of its rows: `attention_by_index`. `autopar::ring_attention` is the same operator with one sequence for
-queries, keys and values: a split of s cuts them all, and blocks of keys and values go around. Models reach `autopar::attention`; torch's own kernels, which appear
-where a model calls them by name, share the same string, with the causal sequence whole and no rule when they draw.
+queries, keys and values: a split of s cuts them all, and blocks of keys and values go around. Models reach
+`autopar::attention`; torch's own kernels, which appear where a model calls them by name, share the same string, with
+the causal sequence whole and no rule when they draw.
 """
 
 from __future__ import annotations

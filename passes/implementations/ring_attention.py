@@ -6,8 +6,8 @@
              hop further at the end, to the rank that holds these keys
 
 Blocks are joined by their logsumexp. Of a causal attention a rank computes what its rows see: later keys are passed on
-only, a block that lies before all rows is whole. Who holds which rows follows from the layout, so that uneven blocks and
-any order of blocks need no special case; dropout draws by global index. Source: Ring Attention (arXiv 2310.01889).
+only, a block that lies before all rows is whole. Who holds which rows follows from the layout, so that uneven blocks
+and any order of blocks need no special case; dropout draws by global index. Source: Ring Attention (arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _ring_attention(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
         elif seen > 2 and ring.dtype != wide:  # summed in the wider dtype, rounded once
             other[0] = context.describe(context.call(_aten._to_copy.default, other[0], dtype=wide), shape, wide)
         found = other[0], other[1]
-    assert joined is not None and found is not None, "a rank sees its own block"
+    assert joined is not None, "a rank sees its own block"
+    assert found is not None, "so does it join it"
     if unread is not None or (seen > 2 and ring.dtype != wide):
         return context.call(rounded, *found, dtypes=(ring.dtype, wide), unread=unread)
     return joined
@@ -84,9 +85,10 @@ def _ring_attention_backward(context: LocalContext, args: tuple[Any, ...], kwarg
         if on_its_way is not None:
             arrived = context.waited(on_its_way)
             own = arrived if own is None else _added(context, arrived, own, wide)
-        assert own is not None and of_query is not None, "a rank sees its own block"
+        assert own is not None, "a rank sees its own block"
         on_its_way = ring.pass_on(own, step)
-    assert on_its_way is not None and of_query is not None
+    assert on_its_way is not None, "a ring has a rank"
+    assert of_query is not None, "which sees its own block"
     home, shapes = context.waited(on_its_way), ring.shapes(0)
     starts = (0, math.prod(shapes[0]))
     of_keys = [
@@ -98,8 +100,9 @@ def _ring_attention_backward(context: LocalContext, args: tuple[Any, ...], kwarg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ring:
-    """The ring of one rank. first: place of the query among the tensor operands; holders: coordinates of its ranks, in their order; position: this rank among them; rows:
-    per dim of the scores before the keys, the runs of global indices that this rank has."""
+    """The ring of one rank. first: place of the query among the tensor operands; holders: coordinates of its ranks, in
+    their order; position: this rank among them; rows: per dim of the scores before the keys, the runs of global indices
+    that this rank has."""
 
     context: LocalContext
     first: int

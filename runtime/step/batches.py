@@ -19,7 +19,8 @@ from torch import nn
 
 from autopar._compat import TreeSpec, tree_flatten
 from autopar.errors import ConfigurationError
-from autopar.layouts.placement import Layout, Mesh, Replicate, Shard, local_shape, replicated
+from autopar.layouts.placement import Layout, Mesh, Replicate, Shard, local_shape, replicated, zigzag_cuts
+from autopar.ops.blocks import in_zigzag
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, Program
 from autopar.runtime.parameters import from_local, full_tensor, local_block
@@ -117,7 +118,10 @@ def exchange_block(
         block: torch.Tensor = _Exchanged.apply(tensor, tuple(shape), passed, wanted, groups)  # type: ignore[no-untyped-call]
         return block
     parts = from_local(tensor.contiguous(), shape, passed, groups)
-    return local_block(full_tensor(parts), wanted, groups.mesh, groups.place).contiguous()
+    whole = full_tensor(parts)
+    for cut in zigzag_cuts(passed, groups.mesh):
+        whole = in_zigzag(whole, *cut)
+    return local_block(whole, wanted, groups.mesh, groups.place).contiguous()
 
 
 class _Exchanged(torch.autograd.Function):

@@ -22,7 +22,6 @@ from autopar.planner.problem.strategies import IN_ZIGZAG, AxisChoice
 from autopar.rules.engine import tensor_operands
 from autopar.rules.rule import Rule, Tensor
 
-
 ANY_ORDER = frozenset({None, "attention_by_index", "ring_attention", "ring_attention_backward"})
 """Implementations to which the order of the rows of a block does not matter."""
 
@@ -41,7 +40,8 @@ def choices_of(
             choice = _split_choice(node, rule, name, atoms, position)
             if choice is not None:
                 found.append(AxisChoice(name, (name, position), atom, *choice, atom_class))
-            if balanced is None or atom_class != balanced or atom % 2 or rule.implementations.get(name) not in ANY_ORDER:
+            in_any_order = rule.implementations.get(name) in ANY_ORDER
+            if balanced is None or atom_class != balanced or atom % 2 or not in_any_order:
                 continue
             paired = (*atoms[:position], 2, atom // 2, *atoms[position + 1 :])
             choice = _split_choice(node, rule, name, paired, position + 1, zigzag=True)

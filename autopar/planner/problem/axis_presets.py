@@ -41,13 +41,12 @@ def allowed_choices(
     lookups: frozenset[str] = frozenset(),
     heads: frozenset[str] = frozenset(),
 ) -> list[AxisChoice]:
-    """The choices of one operator that an axis of this name may pick; those in zigzag order are there for a mesh with an
-    axis `cp` only (`on_mesh`).
+    """The choices of one operator that an axis of this name may pick, of those that its mesh has (`on_mesh`).
 
-    batch, sequence: the classes of their atoms; heavy: the operator has FLOPs worth splitting; spread: heavy operators may
-    not be replicated on any axis; lookups: names along which the operator looks labels up (the vocabulary of a loss),
-    which tensor parallelism splits as Megatron does; heads: names along which context parallelism may split beside the
-    sequence. An axis of one device splits nothing.
+    batch, sequence: the classes of their atoms; heavy: the operator has FLOPs worth splitting; spread: heavy operators
+    may not be replicated on any axis; lookups: names along which the operator looks labels up (the vocabulary of a
+    loss), which tensor parallelism splits as Megatron does; heads: names along which context parallelism may split
+    beside the sequence. An axis of one device splits nothing.
     """
     if axis_size == 1:
         return list(choices[:1])

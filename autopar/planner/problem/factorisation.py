@@ -240,8 +240,8 @@ def batch_class(program: Program, factorisation: Factorisation) -> Hashable:
 
 
 def sequence_class(program: Program, factorisation: Factorisation) -> Hashable:
-    """The class of the atom of the longest sequence that attention reads by queries, else of the dim behind the batch of
-    the first input that has one longer than 1; None where there is none."""
+    """The class of the atom of the longest sequence that attention reads by queries, else of the dim behind the batch
+    of the first input that has one longer than 1; None where there is none."""
     queries = {
         factorisation.name_atom_class(node, "s", 0): rule.sizes["s"]
         for node, rule in factorisation.rules.items()

@@ -228,7 +228,8 @@ class Prices:
         ranks = self._ranks(_chosen(axes, {name}))
         beside = self.ring_seconds(traffic, name, axes, math.inf)  # all hops hidden
         exposed = self.ring_seconds(traffic, name, axes, 0.0)
-        return beside if exposed - beside <= (total - beside) * (ranks - 1) / ranks else total - ranks * (total - exposed)
+        hides = exposed - beside <= (total - beside) * (ranks - 1) / ranks
+        return beside if hides else total - ranks * (total - exposed)
 
     def _rings(self, rule: Rule, strategies: Strategies, seconds: Floats) -> Floats:
         added = np.zeros(len(strategies))

@@ -128,7 +128,7 @@ class PairFits:
 
 
 def _are_plain(shape: Sequence[int], shards: Sequence[Shard], ends: PairEnds, mesh_shape: tuple[int, ...]) -> Booleans:
-    """(layouts,) whether all blocks are even and nothing could be spelled otherwise; of blocks in zigzag order the pieces
+    """(layouts,) whether all blocks are even and nothing could be spelled otherwise; pieces of blocks in zigzag order
     go in pairs, which general routes do not know."""
     sizes = np.array(mesh_shape)
     products = [np.where(ends.cut == number, sizes, 1).prod(axis=1) for number in range(len(shards))]
