@@ -31,6 +31,7 @@ from autopar.passes.lowering.chain import lowered_on, start_early
 from autopar.passes.lowering.micro_batch_graphs import joined_bytes
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.passes.stages.cut_stages import Crossing, StagePrograms
+from autopar.plans.busiest_rank import busiest_place
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program, returned_values
 from autopar.schedules.actions import Kind, PipeAction, Schedule
@@ -242,11 +243,16 @@ class StepGraphs:
         return nbytes, _border_seconds(self.plan, self.cluster, (crossing.source, crossing.target), nbytes)
 
 
-def step_graphs(plan: Plan, program: Program | MicroProgram, cluster: Cluster, place: int = 0) -> StepGraphs:
-    """The stages of a plan. program: in its micro-batches; place: the number of a rank inside its group.
+def step_graphs(
+    plan: Plan, program: Program | MicroProgram, cluster: Cluster, place: int | None = None
+) -> StepGraphs:
+    """The stages of a plan. program: in its micro-batches; place: the number of a rank inside its group, the busiest
+    one where none is given.
 
     Raises PlanMismatchError where the program cannot be cut so.
     """
+    if place is None:
+        place = busiest_place(plan, plan.layout_mesh, program if isinstance(program, Program) else program.program)
     ranks = [group.first_rank + place % group.size for group in plan.rank_groups]
     step = lowered_on(program, plan, ranks, until=start_early)
     found = []

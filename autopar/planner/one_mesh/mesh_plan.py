@@ -57,6 +57,7 @@ from autopar.planner.problem.build import Built, build_problem
 from autopar.planner.problem.limits import LIMITS
 from autopar.planner.problem.prices import Floats, Prices
 from autopar.planner.solver import Solution, Status, certified, evaluate, is_forbidden, solve
+from autopar.plans.busiest_rank import busiest_place
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Prediction
@@ -327,10 +328,11 @@ def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
 
 
 def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Floats]:
-    """The plan with its bucket sizes and its prediction, of rank 0, read from the lowered program; and the
+    """The plan with its bucket sizes and its prediction, of the busiest rank, read from the lowered program; and the
     bytes that every moment holds."""
     with phase("lower"):
-        step = lowered_step(query.micro or query.program, plan, 0, until=add_up_parts)
+        rank = busiest_place(plan, plan.mesh, query.program)
+        step = lowered_step(query.micro or query.program, plan, rank, until=add_up_parts)
     lowered = step.only.program
     states = resident_states(lowered, query.state_bytes, query.cluster.device)
     constant = states.bytes_beside(step.micro, lowered)
