@@ -96,6 +96,8 @@ def axis_roles(plan: PlanValue) -> tuple[Role, ...]:
 def _role(plan: PlanValue, axis: int, name: str) -> Role:
     if name in get_args(Role):
         return cast(Role, name)
+    if name == "cp_inner":
+        return "cp"
     cast_votes = (axis_vote(operator, chosen.axes[axis]) for operator, chosen in forward_products(plan))
     votes = Counter(vote for vote in cast_votes if vote)
     winner = votes.most_common(1)[0][0] if votes else "batch"

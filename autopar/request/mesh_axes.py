@@ -18,7 +18,10 @@ from autopar.nearest_name import did_you_mean
 from autopar.plans.plan_value import PIPELINE_AXIS
 
 BATCH_AXES = ("dp_replicate", "dp_shard")
-AXIS_NAMES = (*BATCH_AXES, "cp", "tp")
+CONTEXT_AXES = ("cp", "cp_inner")
+"""Axes that split the sequence. With two of them attention may do one thing over the outer one and another over the
+inner one, as a ring across nodes of ranks that split heads inside each; `cp` alone leaves open how it is cut."""
+AXIS_NAMES = (*BATCH_AXES, *CONTEXT_AXES, "tp")
 """Axes of a mesh; in front of them a pipeline has its own."""
 LATER_AXES = {"ep": "expert"}
 MOST_AXES = 4

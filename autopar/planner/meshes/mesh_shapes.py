@@ -2,6 +2,7 @@
 
     resolve_meshes(cluster, (2, 4), None)         the given one
     resolve_meshes(cluster, None, {"tp": 4})      named axes inside, free ones in front of them
+    resolve_meshes(cluster, None, {"cp": 8})      cp=8; cp=2 x cp_inner=4; cp=4 x cp_inner=2
     resolve_meshes(cluster, None, None)           every factorisation: (8,), (2, 4), (2, 2, 2) on one node of 8
 
 A mesh lies row-major over the ranks, so its sizes say which links an axis uses: on "32x8 H100-SXM" the first axis of
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology, cut_at_nodes
 from autopar.layouts.placement import Mesh
-from autopar.request.mesh_axes import AXIS_NAMES, FREE_AXIS_NAMES, MOST_AXES, pinned_axes, sized_mesh
+from autopar.request.mesh_axes import AXIS_NAMES, CONTEXT_AXES, FREE_AXIS_NAMES, MOST_AXES, pinned_axes, sized_mesh
 
 Shape = tuple[int, ...]
 
@@ -30,12 +31,23 @@ def resolve_meshes(cluster: Cluster, mesh: Sequence[int] | None, dims: Mapping[s
     """
     if mesh is not None:
         return [sized_mesh(mesh, cluster.num_devices)]
-    pinned = pinned_axes(dims or {}, cluster.num_devices)
-    sizes = tuple(pinned.values())
-    rest = cluster.num_devices // math.prod(sizes)
-    shapes = free_shapes(rest, sizes, cluster.devices_per_node)
-    found = [Mesh((*free_names(len(shape), pinned), *pinned), (*shape, *sizes)) for shape in shapes]
+    found = []
+    for pinned in _with_inner_context(pinned_axes(dims or {}, cluster.num_devices)):
+        sizes = tuple(pinned.values())
+        rest = cluster.num_devices // math.prod(sizes)
+        shapes = free_shapes(rest, sizes, cluster.devices_per_node)
+        found += [Mesh((*free_names(len(shape), pinned), *pinned), (*shape, *sizes)) for shape in shapes]
     return found or [Mesh((next(iter(dims or {}), "inner"),), (1,))]
+
+
+def _with_inner_context(pinned: dict[str, int]) -> Iterator[dict[str, int]]:
+    """The named axes, and again with `cp` cut into an outer and an inner one."""
+    yield pinned
+    outer, inner = CONTEXT_AXES
+    if outer in pinned and inner not in pinned and len(pinned) < MOST_AXES:
+        for first in _divisors(pinned[outer]):
+            both = {**pinned, outer: first, inner: pinned[outer] // first}
+            yield {name: both[name] for name in AXIS_NAMES if name in both}
 
 
 def free_shapes(num_devices: int, pinned: Shape, devices_per_node: int) -> list[Shape]:

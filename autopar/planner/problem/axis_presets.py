@@ -20,12 +20,12 @@ from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.planner.problem.strategies import AxisChoice, divides
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
-from autopar.request.mesh_axes import BATCH_AXES
+from autopar.request.mesh_axes import BATCH_AXES, CONTEXT_AXES
 
 
 def on_mesh(choices: Sequence[AxisChoice], mesh: Mesh) -> Sequence[AxisChoice]:
     """What a mesh may pick at all: zigzag order is context parallelism's."""
-    has_cp = any(name == "cp" and size > 1 for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+    has_cp = any(name in CONTEXT_AXES and size > 1 for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
     return choices if has_cp else [choice for choice in choices if not choice.zigzag]
 
 
@@ -54,7 +54,7 @@ def allowed_choices(
         split = [c for c in choices if c.part is not None and c.atom_class == batch and _divides(c, axis_size)]
         return split or list(choices)
     found = list(choices)
-    if axis_name == "cp":
+    if axis_name in CONTEXT_AXES:
         apart = [c for c in found if c.name in heads or c.atom_class == sequence]
         split = [c for c in apart if c.part is not None and c.atom_class != batch and _divides(c, axis_size)]
         return split or [c for c in found if c.part is None or c.atom_class != batch]
@@ -104,7 +104,7 @@ def _suits(label: ParameterPlan, axis: int, axis_name: str, is_matrix: bool) -> 
         return isinstance(stored, Replicate)
     if axis_name == "dp_shard":
         return isinstance(stored, Shard) and used == stored
-    if axis_name == "cp":
+    if axis_name in CONTEXT_AXES:
         return used == stored
     if axis_name == "tp":
         return used == stored and (isinstance(stored, Shard) or not is_matrix)
