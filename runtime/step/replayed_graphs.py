@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx
+from torch.distributed import get_backend
 
 from autopar._compat import foreach_copy_, storage_references
 from autopar.runtime.kernels import GraphCall
@@ -82,7 +82,7 @@ class Replays:
             return f"the module runs on {device}"
         if not isinstance(step, WholeStep):
             return "the plan runs the batch in parts, in the order of a schedule (micro_batches=1, no stages)"
-        if not step.groups.is_alone and "nccl" not in (backend := dist.get_backend()):
+        if not step.groups.is_alone and "nccl" not in (backend := get_backend()):
             return f"collectives of {backend} wait on the host"
         nodes = (node for graph in step.uncut.only.partition.graphs for node in graph.graph.nodes)
         waiting = next((node for node in nodes if waits_for_values(node)), None)
