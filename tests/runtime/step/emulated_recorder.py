@@ -1,18 +1,21 @@
 """A recorder of CPU tensors that behaves as CUDA graphs do, for tests: it stands where `CudaRecorder` stands.
 
-    replay, results = EmulatedRecorder().record(lambda: (x * 2).sum())
+    recorder = EmulatedRecorder()
+    replay, results = recorder.record(lambda: (x * 2).sum(), recorder.pool())
     results                 # NaN: what is recorded has not run
     x.copy_(y); replay()    # every operator again, on the very tensors of the recording, into the very results
 
 What reads a value on the host raises, as a stream that is captured does; draws on CPUs read numbers that are made of
-none of the arguments, and on CUDA do not. Collectives over gloo are started and waited for in every replay anew.
+none of the arguments, and on CUDA do not. A replay ends the results of what was recorded behind it in its pool.
+Collectives over gloo are started and waited for in every replay anew.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pytest
 import torch
@@ -89,9 +92,8 @@ class _Operators(TorchDispatchMode):
                 if old is not None:
                     old.data.copy_(new)
 
-    def end(self) -> None:
-        """Nothing of it has run."""
-        self.views.clear()
+    def end_results(self) -> None:
+        """Their memory is another's: nothing has run."""
         for *_, made in self.calls:
             for tensor in made:
                 if tensor is not None and tensor.is_floating_point():
@@ -100,6 +102,10 @@ class _Operators(TorchDispatchMode):
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+Pool: TypeAlias = list["weakref.ref[_Operators]"]
+"""What was recorded in one, in its order."""
 
 
 class EmulatedRecorder:
@@ -115,19 +121,28 @@ class EmulatedRecorder:
         self.warmed += 1
         return call()
 
-    def record(self, call: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+    def pool(self) -> Pool:
+        """As of a Recorder."""
+        return []
+
+    def record(self, call: Callable[[], Result], pool: Pool) -> tuple[Callable[[], None], Result]:
         """As of a Recorder."""
         with _Operators() as operators, pytest.MonkeyPatch.context() as patch:
             for name in COLLECTIVES:
                 patch.setattr(host_graphs, name, operators.noting(getattr(host_graphs, name)))
             patch.setattr(Started, "wait", operators.noting(Started.wait))
             results = call()
-        operators.end()
+        operators.views.clear()
+        operators.end_results()
+        later = len(pool) + 1
+        pool.append(weakref.ref(operators))
         self.recorded += 1
 
         def replay() -> None:
             self.replayed += 1
             with torch.no_grad():
                 operators.replay()
+                for other in filter(None, (reference() for reference in pool[later:])):
+                    other.end_results()
 
         return replay, results
