@@ -1,6 +1,8 @@
 """Plans for GPUs with and without kernels of ours in the program that is planned: objective, step, peak, seconds.
 
-    python -m benchmarks.kernels_in_the_sum [RESULT.json]
+    python -m benchmarks.kernels_in_the_sum [RESULT.json [MODEL ...]]
+
+Names of models choose some of the cases; the file keeps the rows of the others.
 
 Both are planned under one question, of weights in bf16, in mode "fast". All figures are predictions; no GPU has run
 them. `seconds` are CPU seconds of the planner, capture included, of one run each. hides_logits: the model returns its
@@ -9,6 +11,7 @@ loss alone, so that a loss in chunks may be planned; it is compared with a whole
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -65,9 +68,11 @@ def row(
 
 def main(arguments: list[str]) -> None:
     """Print the table and, with a path, write it."""
+    path, names = Path(arguments[0]) if arguments else None, arguments[1:]
+    kept = json.loads(path.read_text())["rows"] if path and names else []
     table = Table("model", "asked", "kernels", "step ms", "peak GiB", "operators", "planned in s", box=None)
-    rows = []
-    for name, sizes, question, hides_logits in CASES:
+    rows = [one for one in kept if one["model"] not in names]
+    for name, sizes, question, hides_logits in (case for case in CASES if not names or case[0] in names):
         without, found = (
             row(name, sizes, question, kernels, hides_logits) for kernels in (WHOLE if hides_logits else (), None)
         )
@@ -81,8 +86,8 @@ def main(arguments: list[str]) -> None:
                 f"{one['seconds']:.1f}",
             )  # fmt: skip
     Console(width=160).print(table)
-    if arguments:
-        write_results(Path(arguments[0]), {"cluster": "8 H100-SXM", "rows": rows})
+    if path:
+        write_results(path, {"cluster": "8 H100-SXM", "rows": rows})
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ LARGEST_ROW = 8192
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(out, rstd): the rows of `x` divided by the root of their mean square, times `weight`."""
-    out, rstd = rows.rms_norm_block(x, weight, rows.row_squares(x, None, LAST, 1), x.shape[-1], eps)
+    """(out, rstd): the rows of `x` divided by the root of their mean square, rounded to its dtype, times `weight`."""
+    out, rstd = rows.rms_norm_block(x, weight, rows.row_squares(x, None, LAST, 1), x.shape[-1], eps, True)
     return out, _in_order(x, rstd)
 
 

@@ -37,11 +37,13 @@ def layer_norm_block(
 
 
 def rms_norm_block(
-    x: Tensor, weight: Tensor | None, squares: Tensor, count: int, eps: float | None
+    x: Tensor, weight: Tensor | None, squares: Tensor, count: int, eps: float | None, rounds: bool
 ) -> tuple[Tensor, Tensor]:
-    """(out, rstd) of a block of rows with `count` elements each."""
+    """(out, rstd) of a block of rows with `count` elements each. rounds: to the dtype of x also in front of the weight,
+    as models write it out; torch's own norm does not."""
     rstd = torch.rsqrt(squares / count + (torch.finfo(x.dtype).eps if eps is None else eps))
     out = _wide(x) * rstd
+    out = out.to(x.dtype) if rounds else out
     return (out if weight is None else out * weight).to(x.dtype), rstd
 
 

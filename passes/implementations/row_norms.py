@@ -31,7 +31,8 @@ def _split_norm(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, 
         bias = context.argument(args, kwargs, "bias")
         made = context.call(rows.layer_norm_block, x, weight, bias, total, squares, count, eps)
     else:
-        made = context.call(rows.rms_norm_block, x, weight, squares, count, eps)
+        rounds = context.node.target.namespace == "autopar"  # type: ignore[union-attr]  # an operator
+        made = context.call(rows.rms_norm_block, x, weight, squares, count, eps, rounds)
     made.meta["dtype"] = (context.global_output().dtype, *[wide] * (1 + is_layer_norm))
     return made
 

@@ -35,26 +35,31 @@ class KernelPattern:
         return list(self.forward.lines)[-1]
 
 
-RMS_NORM = KernelPattern(
-    name="rms_norm",
-    kind="rms_norm",
-    forward=pattern("""
-        wide = cast(x)
-        rstd = rsqrt(add(mean(pow(wide, 2), [-1], True), eps))
-        normed = cast(mul(wide, rstd))
-        out = mul(normed, weight)
-    """),
-    backward=pattern("""
-        inner = cast(mul(grad, weight))
-        slope = sum(mul(inner, wide), last, True)
-        shift = div(view(mul(mul(slope, -0.5), pow(rstd, 3))), width)
-        grad_x = add(plus(mul(inner, rstd), other), mul(shift, mul(wide, 2.0)))
-        grad_weight = sum(mul(grad, normed), rows, True)
-    """),
-    anchors={"grad_x": "rstd", "grad_weight": "normed"},
-    kept=("out", "rstd", "grad_x", "grad_weight"),
-    optional=("grad_weight",),
+RMS_NORM = tuple(
+    KernelPattern(
+        name=name,
+        kind="rms_norm",
+        forward=pattern(f"""
+            wide = cast(x)
+            rstd = rsqrt(add(mean(pow(wide, 2), [-1], True), eps))
+            normed = cast(mul({row}, rstd))
+            out = mul(normed, weight)
+        """),
+        backward=pattern(f"""
+            inner = cast(mul(grad, weight))
+            slope = sum(mul(inner, {row}), last, True)
+            shift = div(view(mul(mul(slope, -0.5), pow(rstd, 3))), width)
+            grad_x = add(plus(cast(mul(inner, rstd)), other), cast(mul(shift, mul(wide, 2.0))))
+            grad_weight = sum(mul(grad, normed), rows, True)
+        """),
+        anchors={"grad_x": "rstd", "grad_weight": "normed"},
+        kept=("out", "rstd", "grad_x", "grad_weight"),
+        optional=("grad_weight",),
+    )
+    for name, row in (("rms_norm", "wide"), ("rms_norm of a narrow row", "x"))
 )
+"""As Llama has it, which widens the row, and as T5, which widens it for its mean alone and lets the product with rstd
+widen it again: then each part of the gradient of the row is rounded before they are added."""
 
 GATED = tuple(
     KernelPattern(
@@ -107,17 +112,18 @@ CROSS_ENTROPY = KernelPattern(
         centred = sub(wide, top)
         partial = sum(exp(centred), [1], True)
         log_total = log(reduced(partial, "sum"))
-        chances = sub(centred, log_total)
+        chances = cast(sub(centred, log_total))
         out = lookup(chances, target, start)
     """),
     backward=pattern("""
-        onehot = mul(scattered, scale)
-        grad_logits = sub(onehot, mul(exp(chances), reduced(sum(onehot, [1], True), "sum")))
+        onehot = cast(mul(scattered, scale))
+        grad_logits = sub(onehot, mul(exp(cast(chances)), reduced(sum(onehot, [1], True), "sum")))
     """),
     anchors={"grad_logits": "chances"},
     kept=("maximum", "top", "partial", "log_total", "out", "grad_logits"),
 )
-"""`scattered` is -1 at the target of each row, so the sum over its row is minus the scale: backward needs no sum."""
+"""`scattered` is -1 at the target of each row, so the sum over its row is minus the scale: backward needs no sum.
+Narrow logits that nobody widens have narrow chances, which backward widens again."""
 
 ROPE = tuple(
     KernelPattern(
@@ -152,4 +158,4 @@ ROPE = tuple(
 """A rotary position embedding by halves of a head, as Hugging Face writes it; it is linear, so that its backward needs
 nothing of forward and is a group of its own."""
 
-PATTERNS: tuple[KernelPattern, ...] = (RMS_NORM, *GATED, GELU_TANH, *ROPE, CROSS_ENTROPY)
+PATTERNS: tuple[KernelPattern, ...] = (*RMS_NORM, *GATED, GELU_TANH, *ROPE, CROSS_ENTROPY)

@@ -240,6 +240,7 @@ def _item(node: fx.Node, index: int) -> fx.Node | None:
 
 REWRITES: Mapping[str, Callable[[GraphWriter, FoundGroup], None]] = {
     "rms_norm": _rms_norm,
+    "rms_norm of a narrow row": _rms_norm,
     "gated silu": _gated,
     "gated gelu": _gated,
     "gated gelu_tanh": _gated,

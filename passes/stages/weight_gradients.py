@@ -5,7 +5,8 @@
 
 W is what leads to the gradient of one parameter and to nothing else; all the rest is I, whatever gradients of
 parameters fall out of it on the way. On the first stage, where nothing is sent, the way down to the first layer is I
-too: it leads to many parameters. Operators that make both at once are split (`split_convolutions`), but in the whole.
+too: it leads to many parameters. Convolutions, which make both at once, are split (`split_convolutions`), but in the
+whole; of another operator with several results each is taken in I, so that W holds the one that it reads and not all.
 Gradients are added to totals where they are made, as in `micro_batches`.
 """
 
@@ -19,6 +20,7 @@ import torch
 from torch import fx
 
 from autopar._compat import LazyGraphModule
+from autopar.graphs.node_values import is_getitem
 from autopar.passes.tidy.split_convolutions import split_convolutions
 from autopar.program import returned_values
 
@@ -67,11 +69,12 @@ def _leading_to_one_weight(graph: fx.Graph, returned: Sequence[Any], sent: int) 
     for node in reversed(graph.nodes):
         for operand in node.all_input_nodes if node.op == "call_function" else []:
             leads[operand] = leads.get(operand, 0) | leads.get(node, 0)
-    return {
-        node
-        for node in graph.nodes
-        if node.op == "call_function" and (mask := leads.get(node, 0)).bit_count() == 1 and mask >> sent
-    }
+    late = set[fx.Node]()
+    for node in graph.nodes:
+        leads_to_one = (mask := leads.get(node, 0)).bit_count() == 1 and mask >> sent
+        if node.op == "call_function" and leads_to_one and (not is_getitem(node) or node.args[0] in late):
+            late.add(node)
+    return late
 
 
 def _copy(

@@ -56,7 +56,10 @@ def norm_kernel(
         wide = tl.where(inside, wide - average, 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / columns + eps)
     tl.store(rstd + row, inverse)
-    result = wide * inverse * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    result = wide * inverse
+    if not CENTRED:
+        result = result.to(value.dtype).to(tl.float32)  # as models write an RMS norm out
+    result *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, result.to(value.dtype), mask=inside)

@@ -51,6 +51,25 @@ def test_both_halves_add_up_what_the_whole_adds_up() -> None:
     assert torch.equal(halves, torch.stack([1 + dw, 1 + dv]))
 
 
+def test_of_several_results_the_second_half_keeps_the_one_that_it_reads() -> None:
+    """A norm whose gradient is sent: the whole tuple would hold that gradient until the second half."""
+    graph = fx.Graph()
+    grad, x, mean, rstd, w, b = (graph.placeholder(name) for name in ("grad", "x", "mean", "rstd", "w", "b"))
+    arguments = (grad, x, [4], mean, rstd, w, b, [True, True, True])
+    both = graph.call_function(aten.native_layer_norm_backward.default, arguments)
+    dx, dw, _ = (graph.call_function(operator.getitem, (both, index)) for index in range(3))
+    graph.output((dx, graph.call_function(aten.mul.Tensor, (dw, 2.0))))
+    graphs = split_backward(fx.GraphModule({}, graph), 1)
+    x = torch.randn(3, 4)
+    statistics = [x.mean(1, keepdim=True), torch.rsqrt(x.var(1, keepdim=True, correction=0))]
+    sent, *kept = graphs.inputs(torch.randn(3, 4), x, *statistics, torch.ones(4), torch.zeros(4))
+    assert sent.shape == (3, 4)
+    assert [value.shape for value in kept] == [(4,)]
+    total = torch.zeros(4)
+    graphs.weights(*kept, total)
+    assert torch.equal(total, 2.0 * kept[0])
+
+
 def test_only_weights_are_late() -> None:
     graphs = split_backward(_backward(sent=True), 1)
     late = [node.target for node in graphs.weights.graph.nodes if node.op == "call_function"]

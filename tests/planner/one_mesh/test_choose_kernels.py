@@ -13,12 +13,14 @@ from autopar.capture import capture
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.passes.kernels.graph_patterns import name_of
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering.chain import lowered_on
 from autopar.planner.memory.lowered_bytes import completed_bytes
-from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
+from autopar.planner.one_mesh.choose_kernels import _Price, bytes_for_backward, cheaper_kernels
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes
 from autopar.simulation.played_plan import simulate_plan
+from benchmarks.models import t5
 from benchmarks.vision import UNet
 
 
@@ -82,6 +84,17 @@ def test_cpus_have_nothing_to_choose() -> None:
     module, inputs = model()
     program = capture(module, (), inputs, precision="bf16")
     assert cheaper_kernels(program, "eager", Cluster.parse("1x2 cpu").device) == ()
+
+
+def test_norms_may_cost_a_little_where_they_keep_much_less() -> None:
+    with torch.device("meta"):
+        tokens = torch.empty(32, 512, dtype=torch.long)
+        module = t5(layers=2, width=1024, heads=16, vocabulary=512).to(torch.bfloat16)
+    program, device = capture(module, (), {"input_ids": tokens, "labels": tokens}), Cluster.parse("1 H100-SXM").device
+    price, ours = _Price("inductor", device), with_kernels(program, ("rms_norm",))
+    assert price.of(program) * 1.001 < price.of(ours) < price.of(program) * 1.01
+    assert bytes_for_backward(ours) < 0.8 * bytes_for_backward(program)
+    assert "rms_norm" in cheaper_kernels(program, "inductor", device)
 
 
 def test_a_plan_keeps_the_kernels_that_it_lays_out(plan: Plan) -> None:
