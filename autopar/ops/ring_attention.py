@@ -1,7 +1,7 @@
 """Ring attention as an operator, and what its messages are made of.
 
 `autopar::ring_attention` computes what `autopar::attention` does. Its rule lets an axis cut the sequence of queries,
-keys and values alike; blocks of keys and values then go around the ranks (`passes/implementations/ring_attention.py`).
+keys and values alike; blocks of keys and values then go around the ranks (`passes/implementations/attention_ring.py`).
 
     attention_block(q, k, v, ...)          of own rows over the keys of one block
     message(k, v, dtype)                   one buffer of both, each in the order (..., T, G, D) in memory

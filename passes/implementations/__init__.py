@@ -18,7 +18,7 @@ from autopar.passes.implementations import (
     normalisation,
     pooling,
     randomness,
-    ring_attention,
+    attention_ring,
     row_norms,
     sharded_attention,
     sharded_cross_entropy,
@@ -44,7 +44,7 @@ IMPLEMENTATIONS: Mapping[str, LocalForm] = {
     **convolutions.IMPLEMENTATIONS,
     **pooling.IMPLEMENTATIONS,
     **sharded_attention.IMPLEMENTATIONS,
-    **ring_attention.IMPLEMENTATIONS,
+    **attention_ring.IMPLEMENTATIONS,
     **sizes.IMPLEMENTATIONS,
 }
 REWRITES: Mapping[str, LocalForm] = {
