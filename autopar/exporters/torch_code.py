@@ -91,9 +91,9 @@ def layer_styles(plan: Plan) -> tuple[dict[str, Style], list[str]]:
         module, kind = name.partition("/")[0], kind_of(name)
         if kind == LOSS_WITH_HEAD and any(operator.axes[axis] is not None for axis in axes):
             lost.append(
-                f"{name} holds the product with the vocabulary, which tensor parallelism splits, inside of the loss; "
-                "here the head stays whole: plan with kernels=('rms_norm', 'gated', 'rope', 'cross_entropy'), or others "
-                f"without {LOSS_WITH_HEAD!r}, to have its layer cut"
+                f"{name} holds the product with the vocabulary, which tensor parallelism splits; here the head stays "
+                "whole: plan with kernels=('rms_norm', 'gated', 'rope', 'cross_entropy') or others, without "
+                f"{LOSS_WITH_HEAD!r}, to have its layer cut"
             )
         if name.endswith("/bwd") or kind not in ("mm", "embedding") or f"{module}.weight" not in plan.parameters:
             continue
