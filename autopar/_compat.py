@@ -48,6 +48,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import profiler
 from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import _symmetric_memory as symmetric_memory
 from torch.distributed._composable.contract import STATE_KEY as STATES_OF_WRAPPERS
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -96,6 +97,12 @@ def warn_about_untested_torch(text: str = torch.__version__) -> None:
     if torch_version(text) > NEWEST_TESTED_TORCH:
         newest = ".".join(map(str, NEWEST_TESTED_TORCH))
         warnings.warn(f"autopar is tested with torch up to {newest}, this is {text}", stacklevel=2)
+
+
+def map_symmetric_memory(group: str, nbytes: int) -> None:
+    """Let the ranks of a group map so many bytes of each other's GPU memory, as torch's operators in symmetric memory
+    would at their first call; all ranks call it alike. Raises RuntimeError where they cannot."""
+    symmetric_memory.get_symm_mem_workspace(distributed_c10d.GroupName(group), min_size=nbytes)
 
 
 def is_registered(kind: type) -> bool:
@@ -326,6 +333,7 @@ __all__ = [
     "keep_dynamo_out",
     "keystr",
     "lone_device_mesh",
+    "map_symmetric_memory",
     "no_dispatch",
     "profiler_is_on",
     "register_dataclass",
@@ -334,6 +342,7 @@ __all__ = [
     "share_gradient_hooks",
     "storage_references",
     "store_connection",
+    "symmetric_memory",
     "torch_flight_record",
     "torch_version",
     "tree_flatten",

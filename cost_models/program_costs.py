@@ -23,12 +23,15 @@ from torch import fx
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_sizes import EXPERT_LINEAR
+from autopar.cost_models.symmetric_seconds import symmetric_seconds
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.graphs.node_values import describe_values
 from autopar.graphs.operator_names import base_name, operator_kind
+from autopar.graphs.symmetric_sizes import symmetric_sizes
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Mesh
+from autopar.ops.symmetric_products import SYMMETRIC
 
 COMPUTE = "compute"
 _COLLECTIVES: Mapping[str, CollectiveKind] = {
@@ -98,7 +101,10 @@ def program_actions(
     actions = []
     for position, node in enumerate(graph.nodes):
         collective = collective_of(node)
-        if collective is not None:
+        if node.target in SYMMETRIC:
+            found = symmetric_actions(node, phase, cluster, mesh, prices)
+            actions += [replace(action, position=position) for action in found]
+        elif collective is not None:
             action = collective_action(node, collective, phase, cluster, mesh)
             moves = action.name in parameters or node in reduced
             actions.append(replace(action, moves_parameter=moves, weight_only=node in weight_only, position=position))
@@ -152,6 +158,22 @@ def collective_action(node: fx.Node, kind: CollectiveKind, phase: str, cluster: 
     return ProgramAction(
         name=str(node.meta["operator"]), phase=phase, stream="+".join(names), seconds=seconds, kind=kind,
         nbytes=nbytes, dtype_bytes=element, host_seconds=min(seconds, cluster.collective_host_seconds),
+    )  # fmt: skip
+
+
+def symmetric_actions(
+    node: fx.Node, phase: str, cluster: Cluster, mesh: Mesh, prices: KernelPrices
+) -> tuple[ProgramAction, ProgramAction]:
+    """A product with its collective in symmetric memory, at position 0: what computes, and what it then waits for."""
+    computed, waited = symmetric_seconds(node, cluster, mesh, prices)
+    sizes, name = symmetric_sizes(node), str(node.meta["operator"])
+    kind = "all_gather" if sizes.gathers else "reduce_scatter"
+    return (
+        ProgramAction(name=name, phase=phase, stream=COMPUTE, seconds=computed, kind="mm"),
+        ProgramAction(
+            name=name, phase=phase, stream="+".join(node.meta["group_axes"]), seconds=waited, kind=kind,
+            nbytes=float(sizes.whole_bytes), dtype_bytes=sizes.itemsize,
+        ),
     )  # fmt: skip
 
 

@@ -10,11 +10,13 @@ from autopar.runtime.consensus import from_first_rank, gather_from_all
 from autopar.runtime.pipeline.emit_parts import emit_parts
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.step.symmetric_memory import as_memory_allows
 from autopar.runtime.step.whole_step import emit_whole
 
 
 def emit_step(lowered: LoweredStep, groups: ProcessGroups) -> Step:
     """The function that this rank runs; all ranks call it alike. lowered: for this rank (`step_to_run`)."""
+    lowered = as_memory_allows(lowered, groups)
     if from_first_rank(is_checked):
         lowered = resumed(lowered, lowered.plan)
         _check_order(lowered, groups)

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from autopar.graphs.collective_nodes import group_of
 from autopar.layouts.placement import Mesh
+from autopar.ops.symmetric_products import gathered_products, product_scattered
 
 _c10d = torch.ops._c10d_functional
 
@@ -85,7 +87,7 @@ def _advance(runnable: Runnable, values: list[Tensor]) -> Generator[Meeting, Any
 
 
 def _is_collective(node: fx.Node) -> bool:
-    return getattr(node.target, "namespace", "") == "_c10d_functional" and node.target != _c10d.wait_tensor.default
+    return group_of(node) is not None
 
 
 def group_ranks(group: str, rank: int, mesh: Mesh) -> tuple[int, ...]:
@@ -162,6 +164,23 @@ def _all_to_all(meetings: list[Meeting]) -> list[Tensor]:
     return received
 
 
+def _gathered_products(meetings: list[Meeting]) -> list[tuple[Tensor, ...]]:
+    """As torch documents `fused_all_gather_matmul`, of values as a whole."""
+    _, lead, dim, keep = meetings[0].arguments
+    assert len({m.arguments[1:] for m in meetings}) == 1, f"arguments differ: {[m.arguments[1:] for m in meetings]}"
+    rows = torch.cat([m.tensor.reshape(*lead, m.tensor.shape[-1]) for m in meetings], dim).flatten(0, -2)
+    return [(*(rows @ weight for weight in m.arguments[0]), *((rows.clone(),) if keep else ())) for m in meetings]
+
+
+def _product_scattered(meetings: list[Meeting]) -> list[Tensor]:
+    """As torch documents `fused_matmul_reduce_scatter`, of values as a whole."""
+    _, lead, dim, op = meetings[0].arguments
+    assert len({m.arguments[1:] for m in meetings}) == 1, f"arguments differ: {[m.arguments[1:] for m in meetings]}"
+    total = _reduce([m.tensor @ m.arguments[0] for m in meetings], op)
+    parts = total.reshape(*lead, total.shape[-1]).chunk(len(meetings), dim)
+    return [part.flatten(0, -2).clone() for part in parts]
+
+
 def _broadcast(meetings: list[Meeting]) -> list[Tensor]:
     (source,) = _same_arguments(meetings)
     return [meetings[source].tensor.clone() for _ in meetings]
@@ -183,6 +202,8 @@ _COLLECTIVES = {
     _c10d.reduce_scatter_tensor.default: _reduce_scatter,
     _c10d.all_to_all_single.default: _all_to_all,
     _c10d.broadcast.default: _broadcast,
+    gathered_products: _gathered_products,
+    product_scattered: _product_scattered,
     _c10d.all_reduce_coalesced.default: lambda meetings: _each(meetings, _all_reduce),
     _c10d.all_gather_into_tensor_coalesced.default: lambda meetings: _each(meetings, _all_gather),
     _c10d.reduce_scatter_tensor_coalesced.default: lambda meetings: _each(meetings, _reduce_scatter),

@@ -22,6 +22,7 @@ from autopar.ops import packing  # noqa: F401 (registers pack and unpack)
 from autopar.ops.blocks import padded, piece, pieces_first, pieces_joined, region, trimmed
 from autopar.ops.buckets import packed, packed_rows, rows_part
 from autopar.ops.row_chunks import rows_joined
+from autopar.ops.symmetric_products import SYMMETRIC
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 ALL_GATHER = _c10d.all_gather_into_tensor.default
@@ -66,6 +67,14 @@ _ADD_TO_TOTAL = _aten.add_.Tensor
 def is_start(node: fx.Node) -> bool:
     """Whether a node starts a collective."""
     return getattr(node.target, "namespace", None) == "_c10d_functional" and node.target is not WAIT
+
+
+def group_of(node: fx.Node) -> str | None:
+    """The group whose ranks a node meets, in a collective or in a product with one; None for any other node."""
+    if node.op != "call_function" or not (is_start(node) or node.target in SYMMETRIC):
+        return None
+    last = node.args[-1]
+    return last if isinstance(last, str) else None
 
 
 def waits_of(start: fx.Node) -> list[fx.Node]:

@@ -4,7 +4,8 @@
     bytes_over_time([LiveRange("x", 8, 0, 2), LiveRange("y", 4, 1, 1)])   ->  8, 12, 8 bytes
 
 What only looks at a value has no memory of its own; a collective's wait is the buffer of the collective, and what a
-collective moves lives until its wait. What a node holds while it runs (`working_bytes.py`) has its name, too.
+collective moves lives until its wait. What a node holds while it runs (`working_bytes.py`) has its name, too. A group's
+symmetric memory has the name of the node whose call needs most of it, and lives from the first node to the last.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from torch import fx
 from autopar.graphs.collective_nodes import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.node_values import VIEWS, is_getitem, node_bytes
+from autopar.graphs.symmetric_sizes import symmetric_sizes
 from autopar.graphs.working_bytes import working_bytes
 from autopar.ops.blocks import keeps_order, padded, pieces_first, pieces_joined
+from autopar.ops.symmetric_products import SYMMETRIC
 from autopar.program import returned_values
 
 aten = torch.ops.aten
@@ -97,6 +100,8 @@ class _Timeline:
         self._last: dict[fx.Node, int] = {}
         self._buffer: dict[fx.Node, fx.Node] = {}
         self._working: list[LiveRange] = []
+        self._mapped: dict[str, tuple[int, str]] = {}
+        """Group -> (bytes of its symmetric memory, the node that needs most of it)."""
 
     def add(self, graph: fx.Graph, known: dict[fx.Node, fx.Node], excluded: frozenset[str]) -> dict[fx.Node, fx.Node]:
         """Append a graph whose placeholders `known` live in earlier buffers; returns node -> its buffer."""
@@ -115,6 +120,9 @@ class _Timeline:
                 self._last[buffer] = self.index
             if working := working_bytes(node):
                 self._working.append(LiveRange(node.name, working, self.index, self.index))
+            if node.target in SYMMETRIC:
+                mapped = (symmetric_sizes(node).mapped_bytes, node.name)
+                self._mapped[str(node.args[-1])] = max(mapped, self._mapped.get(str(node.args[-1]), (0, "")))
             self.index += 1
         self._buffer.update(buffers)
         return buffers
@@ -143,7 +151,8 @@ class _Timeline:
             for node, first in self._first.items()
             if node_bytes(node)
         ]
-        return [*values, *self._working]
+        mapped = [LiveRange(name, size, 0, self.index - 1) for size, name in self._mapped.values()]
+        return [*values, *self._working, *mapped]
 
 
 def _in_flight(node: fx.Node, buffers: dict[fx.Node, fx.Node]) -> list[fx.Node]:

@@ -24,10 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, base_name
+from autopar.graphs.symmetric_sizes import symmetric_sizes
 from autopar.ops import blocks, group_statistics, norms, rows, split_statistics, statistics
 from autopar.ops.cross_entropy import cross_entropy_rows
 from autopar.ops.ctc import buffers_of_backward, buffers_of_loss
 from autopar.ops.linear_cross_entropy import gradients_in_chunks, rows_in_chunks
+from autopar.ops.symmetric_products import SYMMETRIC
 
 WRITTEN_IN_TORCH = frozenset({
     blocks.pieces_first,
@@ -71,6 +73,8 @@ WITH_BUFFERS: Mapping[str, Callable[..., Any]] = {
 def working_bytes(node: fx.Node) -> int:
     """Most bytes that a node of a lowered graph holds beyond its operands and results; 0 for what is a kernel, and for
     helpers whose operands were not described."""
+    if node.target in SYMMETRIC:
+        return symmetric_sizes(node).working_bytes
     if base_name(node.target) in FLOAT8_PRODUCTS:
         return sum(_rounded_bytes(operand) for operand in node.all_input_nodes)
     described = all("local_shape" in operand.meta and "dtype" in operand.meta for operand in node.all_input_nodes)

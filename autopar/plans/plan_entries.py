@@ -28,6 +28,8 @@ from autopar.plans.plan_value import (
 
 COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """Kinds that `bucket_bytes` and `product_chunks` speak of."""
+IN_SYMMETRIC_MEMORY = COLLECTIVES - {"all_reduce"}
+"""Kinds that `symmetric_memory` speaks of."""
 KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "rope", "cross_entropy", "linear_cross_entropy")
 """Kinds of kernels of ours that a plan may name (`passes/kernels/use_kernels.py`)."""
 IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise")
@@ -123,6 +125,7 @@ def _all_problems(plan: PlanValue) -> Iterator[str]:
     yield from _problems(plan, plan.layout_mesh, "")
     yield from _input_dims(plan)
     yield from _collective_problems(plan)
+    yield from _symmetric_problems(plan)
     yield from _kernel_problems(plan)
     for index, group in enumerate(plan.staged.groups):
         mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
@@ -216,6 +219,20 @@ def _collective_problems(plan: PlanValue) -> Iterator[str]:
                 yield f"{field}.{kind}: there is no such collective; write one of {', '.join(sorted(COLLECTIVES))}"
             elif value < smallest:
                 yield f"{field}.{kind} is {value}; write {smallest} or more"
+
+
+def _symmetric_problems(plan: PlanValue) -> Iterator[str]:
+    """Kinds that symmetric memory does not have, and groups that are no axes of the mesh."""
+    axes = plan.layout_mesh.axis_names
+    for kind, groups in plan.symmetric_memory.items():
+        if kind not in IN_SYMMETRIC_MEMORY:
+            yield f"symmetric_memory.{kind}: write one of {', '.join(sorted(IN_SYMMETRIC_MEMORY))}"
+        for group in groups:
+            if group.split("+") != [axis for axis in axes if axis in group.split("+")]:
+                yield (
+                    f"symmetric_memory.{kind} names the group {group!r}; the mesh has the axes {', '.join(axes)}: "
+                    'write one of them, or several in this order, joined by "+"'
+                )
 
 
 def _axes_missing(where: str, layout: Layout, mesh: Mesh) -> Iterator[str]:

@@ -176,11 +176,13 @@ class PlanValue:
     replicated FLOPs. `bucket_bytes` says up to which size collectives of a kind ("all_reduce") are joined, 0 or absent:
     not at all; where it is None, each is also awaited where it starts, which takes the least memory. `product_chunks`
     says into how many chunks of rows products are cut beside the collectives of a kind that bring or take these rows;
-    absent: they stay whole. `hidden_share` is the part of the communication of parameters that objective, bound and gap
-    leave out, as it runs beside computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th
-    of the batch, and a step runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout
-    is one on the other axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of
-    each, and `num_ranks` counts devices. `deterministic`: which bits are equal, as of `compile`. `discovered`: call ->
+    absent: they stay whole. `symmetric_memory` names the groups ("tp") over which products run with their
+    collective of a kind ("all_gather", "reduce_scatter") in memory that the ranks of a node share. `hidden_share`
+    is the part of the communication of parameters that objective, bound and gap leave out, as it runs beside
+    computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step
+    runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other
+    axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of each, and
+    `num_ranks` counts devices. `deterministic`: which bits are equal, as of `compile`. `discovered`: call ->
     rule that was found by execution, None: none holds."""
 
     mesh: Mesh
@@ -200,6 +202,7 @@ class PlanValue:
     kernels: tuple[str, ...] = ()
     bucket_bytes: Mapping[str, float] | None = field(default_factory=dict)
     product_chunks: Mapping[str, int] = field(default_factory=dict)
+    symmetric_memory: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     micro_batches: int = 1
     deterministic: Deterministic = False
     hidden_share: float = 0.0

@@ -37,8 +37,14 @@ class Body:
 
     @property
     def prices(self) -> dict[int, tuple[float, str]]:
-        """Position of a node -> (seconds of the kernel or collective that begins there, its stream)."""
-        return {one.position: (one.seconds, one.stream) for one in self.actions if one.kind != "views"}
+        """Position of a node -> (seconds of the kernel or collective that begins there, its stream); of a product that
+        waits for its own collective, both together."""
+        found: dict[int, tuple[float, str]] = {}
+        for one in self.actions:
+            if one.kind != "views":
+                before, stream = found.get(one.position, (0.0, one.stream))
+                found[one.position] = (before + one.seconds, stream)
+        return found
 
     @property
     def waits(self) -> dict[int, int]:

@@ -32,6 +32,7 @@ from autopar.runtime import emit_step
 from autopar.runtime.kernels.named_calls import NamedGraph
 from autopar.runtime.pipeline.parts_step import PartsStep
 from autopar.runtime.process_groups import ProcessGroups, StageProcesses
+from autopar.runtime.step import symmetric_memory
 from autopar.runtime.step.emitted_step import Step
 from autopar.runtime.step.whole_step import WholeStep, tangents_of
 from benchmarks.fake_cuda.record import Call, Recorder, Storage, Turn
@@ -90,13 +91,18 @@ def run_rank(
     for graph in graphs_of(lowered):
         for node in graph.nodes:
             node.meta[LOWERED] = node  # copies keep it
+    mapped: list[int] = []
     with _world(plan.num_ranks, rank):
-        step = emit_step.emit_step(lowered, _groups(eager))
+        with mock.patch.object(symmetric_memory, "map_symmetric_memory", lambda group, nbytes: mapped.append(nbytes)):
+            step = emit_step.emit_step(lowered, _groups(eager))
         with fake_cuda():
-            return _recorded(step, lowered, optimizer)
+            return _recorded(step, lowered, optimizer, mapped)
 
 
-def _recorded(step: Step, lowered: LoweredStep, optimizer: type[torch.optim.Optimizer]) -> Record:
+def _recorded(
+    step: Step, lowered: LoweredStep, optimizer: type[torch.optim.Optimizer], mapped: Sequence[int]
+) -> Record:
+    """mapped: bytes of symmetric memory, one number a group, that live throughout."""
     inputs = [value for value in step.bound_inputs if value.role == "parameter"]
     parameters = {
         value.name: nn.Parameter(_made(value), requires_grad=value.dtype.is_floating_point) for value in inputs
@@ -110,6 +116,9 @@ def _recorded(step: Step, lowered: LoweredStep, optimizer: type[torch.optim.Opti
     for tensor in (*parameters.values(), *_tensors_of(updates)):
         recorder.meet(tensor)
     resident = sum(storage.bytes for storage in recorder.storages)
+    symmetric = [torch.empty(size, dtype=torch.uint8, device=DEVICE) for size in mapped]
+    for tensor in symmetric:
+        recorder.meet(tensor)
     with _marked(recorder), recorder:
         results, gradients = _run(step, {name: parameter.detach() for name, parameter in parameters.items()})
         step_end = len(recorder.calls)
@@ -119,7 +128,7 @@ def _recorded(step: Step, lowered: LoweredStep, optimizer: type[torch.optim.Opti
         if updates is not None:
             updates.step()
     storages = [replace(storage) for storage in recorder.storages]
-    del results
+    del results, symmetric
     return Record(
         lowered=lowered,
         calls=recorder.calls,

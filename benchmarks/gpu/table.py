@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import allocator, attention, collectives, kernels, operators, parallel, profile, steps, symbols
+from benchmarks.gpu import (
+    allocator,
+    attention,
+    collectives,
+    kernels,
+    operators,
+    parallel,
+    profile,
+    steps,
+    symbols,
+    symmetric,
+)
 from benchmarks.gpu.stage import Stage
 
 STAGE_SECONDS, ALL_SECONDS = 480.0, 1200.0
@@ -104,6 +115,15 @@ STAGES: tuple[Stage, ...] = (
         run=collectives.run,
         full={"sizes": [1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28], "rehearsed_ranks": 0},
         tiny={"sizes": [1 << 10], "rehearsed_ranks": 2},
+        num_devices=2,
+    ),
+    Stage(
+        name="symmetric",
+        what="products beside their collective: whole, in chunks, in symmetric memory",
+        seconds=120,
+        run=symmetric.run,
+        full={"sizes": [(16384, 4096, 3584), (16384, 8192, 2048), (4096, 4096, 1024)], "rehearsed_ranks": 0},
+        tiny={"sizes": [(32, 16, 8)], "rehearsed_ranks": 2},
         num_devices=2,
     ),
     Stage(

@@ -22,6 +22,7 @@ from torch import fx
 from autopar._compat import LazyGraphModule
 from autopar.graphs.kernel_groups import launches_kernel, passes_through
 from autopar.graphs.operator_names import operator_kind
+from autopar.ops.symmetric_products import SYMMETRIC
 from autopar.passes.module_segments import block_path
 
 _OPENED = "autopar.ops."
@@ -114,7 +115,7 @@ def _is_fit(node: fx.Node) -> bool:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target.namespace.endswith("c10d_functional") and _UNFIT.isdisjoint(node.target.tags)
-    return str(getattr(node.target, "__module__", "")).startswith(_OPENED)
+    return str(getattr(node.target, "__module__", "")).startswith(_OPENED) and node.target not in SYMMETRIC
 
 
 def _is_worth_it(nodes: Sequence[fx.Node]) -> bool:

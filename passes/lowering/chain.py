@@ -24,6 +24,7 @@ from autopar.passes.lowering.micro_batch_graphs import for_micro_batches
 from autopar.passes.lowering.observers import Observer
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContext
 from autopar.passes.lowering.step_halves import split_forward_backward
+from autopar.passes.overlap.in_symmetric_memory import both_in_symmetric_memory, multiply_in_symmetric_memory
 from autopar.passes.overlap.overlapped import overlapped, overlapped_graph
 from autopar.passes.runner import Pass, pass_name, run_pass
 from autopar.passes.stages.cut_stages import cut_stages, uncut
@@ -97,6 +98,15 @@ def cut_passes(stage: LoweredStage, context: StageContext) -> LoweredStage:
     return replace(stage, split=parts, late=late, halves=halves, totals=halves.totals)
 
 
+def use_symmetric_memory(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Products with their collective in symmetric memory, where the plan says so; never in stages of a pipeline."""
+    groups = context.plan.symmetric_memory
+    if not groups or context.in_pipeline:
+        return stage
+    unreduced = None if stage.unreduced is None else multiply_in_symmetric_memory(stage.unreduced, groups)
+    return replace(stage, split=both_in_symmetric_memory(stage.partition, groups), unreduced=unreduced)
+
+
 def start_early(stage: LoweredStage, context: StageContext) -> LoweredStage:
     """Products in chunks, collectives in buckets, started early and awaited late, as the plan says.
 
@@ -130,6 +140,7 @@ LOWERING: tuple[StagePass, ...] = (
     add_up_parts,
     gather_once,
     cut_passes,
+    use_symmetric_memory,
     start_early,
     hold_sums,
 )

@@ -24,7 +24,10 @@ from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from autopar._compat import FakeTensorMode
+from autopar.graphs.collective_nodes import group_of
+from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Mesh, local_shape
+from autopar.ops.symmetric_products import SYMMETRIC, gathered_products
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.program import Program, returned_values
 
@@ -96,7 +99,10 @@ def check_graph(graph: fx.Graph, mesh: Mesh, where: str) -> None:
         made[node] = said = _said(node)
         if node.op != "call_function":
             continue
-        found = _collective(node, made, mesh, where) if _is_collective(node) else _computed(node, made, said, where)
+        if node.target in SYMMETRIC:
+            found = _in_symmetric_memory(node, mesh, where)
+        else:
+            found = _collective(node, made, mesh, where) if _is_collective(node) else _computed(node, made, said, where)
         if said is None:
             made[node] = found
         elif not _agree(said, found):
@@ -110,11 +116,11 @@ def collective_order(graphs: Mapping[str, fx.GraphModule]) -> dict[str, list[str
     found: dict[str, list[str]] = {}
     for name, module in graphs.items():
         for node in module.graph.nodes:
-            if _is_collective(node) and node.target is not _c10d.wait_tensor.default:
+            if group_of(node) is not None:
                 # blocks of a gather may be uneven, what is gathered is not: elements of the larger side are compared
                 size = max(_elements(node), *map(_elements, node.all_input_nodes))
-                kind = getattr(node.target, "_opname", str(node.target))
-                found.setdefault(str(node.args[-1]), []).append(f"{kind} of {size} {node.meta.get('dtype')} in {name}")
+                kind, dtype = base_name(node.target), node.meta.get("dtype")
+                found.setdefault(str(node.args[-1]), []).append(f"{kind} of {size} {dtype} in {name}")
     return found
 
 
@@ -173,11 +179,7 @@ def _collective(node: fx.Node, made: Mapping[fx.Node, AbstractValue], mesh: Mesh
     given = made[operand]
     if node.target is _c10d.wait_tensor.default:
         return given
-    symbol = str(node.args[-1])
-    names = symbol.split("+")
-    if not set(names) <= set(mesh.axis_names) or names != sorted(names, key=mesh.axis_names.index):
-        raise CheckFailed(f"{where}: {node.name} runs on {symbol!r}, which are no axes of {mesh} in its order")
-    ranks = math.prod(mesh.shape[mesh.axis_names.index(name)] for name in names)
+    symbol, ranks = str(node.args[-1]), _ranks(node, mesh, where)
     sizes = [arg for arg in node.args[1:-1] if isinstance(arg, int)]
     if node.target is not _c10d.broadcast.default and sizes and sizes != [ranks]:
         raise CheckFailed(f"{where}: {node.name} says that {symbol!r} has {sizes[0]} ranks, it has {ranks}")
@@ -185,6 +187,29 @@ def _collective(node: fx.Node, made: Mapping[fx.Node, AbstractValue], mesh: Mesh
     if not isinstance(given, AbstractTensor) or rule is None:
         return None
     return AbstractTensor(rule(given.shape, ranks), given.dtype)
+
+
+def _ranks(node: fx.Node, mesh: Mesh, where: str) -> int:
+    """Of the group that a node names."""
+    symbol = str(node.args[-1])
+    names = symbol.split("+")
+    if not set(names) <= set(mesh.axis_names) or names != sorted(names, key=mesh.axis_names.index):
+        raise CheckFailed(f"{where}: {node.name} runs on {symbol!r}, which are no axes of {mesh} in its order")
+    return math.prod(mesh.shape[mesh.axis_names.index(name)] for name in names)
+
+
+def _in_symmetric_memory(node: fx.Node, mesh: Mesh, where: str) -> AbstractValue:
+    """What a product makes with its collective, by its arguments and the ranks of its group."""
+    ranks, dtype = _ranks(node, mesh, where), node.all_input_nodes[0].meta["dtype"]
+    arguments: tuple[Any, ...] = node.args
+    lead, _, keeps = arguments[2:5]
+    shape, *others = (operand.meta["local_shape"] for operand in node.all_input_nodes)
+    if math.prod(lead) != shape[0] or any(operand.meta["dtype"] != dtype for operand in node.all_input_nodes):
+        raise CheckFailed(f"{where}: {node.name} reads {shape} {dtype} as {lead} rows, or weights of another dtype")
+    columns = [other[1] for other in others] + ([shape[1]] if keeps is True else [])
+    if node.target is gathered_products:
+        return tuple(AbstractTensor((ranks * shape[0], width), dtype) for width in columns)
+    return AbstractTensor((shape[0] // ranks, columns[0]), dtype)
 
 
 def _computed(node: fx.Node, made: Mapping[fx.Node, AbstractValue], said: AbstractValue, where: str) -> AbstractValue:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import fx
 
 from autopar._compat import resolve_group
+from autopar.ops.symmetric_products import gathered_products, product_scattered
 from autopar.runtime.collectives.communicator import communicator_of
 from autopar.runtime.collectives.flight_record import RECORD
 from autopar.runtime.collectives.host_collectives import (
@@ -78,6 +79,18 @@ def all_to_all(
     return _c10d.all_to_all_single(x, received, sent, group)  # type: ignore[no-any-return]
 
 
+def gathered(x: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """As `gathered_products`; the last argument is the operator."""
+    _record("gathered_products", x, arguments[-2], arguments[-1])
+    return gathered_products(x, *arguments[:-1])
+
+
+def scattered(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """As `product_scattered`; the last argument is the operator."""
+    _record("product_scattered", x, arguments[-2], arguments[-1])
+    return product_scattered(x, *arguments[:-1])
+
+
 def wait(started: MaybeStarted) -> torch.Tensor:
     """As torch's wait_tensor. Raises RankLostError where a rank of the group has ended or is late."""
     if isinstance(started, Started):
@@ -106,11 +119,18 @@ COLLECTIVES: Mapping[Any, Callable[..., MaybeStarted]] = {
 }
 
 
+_IN_SYMMETRIC_MEMORY: Mapping[Any, Callable[..., Any]] = {gathered_products: gathered, product_scattered: scattered}
+"""They are the same, and noted."""
+
+
 def use_host_collectives(graph: fx.Graph, folds: bool = False) -> None:
     """Let the collectives of a graph bound to process groups be those of the module docstring, in place. folds: sums
     are folded ones."""
     for node in graph.nodes:
-        if node.target in COLLECTIVES:
+        if node.target in _IN_SYMMETRIC_MEMORY:
+            node.args = (*node.args, operator_text(node))
+            node.target = _IN_SYMMETRIC_MEMORY[node.target]
+        elif node.target in COLLECTIVES:
             assert not node.kwargs, f"{node} takes arguments by name"
             waits = [user for user in node.users if user.target is _c10d.wait_tensor.default]
             assert len(waits) == len(node.users), f"{node} is read before it is waited for"

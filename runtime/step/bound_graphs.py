@@ -10,20 +10,14 @@ import torch
 from torch import fx
 
 from autopar._compat import LazyGraphModule
+from autopar.graphs.collective_nodes import group_of
 from autopar.graphs.graph_copies import copied
 from autopar.runtime.process_groups import ProcessGroups
 
 
 def group_symbols(*graph_modules: fx.GraphModule) -> set[str]:
     """The symbolic groups that the collectives of the graphs name."""
-    return {symbol for module in graph_modules for node in module.graph.nodes if (symbol := _symbol(node))}
-
-
-def _symbol(node: fx.Node) -> str | None:
-    if node.op != "call_function" or getattr(node.target, "namespace", None) != "_c10d_functional":
-        return None
-    last = node.args[-1]
-    return last if isinstance(last, str) else None
+    return {symbol for module in graph_modules for node in module.graph.nodes if (symbol := group_of(node))}
 
 
 def bind_groups(graph_module: fx.GraphModule, groups: ProcessGroups) -> fx.GraphModule:
@@ -36,7 +30,7 @@ def bind_groups(graph_module: fx.GraphModule, groups: ProcessGroups) -> fx.Graph
     for node in graph.nodes:
         if node.op == "call_function" and _names_device(node):
             node.kwargs = {**node.kwargs, "device": groups.device}
-        symbol = _symbol(node)
+        symbol = group_of(node)
         if symbol is not None:
             node.args = (*node.args[:-1], groups.name(symbol))
     return LazyGraphModule(graph_module, graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, replicated
 from autopar.passes.lowering.check_plan import output_shapes
 from autopar.passes.lowering.step_halves import split_forward_backward
+from autopar.passes.overlap.in_symmetric_memory import Groups, both_in_symmetric_memory
 from autopar.passes.overlap.overlapped import WHOLE, overlapped
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import OperatorPlan, ParameterPlan, Prediction
@@ -127,12 +129,16 @@ def run_plan(
     change: Callable[[fx.GraphModule], None] | None = None,
     bucket_bytes: Mapping[str, float] | None = None,
     chunks: Mapping[str, int] = WHOLE,
+    symmetric: Groups = MappingProxyType({}),
 ) -> Results:
     """Lower for every rank, run forward and backward in simulation. tensors: global value of every input by name;
-    bucket_bytes: run what `overlapped` makes of the graphs; chunks: with products in so many chunks."""
+    bucket_bytes: run what `overlapped` makes of the graphs; chunks: with products in so many chunks; symmetric: those
+    of such groups in symmetric memory."""
     mesh = plan.mesh
     lowered = [lower(program, plan, rank) for rank in range(mesh.size)]
     partitions = [split_forward_backward(each, recompute) for each in lowered]
+    if symmetric:
+        partitions = [both_in_symmetric_memory(partition, symmetric) for partition in partitions]
     if bucket_bytes is not None:
         partitions = [overlapped(partition, bucket_bytes, chunks) for partition in partitions]
     for partition in partitions if change else ():

@@ -10,6 +10,8 @@ collectives, and the copies that pack and unpack, are priced for every size.
 
 Chunks are tried with the fastest sizes, kind by kind: a chunk costs a start and hides the rest of its collective behind
 the next chunk's product, so they pay where both take long. They stay where they make the step shorter by `LEAST_GAIN`.
+Behind them, products with their collective in symmetric memory are tried in the same way, kind by kind, for groups that
+lie inside a node of GPUs with NVLink.
 """
 
 from __future__ import annotations
@@ -18,11 +20,19 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from torch import fx
 
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.program_costs import COMPUTE, ProgramAction, collective_action, collective_of, program_actions
+from autopar.cost_models.program_costs import (
+    COMPUTE,
+    ProgramAction,
+    collective_action,
+    collective_of,
+    program_actions,
+    symmetric_actions,
+)
 from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import Interference, Timeline, simulate
 from autopar.graphs.collective_nodes import describe
@@ -32,10 +42,14 @@ from autopar.graphs.kernel_groups import Traffic, launches_kernel
 from autopar.graphs.node_values import describe_values
 from autopar.graphs.operator_names import base_name
 from autopar.hardware.cluster import Cluster
+from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Mesh
+from autopar.ops.symmetric_products import SYMMETRIC
 from autopar.passes.overlap.bucket_collectives import KINDS, buckets, in_buckets
 from autopar.passes.overlap.chunk_products import chunked_products, in_chunks
 from autopar.passes.overlap.early_starts import early_order
+from autopar.passes.overlap.in_symmetric_memory import Groups, in_symmetric_memory, symmetric_products
+from autopar.plans.parallel_plan import Plan
 
 MIB = 2**20
 SIZES = (0.0, 1.0 * MIB, 4.0 * MIB, 16.0 * MIB, 64.0 * MIB, 256.0 * MIB)
@@ -57,6 +71,20 @@ class Issue:
     """None: one by one, each awaited where it starts."""
     passes: tuple[Timeline, ...]
     chunks: Mapping[str, int] = field(default_factory=dict)
+    symmetric: Groups = field(default_factory=dict)
+    """Per kind of collective, the groups over which products run with it in symmetric memory."""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether products run in parts, in chunks or in symmetric memory."""
+        return bool(self.chunks or self.symmetric)
+
+    def of_plan(self, plan: Plan) -> Plan:
+        """The plan that says so."""
+        groups = {kind: tuple(found) for kind, found in self.symmetric.items()}
+        return replace(
+            plan, bucket_bytes=self.bucket_bytes, product_chunks=self.chunks, symmetric_memory=groups
+        )
 
     @property
     def seconds(self) -> float:
@@ -78,8 +106,8 @@ def issues(
     partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str, chunks: Sequence[int] = CHUNKS
 ) -> list[Issue]:
     """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. The
-    fastest in chunks stands in front, where that is faster still. Last comes what takes the least memory: as lowered,
-    each collective awaited where it starts.
+    fastest in chunks stands in front, where that is faster still, and in front of it the fastest in symmetric memory.
+    Last comes what takes the least memory: as lowered, each collective awaited where it starts.
 
     partition: as lowered, without buckets. mesh and backend: as of `program_actions`. chunks: numbers of them to try.
     """
@@ -97,7 +125,21 @@ def issues(
     as_lowered = Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes))
     fastest_first = sorted(found.values(), key=lambda issue: issue.seconds)
     cut = _in_chunks(passes, fastest_first[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
-    return [*cut, *fastest_first, as_lowered]
+    symmetric = _in_symmetric_memory(passes, [*cut, *fastest_first][0], fastest_first[0].seconds)
+    return [*symmetric, *cut, *fastest_first, as_lowered]
+
+
+def _in_symmetric_memory(passes: Sequence[_Pass], best: Issue, whole_seconds: float) -> list[Issue]:
+    """The fastest way to run products in symmetric memory, with buckets and chunks of `best`; nothing where that does
+    not pay."""
+    possible = sorted({place for one in passes for place in one.in_symmetric_memory()})
+    for kind in dict.fromkeys(kind for kind, _ in possible):
+        groups = {**best.symmetric, kind: tuple(group for of, group in possible if of == kind)}
+        played = tuple(one.cut(best.chunks, groups).play(best.bucket_bytes) for one in passes)
+        issue = replace(best, passes=played, symmetric=groups)
+        if issue.seconds < best.seconds - LEAST_GAIN * whole_seconds:
+            best = issue
+    return [best] if best.symmetric else []
 
 
 def _in_chunks(passes: Sequence[_Pass], whole: Issue, counts: Sequence[int]) -> list[Issue]:
@@ -109,7 +151,7 @@ def _in_chunks(passes: Sequence[_Pass], whole: Issue, counts: Sequence[int]) -> 
             continue
         for count in counts:
             chunks = {**best.chunks, kind: count}
-            played = tuple(one.in_chunks(chunks).play(whole.bucket_bytes) for one in passes)
+            played = tuple(one.cut(chunks).play(whole.bucket_bytes) for one in passes)
             issue = Issue(bucket_bytes=whole.bucket_bytes, passes=played, chunks=chunks)
             if issue.seconds > best.seconds - LEAST_GAIN * whole.seconds:
                 break
@@ -137,12 +179,24 @@ class _Pass:
         self._nodes = list(self._graph.nodes)
         self._collectives = describe(self._nodes)
 
-    def in_chunks(self, chunks: Mapping[str, int]) -> _Pass:
-        """The same pass with products in chunks; other kernels keep their prices."""
+    def cut(self, chunks: Mapping[str, int], symmetric: Groups = MappingProxyType({})) -> _Pass:
+        """The same pass with products in symmetric memory and in chunks; other kernels keep their prices."""
         cut = copy.copy(self)
-        cut._graph = in_chunks(self._graph, chunks)
+        cut._graph = in_chunks(in_symmetric_memory(self._graph, symmetric), chunks)
         cut._read()
         return cut
+
+    def in_symmetric_memory(self) -> set[tuple[str, str]]:
+        """(kind of collective, group) of products that could run so: on GPUs whose NVLink gives access to each other's
+        memory (many on PCIe have none), in a group inside of a node."""
+        if self._cluster.device.kind != "cuda" or self._cluster.intra_link.traits.interface != "nvlink":
+            return set()
+        found = {(product.kind, product.group) for product in symmetric_products(list(self._graph.nodes))}
+        return {(kind, group) for kind, group in found if self._is_inside_a_node(group)}
+
+    def _is_inside_a_node(self, group: str) -> bool:
+        axes = [self._mesh.axis_names.index(name) for name in group.split("+")]
+        return GroupTopology.of(self._cluster, self._mesh.shape, axes).nodes == 1
 
     def hidden_at_most(self) -> dict[str, float]:
         """Per kind of collective: seconds that run beside each other at most where products are cut into chunks."""
@@ -174,7 +228,10 @@ class _Pass:
     def _actions(self, order: Sequence[fx.Node]) -> Iterator[ProgramAction]:
         for position, node in enumerate(order):
             collective = collective_of(node)
-            if collective is not None:
+            if node.target in SYMMETRIC:
+                for action in symmetric_actions(node, self._phase, self._cluster, self._mesh, self._prices):
+                    yield replace(action, position=position)
+            elif collective is not None:
                 action = collective_action(node, collective, self._phase, self._cluster, self._mesh)
                 yield replace(action, position=position)
             elif node.name in self._kernels:

@@ -30,7 +30,13 @@ from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
 from autopar.planner.one_mesh.micro_costs import in_micro_batches
-from autopar.planner.one_mesh.notes import expert_notes, shard_notes, uneven_notes, wide_notes
+from autopar.planner.one_mesh.notes import (
+    expert_notes,
+    shard_notes,
+    symmetric_notes,
+    uneven_notes,
+    wide_notes,
+)
 from autopar.planner.one_mesh.predict import choose_issue, dispatch_seconds
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import (
@@ -348,13 +354,14 @@ def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Fl
         exposed_communication_seconds=plan.micro_batches * issue.exposed_communication_seconds,
         bytes_by_kind=_kinds(states, peak),
     )
-    return replace(plan, bucket_bytes=issue.bucket_bytes, product_chunks=issue.chunks, predicted=prediction), measured
+    notes = (*plan.notes, *symmetric_notes(issue.symmetric))
+    return replace(issue.of_plan(plan), predicted=prediction, notes=notes), measured
 
 
 def _without_steps(plan: Plan, states: ResidentStates, peak: float) -> Plan:
     """A plan that does not fit, with its bytes; of its step the sum that the search minimised is all that is known."""
     prediction = Prediction(step_seconds=plan.objective_seconds, peak_bytes=peak, bytes_by_kind=_kinds(states, peak))
-    return replace(plan, bucket_bytes=None, product_chunks={}, predicted=prediction)
+    return replace(plan, bucket_bytes=None, product_chunks={}, symmetric_memory={}, predicted=prediction)
 
 
 def _kinds(states: ResidentStates, peak: float) -> dict[str, float]:

@@ -7,6 +7,8 @@ batch 6 does not divide by dp_replicate=4: 100% of the FLOPs run replicated over
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import fx
@@ -74,6 +76,15 @@ def wide_notes(built: Built, device: Device) -> list[str]:
         f"{wide / total:.0%} of the FLOPs run in fp32: {device.name} multiplies bf16 "
         f"{rates['bfloat16'] / rates['float32']:.2g} times as fast; precision=\"bf16\" (--precision bf16) keeps fp32 "
         "parameters, gradients and losses"
+    ]
+
+
+def symmetric_notes(symmetric: Mapping[str, Sequence[str]]) -> list[str]:
+    """That products run with their collectives in symmetric memory. symmetric: kind of collective -> groups."""
+    return [
+        f"products run with their {kind} over {', '.join(groups)} in symmetric memory (asynchronous tensor "
+        "parallelism); the gain is predicted, no GPU has confirmed it: symmetric_memory of the plan names what runs so"
+        for kind, groups in symmetric.items()
     ]
 
 

@@ -9,7 +9,6 @@ shared copy may ask for the same layout. `predict_timeline` plays the tables, wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,9 +70,9 @@ def choose_issue(
     # parallelism, 1 Gbit/s, half a core per rank: 1.13 s whole, 1.29 s in 2 chunks, 1.39 s in 4
     chunks = () if cluster.device.kind == "cpu" else CHUNKS
     found = issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend, chunks=chunks)
-    plain = next(index for index, issue in enumerate(found) if issue.bucket_bytes == {} and not issue.chunks)
+    plain = next(index for index, issue in enumerate(found) if issue.bucket_bytes == {} and not issue.cuts)
     for issue in found[: plain + 1]:
-        issued = replace(plan, bucket_bytes=issue.bucket_bytes, product_chunks=issue.chunks)
+        issued = issue.of_plan(plan)
         measured = measure(resumed(step, issued, until=start_early).only.partition)
         if float(np.nanmax(measured)) <= budget_bytes:
             return issue, measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from autopar.capture import Captures
+from autopar.capture import Captures, capture
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.hardware.cluster import Cluster
 from autopar.ops import attention_kernels, attention_math, attention_operator
@@ -21,9 +22,11 @@ from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.questions import capture_model
 from autopar.request import Request
+from autopar.runtime.collectives import host_graphs
 from benchmarks.fake_cuda.checks import faults, planned_bytes
 from benchmarks.fake_cuda.rank_step import Record, run_rank
 from benchmarks.vision import ResNet, UNet
+from tests.passes.tokens import FLAT, Gated, split_as_megatron_does
 
 BATCH, LENGTH, VOCABULARY = 16, 512, 512
 """Long enough that scores are larger than what they are made of."""
@@ -135,3 +138,33 @@ def test_a_second_buffer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(attention_operator, "attend", attend)
     assert any("forward and backward hold" in fault for fault in _faults(_record("gpt", 1)))
+
+
+@cache
+def in_symmetric_memory() -> tuple[Program, Plan]:
+    """A gated layer on four GPUs, its products with their collectives in symmetric memory."""
+    with torch.device("meta"):
+        model = Gated(512, 2048).bfloat16()
+        inputs = {name: torch.randn(2, 1024, 512, dtype=torch.bfloat16) for name in ("x", "y")}
+    program = capture(model, (), inputs)
+    groups = {"all_gather": ("tp",), "reduce_scatter": ("tp",)}
+    return program, replace(split_as_megatron_does(program, FLAT, 1), symmetric_memory=groups)
+
+
+def test_products_in_symmetric_memory_are_calls_of_torch_that_make_what_was_planned() -> None:
+    record = run_rank(*in_symmetric_memory(), AdamW, 1)
+    fused = [call.name for call in record.calls if call.name.startswith("fused")]
+    gather, scatter = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
+    assert fused == [gather, scatter, gather, scatter, scatter]
+    assert [fault for fault in _faults(record) if " hold " not in fault] == []
+    block = 2 * 1024 * 512 // 4 * 2  # bytes: gathers map a rank's rows, scatters two parts of a product
+    assert [storage.bytes for storage in record.storages if storage.turn is None].count(2 * block) == 1
+    planned = planned_bytes(record.lowered, state_bytes(record.lowered.only.program, AdamW, "cuda"), _cluster(1).device)
+    whole = 8 * block  # what torch holds inside of a call is planned, and no storage here
+    assert record.step_bytes <= planned.step <= record.step_bytes + whole
+
+
+def test_a_call_that_makes_another_dtype_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    scattered = host_graphs.product_scattered
+    monkeypatch.setattr(host_graphs, "product_scattered", lambda *arguments: scattered(*arguments).float())
+    assert any("float32" in fault for fault in _faults(run_rank(*in_symmetric_memory(), AdamW, 1)))

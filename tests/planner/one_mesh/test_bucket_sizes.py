@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from autopar.capture import capture
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.program_costs import COMPUTE, program_actions
 from autopar.cost_models.program_timeline import issued, wait_positions
@@ -16,11 +17,12 @@ from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import CollectiveFit
 from autopar.layouts.placement import Mesh
 from autopar.passes.lowering.step_halves import split_forward_backward
+from autopar.passes.overlap.in_symmetric_memory import both_in_symmetric_memory
 from autopar.passes.overlap.overlapped import overlapped
 from autopar.planner.one_mesh.bucket_sizes import CHUNKS, LEAST_GAIN, Issue, issues
 from tests.passes.lowered_programs import lower
 from tests.passes.lowering.test_lower import Case, all_replicated, data_parallel, zero3
-from tests.passes.tokens import Tokens, sequence_parallel
+from tests.passes.tokens import FLAT, Gated, Tokens, sequence_parallel, split_as_megatron_does
 
 MESH = Mesh(("dp",), (4,))
 
@@ -69,9 +71,9 @@ def test_a_network_without_latency_asks_for_none(case: Case) -> None:
     assert not found(case, all_replicated, cluster)[0].bucket_bytes
 
 
-def free_starts() -> tuple[CollectiveFit, ...]:
+def free_starts(bytes_per_second: float = 1e6) -> tuple[CollectiveFit, ...]:
     return tuple(
-        CollectiveFit(kind=kind, ranks=4, latency_seconds=1e-9, bytes_per_second=1e6, source="test")
+        CollectiveFit(kind=kind, ranks=4, latency_seconds=1e-9, bytes_per_second=bytes_per_second, source="test")
         for kind in ("all_reduce", "all_gather", "reduce_scatter")
     )
 
@@ -145,6 +147,43 @@ def test_large_products_over_slow_links_run_in_chunks(wide: Partition) -> None:
 def test_collectives_that_are_all_start_and_those_that_take_no_time_are_not_cut(wide: Partition) -> None:
     for cluster in (network(0.1, 1e12), Cluster.parse("1x4 H100-SXM")):
         assert not any(issue.chunks for issue in in_tensor_parallel(wide, cluster))
+
+
+@pytest.fixture(scope="module")
+def gated() -> Partition:
+    """A gated layer of width 2,048 on 4,096 tokens in bf16, split as Megatron does."""
+    with torch.device("meta"):
+        model = Gated(2048, 8192).bfloat16()
+        inputs = {name: torch.randn(1, 4096, 2048, dtype=torch.bfloat16) for name in ("x", "y")}
+    program = capture(model, (), inputs)
+    return split_forward_backward(lower(program, split_as_megatron_does(program, FLAT, 1), 0))
+
+
+def test_products_run_in_symmetric_memory_inside_a_node_of_gpus_with_nvlink(gated: Partition) -> None:
+    cluster = Cluster.parse("1x4 H100-SXM")
+    best, *others = issues(gated, cluster=cluster, mesh=FLAT, backend="inductor")
+    assert best.symmetric == {"all_gather": ("tp",), "reduce_scatter": ("tp",)}
+    assert not any(issue.symmetric for issue in others)
+    assert best.seconds < (1 - LEAST_GAIN) * min(issue.seconds for issue in others)
+    for elsewhere in ("4x1 H100-SXM", "1x4 A10G", "4 cpu"):
+        found = issues(gated, cluster=Cluster.parse(elsewhere), mesh=FLAT, backend="eager")
+        assert not any(issue.symmetric for issue in found), elsewhere
+
+
+def test_what_is_played_in_symmetric_memory_is_the_program_that_runs(gated: Partition) -> None:
+    cluster = Cluster.parse("1x4 H100-SXM")
+    best = issues(gated, cluster=cluster, mesh=FLAT, backend="eager")[0]
+    assert best.symmetric
+    program = overlapped(both_in_symmetric_memory(gated, best.symmetric), best.bucket_bytes, best.chunks)
+    assert best.seconds == pytest.approx(seconds_of(program, cluster, FLAT), rel=1e-9)
+
+
+def test_links_that_take_no_time_ask_for_no_symmetric_memory(gated: Partition) -> None:
+    cluster = Cluster.parse("1x4 H100-SXM")
+    free = replace(cluster.intra_link, bytes_per_second=1e18, latency_seconds=0.0, fits=free_starts(1e18))
+    free = replace(free, traits=replace(free.traits, ring_rates=(), startup_seconds=0.0, pass_seconds_per_byte=0.0))
+    for issue in issues(gated, cluster=replace(cluster, intra_link=free), mesh=FLAT, backend="inductor"):
+        assert not issue.symmetric
 
 
 def test_computation_beside_a_collective_takes_as_much_longer_as_was_measured(case: Case) -> None:
