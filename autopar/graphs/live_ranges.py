@@ -5,7 +5,7 @@
 
 What only looks at a value has no memory of its own; a collective's wait is the buffer of the collective, and what a
 collective moves lives until its wait. What a node holds while it runs (`working_bytes.py`) has its name, too. A group's
-symmetric memory has the name of the node whose call needs most of it, and lives from the first node to the last.
+symmetric memory has the name of the node whose call needs most of it, and lives throughout.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class _Timeline:
             for node, first in self._first.items()
             if node_bytes(node)
         ]
-        mapped = [LiveRange(name, size, 0, self.index - 1) for size, name in self._mapped.values()]
+        end = max(self._last.values(), default=0)
+        mapped = [LiveRange(name, size, 0, end) for size, name in self._mapped.values()]
         return [*values, *self._working, *mapped]
 
 

@@ -4,7 +4,7 @@
 
 A recorded graph reads and writes the memory that it was recorded with:
 
-    parameters, what backward reads of forward    where they lie; a parameter that lies elsewhere: recorded again
+    parameters, what backward reads of forward    where they lie; where a parameter lies elsewhere: recorded again
     arguments, buffers, seed, tangents            copied into tensors of the graph, then it is replayed
     results, gradients                            handed out as copies, which later replays leave alone
     what forward saves for backward               handed out as it is; while somebody holds it, forward is not replayed
@@ -17,13 +17,14 @@ replay or none: they are asked wherever the answer might differ.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx
+from torch.distributed import get_backend
 
 from autopar._compat import foreach_copy_, storage_references
 from autopar.runtime.kernels import GraphCall
@@ -48,6 +49,7 @@ class Replays:
     def __init__(self, recorder: Recorder, meet: Callable[[Sequence[int], str], list[list[int]]]) -> None:
         self.recorder = recorder
         self._meet = meet
+        self._pairs: weakref.WeakSet[_Pair] = weakref.WeakSet()
         self.recordings = 0
         self.said: list[str] = []
 
@@ -69,6 +71,13 @@ class Replays:
         self.recordings += 1
         return self.recordings <= MOST_RECORDINGS
 
+    def recorded(self, pair: _Pair) -> None:
+        """Graphs that read other tensors as the same parameters are stale: let go of these tensors."""
+        for other in self._pairs:
+            if any(place != other.places.get(name, place) for name, place in pair.places.items()):
+                other.forget()
+        self._pairs.add(pair)
+
     def say(self, line: str) -> None:
         """Warn, once per module and line."""
         if line not in self.said:
@@ -82,7 +91,7 @@ class Replays:
             return f"the module runs on {device}"
         if not isinstance(step, WholeStep):
             return "the plan runs the batch in parts, in the order of a schedule (micro_batches=1, no stages)"
-        if not step.groups.is_alone and "nccl" not in (backend := dist.get_backend()):
+        if not step.groups.is_alone and "nccl" not in (backend := get_backend()):
             return f"collectives of {backend} wait on the host"
         nodes = (node for graph in step.uncut.only.partition.graphs for node in graph.graph.nodes)
         waiting = next((node for node in nodes if waits_for_values(node)), None)
@@ -109,10 +118,10 @@ class _Recording:
 
 class _Graph:
     """One graph, called `name` in messages: run, recorded, replayed. own: positions of the values that it reads where
-    they lie."""
+    they lie; pool: of memory."""
 
-    def __init__(self, name: str, call: GraphCall, own: Collection[int], replays: Replays) -> None:
-        self._name, self._call, self._own, self._replays = name, call, frozenset(own), replays
+    def __init__(self, name: str, call: GraphCall, own: Collection[int], pool: Any, replays: Replays) -> None:
+        self._name, self._call, self._own, self._pool, self._replays = name, call, frozenset(own), pool, replays
         self._runs = 0
         self._is_refused = False
         self.recording: _Recording | None = None
@@ -156,7 +165,7 @@ class _Graph:
         inputs = self._held(values)
         found, why = None, "another rank cannot record it"
         try:
-            replay, outputs = self._replays.recorder.record(lambda: tuple(self._call(list(inputs))))
+            replay, outputs = self._replays.recorder.record(lambda: tuple(self._call(list(inputs))), self._pool)
             if all(isinstance(output, Tensor) for output in outputs):
                 found = _Recording(inputs, outputs, replay)
             else:
@@ -219,20 +228,24 @@ class _Lent:
 
 
 class _Pair:
-    """Forward and backward of a step."""
+    """Forward and backward of a step, in a pool of their own: backward runs before the next forward writes there.
+
+    places: where the recorded ones read parameters, by name."""
 
     def __init__(self, step: WholeStep, replays: Replays) -> None:
         self._replays = replays
-        self._own = [place for place, value in enumerate(step.bound_inputs) if value.role == "parameter"]
+        names = {place: value.name for place, value in enumerate(step.bound_inputs) if value.role == "parameter"}
+        self._own, self.places = names, dict[str, tuple[Any, ...]]()
         self._num_results, self._num_saved = len(step.forward_outputs), len(step.uncut.only.partition.saved)
-        self._forward = _Graph("forward", step.forward, self._own, replays)
-        self._backward = _Graph("backward", step.backward or step.forward, range(self._num_saved), replays)
+        pool, backward = replays.recorder.pool(), step.backward or step.forward  # without one nobody calls it
+        self._forward = _Graph("forward", step.forward, self._own, pool, replays)
+        self._backward = _Graph("backward", backward, range(self._num_saved), pool, replays)
         self._lent: _Lent | None = None
 
     def forward(self, arguments: list[Any]) -> Any:
         """As the forward graph: results, and what backward takes of it."""
         if self._forward.lies_elsewhere(arguments):
-            self._forward.recording = self._backward.recording = self._lent = None
+            self.forget()
         if self._forward.is_to_be_recorded and not self._replays.may_record():
             self._forward.refuse(f"this module has recorded {MOST_RECORDINGS}, of other shapes or other parameters")
         outputs = None
@@ -242,10 +255,17 @@ class _Pair:
         if outputs is None:
             return self._forward.run(arguments)
         if self._lent is None:
-            own = [arguments[place] for place in self._own]
-            self._lent = _Lent(outputs[self._num_results :], own, self._replays)
+            own = {name: arguments[place] for place, name in self._own.items()}
+            self._lent = _Lent(outputs[self._num_results :], own.values(), self._replays)
+            self.places = {name: _place_of(tensor) for name, tensor in own.items()}
+            self._replays.recorded(self)
         arguments.clear()
         return (*_copies(outputs[: self._num_results]), *self._lent.lend())
+
+    def forget(self) -> None:
+        """Drop what is recorded, which a next call records anew."""
+        self._forward.recording = self._backward.recording = self._lent = None
+        self.places.clear()
 
     def backward(self, arguments: list[Any]) -> Any:
         """As the backward graph: gradients."""

@@ -37,6 +37,13 @@ def test_accumulated_gradients_are_the_sum(pool: Pool, dims: dict[str, int], qui
     assert max(pool.run("tests.distributed.training_jobs:accumulate", dims=dims, quiet=quiet)) <= 1e-5
 
 
+@pytest.mark.parametrize(("dims", "replayed"), [({"dp_shard": 2}, 6), ({"tp": 2}, 8)], ids=str)
+def test_replayed_graphs_train_as_those_that_run(pool: Pool, dims: dict[str, int], replayed: int) -> None:
+    """Tensor parallelism has no last sums of gradients that no_sync() would hold."""
+    for found in pool.run("tests.distributed.training_jobs:replay", world_size=2, dims=dims):
+        assert found == {"error": 0.0, "recorded": 2, "replayed": replayed, "said": []}
+
+
 @pytest.mark.parametrize("dims", [REPLICATED, BOTH], ids=str)
 def test_clipping_knows_the_layouts(pool: Pool, dims: dict[str, int]) -> None:
     for plain, stock, ours, error in pool.run("tests.distributed.training_jobs:clip", dims=dims):

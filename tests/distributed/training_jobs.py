@@ -23,6 +23,7 @@ from autopar.runtime.kernels.named_calls import NamedGraph
 from autopar.runtime.parameters import full_tensor
 from tests.distributed.captured_once import compile_once, prepared_by
 from tests.distributed.models import NormalisedModel, TiedModel, captured_tied, tied_model, tokens
+from tests.runtime.step.emulated_recorder import EmulatedRecorder
 
 
 def full_gradients(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -92,6 +93,39 @@ def accumulate(dims: dict[str, int], quiet: bool) -> float:
         if quiet and step < 2:
             assert len(full_gradients(module)) < len(full_gradients(reference)), "nothing was held"
     return largest_error(module, reference)
+
+
+@prepared_by(captured_tied)
+def replay(dims: dict[str, int], steps: int = 5) -> dict[str, Any]:
+    """Steps under replayed graphs beside steps that run: largest differences, what was recorded, replayed and said.
+
+    Every third batch is accumulated, the one before it inside of no_sync(). gloo stands for NCCL."""
+    recorder = EmulatedRecorder()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autopar.api.CudaRecorder", lambda: recorder)
+        patch.setattr("autopar.runtime.step.replayed_graphs.get_backend", lambda: "nccl")
+        modules = [
+            compile_once("tied model", tied_model(), tokens(0), dims=dims, cuda_graphs=on) for on in (True, False)
+        ]
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in modules]
+    errors, held = [], []
+    for step in range(steps):
+        losses = []
+        for module, optimizer in zip(modules, optimizers, strict=True):
+            optimizer.zero_grad()
+            if step % 3 == 2:
+                with module.no_sync():
+                    module(**tokens(step + 10))["loss"].backward()
+            losses.append(module(**tokens(step))["loss"])
+            losses[-1].backward()
+        errors += [abs(float(losses[0].detach()) - float(losses[1].detach())), largest_error(*modules)]
+        blocks = [p.grad._local_tensor for p in modules[0].parameters() if isinstance(p.grad, DTensor)]
+        held += [(block, block.clone()) for block in blocks]
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(torch.equal(block, then) for block, then in held), "a replay wrote over gradients of another step"
+    said = modules[0]._maker.replays.said
+    return {"error": max(errors), "recorded": recorder.recorded, "replayed": recorder.replayed, "said": said}
 
 
 @prepared_by(captured_tied)

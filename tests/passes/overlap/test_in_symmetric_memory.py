@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx
 
+from autopar.graphs.live_ranges import memory_events
 from autopar.layouts.placement import Mesh
 from autopar.ops.symmetric_products import SYMMETRIC, gathered_products, product_scattered
 from autopar.passes.lowering.checks import CheckFailed, check_graph, collective_order
@@ -155,6 +156,17 @@ def test_every_rank_meets_in_the_same_calls(tokens: Case) -> None:
     orders = [collective_order({"forward": part.forward}) for part in parts]
     assert all(order == orders[0] for order in orders)
     assert "gathered_products" in orders[0]["tp"][0]
+
+
+def test_mapped_memory_lives_throughout_as_large_as_the_largest_call_needs(gated: Case) -> None:
+    partition = gated.check(split_as_megatron_does(gated.program, FLAT, 0), symmetric=BOTH).partitions[0]
+    ranges = memory_events(partition)
+    end = max(live.last_index for live in ranges)
+    block = 8 * 4 // 4 * WIDTH * 8  # bytes of a rank's rows; of a product's rows two blocks are mapped
+    assert 2 * block in [live.bytes for live in ranges if (live.first_index, live.last_index) == (0, end)]
+    names = [node.name for graph in partition.graphs for node in calls(graph)]
+    while_they_run = [live for live in ranges if live.name in names and live.first_index == live.last_index]
+    assert [live.bytes for live in while_they_run if live.bytes == 4 * block]  # gathered rows, or parts of a product
 
 
 # mutations that the comparison, or the checker, must notice

@@ -19,6 +19,7 @@ from autopar.layouts.placement import Mesh
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.passes.overlap.in_symmetric_memory import both_in_symmetric_memory
 from autopar.passes.overlap.overlapped import overlapped
+from autopar.planner.one_mesh import bucket_sizes
 from autopar.planner.one_mesh.bucket_sizes import CHUNKS, LEAST_GAIN, Issue, issues
 from tests.passes.lowered_programs import lower
 from tests.passes.lowering.test_lower import Case, all_replicated, data_parallel, zero3
@@ -168,6 +169,12 @@ def test_products_run_in_symmetric_memory_inside_a_node_of_gpus_with_nvlink(gate
     for elsewhere in ("4x1 H100-SXM", "1x4 A10G", "4 cpu"):
         found = issues(gated, cluster=Cluster.parse(elsewhere), mesh=FLAT, backend="eager")
         assert not any(issue.symmetric for issue in found), elsewhere
+
+
+def test_what_saves_less_than_asked_for_is_not_taken(gated: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_sizes, "LEAST_GAIN", 0.5)
+    for issue in issues(gated, cluster=Cluster.parse("1x4 H100-SXM"), mesh=FLAT, backend="inductor"):
+        assert not issue.symmetric
 
 
 def test_what_is_played_in_symmetric_memory_is_the_program_that_runs(gated: Partition) -> None:

@@ -54,7 +54,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lines.append("end")
 
     fakes = {"Stream": lambda: side, "current_stream": lambda: user, "stream": on, "graph": captured}
-    for name, fake in {**fakes, "CUDAGraph": Graph, "graph_pool_handle": lambda: "the pool"}.items():
+    for name, fake in {**fakes, "CUDAGraph": Graph, "graph_pool_handle": lambda: "pool 1"}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     return lines
 
@@ -66,9 +66,10 @@ def test_a_warm_up_runs_on_the_stream_that_records(log: list[str]) -> None:
 
 def test_graphs_share_a_pool_and_calls_of_other_threads_are_allowed(log: list[str]) -> None:
     recorder = CudaRecorder()
-    replay, result = recorder.record(lambda: log.append("call") or "result")  # type: ignore[func-returns-value]
-    recorder.record(lambda: None)
-    line = "capture on side into the pool, thread_local"
+    pool = recorder.pool()
+    replay, result = recorder.record(lambda: log.append("call") or "result", pool)  # type: ignore[func-returns-value]
+    recorder.record(lambda: None, pool)
+    line = "capture on side into pool 1, thread_local"
     assert log == [line, "call", "end", line, "end"]
     assert result == "result"
     replay()

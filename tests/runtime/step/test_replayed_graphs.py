@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from autopar._compat import storage_references
 from autopar.runtime.step import replayed_graphs
 from autopar.runtime.step.replayed_graphs import MOST_RECORDINGS, WARM_UPS
 from tests.runtime.step.emulated_recorder import EmulatedRecorder
@@ -180,6 +181,25 @@ def test_two_calls_before_one_backward(both: Both) -> None:
     assert both.recorder.replayed == before + 4
 
 
+def test_calls_of_two_shapes_before_their_backward(both: Both) -> None:
+    """Each has memory of its own."""
+    both.train(0, 1, 2)
+    both.train(0, 1, 2, size=3)
+    before = both.recorder.replayed
+
+    def crossed(module: autopar.ParallelModule, optimizer: torch.optim.Optimizer) -> Any:
+        optimizer.zero_grad()
+        second, first = module(*batch(3, 3))[0], module(*batch(3))[0]
+        second.backward()
+        first.backward()
+        optimizer.step()
+        return first, second
+
+    both.equal(crossed)
+    both.equal_states()
+    assert both.recorder.replayed == before + 4
+
+
 def test_backward_twice_and_a_call_between(both: Both) -> None:
     both.train(0, 1, 2)
     before = both.recorder.replayed
@@ -235,11 +255,13 @@ def test_a_parameter_that_lies_elsewhere_is_recorded_again(both: Both, assigned:
             state["up.weight"] *= 1.5
             module.load_state_dict(state, assign=True)
 
+    old = both.modules[0].get_parameter("up.weight").detach()
     both.each(move)
     if assigned == "state_dict":
         both.optimizers = [torch.optim.AdamW(module.parameters(), lr=0.05) for module in both.modules]
     both.train(3, 4, 5)
     assert both.recorder.recorded == 4
+    assert storage_references(old) == storage_references(torch.zeros(1)), "a graph that no call reaches holds it"
 
 
 def test_backward_reads_the_weights_that_forward_saw(both: Both) -> None:
@@ -302,7 +324,7 @@ def test_verification_runs_replayed_graphs(both: Both) -> None:
 
 
 def test_what_cannot_be_recorded_runs(both: Both) -> None:
-    def refuse(call: Callable[[], Any]) -> Any:
+    def refuse(call: Callable[[], Any], pool: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nfurther lines")
 
     both.recorder.record = refuse  # type: ignore[assignment,method-assign]
