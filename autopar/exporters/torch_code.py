@@ -23,6 +23,7 @@ STYLES: Mapping[tuple[str, str], Style] = {
     ("mm", "n"): "columns", ("mm", "k"): "rows", ("embedding", "v"): "vocabulary", ("embedding", "d"): "features",
 }  # fmt: skip
 """(operator, name that tensor parallelism splits) -> how the module is cut."""
+LOSS_WITH_HEAD = "linear_cross_entropy"
 NUMBERED = re.compile(r"(?:.*?\.)??\d+(?=\.)")
 
 
@@ -80,12 +81,20 @@ def parallelize_plan(plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
 
 
 def layer_styles(plan: Plan) -> tuple[dict[str, Style], list[str]]:
-    """How every layer is cut over the axes of tensor parallelism, and what torch's styles cannot say."""
+    """How every layer is cut over the axes of tensor parallelism, and what torch's styles cannot say. A head whose
+    product is part of the loss is no operator of its module."""
     axes = [axis for axis, role in enumerate(axis_roles(plan)) if role == "tp"]
     styles: dict[str, Style] = {}
     others: list[str] = []
+    lost: list[str] = []
     for name, operator in plan.operators.items():
         module, kind = name.partition("/")[0], kind_of(name)
+        if kind == LOSS_WITH_HEAD and any(operator.axes[axis] is not None for axis in axes):
+            lost.append(
+                f"{name} holds the product with the vocabulary, which tensor parallelism splits; here the head stays "
+                "whole: plan with kernels=('rms_norm', 'gated', 'rope', 'cross_entropy') or others, without "
+                f"{LOSS_WITH_HEAD!r}, to have its layer cut"
+            )
         if name.endswith("/bwd") or kind not in ("mm", "embedding") or f"{module}.weight" not in plan.parameters:
             continue
         splits = {operator.axes[axis] for axis in axes}
@@ -98,8 +107,9 @@ def layer_styles(plan: Plan) -> tuple[dict[str, Style], list[str]]:
         else:
             styles[module] = style
     if not others:
-        return styles, []
-    return styles, [f"{len(others)} layers stay whole over tensor parallelism here, not in the plan (as {others[0]})"]
+        return styles, lost
+    whole = f"{len(others)} layers stay whole over tensor parallelism here, not in the plan (as {others[0]})"
+    return styles, [*lost, whole]
 
 
 def _options(uniform: UniformPlan, data: tuple[str, ...]) -> str:

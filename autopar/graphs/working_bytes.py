@@ -3,6 +3,7 @@
     normalise_batch of a block of 64 MiB in bf16         128 MiB, its difference to the mean in float32
     mm_fp8_rowwise of 64 MiB and 32 MiB in bf16           48 MiB, both operands in float8
     linear_cross_entropy of 32768 rows and 50257 words    393 MiB, the logits of 4096 rows in bf16
+    ctc_loss_backward of 16 x 1000 steps, 100 targets      25 MiB, two tables of the recursion in float32
 
 Norms over a split batch are written in torch, and widen their block; pieces of uneven dims are padded, joined and cut.
 How much they hold at once is found by running them on the meta device, where nothing is computed. Torch's own kernels,
@@ -26,6 +27,7 @@ from autopar.graphs.operator_names import FLOAT8_PRODUCTS, base_name
 from autopar.graphs.symmetric_sizes import symmetric_sizes
 from autopar.ops import blocks, group_statistics, norms, rows, split_statistics, statistics
 from autopar.ops.cross_entropy import cross_entropy_rows
+from autopar.ops.ctc import buffers_of_backward, buffers_of_loss
 from autopar.ops.linear_cross_entropy import gradients_in_chunks, rows_in_chunks
 from autopar.ops.symmetric_products import SYMMETRIC
 
@@ -59,11 +61,13 @@ def _nothing(*_: Any) -> None:
     """A kernel in place."""
 
 
-IN_CHUNKS: Mapping[str, Callable[..., Any]] = {
+WITH_BUFFERS: Mapping[str, Callable[..., Any]] = {
     "linear_cross_entropy": partial(rows_in_chunks, statistics=cross_entropy_rows),
     "linear_cross_entropy_backward": partial(gradients_in_chunks, overwrite=_nothing),
+    "ctc_loss": buffers_of_loss,
+    "ctc_loss_backward": buffers_of_backward,
 }
-"""Operators that call kernels in turn, with buffers of their own between them: the calls of each."""
+"""Operators with buffers of their own: what makes these, kernels left out."""
 
 
 def working_bytes(node: fx.Node) -> int:
@@ -74,7 +78,7 @@ def working_bytes(node: fx.Node) -> int:
     if base_name(node.target) in FLOAT8_PRODUCTS:
         return sum(_rounded_bytes(operand) for operand in node.all_input_nodes)
     described = all("local_shape" in operand.meta and "dtype" in operand.meta for operand in node.all_input_nodes)
-    written = IN_CHUNKS.get(base_name(node.target), node.target if node.target in WRITTEN_IN_TORCH else None)
+    written = WITH_BUFFERS.get(base_name(node.target), node.target if node.target in WRITTEN_IN_TORCH else None)
     if written is None or not described:
         return 0
     return _measured(written, _frozen(node.args), _frozen(tuple(node.kwargs.items())))

@@ -61,6 +61,27 @@ def _filled(
     return losses, table
 
 
+def buffers_of_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
+) -> Tensor:
+    """What `ctc_loss` makes where a target is as long as `targets` is wide, without its numbers: for counting bytes."""
+    table = _table(log_probs, targets)
+    return table.new_empty(log_probs.shape[1])
+
+
+def buffers_of_backward(
+    grad: Tensor, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *_: Any
+) -> Tensor:
+    """As `buffers_of_loss`, of `ctc_loss_backward`: the table, and that of the recursion from the end."""
+    tables = [_table(log_probs, targets) for _ in range(2)]
+    return tables[0].new_empty(log_probs.shape)
+
+
+def _table(log_probs: Tensor, targets: Tensor) -> Tensor:
+    """A number for every sample, step, and class or blank of the longest target."""
+    return log_probs.new_empty(log_probs.shape[1], log_probs.shape[0], 2 * targets.shape[-1] + 1)
+
+
 @ctc_loss.register_fake
 def _(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool

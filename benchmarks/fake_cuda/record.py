@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from autopar._compat import custom_implementation
 from autopar.graphs.collective_nodes import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
 from autopar.graphs.operator_names import base_name
-from autopar.graphs.working_bytes import IN_CHUNKS
+from autopar.graphs.working_bytes import WITH_BUFFERS
 from autopar.runtime.kernels.registry import KERNELS
 
 _NO_KERNEL = frozenset([
@@ -37,7 +37,7 @@ _OPAQUE = frozenset(["recurrent_layer_backward"])
 """Operators of ours that differentiate a function, whose tensors cannot be fake: their results alone are seen."""
 _SYNCHRONISING = frozenset([
     "_local_scalar_dense", "item", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
-    "equal", "is_nonzero", "bincount"
+    "equal", "is_nonzero", "bincount", "ctc_loss", "ctc_loss_backward"
 ])  # fmt: skip
 """Operators whose answer, or the size of whose answer, the host waits for."""
 
@@ -102,13 +102,21 @@ class Recorder(TorchDispatchMode):
             return function(*args, **kwargs)
         inner = _inside(function, args)
         if inner is not None:
+            before = len(self.calls)
             with self:
-                return inner(*args, **kwargs)
+                result = inner(*args, **kwargs)
+            if not any(call.launches for call in self.calls[before:]) and base_name(function) in WITH_BUFFERS:
+                self._called(function, _tensors((args, kwargs)), _tensors(result))
+            return result
         result = args[0] if function is WAIT else function(*args, **kwargs)  # a fake wait makes a second tensor
         given, made = _tensors((args, kwargs)), _tensors(result)
         self._keep_in_flight(function, given, made)
         for tensor in made:
             self.meet(tensor)
+        self._called(function, given, made)
+        return result
+
+    def _called(self, function: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
         name = base_name(function)
         devices = {tensor.device.type for tensor in (*given, *made)}
         is_kernel = not (function.is_view or name in _NO_KERNEL or function.namespace == "_c10d_functional")
@@ -121,7 +129,6 @@ class Recorder(TorchDispatchMode):
                 waits=name in _SYNCHRONISING or len(devices) > 1,
             )
         )
-        return result
 
     def meet(self, tensor: Tensor) -> None:
         """Watch the storage of a tensor, if it is not known."""
@@ -161,8 +168,8 @@ def _inside(function: Any, args: Any) -> Any:
         return None
     if base_name(function) in _OPAQUE:
         return None
-    if base_name(function) in IN_CHUNKS:
-        return IN_CHUNKS[base_name(function)]
+    if base_name(function) in WITH_BUFFERS:
+        return WITH_BUFFERS[base_name(function)]
     kernel = KERNELS.kernels.get(base_name(function))
     if kernel is None:
         return custom_implementation(function)

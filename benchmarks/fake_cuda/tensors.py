@@ -71,6 +71,7 @@ def _without_formulas() -> Any:
 
 _METHODS: Mapping[str, Any] = {
     "contiguous": lambda x, memory_format=torch.contiguous_format: _aten.contiguous(x, memory_format=memory_format),
+    "copy_": lambda x, source, non_blocking=False: _aten.copy_(x, source, non_blocking),
     "__invert__": lambda x: _aten.bitwise_not(x),
     "__getitem__": _item,
     "__setitem__": _set_item,

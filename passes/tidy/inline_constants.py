@@ -37,8 +37,9 @@ def _inline(node: Node, value: Tensor) -> None:
     flat: list[Any] = value.flatten().tolist()
     options: dict[str, Any] = {"dtype": value.dtype, "device": torch.device("cpu")}
     with node.graph.inserting_before(node):
-        if len(set(flat)) == 1:
-            factory = node.graph.call_function(torch.ops.aten.full.default, (list(value.shape), flat[0]), options)
+        if len(set(flat)) <= 1:
+            arguments = (list(value.shape), flat[0] if flat else 0)
+            factory = node.graph.call_function(torch.ops.aten.full.default, arguments, options)
         else:
             factory = node.graph.call_function(constant, (flat, list(value.shape)), options)
     factory.meta = dict(node.meta)

@@ -56,6 +56,15 @@ def test_a_loss_in_chunks_holds_one_of_them(dtype: torch.dtype, total: int) -> N
     assert [bytes_ - chunk for bytes_ in held] == [pytest.approx(0, abs=3 * 4 * rows), total * words * width]
 
 
+def test_a_ctc_loss_holds_a_table_for_its_longest_target() -> None:
+    steps, batch, classes, target = 50, 4, 32, 10
+    table = 4 * batch * steps * (2 * target + 1)
+    given = (steps, batch, classes), (batch, target), (batch,), (batch,), 0
+    forward, backward = torch.ops.autopar.ctc_loss.default, torch.ops.autopar.ctc_loss_backward.default
+    assert working_bytes(_node(forward, torch.float32, *given, False)) == table
+    assert working_bytes(_node(backward, torch.float32, (batch,), *given, False)) == 2 * table
+
+
 def _held(function: object, operands: list[tuple[torch.dtype, tuple[int, ...]]]) -> int:
     graph = fx.Graph()
     nodes = [graph.placeholder(f"x{number}") for number in range(len(operands))]

@@ -49,13 +49,16 @@ def resolve_optimizer(
 
 
 def state_bytes(program: Program, optimizer: Any, device_kind: DeviceKind = "cpu") -> dict[str, StateBytes]:
-    """Per parameter name; frozen parameters have neither gradient nor state."""
+    """Per parameter name; those that are frozen, or that nothing of a training step reads, have neither gradient nor
+    state: optimizers leave out what has no gradient."""
     kind, options = resolve_optimizer(optimizer)
+    updated = {output.name for output in program.outputs if output.role == "gradient"}
     found = {}
     for entry in program.inputs:
         if entry.role != "parameter":
             continue
-        if not entry.requires_grad or not entry.dtype.is_floating_point:
+        is_idle = program.training and entry.name not in updated
+        if is_idle or not entry.requires_grad or not entry.dtype.is_floating_point:
             found[entry.name] = StateBytes(gradient=0.0, optimizer=0.0, step_traffic=0.0)
             continue
         size = entry.dtype.itemsize

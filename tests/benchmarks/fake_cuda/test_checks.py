@@ -80,6 +80,38 @@ def test_a_step_holds_and_runs_what_was_planned(model: str, devices: int, rank: 
     assert {call.devices for call in record.calls if call.devices} == {("cuda",)}
 
 
+class Spoken(nn.Module):
+    """A CTC loss of a weight with strides that its operator has to keep, and one that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
+        self.idle = nn.Linear(32, 1024)
+
+    def forward(self, tokens: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        hidden = self.embed(tokens)
+        windows = hidden.as_strided((hidden.shape[0], 3, 8, 32), (16 * 32, 4 * 32, 32, 1))
+        chances = self.head(windows.sum(1)).float().log_softmax(-1).transpose(0, 1)
+        return nn.functional.ctc_loss(chances, targets, torch.full_like(lengths, 8), lengths)
+
+
+def test_a_loss_whose_shapes_are_data_and_a_copy_with_strides_run() -> None:
+    inputs = {
+        "tokens": torch.randint(0, 64, (4, 16)),
+        "targets": torch.randint(1, 64, (4, 3)),
+        "lengths": torch.tensor([3, 3, 2, 3]),
+    }
+    request = Request(cluster=_cluster(1), optimizer=AdamW, with_baselines=False)
+    captured = capture_model(Spoken().bfloat16(), (), inputs, request, Captures(), training=True)
+    record = run_rank(captured.program, make_plan(captured.program, request), AdamW)
+    names = [call.name for call in record.calls]
+    assert "ctc_loss_backward" in names
+    assert any("with_strides" in str(turn.node.target) for turn in record.turns)
+    waits = {fault.split(" in ")[0] for fault in _faults(record) if "the host waits" in fault}
+    assert waits == {"the host waits for ctc_loss", "the host waits for ctc_loss_backward"}
+    assert not [fault for fault in _faults(record) if "hold" in fault]
+
+
 def test_a_formula_in_the_place_of_a_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_kernels, "KERNELS", {})
     monkeypatch.setattr(attention_math, "_is_indexed", lambda query, options: False)

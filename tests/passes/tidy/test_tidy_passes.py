@@ -192,6 +192,14 @@ def test_constants_are_written_out() -> None:
     torch.testing.assert_close(graph_module(X)[0], X + table)
 
 
+def test_constants_of_one_value_or_none_are_filled_on_the_device() -> None:
+    for table in (torch.full((3,), 2.0), torch.zeros(0)):
+        graph_module = trace(lambda x, table=table: x[: len(table)] + table, torch.randn(3))
+        graph_module, _ = run_passes(graph_module, [inline_constants], NO_BACKWARD)
+        assert aten.full.default in {node.target for node in graph_module.graph.nodes}
+        assert graph_module(torch.ones(3))[0].shape == table.shape
+
+
 def test_large_constants_are_refused() -> None:
     table = torch.randn(4, 2000)
     graph_module = trace(lambda x: x + table, torch.randn(4, 2000))
