@@ -22,6 +22,7 @@ TOPIC_FOLDERS = ("distributed", "golden", "gpu")
 """Tests of the whole: on processes of their own, as texts, on a GPU."""
 
 TOPICS = (
+    "planner/test_context_parallelism.py",
     "runtime/kernels/test_every_kernel.py",
     "benchmarks/fake_cuda/test_stages.py",
     "benchmarks/gpu/test_cuda_branches.py",

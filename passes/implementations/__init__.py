@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 from torch import fx
 
 from autopar.passes.implementations import (
+    attention_ring,
     convolutions,
     lookups,
     normalisation,
     pooling,
     randomness,
-    attention_ring,
     row_norms,
     sharded_attention,
     sharded_cross_entropy,

@@ -32,8 +32,8 @@ def test_plan_files_know_every_name() -> None:
     assert set(IMPLEMENTATIONS) == {DEFAULT_IMPLEMENTATION, *(way.name for way in WAYS)}
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_an_alternative_has_a_rule_and_a_price_of_its_own(way: Alternative) -> None:
+@pytest.mark.parametrize("way", [way for way in WAYS if way.precision == "fp8"], ids=lambda way: way.name)
+def test_a_product_in_float8_has_a_rule_and_a_price_of_its_own(way: Alternative) -> None:
     name = base_name(way.target)
     assert table_entry(way.target) is not None
     assert operator_kind(way.target) == "matmul"
@@ -55,6 +55,30 @@ def test_rounding_costs_more_than_it_saves_on_small_products() -> None:
         for operator in ("mm", "mm_fp8_rowwise", "mm_fp8_tensorwise")
     }  # fmt: skip
     assert min(seconds, key=lambda name: seconds[name]) == "mm"
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.name == "ring"], ids=lambda way: str(way.target))
+def test_a_ring_is_an_attention_with_what_goes_around(way: Alternative) -> None:
+    assert operator_kind(way.target) == "attention"
+    assert has_sizes(base_name(way.target))
+    query, key = (torch.empty(2, heads, 8, 4, dtype=torch.bfloat16) for heads in (4, 2))
+    out, sums = torch.ops.autopar.attention(query, key, key, None, 0.0, True, None, 0)
+    graph = fx.Graph()
+    given = (query, key, key) if "backward" not in str(way.target) else (out, query, key, key, None, out, sums)
+    operands = []
+    for index, tensor in enumerate(given):
+        operands.append(None if tensor is None else graph.placeholder(f"x{index}"))
+        if tensor is not None:
+            operands[-1].meta["val"] = tensor
+    if len(operands) == 3:
+        operands.append(None)
+    node = graph.call_function(way.target, (*operands, 0.0, True, None, 0))
+    node.meta["val"] = (out, sums) if "backward" not in str(way.target) else (query, key, key)
+    rule = rule_for(node)
+    assert rule is not None
+    traffic, elements = rule.ring_traffic["s"], 2 * key.numel()
+    assert (traffic.nbytes, traffic.names) == (2 * elements, {"b", "h", "s", "d", "e"})
+    assert traffic.home == (4 * elements if "backward" in str(way.target) else 0)
 
 
 def test_the_dtype_decides_whether_a_call_has_alternatives() -> None:
