@@ -134,8 +134,9 @@ def test_attention_is_split_by_heads(few_tokens: Plan) -> None:
 
 def test_the_loss_stays_split_by_vocabulary(few_tokens: Plan) -> None:
     assert operator(few_tokens, "head/mm#0").outputs == ((Shard(1),),)
-    exponentials = [entry for name, entry in few_tokens.operators.items() if name.endswith("/exp#0")]
-    assert [entry.outputs for entry in exponentials] == [((Shard(1),),)]
+    loss = operator(few_tokens, "/cross_entropy#0")
+    assert loss.axes == ("v",)
+    assert loss.inputs[0] == (Shard(1),)
 
 
 def test_the_embedding_is_split_and_no_dearer_than_by_vocabulary(few_tokens: Plan) -> None:

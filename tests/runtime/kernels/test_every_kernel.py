@@ -37,6 +37,8 @@ OTHERS = {
     "normal": "written in torch",
     "recurrent_layer": "torch's own",
     "recurrent_layer_backward": "torch's own",
+    "ring_attention": "as attention, for every block of keys",
+    "ring_attention_backward": "as ring_attention",
     "uniform": "written in torch",
 }
 """Operators of ours without a kernel of their own -> what runs."""
