@@ -300,7 +300,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
             dict.fromkeys(
                 [
                     *built.notes,
-                    *uneven_notes(query.program, built, solution.assignment, mesh),
+                    *uneven_notes(query.program, built, solution.assignment, mesh, query.constraints.cp),
                     *expert_notes(query.program),
                     *wide_notes(built, query.cluster.device),
                     *shard_notes(query.deterministic, query.cluster.num_devices),

@@ -27,6 +27,7 @@ from autopar.planner.problem.slot_classes import Classes
 from autopar.planner.problem.strategies import MOST_CHANGES, LayoutSet, Strategies, enumerate_strategies, joined
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
+from autopar.request.mesh_axes import CONTEXT_AXES
 from autopar.rules.alternatives import Alternative, Shape
 from autopar.rules.engine import tensor_operands
 
@@ -174,11 +175,19 @@ class LabelSets:
         if key not in self._fitted:
             rows = np.arange(len(strategies))
             if alternative.splits is not None:
-                rows = rows[[alternative.splits in axes for axes in strategies.axes]]
+                split = (alternative.splits in axes for axes in strategies.axes)
+                whole = (not free and not self._has_cut(axes) for axes in strategies.axes)
+                rows = rows[[any(pair) for pair in zip(split, whole, strict=True)]]
             if alternative.fits is not None and free:
                 rows = rows[self._fits(node, alternative.fits, strategies.take(rows))]
             self._fitted[key] = strategies.take(rows)
         return self._fitted[key]
+
+    def _has_cut(self, axes: Sequence[str | None]) -> bool:
+        """Whether a strategy splits something over an axis of context parallelism; true where there is none: with one,
+        it splits nothing where nothing divides."""
+        own = [cut for cut, name in zip(axes, self.mesh.axis_names, strict=True) if name in CONTEXT_AXES]
+        return not own or any(cut is not None for cut in own)
 
     def _fits(self, node: fx.Node, fits: Callable[[Sequence[Shape]], bool], strategies: Strategies) -> list[bool]:
         """(strategies,) whether every rank has a block of one size of each operand, and these fit."""
