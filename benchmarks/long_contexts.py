@@ -64,7 +64,8 @@ class Asked:
 def _model(tokens: int, layers: int | None) -> Any:
     model, inputs = workload("llama3-8b", batch=1, seq=tokens)
     if layers is not None:
-        model.model.layers = model.model.layers[:layers]
+        decoder: Any = model.model
+        decoder.layers = decoder.layers[:layers]
     return LossOnly(model).train(), inputs
 
 
