@@ -15,6 +15,7 @@ from torch import fx
 
 from autopar.hardware.devices import Device
 from autopar.layouts.placement import Mesh
+from autopar.planner.one_mesh.context_notes import picked_names
 from autopar.planner.one_mesh.read_solution import flops_of_pass
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.factorisation import shape_of
@@ -124,7 +125,4 @@ def _attention_notes(built: Built, assignment: Assignment, axis: int, size: int)
 
 def _picked(built: Built, assignment: Assignment, node: fx.Node, axis: int) -> str | None:
     """The name that an operator splits over an axis; None if it is replicated."""
-    index = built.operators[node]
-    strategies = built.variables[index].strategies
-    assert strategies is not None
-    return strategies.axes[int(assignment[index])][axis]
+    return picked_names(built, assignment, node)[axis]

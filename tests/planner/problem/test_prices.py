@@ -82,7 +82,7 @@ def test_edges_of_blocks_are_as_long_as_the_rows_of_the_image_that_a_rank_holds(
 
 def test_what_a_hop_of_a_ring_takes_of_the_processor_is_never_hidden() -> None:
     """Two ranks, one hop forward: 1 MiB around and nothing home, beside a computation that hides it, or does not."""
-    traffic = RingTraffic(nbytes=1 << 20, home=0, names=frozenset())
+    traffic = RingTraffic(nbytes=1 << 20, home=0, joined=0, names=frozenset(), joined_names=frozenset())
     free = Prices(replace(Cluster.parse("2x1 cpu"), collective_host_seconds=0.0), Mesh(("cp",), (2,)))
     busy = Prices(replace(Cluster.parse("2x1 cpu"), collective_host_seconds=1e-4), Mesh(("cp",), (2,)))
     hop = free.collective_seconds("neighbours", (0,), float(1 << 20))
