@@ -90,6 +90,7 @@ def _priced(plan: Plan, uniform: UniformPlan, trust: bool) -> Plan:
         inputs,
         cluster=cluster_of(plan, question, {}),
         dims=uniform.dims or None,
+        cp=uniform.asked_way,
         optimizer=arguments["optimizer"],
         precision=plan.precision,
         reduce_dtype=plan.reduce_dtype,

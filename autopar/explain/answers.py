@@ -15,7 +15,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from autopar.plans.plan_text import LAYOUT_LEGEND, align, format_bytes, format_seconds, without_numbers
+from autopar.plans.plan_text import (
+    LAYOUT_LEGEND,
+    ZIGZAG_LEGEND,
+    align,
+    format_bytes,
+    format_seconds,
+    without_numbers,
+)
 
 OPTIMUM_ROUNDING = 1e-9
 """Relative difference below which two objectives are the same: rounding of the sums."""
@@ -184,7 +191,8 @@ class Explanations:
         for limit, gain in self.limits:
             said = f"binds: without it the plan costs {format_seconds(gain)} less per step"
             lines.append(f"{limit}: {said if gain > 0 else 'does not bind'}")
-        head = ["\n".join([*lines, LAYOUT_LEGEND])]
+        has_zigzag = any("zigzag" in line for choice in self.choices for line in choice.layout)
+        head = ["\n".join([*lines, LAYOUT_LEGEND, *([ZIGZAG_LEGEND] if has_zigzag else [])])]
         if len(self.choices) > 1:
             head.append(align(("choice", "is", "costs per step", "otherwise"), map(_overview, self.choices)))
         return "\n\n".join([*head, *map(str, self.choices)])

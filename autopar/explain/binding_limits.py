@@ -22,6 +22,7 @@ from autopar.explain.source import Source
 from autopar.layouts.placement import Mesh
 from autopar.planner.one_mesh.read_solution import describe
 from autopar.planner.one_mesh.recovered_problem import recover
+from autopar.planner.one_mesh.restrict import ImpossiblePlacement
 from autopar.planner.one_mesh.solved_again import Resolved, Resolver
 from autopar.planner.one_mesh.within_memory import MEMORY_GAP
 from autopar.plans.parallel_plan import Plan
@@ -109,7 +110,7 @@ class BindingLimits:
             recovered = recover(query_of(self.source, self.plan, request), replace(self.plan, mesh=mesh))
             resolver = Resolver(recovered, self.resolver.cpu_seconds, self.resolver.memory_gap)
             yield self._relaxed(text, resolver.optimum(), mesh)
-        except (InfeasibleError, PlanMismatchError):
+        except (InfeasibleError, PlanMismatchError, ImpossiblePlacement):
             return  # the plan itself is no answer there, so nothing can be said
 
     def _relaxed(self, text: str, best: Resolved, mesh: Mesh) -> Relaxed:

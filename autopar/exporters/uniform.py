@@ -18,15 +18,20 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import (
     PRODUCTS,
     Role,
+    Way,
+    attention_ways,
     axis_roles,
     axis_vote,
     forward_products,
     kind_of,
+    split_on,
     zero_stage,
+    zero_stage_of,
 )
 from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
 
 Recomputation = Literal["none", "selective", "full"]
+ContextWay = Literal["ring", "ulysses", "gather", "mixed"]
 
 DEGREES: Mapping[str, str] = {
     "dp_replicate": "replicated data parallelism", "dp_shard": "sharded data parallelism",
@@ -39,15 +44,20 @@ parallelism)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformPlan:
-    """Degrees; their product is the number of devices. zero_stage: 0 where nothing is sharded, 2 where gathered weights
-    are kept for backward, else 3. schedule, chunks: of the pipeline. batch: samples of a step, None where the plan does
-    not say. stages: module -> stage, where a configuration says it. lost: sentences about what the plan does and this
-    configuration does not."""
+    """Degrees; their product is the number of devices (cp counts cp_inner). cp_way: how attention runs over the cp
+    ranks, None where nobody says; cp_inner: of these, ranks beside each other that split heads in a ring of the others
+    ("mixed"); cp_shards: parameters are stored split over them, too. zero_stage: 0 where nothing is sharded, 2 where
+    gathered weights are kept for backward, else 3. schedule, chunks: of the pipeline. batch: samples of a step, None
+    where the plan does not say. stages: module -> stage, where a configuration says it. lost: sentences about what the
+    plan does and this configuration does not."""
 
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
     cp: int = 1
+    cp_way: ContextWay | None = None
+    cp_inner: int = 1
+    cp_shards: bool = False
     ep: int = 1
     pp: int = 1
     zero_stage: int = 0
@@ -81,10 +91,16 @@ class UniformPlan:
 
     @property
     def dims(self) -> dict[str, int]:
-        """As `autopar.plan(dims=...)` takes them, to price the configuration. Roles without an axis name of their own
-        count as what is nearest: context and expert parallelism as ranks of data parallelism."""
-        sizes = {"pp": self.pp, "dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard * self.cp * self.ep}
-        return {name: size for name, size in (sizes | {"tp": self.tp}).items() if size > 1}
+        """As `autopar.plan(dims=...)` takes them, to price the configuration. Expert parallelism, which has no axis
+        name of its own, counts as what is nearest: ranks of data parallelism."""
+        sizes = {"pp": self.pp, "dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard * self.ep}
+        sizes |= {"cp": self.cp // self.cp_inner, "cp_inner": self.cp_inner, "tp": self.tp}
+        return {name: size for name, size in sizes.items() if size > 1}
+
+    @property
+    def asked_way(self) -> Way | None:
+        """As `autopar.plan(cp=...)` takes it."""
+        return None if self.cp == 1 or self.cp_way == "mixed" else self.cp_way
 
 
 def nearest_uniform(plan: Plan) -> UniformPlan:
@@ -99,10 +115,16 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         degrees[role] *= size
     shape = next((shape for shape in plan.input_shapes.values() if len(shape) > 1), None)
     recompute, recompute_lost = _recomputation(plan)
+    way, inner, way_lost = _context(plan, roles)
+    over_cp = [each for each in plan.parameters.values() if split_on(each, roles, "cp")]
+    shards_over_cp = 2 * len(over_cp) > len(plan.parameters)
     return UniformPlan(
         **degrees,
         pp=len(plan.rank_groups),
-        zero_stage=zero_stage(plan, roles),
+        cp_way=way,
+        cp_inner=inner,
+        cp_shards=shards_over_cp,
+        zero_stage=zero_stage(plan, roles) or (zero_stage_of(over_cp) if shards_over_cp else 0),
         sequence_parallel=_sequence_parallel(plan, roles),
         schedule=plan.staged.schedule if plan.in_stages else None,
         chunks=plan.staged.chunks,
@@ -115,6 +137,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         lost=(
             *_lost_parameters(plan, roles),
             *_lost_operators(plan, roles),
+            *way_lost,
             *recompute_lost,
             *_lost_precision(plan),
         ),
@@ -128,6 +151,40 @@ def cannot(uniform: UniformPlan, *degrees: str) -> list[str]:
         for name in degrees
         if (size := getattr(uniform, name)) > 1
     ]
+
+
+def _context(plan: Plan, roles: tuple[Role, ...]) -> tuple[ContextWay | None, int, list[str]]:
+    """How attention runs over context parallelism, the ranks of an inner axis that split heads in a ring, and what one
+    word for all of it loses."""
+    axes = [axis for axis, (role, size) in enumerate(zip(roles, plan.layout_mesh.shape, strict=True))
+            if role == "cp" and size > 1]  # fmt: skip
+    ways = [attention_ways(plan, axis) for axis in axes]
+    if not any(ways):
+        return None, 1, []
+    lost = [lost for axis in axes for lost in _plain_order(plan, axis)]
+    found = {way for of_axis in ways for way in of_axis}
+    if len(found) == 1 and None not in found:
+        return next(way for way in found if way is not None), 1, lost
+    if [set(of_axis) for of_axis in ways] == [{"ring"}, {"ulysses"}]:
+        return "mixed", plan.layout_mesh.shape[axes[1]], lost
+    counts = ", ".join(
+        f"{way or 'neither of these'} in {count} over {_axis(plan, axis)}"
+        for axis, of_axis in zip(axes, ways, strict=True)
+        for way, count in of_axis.most_common()
+    )
+    return "mixed", 1, [f"attention does not run in one way over context parallelism: {counts}", *lost]
+
+
+def _plain_order(plan: Plan, axis: int) -> Iterator[str]:
+    """That a sequence lies in contiguous blocks, where other tools deal a causal one out from both ends."""
+    queries = [chosen.inputs[0][axis] for kind, chosen in forward_products(plan)
+               if kind == "attention" and chosen.axes[axis] == "s"]  # fmt: skip
+    plain = sum(isinstance(placed, Shard) and not placed.zigzag for placed in queries)
+    if plain:
+        yield (
+            f"{plain} of {len(queries)} attentions read contiguous blocks of the sequence over {_axis(plan, axis)}; "
+            "where they are causal, torch and Megatron-LM deal blocks out from both ends (load balancing)"
+        )
 
 
 def _sequence_parallel(plan: Plan, roles: tuple[Role, ...]) -> bool:

@@ -3,13 +3,13 @@
     configuration(plan, uniform, "megatron")     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 ...
 
 Each tool has one function that returns the text of its file or flags, and sentences about what it cannot say. Names of
-options are those of torchtitan's job configuration (2025), Megatron-LM core 0.14, DeepSpeed 0.17 and Accelerate 1.10.
+options are those of torchtitan's job configuration (2025), Megatron-LM core 0.14, DeepSpeed 0.17 and Accelerate 1.12.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from autopar.exporters.torch_code import fsdp2, parallelize_plan
 from autopar.exporters.uniform import UniformPlan, cannot
 from autopar.exporters.written_device_map import device_map
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.parallelism import Way
 
 TITAN_SCHEDULES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble",
@@ -26,6 +27,11 @@ TITAN_SCHEDULES = {
 """Families -> classes of torch.distributed.pipelining without "Schedule"."""
 MEGATRON_SCHEDULES = ("1f1b", "interleaved")
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+ROTATIONS: Mapping[Way, str] = {"ring": "alltoall", "gather": "allgather"}
+"""Ways of context parallelism -> what torch calls the exchange of keys and values (torchtitan, Accelerate)."""
+EXCHANGES: Mapping[Way, str] = {"ring": "p2p", "ulysses": "a2a", "gather": "allgather"}
+"""Ways of context parallelism -> `--cp-comm-type` of Megatron-LM; "a2a+p2p" splits heads in a ring."""
+TWO_LEVELS = "a2a+p2p"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,9 @@ def torchtitan(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
         "training": {},
         "activation_checkpoint": {"mode": uniform.recompute},
     }
+    if rotation := _rotation(uniform):
+        tables["parallelism"]["context_parallel_rotate_method"] = rotation
+    lost += _lost_of_context(uniform, ROTATIONS, always_shards=True)
     if uniform.schedule is not None:
         name = TITAN_SCHEDULES.get(uniform.schedule)
         if name is None:
@@ -91,6 +100,12 @@ def megatron(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
         "context-parallel-size": uniform.cp,
         "expert-model-parallel-size": uniform.ep,
     }
+    if uniform.cp_inner > 1:
+        flags["cp-comm-type"] = TWO_LEVELS
+        flags["hierarchical-context-parallel-sizes"] = f"{uniform.cp_inner} {uniform.cp // uniform.cp_inner}"
+    elif uniform.asked_way is not None:
+        flags["cp-comm-type"] = EXCHANGES[uniform.asked_way]
+    lost += _lost_of_context(uniform, EXCHANGES, always_shards=uniform.zero_stage > 0, two_levels=True)
     if uniform.tp > 1 and uniform.sequence_parallel:
         flags["sequence-parallel"] = True
     if uniform.schedule is not None and uniform.schedule not in MEGATRON_SCHEDULES:
@@ -145,20 +160,27 @@ def deepspeed(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
 
 
 def accelerate(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
-    """The YAML of `accelerate launch --config_file`, with FSDP2."""
+    """The YAML of `accelerate launch --config_file`, with FSDP2; Ulysses is DeepSpeed's there."""
+    by_heads = uniform.asked_way == "ulysses"
     lost = cannot(uniform, "ep", "pp") + _without_sequence_parallel(uniform)
     if uniform.recompute == "selective":
         lost.append("selective recomputation: activation checkpointing is of whole blocks or off")
     if uniform.micro_batches > 1 and uniform.pp == 1:
         lost.append(f"{uniform.micro_batches} micro-batches: gradient_accumulation_steps is set in the script")
     sharded = uniform.zero_stage > 0
+    if by_heads and uniform.tp > 1:
+        lost.append(f"tensor parallelism of {uniform.tp}: sequence parallelism by heads runs without it")
+    kind = "DEEPSPEED" if by_heads else "FSDP" if sharded or uniform.cp > 1 else "MULTI_GPU"
+    lost += _lost_of_context(uniform, (*ROTATIONS, "ulysses"), always_shards=not by_heads or sharded)
     lines = [
         "compute_environment: LOCAL_MACHINE",
-        f"distributed_type: {'FSDP' if sharded else 'MULTI_GPU'}",
+        f"distributed_type: {kind}",
         f"mixed_precision: {'bf16' if uniform.precision == 'bf16' else 'no'}",
         f"num_processes: {uniform.num_devices // uniform.pp}",
     ]
-    if sharded:
+    if by_heads:
+        lines += ["deepspeed_config:", f"  zero_stage: {uniform.zero_stage}"]
+    elif kind == "FSDP":
         lines += [
             "fsdp_config:",
             "  fsdp_version: 2",
@@ -171,8 +193,12 @@ def accelerate(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
         f"  parallelism_config_dp_replicate_size: {uniform.dp_replicate}",
         f"  parallelism_config_dp_shard_size: {uniform.dp_shard * uniform.ep}",
         f"  parallelism_config_tp_size: {uniform.tp}",
-        f"  parallelism_config_cp_size: {uniform.cp}",
+        f"  parallelism_config_{'sp' if by_heads else 'cp'}_size: {uniform.cp}",
     ]
+    if by_heads:
+        lines.append("  parallelism_config_sp_backend: deepspeed")
+    elif rotation := _rotation(uniform):
+        lines.append(f"  parallelism_config_cp_comm_strategy: {rotation}")
     return "\n".join(lines) + "\n", lost
 
 
@@ -191,6 +217,33 @@ TOOLS: Mapping[str, Writer] = {
     "fsdp2": fsdp2,
     "parallelize_plan": parallelize_plan,
 }
+
+
+def _rotation(uniform: UniformPlan) -> str | None:
+    return None if uniform.asked_way is None else ROTATIONS.get(uniform.asked_way)
+
+
+def _lost_of_context(
+    uniform: UniformPlan, ways: Collection[str], *, always_shards: bool, two_levels: bool = False
+) -> Iterator[str]:
+    """What a tool with words for these ways of context parallelism does otherwise. always_shards: parameters lie split
+    over its ranks as over those of data parallelism."""
+    if uniform.cp == 1:
+        return
+    if uniform.cp_way is not None and uniform.cp_way not in ways and not (two_levels and uniform.cp_inner > 1):
+        yield f"attention over cp={uniform.cp} runs as {_way_in_words(uniform)}: no word for that, the default runs"
+    if always_shards and not uniform.cp_shards:
+        yield f"parameters are whole over cp={uniform.cp} in the plan; they are sharded over these ranks here"
+    elif uniform.cp_shards and not always_shards:
+        yield f"parameters are split over cp={uniform.cp} in the plan; they are whole on these ranks here"
+
+
+def _way_in_words(uniform: UniformPlan) -> str:
+    """ "ulysses"; "ulysses over 2 ranks beside each other and a ring over 4 of these"; "different ways"."""
+    if uniform.cp_inner > 1:
+        outer = uniform.cp // uniform.cp_inner
+        return f"ulysses over {uniform.cp_inner} ranks beside each other in a ring of {outer}"
+    return "several ways" if uniform.cp_way == "mixed" else str(uniform.cp_way)
 
 
 def _without_sequence_parallel(uniform: UniformPlan) -> list[str]:

@@ -11,6 +11,7 @@ options are those named there. Settings that say nothing about parallelism (mode
 from __future__ import annotations
 
 import importlib
+import itertools
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ from autopar.errors import ConfigurationError
 from autopar.exporters.uniform import Recomputation, UniformPlan
 from autopar.exporters.written_configurations import SHARDING, TITAN_SCHEDULES
 from autopar.files import decoded_json
+from autopar.importers.read_context import EXCHANGE_FLAGS, exchange, left_to_the_planner, rotation, sequence_ranks
 from autopar.importers.read_device_map import stages_of_map
 from autopar.importers.settings import Settings
 
@@ -60,6 +62,7 @@ def plan_options(uniform: UniformPlan) -> dict[str, Any]:
     says_parts = uniform.micro_batches > 1 or (uniform.pp > 1 and not uniform.stages)
     return {
         "dims": uniform.dims or {"dp_replicate": 1},
+        "cp": uniform.asked_way,
         "micro_batches": uniform.micro_batches if says_parts else None,
         "schedule": uniform.schedule,
         "recompute": uniform.recompute,
@@ -74,8 +77,7 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
         Settings(document.get(name, {}), f"{origin} [{name}]")
         for name in ("parallelism", "training", "activation_checkpoint")
     )
-    parallel.refuse_above_one({"context_parallel_degree": "context parallelism",
-                               "expert_parallel_degree": "expert parallelism",
+    parallel.refuse_above_one({"expert_parallel_degree": "expert parallelism",
                                "expert_tensor_parallel_degree": "tensor parallelism of experts alone"})  # fmt: skip
     parallel.refuse_where_on(
         ("pipeline_parallel_split_points", "module_fqns_per_model_part", "pipeline_parallel_schedule_csv"),
@@ -83,8 +85,10 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
     )
     training.refuse_where_on(("enable_cpu_offload",), "states live on the device")
     tp, pp = parallel.count("tensor_parallel_degree"), parallel.count("pipeline_parallel_degree")
+    cp = parallel.count("context_parallel_degree")
+    parallel.get("context_parallel_load_balancer")
     replicate, shard = _data_degrees(
-        max(1, num_devices // (tp * pp)),
+        max(1, num_devices // (tp * pp * cp)),
         replicate=parallel.count("data_parallel_replicate_degree"),
         shard=parallel.open_count("data_parallel_shard_degree"),
     )
@@ -97,23 +101,28 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
         dp_replicate=replicate,
         dp_shard=shard,
         tp=tp,
+        cp=cp,
+        cp_way=rotation(parallel, "context_parallel_rotate_method", cp),
+        cp_shards=cp > 1,
         pp=pp,
-        zero_stage=3 if shard > 1 else 0,
+        zero_stage=3 if shard * cp > 1 else 0,
         schedule=parallel.one_of("pipeline_parallel_schedule", families, "1F1B") if pp > 1 else None,
         micro_batches=_parts(whole, replicate * shard, (size or 1) if pp > 1 else local),
         batch=whole,
         sequence=training.optional_count("seq_len"),
         recompute=checkpoints.one_of("mode", RECOMPUTATIONS, "none"),
         precision=training.one_of("mixed_precision_param", PRECISIONS, "float32"),
-        lost=_not_told(parallel, "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size"),
+        lost=(
+            *_not_told(parallel, "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size"),
+            *left_to_the_planner(cp, order=True, shards=True),
+        ),
     )
 
 
 def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
     """Flags of a training script of Megatron-LM, in a file or a shell's line continuation."""
     flags = Settings(_flags(text, origin), origin)
-    flags.refuse_above_one({"context-parallel-size": "context parallelism",
-                            "expert-model-parallel-size": "expert parallelism",
+    flags.refuse_above_one({"expert-model-parallel-size": "expert parallelism",
                             "expert-tensor-parallel-size": "tensor parallelism of experts alone"})  # fmt: skip
     flags.refuse_where_on(
         ("pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
@@ -125,7 +134,9 @@ def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
     strategy = flags.one_of("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
     sharded = strategy or bool(flags.get("use-distributed-optimizer"))
     instances = flags.count("num-distributed-optimizer-instances")
-    data = max(1, num_devices // (tp * pp))
+    cp = flags.count("context-parallel-size")
+    way, inner = exchange(flags, cp)
+    data = max(1, num_devices // (tp * pp * cp))
     replicate, shard = _data_degrees(data, replicate=instances if sharded else data, shard=-1)
     batch = flags.optional_count("global-batch-size")
     chunked = flags.optional_count("num-virtual-stages-per-pipeline-rank")
@@ -135,8 +146,12 @@ def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
         dp_replicate=replicate,
         dp_shard=shard,
         tp=tp,
+        cp=cp,
+        cp_way=way,
+        cp_inner=inner,
+        cp_shards=sharded and cp > 1,
         pp=pp,
-        zero_stage=3 if shard > 1 else 0,
+        zero_stage=3 if sharded and shard * cp > 1 else 0,
         sequence_parallel=bool(flags.get("sequence-parallel")),
         schedule=("interleaved" if interleaved else "1f1b") if pp > 1 else None,
         chunks=chunked or 1,
@@ -145,7 +160,10 @@ def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
         sequence=flags.optional_count("seq-length"),
         recompute=flags.one_of("recompute-granularity", RECOMPUTATIONS, "none"),
         precision="bf16" if flags.get("bf16") else "fp32",
-        lost=("how many chunks a rank holds is the planner's choice",) if interleaved else (),
+        lost=(
+            *(["how many chunks a rank holds is the planner's choice"] if interleaved else ()),
+            *left_to_the_planner(cp, order=way != "ulysses", shards=bool(sharded), levels=inner > 1),
+        ),
     )
 
 
@@ -191,33 +209,47 @@ def deepspeed(text: str, num_devices: int, origin: str) -> UniformPlan:
 def accelerate(text: str, num_devices: int, origin: str) -> UniformPlan:
     """The YAML of `accelerate launch --config_file`."""
     document = Settings(_decoded(_yaml, text, origin, "YAML"), origin)
-    kinds = {"FSDP": True, "MULTI_GPU": False, "MULTI_CPU": False, "NO": False}
-    sharded = document.one_of("distributed_type", kinds, "MULTI_GPU")
-    options = Settings(document.get("fsdp_config") or {}, f"{origin} fsdp_config")
-    options.refuse_where_on(("fsdp_offload_params",), "states live on the device")
     section = document.get("parallelism_config")
     degrees = Settings(section or {}, f"{origin} parallelism_config")
     prefix = "parallelism_config_"
-    degrees.refuse_above_one({f"{prefix}cp_size": "context parallelism", f"{prefix}sp_size": "sequence parallelism"})
+    kinds = {"FSDP": True, "MULTI_GPU": False, "MULTI_CPU": False, "NO": False}
+    if degrees.count(f"{prefix}sp_size") > 1:
+        kinds["DEEPSPEED"] = _zero_stage(document, origin) > 0
+    sharded = document.one_of("distributed_type", kinds, "MULTI_GPU")
+    options = Settings(document.get("fsdp_config") or {}, f"{origin} fsdp_config")
+    options.refuse_where_on(("fsdp_offload_params",), "states live on the device")
     tp = degrees.count(f"{prefix}tp_size")
-    data = max(1, num_devices // tp)
+    cp, way = sequence_ranks(degrees, prefix)
+    data = max(1, num_devices // (tp * cp))
     wanted = [degrees.open_count(f"{prefix}{name}_size", 1) for name in ("dp_replicate", "dp_shard")]
     if not section:
         wanted = [1, data] if sharded else [data, 1]
     replicate, shard = _data_degrees(data, replicate=wanted[0], shard=wanted[1])
-    if replicate * shard * tp != (said := document.count("num_processes", num_devices)):
-        raise ConfigurationError(
-            f"{origin}: its degrees make {replicate * shard * tp} processes, num_processes is {said}"
-        )
+    processes = replicate * shard * cp * tp
+    if processes != (said := document.count("num_processes", num_devices)):
+        raise ConfigurationError(f"{origin}: its degrees make {processes} processes, num_processes is {said}")
     full = options.get("fsdp_activation_checkpointing") in (True, "true")
     return UniformPlan(
         dp_replicate=replicate,
         dp_shard=shard,
         tp=tp,
-        zero_stage=3 if shard > 1 else 0,
+        cp=cp,
+        cp_way=way,
+        cp_shards=sharded and cp > 1,
+        zero_stage=3 if sharded and shard * cp > 1 else 0,
         recompute="full" if full else "none",
         precision=document.one_of("mixed_precision", PRECISIONS, "no"),
+        lost=left_to_the_planner(cp, order=way != "ulysses", shards=sharded),
     )
+
+
+def _zero_stage(document: Settings, origin: str) -> int:
+    """Of the DeepSpeed section of Accelerate, which runs Ulysses there."""
+    options = Settings(document.get("deepspeed_config") or {}, f"{origin} deepspeed_config")
+    options.refuse_where_on(("deepspeed_config_file",), "write its ZeRO stage as zero_stage here")
+    for name in ("offload_optimizer_device", "offload_param_device"):
+        options.refuse_where_on((name,), "states live on the device")
+    return options.count("zero_stage", 2, least=0, most=3)
 
 
 def device_map(text: str, _num_devices: int, origin: str) -> UniformPlan:
@@ -274,16 +306,21 @@ def _refuse_twice(node: Any) -> None:
 
 
 def _flags(text: str, origin: str) -> dict[str, Any]:
-    """`--name value` and `--name` pairs of a command line; backslashes join lines, other words are passed over."""
+    """`--name value` and `--name` pairs of a command line, lists for flags that take several; backslashes join lines,
+    other words are passed over."""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise ConfigurationError(f"{origin} is no command line: {error}") from error
     found: dict[str, Any] = {}
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for position, (word, following) in enumerate(zip(words, [*words[1:], "--"], strict=True)):
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
-            found[name] = value if equals else True if following.startswith("--") else following
+            if name in EXCHANGE_FLAGS:
+                behind = itertools.takewhile(lambda other: not other.startswith("--"), words[position + 1 :])
+                found[name] = [value] if equals else list(behind)
+            else:
+                found[name] = value if equals else True if following.startswith("--") else following
     if not found:
         raise ConfigurationError(f"{origin} holds no flag: write them as --tensor-model-parallel-size 8")
     return found

@@ -1,8 +1,8 @@
 """Settings of another tool's configuration, taken out one by one, so that what nobody read is known at the end.
 
-    settings = Settings({"tp": 4, "cp": 2}, "job.toml [parallelism]")
+    settings = Settings({"tp": 4, "ep": 2}, "job.toml [parallelism]")
     settings.count("tp")                                     # 4
-    settings.refuse_above_one({"cp": "context parallelism"})  # ConfigurationError: it is 2
+    settings.refuse_above_one({"ep": "expert parallelism"})   # ConfigurationError: it is 2
     settings.unread                                          # [] : both were looked at
 
 A setting that changes how a model is split, and that a plan cannot be told, is refused by its name: a baseline that
@@ -75,7 +75,7 @@ class Settings:
             if (size := self.count(name)) > 1:
                 raise ConfigurationError(
                     f"{self.where}: {name} is {size}; {meaning} is no axis that a plan can be asked for. Set it to 1, "
-                    "or plan without dims: the search splits sequences and experts where that is cheaper"
+                    "or plan without dims: the search splits experts where that is cheaper"
                 )
 
     def refuse_where_on(self, switches: Iterable[str], why: str) -> None:

@@ -10,10 +10,8 @@ import math
 
 from autopar.graphs.operator_names import is_causal
 from autopar.layouts.placement import Mesh, Shard
-from autopar.plans.plan_value import PlanValue
+from autopar.plans.plan_value import RING, PlanValue
 from autopar.program import Program
-
-RING = "ring"
 
 
 def busiest_place(plan: PlanValue, mesh: Mesh, program: Program) -> int:

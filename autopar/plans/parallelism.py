@@ -1,11 +1,13 @@
 """Parallelism: what the axes of a plan's mesh do, in the field's words.
 
     parallelism(plan)      "ZeRO-3 over 64 devices", "4 stages (1f1b) of TP 8 x DDP 2 over 64 devices",
-                           "DDP (ZeRO-3 for 98 of 291 parameters) over 64 devices"
+                           "DDP (ZeRO-3 for 98 of 291 parameters) over 64 devices",
+                           "DDP 2 x ring attention 4 over 8 devices"
 
 Each axis of the mesh gets the role that most of the model's products give it. A product votes with the name that it
 splits over the axis (`OperatorPlan.axes`): its rows with an attention split by samples are data parallelism, with one
-split by queries context parallelism, its columns or its contracted dim tensor parallelism, experts expert parallelism.
+split by queries, or by heads where the rows of other products are split, context parallelism, its columns or its
+contracted dim tensor parallelism, experts expert parallelism.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast, get_args
 
 from autopar.layouts.placement import Shard
-from autopar.plans.plan_value import OperatorPlan, ParameterPlan, PlanValue
+from autopar.plans.plan_value import RING, OperatorPlan, ParameterPlan, PlanValue
 
 Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
+Way = Literal["ring", "ulysses", "gather"]
+"""How attention runs over an axis of context parallelism, in the words of `cp=`."""
 
 VOTES: Mapping[tuple[str, str], Role] = {
     ("attention", "h"): "tp", ("attention", "g"): "tp", ("attention", "s"): "cp",
@@ -27,8 +31,16 @@ VOTES: Mapping[tuple[str, str], Role] = {
 }  # fmt: skip
 """(operator, name that the axis splits) -> role; every other split of a product's rows is of the batch."""
 PRODUCTS = ("mm", "bmm", "attention", "convolution", "_grouped_mm", "expert_linear")
-SHORT_NAMES: Mapping[Role, str] = {"tp": "TP", "cp": "context parallelism", "ep": "expert parallelism"}
-"""Roles beside data parallelism, whose name depends on what is sharded."""
+SHORT_NAMES: Mapping[Role, str] = {"tp": "TP", "ep": "expert parallelism"}
+"""Roles whose name depends on nothing; that of data parallelism depends on what is sharded, that of context parallelism
+on how attention runs."""
+CONTEXT = "context parallelism"
+WAY_NAMES: Mapping[Way | None, str] = {
+    "ring": "ring attention",
+    "ulysses": "Ulysses",
+    "gather": f"{CONTEXT} (keys and values gathered)",
+    None: f"{CONTEXT} (attention whole)",
+}
 SAME_WORK = "same work"
 """Of an axis that splits nothing."""
 
@@ -57,21 +69,53 @@ def _kinds(plan: PlanValue) -> list[tuple[str, int]]:
     roles = axis_roles(plan)
     degrees: Counter[Role] = Counter()
     idle = 1
+    context: Counter[str] = Counter()
     for axis, (role, size) in enumerate(zip(roles, plan.layout_mesh.shape, strict=True)):
         if _splits_nothing(plan, axis):
             idle *= size
+        elif role == "cp" and size > 1:
+            name = _context(plan, axis)
+            context[name] = max(context[name], 1) * size
         else:
             degrees[role] = max(degrees[role], 1) * size
     replicas, shards = degrees["dp_replicate"] or 1, degrees["dp_shard"] or 1
     sharded = f"ZeRO-{zero_stage(plan, roles) or 1}"
     data = _replicated(plan, roles) if shards == 1 else sharded if replicas == 1 else f"HSDP ({sharded})"
-    others = [(name, degrees[role] or 1) for role, name in SHORT_NAMES.items()]
+    others = [*context.items(), *((name, degrees[role] or 1) for role, name in SHORT_NAMES.items())]
     return [(kind, size) for kind, size in ((data, replicas * shards), *others, (SAME_WORK, idle)) if size > 1]
 
 
 def _sized(kind: str, size: int) -> str:
     """ "TP 8"; "DDP 4 (ZeRO-3 for 98 of 291 parameters)"."""
-    return f"{kind} {size}" if not kind.startswith("DDP (") else kind.replace("DDP", f"DDP {size}", 1)
+    name = next((name for name in ("DDP", CONTEXT) if kind.startswith(f"{name} (")), kind)
+    return kind.replace(name, f"{name} {size}", 1)
+
+
+def _context(plan: PlanValue, axis: int) -> str:
+    """ "ring attention"; "context parallelism (ring attention in 10, Ulysses in 2 of 12)" where the ways differ."""
+    ways = attention_ways(plan, axis)
+    if len(ways) < 2:
+        return WAY_NAMES[next(iter(ways))] if ways else CONTEXT
+    counts = ", ".join(f"{_short(way)} in {count}" for way, count in ways.most_common())
+    return f"{CONTEXT} ({counts} of {ways.total()})"
+
+
+def _short(way: Way | None) -> str:
+    """ "ring attention"; "keys and values gathered"."""
+    return WAY_NAMES[way].removeprefix(f"{CONTEXT} (").removesuffix(")")
+
+
+def attention_ways(plan: PlanValue, axis: int) -> Counter[Way | None]:
+    """By how many attentions of forward take which way over an axis; None: those that it splits neither by queries nor
+    by heads."""
+    chosen = (operator for kind, operator in forward_products(plan) if kind == "attention")
+    return Counter(_way(operator, axis) for operator in chosen)
+
+
+def _way(attention: OperatorPlan, axis: int) -> Way | None:
+    if attention.axes[axis] == "s":
+        return "ring" if attention.implementation == RING else "gather"
+    return "ulysses" if attention.axes[axis] in ("h", "g") else None
 
 
 def _replicated(plan: PlanValue, roles: tuple[Role, ...]) -> str:
@@ -105,7 +149,7 @@ def _role(plan: PlanValue, axis: int, name: str) -> Role:
         return winner
     attention = [chosen.axes[axis] for kind, chosen in forward_products(plan) if kind == "attention"]
     sequence = Counter(axis_vote("attention", split) for split in attention)
-    if sequence["cp"] > sequence["batch"]:
+    if sequence["cp"] + sequence["tp"] > sequence["batch"]:  # heads, though no weight is split by columns: Ulysses
         return "cp"
     stored = [isinstance(parameter.stored[axis], Shard) for parameter in plan.parameters.values()]
     return "dp_shard" if sum(stored) * 2 >= len(stored) > 0 else "dp_replicate"

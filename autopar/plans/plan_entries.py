@@ -19,6 +19,7 @@ from autopar.plans.logical_shards import is_power_of_two
 from autopar.plans.plan_value import (
     DEFAULT_IMPLEMENTATION,
     PIPELINE_AXIS,
+    RING,
     OperatorPlan,
     ParameterPlan,
     PipelinePlan,
@@ -32,7 +33,7 @@ IN_SYMMETRIC_MEMORY = COLLECTIVES - {"all_reduce"}
 """Kinds that `symmetric_memory` speaks of."""
 KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "rope", "cross_entropy", "linear_cross_entropy")
 """Kinds of kernels of ours that a plan may name (`passes/kernels/use_kernels.py`)."""
-IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise", "ring")
+IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise", RING)
 """Names of the ways in which operators run (`rules/alternatives.py`)."""
 PARTIAL_SUMS = "partial"
 """What an axis of an operator says that adds nothing up and hands partial sums on."""

@@ -8,12 +8,13 @@
 
 from __future__ import annotations
 
-from autopar.layouts.placement import Mesh
+from autopar.layouts.placement import Mesh, Shard
 from autopar.plans.parallelism import parallelism
 from autopar.plans.plan_reasons import next_best, what_binds
 from autopar.plans.plan_text import (
     LAYOUT_LEGEND,
     ROUNDING,
+    ZIGZAG,
     align,
     format_bytes,
     format_count,
@@ -152,11 +153,20 @@ def legend(plan: PlanValue) -> str:
     if any(parameter.stored != parameter.used for parameter in plan.parameters.values()):
         lines[0] += "; R -> S(0): stored as the first, read as the second"
     names, sizes = plan.layout_mesh.axis_names, plan.layout_mesh.shape
+    if turned := [name for axis, name in enumerate(names) if _in_zigzag(plan, axis)]:
+        lines.append(f"{', '.join(turned)}: the sequence is {ZIGZAG}")
     free = [name for name, size in zip(names, sizes, strict=True) if name in FREE_AXES and size > 1]
     if free:
         inner = f"; ranks beside each other lie along {free[-1]}" if len(free) > 1 else ""
         lines.append(f"{', '.join(free)}: axes of the mesh that the search was free to use{inner}")
     return "\n".join(lines)
+
+
+def _in_zigzag(plan: PlanValue, axis: int) -> bool:
+    """Whether operators of a plan, or of its rank groups, read something that an axis splits in zigzag order."""
+    everywhere = (plan.operators, *(group.operators for group in plan.staged.groups))
+    read = (layout[axis] for operators in everywhere for each in operators.values() for layout in each.inputs)
+    return any(isinstance(placed, Shard) and placed.zigzag for placed in read)
 
 
 def facts(plan: PlanValue, verbose: bool = False) -> list[str]:

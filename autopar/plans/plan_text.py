@@ -21,6 +21,12 @@ from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, OperatorPlan, Param
 ROUNDING = 1e-9
 """A relative gap below this is rounding of the sums: the plan is optimal at its prices."""
 LAYOUT_LEGEND = "S(0): split along dim 0; R: whole on every device; P(sum): partial sums, not yet added up"
+ZIGZAG = (
+    "in zigzag order: rank 0 has the first and the last block, rank 1 the second and the last but one, ...: causal "
+    "attention costs all ranks alike"
+)
+ZIGZAG_LEGEND = f"S(1, zigzag): dim 1 {ZIGZAG}"
+"""Where a layout has such a placement."""
 OTHERS = 4
 """Pipelines that an explanation lists beside the chosen one."""
 
@@ -207,7 +213,9 @@ def _role(name: str | None, placed: Placement) -> str:
         return f"splits {name} (partial {'sums' if placed.op == 'sum' else placed.op})"
     if not isinstance(placed, Shard):
         return f"splits {name}"
-    return f"splits dim {placed.dim}" if name == f"d{placed.dim}" else f"splits {name} (dim {placed.dim})"
+    order = ", zigzag" if placed.zigzag else ""
+    named = name != f"d{placed.dim}"
+    return f"splits {name} (dim {placed.dim}{order})" if named else f"splits dim {placed.dim}{order}"
 
 
 def _placed(outputs: Sequence[Layout | None], axis: int) -> Placement:

@@ -21,6 +21,8 @@ from autopar.schedules.list_scheduler import TIMED_FAMILIES, build_schedule
 AnyPlan = TypeVar("AnyPlan", bound="PlanValue")
 DEFAULT_IMPLEMENTATION = "default"
 """The operator as it was captured."""
+RING = "ring"
+"""Attention whose blocks of keys and values go around the ranks."""
 PIPELINE_AXIS = "pp"
 """The first axis of the mesh of a plan with stages; layouts do not count it."""
 

@@ -24,7 +24,7 @@ from torch import fx
 
 from autopar.ops.float8 import DTYPE, MULTIPLE, mm_fp8_rowwise, mm_fp8_tensorwise
 from autopar.ops.ring_attention import ring_attention, ring_attention_backward
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, RING
 from autopar.rules.call import Call, call_of
 from autopar.rules.engine import rule_for, rule_of, table_key
 from autopar.rules.rule import Rule
@@ -82,7 +82,7 @@ def _has_one_sequence(call: Call) -> bool:
 
 def _ring(target: Any) -> Alternative:
     return Alternative(
-        name="ring",
+        name=RING,
         target=target._opoverload,
         takes=_has_one_sequence,
         splits="s",

@@ -74,6 +74,89 @@ UNIFORM = UniformPlan(
 
 
 PLAN = small_plan()
+ATTENTION = PLAN.operators["layers.0.up/mm#0"]
+
+
+def attending(*ways: tuple[str, str | None], names: tuple[str, str] = ("dp_shard", "cp"), zigzag: bool = True) -> Plan:
+    """small_plan on two axes of 2 and 4 with attentions: (implementation, what the last axis splits); a split of the
+    sequence in zigzag order, and over `cp` in front of `cp_inner` a ring."""
+    outer = "s" if names[0] == "cp" else "b"
+    cut = autopar.Shard(2, 2, zigzag) if zigzag else autopar.Shard(2)
+    attentions = {
+        f"layers.{n}/attention#0": replace(
+            ATTENTION, axes=(outer, split), implementation=way, inputs=((cut, cut),) * 3, outputs=((cut, cut),)
+        )
+        for n, (way, split) in enumerate(ways)
+    }
+    return replace(PLAN, mesh=Mesh(names, (2, 4)), operators=attentions)
+
+
+@pytest.mark.parametrize(
+    ("attention", "way"), [(("ring", "s"), "ring"), (("default", "s"), "gather"), (("default", "h"), "ulysses"),
+                           (("default", "g"), "ulysses")]
+)  # fmt: skip
+def test_the_way_of_context_parallelism_is_read_off_attention(attention: tuple[str, str], way: str) -> None:
+    uniform = nearest_uniform(attending(attention, attention))
+    assert (uniform.cp, uniform.cp_way, uniform.asked_way, uniform.cp_inner) == (4, way, way, 1)
+    assert uniform.dims == {"dp_shard": 2, "cp": 4}
+    assert not [sentence for sentence in uniform.lost if "attention" in sentence]
+
+
+def test_ways_that_differ_are_lost_with_their_numbers() -> None:
+    uniform = nearest_uniform(attending(("ring", "s"), ("ring", "s"), ("default", "h"), ("default", None)))
+    assert (uniform.cp_way, uniform.asked_way, uniform.dims) == ("mixed", None, {"dp_shard": 2, "cp": 4})
+    words = "ring in 2 over cp=4, ulysses in 1 over cp=4, neither of these in 1 over cp=4"
+    assert f"attention does not run in one way over context parallelism: {words}" in uniform.lost
+    plain = nearest_uniform(attending(("ring", "s"), ("default", "h"), zigzag=False)).lost
+    assert any(sentence.startswith("1 of 1 attentions read contiguous blocks") for sentence in plain)
+
+
+def test_heads_in_a_ring_are_two_axes() -> None:
+    uniform = nearest_uniform(attending(("ring", "h"), names=("cp", "cp_inner")))
+    assert (uniform.cp, uniform.cp_inner, uniform.dims) == (8, 4, {"cp": 2, "cp_inner": 4})
+    text = configuration(PLAN, uniform, "megatron").text
+    assert "--cp-comm-type a2a+p2p\n--hierarchical-context-parallel-sizes 4 2\n" in text
+    for tool in ("torchtitan", "accelerate"):
+        lost = configuration(PLAN, uniform, tool).lost
+        assert any("cp=8 runs as ulysses over 4 ranks beside each other in a ring of 2" in each for each in lost)
+
+
+def test_tools_are_told_the_way_of_context_parallelism() -> None:
+    ring = replace(UNIFORM, pp=1, schedule=None, cp=4, cp_way="ring", cp_shards=True)
+    said = {
+        "ring": ('context_parallel_rotate_method = "alltoall"', "--cp-comm-type p2p\n", "comm_strategy: alltoall\n"),
+        "gather": ('method = "allgather"', "--cp-comm-type allgather\n", "comm_strategy: allgather\n"),
+        "ulysses": (None, "--cp-comm-type a2a\n", "  parallelism_config_sp_size: 4\n"),
+    }
+    for way, words in said.items():
+        for tool, word in zip(("torchtitan", "megatron", "accelerate"), words, strict=True):
+            found = configuration(PLAN, replace(ring, cp_way=way), tool)
+            assert (word or "context_parallel_degree = 4") in found.text
+            assert (word is None) == any(f"runs as {way}: no word" in sentence for sentence in found.lost)
+    assert "rotate_method" not in configuration(PLAN, replace(ring, cp_way="ulysses"), "torchtitan").text
+    yaml = configuration(PLAN, replace(ring, cp_way="ulysses"), "accelerate")
+    assert "distributed_type: DEEPSPEED\n" in yaml.text
+    assert "zero_stage: 3\n" in yaml.text
+    assert any("tensor parallelism of 2" in sentence for sentence in yaml.lost)
+
+
+def test_parameters_over_context_parallelism_lie_as_the_tool_has_them_or_are_lost() -> None:
+    """torch shards over dp_shard x cp, Megatron-LM over the ranks of its distributed optimizer."""
+    whole = replace(UNIFORM, pp=1, schedule=None, cp=4, cp_way="ring")
+    for tool, zero_stage, shards, lost in (
+        ("torchtitan", 3, False, "whole over cp=4 in the plan; they are sharded"), ("torchtitan", 3, True, None),
+        ("megatron", 3, False, "whole over cp=4 in the plan; they are sharded"), ("megatron", 3, True, None),
+        ("megatron", 0, False, None), ("accelerate", 0, False, "whole over cp=4"),
+    ):  # fmt: skip
+        found = configuration(PLAN, replace(whole, zero_stage=zero_stage, cp_shards=shards), tool).lost
+        assert [sentence for sentence in found if "parameters are" in sentence and (lost or "") in sentence] == (
+            [sentence for sentence in found if "parameters are" in sentence]
+        )
+        assert any("parameters are" in sentence for sentence in found) == (lost is not None)
+    stored = replace(next(iter(PLAN.parameters.values())), stored=(autopar.Replicate(), autopar.Shard(0)))
+    over = replace(attending(("ring", "s")), parameters={"w": stored})
+    assert (nearest_uniform(over).cp_shards, nearest_uniform(over).zero_stage) == (True, 3)
+    assert not nearest_uniform(attending(("ring", "s"))).cp_shards
 
 
 def test_torchtitan_reads_the_degrees() -> None:

@@ -24,10 +24,10 @@ FLAT = UniformPlan(
 )
 STAGED = replace(FLAT, pp=2, schedule="interleaved", chunks=2, micro_batches=4, recompute="full")
 SAID = {
-    "torchtitan": ("dims", "micro_batches", "schedule", "recompute", "precision", "batch", "sequence"),
-    "megatron": ("dims", "micro_batches", "schedule", "recompute", "precision", "batch"),
+    "torchtitan": ("dims", "cp_way", "micro_batches", "schedule", "recompute", "precision", "batch", "sequence"),
+    "megatron": ("dims", "cp_way", "micro_batches", "schedule", "recompute", "precision", "batch"),
     "deepspeed": ("dims", "micro_batches", "precision", "batch"),
-    "accelerate": ("dims", "recompute", "precision"),
+    "accelerate": ("dims", "cp_way", "recompute", "precision"),
 }
 """What each tool's configuration says of a plan."""
 
@@ -46,13 +46,23 @@ UNIFORM = {
     "fsdp": replace(FLAT, dp_replicate=1, dp_shard=8),
     "tp": replace(FLAT, dp_shard=1, zero_stage=0, dp_replicate=1, tp=16),
     "stages": STAGED,
+    "ring": replace(FLAT, dp_replicate=1, cp=2, cp_way="ring", cp_shards=True),
+    "gather": replace(FLAT, cp=4, cp_way="gather", dp_shard=1, dp_replicate=2, cp_shards=True),
+    "ulysses": replace(FLAT, dp_replicate=1, tp=1, cp=4, cp_way="ulysses", cp_shards=True),
+    "levels": replace(FLAT, dp_shard=1, dp_replicate=1, cp=8, cp_inner=4, cp_way="mixed", cp_shards=True),
 }
-WITHOUT_STAGES = ("deepspeed", "accelerate")
+UNSAID = {
+    "torchtitan": ("ulysses", "levels"),
+    "megatron": (),
+    "deepspeed": ("stages", "ring", "gather", "ulysses", "levels"),
+    "accelerate": ("stages", "levels"),
+}
+"""Plans for which a tool has no words."""
 OF_DEGREES = [tool for tool in READERS if tool != "device_map"]
 
 
 @pytest.mark.parametrize(
-    ("tool", "name"), [(t, n) for t in OF_DEGREES for n in UNIFORM if n != "stages" or t not in WITHOUT_STAGES]
+    ("tool", "name"), [(tool, name) for tool in OF_DEGREES for name in UNIFORM if name not in UNSAID[tool]]
 )
 def test_an_export_is_read_back_with_its_degrees(tool: str, name: str) -> None:
     uniform = UNIFORM[name]
@@ -80,14 +90,21 @@ def test_a_planned_model_comes_back() -> None:
 @pytest.mark.parametrize(
     ("tool", "text", "words"),
     [
-        ("torchtitan", "[parallelism]\ncontext_parallel_degree = 4", r"job \[parallelism\]: context_parallel_degree"),
+        ("torchtitan", "[parallelism]\ncontext_parallel_degree = 2\ncontext_parallel_rotate_method = 'ring'",
+         r"job \[parallelism\]: context_parallel_rotate_method is 'ring', which a plan cannot say; .*'alltoall'"),
+        ("torchtitan", "[parallelism]\ncontext_parallel_degree = 3", "make 15 devices, the cluster has 16"),
         ("torchtitan", "[parallelism]\nexpert_parallel_degree = 2", "expert parallelism is no axis"),
         ("torchtitan", "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Other'",
          "pipeline_parallel_schedule is 'Other', which a plan cannot say"),
         ("torchtitan", "[training]\nenable_cpu_offload = true", "enable_cpu_offload is True; states live on"),
         ("torchtitan", "[training", "job is no TOML"),
         ("megatron", "--fp16 --tensor-model-parallel-size 2", "fp16 is True; an imported plan computes in fp32"),
-        ("megatron", "--context-parallel-size 2", "context-parallel-size is '?2'?; context parallelism is no axis"),
+        ("megatron", "--context-parallel-size 2 --cp-comm-type p2p p2p a2a --bf16",
+         "cp-comm-type is 'a2a p2p'; a plan can be asked for one way in all layers"),
+        ("megatron", "--context-parallel-size 2 --cp-comm-type ring", "cp-comm-type is 'ring'; .* one of p2p, a2a"),
+        ("megatron", "--context-parallel-size 8 --cp-comm-type a2a+p2p", "is 'not given'; a2a.p2p takes two sizes"),
+        ("megatron", "--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
+         "sizes is '2 2'; .* whose product is context-parallel-size 8"),
         ("megatron", "--tensor-model-parallel-size two", "'two'; it must be a whole number of at least 1"),
         ("megatron", "train.py", "job holds no flag"),
         ("megatron", "--tensor-model-parallel-size 3", "make 15 devices, the cluster has 16"),
@@ -95,6 +112,10 @@ def test_a_planned_model_comes_back() -> None:
         ("deepspeed", '{"fp16": {"enabled": true}}', "fp16 is enabled"),
         ("deepspeed", "[]", r"job must be a table of settings, not \[\]"),
         ("accelerate", "distributed_type: DEEPSPEED", "distributed_type is 'DEEPSPEED', which a plan cannot say"),
+        ("accelerate", "parallelism_config:\n  parallelism_config_cp_size: 2\n  parallelism_config_sp_size: 2",
+         "cp_size is 2 and parallelism_config_sp_size is 2; they exclude each other"),
+        ("accelerate", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
+         "parallelism_config:\n  parallelism_config_sp_size: 2", "deepspeed_config_file is 'ds.json'; write its ZeRO"),
         ("accelerate", "distributed_type: FSDP\nnum_processes: 8", "make 16 processes, num_processes is 8"),
         ("accelerate", "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true",
          "fsdp_offload_params is True"),
@@ -118,6 +139,29 @@ def test_habits_of_the_tools_are_understood() -> None:
     assert read(script, "megatron").dims == {"dp_shard": 2, "tp": 8}
     unread = read("[parallelism]\ndata_parallel_shard_degree = 16\nenable_async_tensor_parallel = true", "torchtitan")
     assert "enable_async_tensor_parallel" in unread.lost[0]
+
+
+def test_context_parallelism_is_asked_for_in_the_words_of_plan() -> None:
+    """Data parallelism fills what context parallelism leaves; torch's default gathers, Megatron's is a ring."""
+    titan = read("[parallelism]\ncontext_parallel_degree = 4", "torchtitan")
+    assert (plan_options(titan)["dims"], plan_options(titan)["cp"]) == ({"dp_shard": 4, "cp": 4}, "gather")
+    flags = read("--context-parallel-size 4 --tensor-model-parallel-size 2", "megatron")
+    assert (flags.dims, flags.asked_way) == ({"dp_replicate": 2, "cp": 4, "tp": 2}, "ring")
+    assert not any("parameters are sharded" in sentence for sentence in flags.lost)
+    fsdp = read("--context-parallel-size 16 --use-distributed-optimizer --cp-comm-type a2a", "megatron")
+    assert (fsdp.dims, fsdp.asked_way, fsdp.zero_stage) == ({"cp": 16}, "ulysses", 3)
+    assert [sentence.partition(";")[0] for sentence in fsdp.lost] == ["parameters are sharded over cp=16 as well"]
+    levels = "--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes {}"
+    inner = read(levels.format("4 2"), "megatron")
+    assert (inner.dims, plan_options(inner)["cp"]) == ({"dp_replicate": 2, "cp": 2, "cp_inner": 4}, None)
+    assert "which of cp and cp_inner splits heads" in inner.lost[-1]
+    assert [read(levels.format(sizes), "megatron").asked_way for sizes in ("8 1", "1 8")] == ["ulysses", "ring"]
+    one = read("--cp-comm-type a2a p2p --use-distributed-optimizer", "megatron")
+    assert (one.dims, one.cp_way, one.lost) == ({"dp_shard": 16}, None, ())
+    zero = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: {}\nparallelism_config:\n" \
+           "  parallelism_config_sp_size: 4\n  parallelism_config_dp_shard_size: 4"
+    assert read(zero.format(3), "accelerate").dims == {"dp_shard": 4, "cp": 4}
+    assert [read(zero.format(stage), "accelerate").zero_stage for stage in (0, 3)] == [0, 3]
 
 
 def test_the_command_writes_a_plan_with_these_degrees(tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ RING = ("ring", ("s",))
 class Llama(nn.Module):
     """Grouped queries, rotary embeddings, tied to nothing."""
 
-    def __init__(self, key_heads: int = 2, heads: int = 4) -> None:
+    def __init__(self, key_heads: int = 2) -> None:
         super().__init__()
         shape = LlamaConfig(
-            hidden_size=8 * heads, intermediate_size=48, num_hidden_layers=2, num_attention_heads=heads,
+            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=key_heads, vocab_size=64, use_cache=False,
         )  # fmt: skip
         self.model = LlamaForCausalLM(shape)
@@ -81,18 +81,14 @@ def test_every_way_equals_one_device(
     assert worst(run_plan(program, plan, tensors), run_plan(program, whole, tensors)) < TOLERANCE
 
 
-@pytest.mark.parametrize(("cp", "tokens", "words"), [
-    ("ring", 37, ["a sequence of 37 does not divide by cp=4", "multiple of 8", "2 of 2 attentions do otherwise"]),
-    ("ulysses", 32, ["2 of 2 attentions do otherwise over cp=4 (gather): 3 heads of queries, 1 of keys do not divide"]),
-])  # fmt: skip
-def test_what_does_not_divide_runs_otherwise_and_a_note_says_so(cp: str, tokens: int, words: list[str]) -> None:
-    """A length that no view joins with a batch of 2 in uneven blocks had no plan at all."""
+@pytest.mark.parametrize("cp", ["ring", "gather", None])
+def test_a_length_that_no_view_cuts_with_the_batch_has_a_plan(cp: str | None) -> None:
+    """Products of (2 x 37) tokens cannot be cut unevenly; attention and what is beside them had nowhere to go."""
     torch.manual_seed(0)
-    model = Llama(key_heads=1 if cp == "ulysses" else 2, heads=3 if cp == "ulysses" else 4).double()
-    ids = torch.randint(0, 64, (2, tokens))
-    plan = _plan(model, ids, cluster="4 cpu", dims={"cp": 4}, cp=cp)
-    notes = "\n".join(plan.notes)
-    assert all(word in notes for word in words), notes
+    ids = torch.randint(0, 64, (2, 37))
+    plan = _plan(Llama().double(), ids, cluster="2 cpu", dims={"cp": 2}, cp=cp)
+    found = " ".join(plan.notes)
+    assert cp is None or "the sequence of 37 does not divide by cp=2" in found, plan.notes
 
 
 def test_a_way_without_its_axis_is_refused() -> None:

@@ -40,6 +40,37 @@ def test_products_of_kinds_name_their_degrees() -> None:
     assert parallelism(replace(small_plan(), mesh=Mesh(("dp_shard", "tp"), (1, 1)))) == "one device"
 
 
+def attending(*ways: tuple[str, str | None], axes: tuple[str, ...] = ("dp_replicate", "cp")) -> Plan:
+    """Attentions on axes of 2 and 4: (implementation, what the last axis splits); an outer `cp` splits the sequence."""
+    outer = "s" if axes[0] == "cp" else "b"
+    attentions = {
+        f"layers.{n}/attention#0": OperatorPlan(
+            axes=(outer, split), implementation=way, inputs=((R, R),) * 3, outputs=((R, R),)
+        )
+        for n, (way, split) in enumerate(ways)
+    }
+    whole = ParameterPlan(stored=(R, R), used=(R, R), gradient=(R, R))
+    return replace(small_plan(), mesh=Mesh(axes, (2, 4)), parameters={"up": whole}, operators=attentions)
+
+
+def test_context_parallelism_is_named_by_how_attention_runs() -> None:
+    ring, heads, gathered = ("ring", "s"), ("default", "h"), ("default", "s")
+    assert parallelism(attending(ring)) == "DDP 2 x ring attention 4 over 8 devices"
+    assert parallelism(attending(heads, ("default", "g"))) == "DDP 2 x Ulysses 4 over 8 devices"
+    words = "DDP 2 x context parallelism 4 (keys and values gathered) over 8 devices"
+    assert parallelism(attending(gathered)) == words
+    mixed = parallelism(attending(ring, ring, heads, ("default", None)))
+    assert "context parallelism 4 (ring attention in 2, Ulysses in 1, attention whole in 1 of 4)" in mixed
+    two = ("cp", "cp_inner")
+    assert parallelism(attending(heads, axes=two)).startswith("context parallelism 2 (keys and values gathered) x Uly")
+    assert parallelism(attending(("ring", "h"), axes=two)) == "ring attention 2 x Ulysses 4 over 8 devices"
+    assert parallelism(attending(ring, axes=two)) == "ring attention over 8 devices"
+    product = replace(attending(heads).operators["layers.0/attention#0"], axes=("m", "m"))
+    free = attending(heads, axes=("dp_replicate", "inner"))
+    with_rows = replace(free, operators={**free.operators, "up/mm#0": product, "up/mm#1": product})
+    assert parallelism(with_rows) == "DDP 2 x Ulysses 4 over 8 devices"
+
+
 def test_stages_are_named_with_their_schedule() -> None:
     stages = tuple(StagePlan(name=f"stage {n}", last_operator=None, rank_group=n) for n in range(2))
     pipeline = PipelinePlan(schedule="zb-h1", chunks=1, stages=stages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import replace
 
-from autopar.layouts.placement import Mesh
+from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.plans.plan_summary import (
     beside_known_plans,
     facts,
@@ -28,6 +28,15 @@ def test_equal_layers_are_one_row() -> None:
         ("layers.*.up", "2", "dp_shard: S(0) -> R (gathered again in backward)"),
         ("head", "1", "tp: S(0)"),
     ]
+
+
+def test_zigzag_order_has_a_line_where_a_plan_has_it() -> None:
+    plan = small_plan()
+    assert "zigzag" not in legend(plan)
+    name, product = next(iter(plan.operators.items()))
+    turned = replace(product, inputs=((Replicate(), Shard(1, 2, True)), *product.inputs[1:]))
+    line = legend(replace(plan, operators={name: turned})).splitlines()[-1]
+    assert line.startswith("tp: the sequence is in zigzag order: rank 0 has the first and the last block")
 
 
 def test_rows_put_the_chosen_plan_beside_priced_and_impossible_baselines() -> None:

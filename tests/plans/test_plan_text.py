@@ -114,5 +114,6 @@ def test_what_an_axis_splits_is_said_with_the_dim_where_there_is_one() -> None:
     mesh = Mesh(("dp_shard", "tp"), (2, 4))
     assert axes_in_words(("m", "k"), [(S0, P)], mesh) == "dp_shard splits m (dim 0); tp splits k (partial sums)"
     assert axes_in_words(("d0", "h"), [(S0, R)], mesh) == "dp_shard splits dim 0; tp splits h"
+    assert axes_in_words((None, "s"), [(R, Shard(2, 2, True))], mesh) == "tp splits s (dim 2, zigzag)"
     assert axes_in_words((None, "partial"), [(R, P)], mesh) == "tp passes partial sums on"
     assert axes_in_words((None, None), [(R, R)], mesh) == "whole on every device"

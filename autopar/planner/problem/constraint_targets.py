@@ -26,7 +26,7 @@ from autopar.passes.tidy.place_casts import is_cast
 from autopar.passes.view_layouts import layout_after_view
 from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, shape_of, value_of
 from autopar.planner.problem.graph_operators import base_of, operators
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, RING
 from autopar.program import Program
 from autopar.request.constraints import EVERY_AXIS, Constraints, PlacementRules, Recompute
 from autopar.rules.alternatives import alternatives_for, alternatives_of
@@ -177,8 +177,8 @@ def implementations_of(program: Program, constraints: Constraints) -> dict[fx.No
     ConfigurationError for a pattern that matches no operator with the alternative."""
     found: dict[fx.Node, str] = {}
     if constraints.cp is not None:
-        name = "ring" if constraints.cp == "ring" else DEFAULT_IMPLEMENTATION
-        rings = (node for node in operators(program) if any(way.name == "ring" for way in alternatives_of(node)))
+        name = RING if constraints.cp == "ring" else DEFAULT_IMPLEMENTATION
+        rings = (node for node in operators(program) if any(way.name == RING for way in alternatives_of(node)))
         found |= dict.fromkeys(rings, name)
     for pattern, name in constraints.implementations.items():
         having = [

@@ -31,7 +31,7 @@ from autopar.planner.problem.graph_operators import (
 from autopar.planner.problem.prices import tensor_bytes
 from autopar.planner.problem.strategies import AxisChoice
 from autopar.planner.problem.wide_sums import masters, values_summed_wide
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, RING
 from autopar.program import Program
 from autopar.rules.alternatives import Alternative, alternatives_of, rule_as
 from autopar.rules.rule import Rule
@@ -100,7 +100,7 @@ Equivalence: TypeAlias = OperatorEquivalence | LeafEquivalence
 
 def _is_causal_ring(node: fx.Node) -> bool:
     """Whether an operator is attention whose ranks would see unequal parts of a ring of neighbouring blocks."""
-    return is_causal(node) and any(way.name == "ring" for way in alternatives_of(node))
+    return is_causal(node) and any(way.name == RING for way in alternatives_of(node))
 
 
 class Equivalences:

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from benchmarks.context.check import TOLERANCE, Checked, Settings, settings_of, ways
-from benchmarks.context.models import MODELS
+from benchmarks.context_parity.check import TOLERANCE, Checked, Settings, settings_of, ways
+from benchmarks.context_parity.models import MODELS
 
 SAMPLE: dict[str, Settings] = {
     "gpt2, dropout": Settings(dims={"cp": 4}, cp="ring", zigzag=True),

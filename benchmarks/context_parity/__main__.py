@@ -1,7 +1,7 @@
 """Every model of `models.py` under every way of context parallelism, against one rank.
 
-    python -m benchmarks.context                       all rows, about an hour
-    python -m benchmarks.context --model bert --ranks 2
+    python -m benchmarks.context_parity                       all rows, about an hour
+    python -m benchmarks.context_parity --model bert --ranks 2
 
 The ranks run together in this process. Exits with 1 where a number differs; what the planner refuses is printed with
 its reason.
@@ -18,8 +18,8 @@ from rich.console import Console
 
 from autopar.errors import AutoparError
 from autopar.passes.lowering.observers import CHECK_VARIABLE
-from benchmarks.context.check import TOLERANCE, Checked, settings_of, ways
-from benchmarks.context.models import MODELS
+from benchmarks.context_parity.check import TOLERANCE, Checked, settings_of, ways
+from benchmarks.context_parity.models import MODELS
 
 
 def main() -> None:
