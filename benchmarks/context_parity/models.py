@@ -143,7 +143,7 @@ def _evoformer() -> Case:
     }
 
 
-_DROPOUT = {"resid_pdrop": DROPOUT, "embd_pdrop": DROPOUT, "attn_pdrop": DROPOUT}
+_DROPOUT: dict[str, Any] = {"resid_pdrop": DROPOUT, "embd_pdrop": DROPOUT, "attn_pdrop": DROPOUT}
 
 MODELS: Mapping[str, Callable[[], Case]] = {
     "llama, 1 key head": hugging_face("LlamaForCausalLM", num_key_value_heads=1),

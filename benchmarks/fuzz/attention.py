@@ -102,7 +102,7 @@ class Blocks(nn.Module):
         return torch.cat([left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], -1)
 
 
-def random_blocks(rng: random.Random, length: int) -> nn.Module:
+def random_blocks(rng: random.Random, length: int) -> Blocks:
     """A model for sequences of this length."""
     blocks = []
     for at in range(rng.choice((1, 1, 2, 3))):
@@ -125,7 +125,7 @@ def random_blocks(rng: random.Random, length: int) -> nn.Module:
 class Drawn:
     """A model, its program and what one rank makes of it."""
 
-    model: nn.Module
+    model: Blocks
     program: Program
     factorisation: Factorisation
     tensors: Mapping[str, Tensor]
@@ -167,7 +167,7 @@ def check_attention(seed: int) -> Outcome:
         targets=tuple(_how(name, plan) for name in plan.operators if "attention" in name.rpartition("/")[2]),
         num_sharded=len(split),
         problem=problem,
-        graph=f"{getattr(drawn.model, 'blocks', '')}\n{plan.to_json()}" if problem else "",
+        graph=f"{drawn.model.blocks}\n{plan.to_json()}" if problem else "",
     )
 
 
