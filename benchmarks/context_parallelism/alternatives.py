@@ -26,7 +26,7 @@ def wishes(cluster: Cluster) -> dict[str, dict[str, Any]]:
     ways: dict[str, dict[str, Any]] = {
         "ring": {"cp": "ring", "constraints": {ATTENTION: CONTIGUOUS}},
         "ring in zigzag": {"cp": "ring", "constraints": {ATTENTION: ZIGZAG}},
-        "ulysses": {"cp": "ulysses"},
+        "ulysses": {"cp": "ulysses", "constraints": {ATTENTION: HEADS}},
         "gather": {"cp": "gather", "constraints": {ATTENTION: ZIGZAG}},
     }
     found: dict[str, dict[str, Any]] = {CHOSEN: {"dims": {"cp": ranks}}}
