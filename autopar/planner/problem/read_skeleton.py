@@ -8,7 +8,7 @@ from autopar.planner.problem.equivalence import Equivalences
 from autopar.planner.problem.factorisation import Factorisation, Value
 from autopar.planner.problem.graph_operators import base_of, is_operator, operators
 from autopar.planner.problem.skeleton import Skeleton, Slot, SlotKind, SlotLink
-from autopar.program import Program
+from autopar.program import Program, batch_size
 from autopar.rules.engine import tensor_operands
 
 
@@ -59,6 +59,7 @@ class _Reader:
             views=equivalences.views,
             batch=equivalences.batch,
             sequence=equivalences.sequence,
+            samples=batch_size(self.program) or 1,
             operators=self.operators,
             placeholders=self.placeholders,
             outputs=self.outputs,

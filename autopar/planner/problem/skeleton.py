@@ -69,6 +69,7 @@ class Skeleton:
     views: list[tuple[fx.Node, ...]]
     batch: Hashable
     sequence: Hashable
+    samples: int
     operators: dict[fx.Node, int]
     placeholders: dict[fx.Node, int]
     outputs: dict[int, int]
