@@ -23,12 +23,12 @@ from autopar.request.constraints import Constraints
 from autopar.request.mesh_axes import AXIS_NAMES, BATCH_AXES, CONTEXT_AXES
 
 
-def orders_offered(choices: Sequence[AxisChoice], mesh: Mesh, samples: int) -> Sequence[AxisChoice]:
+def orders_offered(choices: Sequence[AxisChoice], mesh: Mesh, sequences: int) -> Sequence[AxisChoice]:
     """What a mesh may pick at all. Zigzag order is there for context parallelism: on a mesh with an axis of that name,
-    and on one of free axes whose devices are more than there are samples."""
+    and on one of free axes with more devices than attention has `sequences`, so that some must be cut."""
     axes = [name for name, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1]
     named = any(name in CONTEXT_AXES for name in axes)
-    free = mesh.size > samples and not any(name in AXIS_NAMES for name in axes)
+    free = mesh.size > sequences and not any(name in AXIS_NAMES for name in axes)
     return choices if named or free else [choice for choice in choices if not choice.zigzag]
 
 

@@ -205,7 +205,7 @@ class LabelSets:
         freed = self.freed.get(slot.node, ())
         if (one.family, freed) not in self._strategies:
             lookups = frozenset(n for n, how in one.rule.implementations.items() if how in LABEL_LOOKUPS)
-            choices = orders_offered(one.choices, self.mesh, self.skeleton.samples)
+            choices = orders_offered(one.choices, self.mesh, self.skeleton.sequences)
             attends, cp = operator_kind(one.target) == "attention", self.constraints.cp
             allowed = [
                 choices
@@ -260,7 +260,7 @@ class LabelSets:
         whole = replicated(len(self.mesh.shape))
         found = (
             storable_layouts(
-                orders_offered(equivalence.choices, self.mesh, self.skeleton.samples),
+                orders_offered(equivalence.choices, self.mesh, self.skeleton.sequences),
                 shape_of(equivalence.node),
                 self.mesh,
             )
