@@ -105,7 +105,8 @@ def sent_bytes(kind: str, nbytes: float, nodes: int, ranks_per_node: int) -> tup
         passes = ALGORITHMS[kind].rounds(n)
         return passes * (g - 1) / g * nbytes, passes * (k - 1) / k / g * nbytes
     wire = ALGORITHMS[kind].wire(n) * nbytes
-    across = (n - g) / (n - 1)
+    # of a ring only the last rank of a node has its next one elsewhere; else all ranks are sent equally much
+    across = (k > 1) / g if kind == "neighbours" else (n - g) / (n - 1)
     return wire * (1.0 - across), wire * across
 
 

@@ -2,10 +2,12 @@
 
     normalise_batch of a block of 64 MiB in bf16         128 MiB, its difference to the mean in float32
     mm_fp8_rowwise of 64 MiB and 32 MiB in bf16           48 MiB, both operands in float8
+    attention_block_backward of 8 MiB in bf16             48 MiB, what its blocks add up to in float32
     linear_cross_entropy of 32768 rows and 50257 words    393 MiB, the logits of 4096 rows in bf16
     ctc_loss_backward of 16 x 1000 steps, 100 targets      25 MiB, two tables of the recursion in float32
 
-Norms over a split batch are written in torch, and widen their block; pieces of uneven dims are padded, joined and cut.
+Norms over a split batch are written in torch, and widen their block; pieces of uneven dims are padded, joined and cut;
+a causal attention over a part of a sequence is several blocks, which are joined.
 How much they hold at once is found by running them on the meta device, where nothing is computed. Torch's own kernels,
 and Triton's, widen in registers.
 """
@@ -23,12 +25,14 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autopar.graphs.operator_names import FLOAT8_PRODUCTS, base_name
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, argument_names, base_name
 from autopar.graphs.symmetric_sizes import symmetric_sizes
 from autopar.ops import blocks, group_statistics, norms, rows, split_statistics, statistics
+from autopar.ops.attention_operator import attention_backward_by_index, attention_by_index
 from autopar.ops.cross_entropy import cross_entropy_rows
 from autopar.ops.ctc import buffers_of_backward, buffers_of_loss
 from autopar.ops.linear_cross_entropy import gradients_in_chunks, rows_in_chunks
+from autopar.ops.ring_attention import attention_block, attention_block_backward
 from autopar.ops.symmetric_products import SYMMETRIC
 
 WRITTEN_IN_TORCH = frozenset({
@@ -53,6 +57,10 @@ WRITTEN_IN_TORCH = frozenset({
     split_statistics.squares,
     split_statistics.exponentials,
     split_statistics.power,
+    attention_by_index,
+    attention_backward_by_index,
+    attention_block,
+    attention_block_backward,
 })  # fmt: skip
 """Functions that make values as large as their block."""
 
@@ -79,9 +87,15 @@ def working_bytes(node: fx.Node) -> int:
         return sum(_rounded_bytes(operand) for operand in node.all_input_nodes)
     described = all("local_shape" in operand.meta and "dtype" in operand.meta for operand in node.all_input_nodes)
     written = WITH_BUFFERS.get(base_name(node.target), node.target if node.target in WRITTEN_IN_TORCH else None)
-    if written is None or not described:
+    if written is None or not described or _drops(node):
         return 0
     return _measured(written, _frozen(node.args), _frozen(tuple(node.kwargs.items())))
+
+
+def _drops(node: fx.Node) -> bool:
+    """Whether an attention drops weights: on CUDA a kernel of ours computes it, without blocks."""
+    names = argument_names(node.target)
+    return "dropout_p" in names and bool(node.args[names.index("dropout_p")])
 
 
 def _rounded_bytes(operand: fx.Node) -> int:

@@ -244,10 +244,32 @@ def _no_draws(like: Tensor) -> Tensor:
     return torch.empty((), dtype=torch.int64, device=like.device)
 
 
+def _nothing(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    return out, query.new_empty(query.shape[:-1], dtype=_wide(query.dtype))
+
+
+def _nothing_backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, scores: Scores
+) -> Sequence[Tensor]:
+    return [torch.empty_like(x) for x in (query, key, value)]
+
+
 _ANY: Mapping[int, int] = {}
 _OF_16_BYTES: Mapping[int, int] = {2: 8, 4: 4}
 
 KERNELS: Mapping[str, tuple[FusedKernel, ...]] = {
+    "meta": (
+        FusedKernel(
+            name="sizes alone",
+            dtypes=(torch.float64, torch.float32, *_HALVES),
+            call=_nothing,
+            call_backward=_nothing_backward,
+            multiple=_ANY,
+            shares_keys=True,
+            masks=True,
+        ),
+    ),
     "cpu": (
         FusedKernel(
             name="flash_attention_for_cpu",

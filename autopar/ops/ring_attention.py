@@ -5,7 +5,6 @@ keys and values alike; blocks of keys and values then go around the ranks (`pass
 
     attention_block(q, k, v, ...)          of own rows over the keys of one block
     message(k, v, dtype)                   one buffer of both, each in the order (..., T, G, D) in memory
-    from_message(buffer, 0, k.shape)       k, a view
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from autopar.ops.random_index import Runs
 __all__ = [
     "attention_block",
     "attention_block_backward",
-    "from_message",
     "message",
     "ring_attention",
     "ring_attention_backward",
@@ -73,13 +71,6 @@ def attention_block_backward(
 def message(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     """Both tensors (..., G, T, D) in one buffer of one dim, in a dtype."""
     return torch.cat([x.transpose(-3, -2).reshape(-1).to(dtype) for x in (first, second)])
-
-
-def from_message(buffer: Tensor, start: int, shape: Sequence[int]) -> Tensor:
-    """The tensor of `shape` (..., G, T, D) that begins at element `start` of a message; a view."""
-    *batch, heads, length, size = shape
-    part = buffer.narrow(0, start, math.prod(shape))
-    return part.view(*batch, length, heads, size).transpose(-3, -2)
 
 
 def rounded(*values: Tensor, dtypes: Sequence[torch.dtype], unread: Tensor | None = None) -> tuple[Tensor, ...]:

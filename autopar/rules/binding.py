@@ -254,10 +254,13 @@ def _loses_sums(output: TensorSpec, call: Call) -> bool:
 
 
 def _ring(effect: Effect, sizes: Mapping[str, Any]) -> RingTraffic:
-    ring, home = effect.ring or "0", effect.home or "0"
-    names = {part for expression in (ring, home) for part in re.findall(r"[a-z]\w*", expression)}
+    ring, home, joins = effect.ring or "0", effect.home or "0", effect.joins or "0"
     return RingTraffic(
-        nbytes=int(_evaluate(ring, sizes)), home=int(_evaluate(home, sizes)), names=frozenset(names)
+        nbytes=int(_evaluate(ring, sizes)),
+        home=int(_evaluate(home, sizes)),
+        joined=int(_evaluate(joins, sizes)),
+        names=frozenset(re.findall(r"[a-z]\w*", f"{ring}+{home}")),
+        joined_names=frozenset(re.findall(r"[a-z]\w*", joins)),
     )
 
 

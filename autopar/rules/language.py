@@ -38,7 +38,9 @@ What a split leaves. A name that an output lacks leaves Partial(sum) there. Anno
                                 blocks of both lie above each other, and where they would not the dim is `[x]`, whole
     s: by ring_attention ring 4*b*h*s*d          blocks of that many bytes in all go around the ranks, from neighbour to
                                 neighbour, while each is computed upon; `home 8*b*h*s*d`: as do those of what is found
-                                for them, and once more, to where they began. Other names of the product cut them
+                                for them, and once more, to where they began; `joins 10*b*h*g*s*e`: bytes that joining
+                                what was found for one block to that for others reads and writes. Other names of the
+                                products cut them
 Random operators have no word of their own: they draw by global element index, so a block draws its part of the whole.
 Dims that an argument of the operator names (an int, a list, or None for all), where `...` stands:
     whole: dim                  stay whole
@@ -69,7 +71,7 @@ ELLIPSIS_NAME = re.compile(r"^d\d+$")
 _ELLIPSIS = re.compile(r"^(?:([a-z]*)\.\.\.|\[\.\.\.\])(?:\{(.*)\})?$")
 _TOKEN = re.compile(r"(?:\[\.\.\.\]|[a-z]*\.\.\.)(?:\{[^}]*\})?|\[\w+\]|[()]|\w+|\S")
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "or": "max", "and": "min"}
-_OPTIONS = ("by", "bytes", "edges", "ring", "home")
+_OPTIONS = ("by", "bytes", "edges", "ring", "home", "joins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class TensorPattern:
 class Effect:
     """What a split of a name leaves: reductions (one for all outputs that lack the name, or one per output), the
     implementation that it needs, the bytes that this all-reduces, those that it exchanges with the neighbours, those
-    that go around the ranks, and those that go around until they are home."""
+    that go around the ranks, those that go around until they are home, and those that joining blocks moves."""
 
     reductions: tuple[str | None, ...] = ("sum",)
     implementation: str | None = None
@@ -112,6 +114,7 @@ class Effect:
     edges: str | None = None
     ring: str | None = None
     home: str | None = None
+    joins: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

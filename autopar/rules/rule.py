@@ -20,11 +20,14 @@ Tensor: TypeAlias = tuple[Dim, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingTraffic:
     """What goes around the ranks of a ring, of all blocks together. nbytes: of what every rank computes upon; home: of
-    what is found for it, which goes one hop further, to where its block began; names: those whose splits cut both."""
+    what is found for it, which goes one hop further, to where its block began; joined: of what is read and written to
+    join what a block gives to that of others; names, joined_names: those whose splits cut them."""
 
     nbytes: int
     home: int
+    joined: int
     names: frozenset[str]
+    joined_names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,10 @@ def _ring(call: Call) -> str:
     query = call.operands[0].shape
     mask = "" if call.argument("mask") is None else f", {_mask(call.operands[3].shape, query)}"
     t = _tensors(query, t="s")
-    s = f"s: by ring_attention ring {_blocks(query, call.operands[1].dtype.itemsize)}"
+    own = call.operands[1].dtype.itemsize
+    # a block is read, and what was found so far is read and written
+    joins = f"{own + 2 * _wide(own)}*{_rows(query)}*h*g*s*e"
+    s = f"s: by ring_attention ring {_blocks(query, own)} joins {joins}"
     return f"{t['q']}, {t['k']}, {t['v']}{mask} -> {t['o']}, {t['l']} ; {s} ; flops: {_flops(query, False, 's')}"
 
 
@@ -78,16 +81,28 @@ def _ring_backward(call: Call) -> str:
     query, key = call.operands[1].shape, call.operands[2]
     mask = "" if call.argument("mask") is None else f", {_mask(call.operands[4].shape, query)}"
     t = _tensors(query, t="s")
-    wide = 8 if key.dtype.itemsize == 8 else 4
-    s = f"s: by ring_attention_backward ring {_blocks(query, key.dtype.itemsize)} home {_blocks(query, wide)}"
+    own = key.dtype.itemsize
+    wide = _wide(own)
+    # gradients of keys and values are packed into a message, too
+    joins = f"{own + 2 * wide}*{_rows(query)}*h*g*s*d+{_blocks(query, own + 4 * wide)}"
+    s = f"s: by ring_attention_backward ring {_blocks(query, own)} home {_blocks(query, wide)} joins {joins}"
     operands = f"{t['o']}, {t['q']}, {t['k']}, {t['v']}{mask}, {t['o']}, {t['l']}"
     return f"{operands} -> {t['q']}, {t['k']}, {t['v']} ; {s} ; flops: {_flops(query, True, 's')}"
 
 
 def _blocks(query: Sequence[int], itemsize: int) -> str:
     """Bytes of keys and values."""
-    rows = "*".join([str(itemsize), *_batch(query), "h", "s"])
+    rows = f"{itemsize}*{_rows(query)}*h*s"
     return f"{rows}*d+{rows}*e"
+
+
+def _rows(query: Sequence[int]) -> str:
+    return "*".join(_batch(query)) or "1"
+
+
+def _wide(itemsize: int) -> int:
+    """Bytes of an element of sums."""
+    return 8 if itemsize == 8 else 4
 
 
 def _native(call: Call) -> str | None:

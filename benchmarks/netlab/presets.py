@@ -72,5 +72,6 @@ PRESETS: Mapping[str, Network] = {
     "flat-1gbit": Network(nodes=4, ranks_per_node=1, mbit=1000.0, latency_us=50.0),
     "slow-wan": Network(nodes=4, ranks_per_node=1, mbit=50.0, latency_us=10_000.0),
     "two-by-two": Network(nodes=2, ranks_per_node=2, mbit=200.0, latency_us=200.0),
+    "two-by-two-1gbit": Network(nodes=2, ranks_per_node=2, mbit=1000.0, latency_us=50.0),
     "slow-node": Network(nodes=4, ranks_per_node=1, mbit=200.0, latency_us=200.0, slow_nodes={3: 50.0}),
 }

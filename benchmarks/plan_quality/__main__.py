@@ -26,7 +26,7 @@ from autopar.hardware.cluster import Cluster
 from benchmarks.netlab.lab import network_cache
 from benchmarks.netlab.machine import why_unavailable
 from benchmarks.netlab.processes import ended_by_signals
-from benchmarks.plan_quality.baselines import BASELINES
+from benchmarks.plan_quality.baselines import BASELINES, Baseline
 from benchmarks.plan_quality.job import WARM_UP_STEPS
 from benchmarks.plan_quality.measure import profile_age, profiled, train
 from benchmarks.plan_quality.planned import Planned, load, make_missing
@@ -138,9 +138,9 @@ def run(name: str, planned: Planned, steps: int) -> dict[str, Any]:
     """Train all plans of a setting, and compare."""
     setting, began = SETTINGS[name], time.perf_counter()
     usable, reasons = usable_baselines(setting)
-    found = train(name, setting.network, setting_folder(name), planned.plans, usable, steps, AGAIN)
+    found = train(setting, setting_folder(name), planned.plans, usable, steps, AGAIN)
     words = {kind: describe(plan) for kind, plan in planned.plans.items()}
-    words |= {kind: BASELINES[kind].plan for kind in usable}
+    words |= {kind: baseline.plan for kind, baseline in usable.items()}
     runs = measured_runs(found["rows"], WARM_UP_STEPS, words, planned.predicted, found["peak_bytes"])
     elapsed = {"planning": planned.seconds, **found["elapsed"], "in the lab": time.perf_counter() - began}
     row = setting_row(name, setting.network.name, runs, {**planned.left_out, **reasons, **found["errors"]}, elapsed)
@@ -151,8 +151,8 @@ def run_baselines(name: str, steps: int) -> Table:
     """The baselines against each other, from which settings are chosen; nothing is planned and nothing is kept."""
     setting = SETTINGS[name]
     usable, _ = usable_baselines(setting)
-    found = train(name, setting.network, setting_folder(name), {}, usable, steps, 0)
-    words = {kind: BASELINES[kind].plan for kind in usable}
+    found = train(setting, setting_folder(name), {}, usable, steps, 0)
+    words = {kind: baseline.plan for kind, baseline in usable.items()}
     runs = measured_runs(found["rows"], WARM_UP_STEPS, words, {}, {})
     return row_table({"name": name, "network": setting.network.name, "runs": runs})
 
@@ -172,11 +172,12 @@ def setting_folder(name: str) -> Path:
     return folder
 
 
-def usable_baselines(setting: Setting) -> tuple[list[str], dict[str, str]]:
+def usable_baselines(setting: Setting) -> tuple[dict[str, Baseline], dict[str, str]]:
     """The baselines that this model can be expressed in, and the reasons of the others."""
     model, _ = setting.model_and_inputs()
     reasons = {name: baseline.why_not(model) for name, baseline in BASELINES.items()}
-    return [name for name, why in reasons.items() if why is None], {n: why for n, why in reasons.items() if why}
+    usable = {name: BASELINES[name] for name, why in reasons.items() if why is None}
+    return usable, {name: why for name, why in reasons.items() if why}
 
 
 def row_table(row: Mapping[str, Any]) -> Table:

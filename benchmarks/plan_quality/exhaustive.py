@@ -74,7 +74,7 @@ def run(name: str, console: Console) -> dict[str, Any]:
     console.print(f"{name}: {len(plans)} different plans")
     folder = network_cache(setting.network) / "plan_quality" / name
     shutil.rmtree(folder, ignore_errors=True)
-    found = train(name, setting.network, folder, plans, [], STEPS, AGAIN)
+    found = train(setting, folder, plans, {}, STEPS, AGAIN)
     captured = Captured(setting)
     said = {kind: predicted(captured, plan, cluster) for kind, plan in plans.items()}
     runs = measured_runs(found["rows"], WARM_UP_STEPS, {kind: kind for kind in plans}, said, found["peak_bytes"])

@@ -30,7 +30,7 @@ import autopar
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.collectives.communicator import waited_seconds
 from benchmarks.netlab.counters import read_counters
-from benchmarks.plan_quality.baselines import BASELINES
+from benchmarks.plan_quality.baselines import Baseline
 from benchmarks.plan_quality.baselines.trained import Trained, sgd, trained
 from benchmarks.plan_quality.captured import Captured
 from benchmarks.plan_quality.plans import CHOSEN
@@ -86,7 +86,7 @@ class Built:
 def train_all(
     setting: Setting,
     plans: Mapping[str, Plan],
-    baselines: Sequence[str],
+    baselines: Mapping[str, Baseline],
     captured: Captured | None,
     folder: Path,
     steps: int,
@@ -122,7 +122,7 @@ def train_all(
 def build_all(
     setting: Setting,
     plans: Mapping[str, Plan],
-    baselines: Sequence[str],
+    baselines: Mapping[str, Baseline],
     captured: Captured | None,
     folder: Path,
     logs: contextlib.ExitStack,
@@ -132,7 +132,7 @@ def build_all(
     for name in (*plans, *baselines):
         began, before = time.perf_counter(), _payload()
         try:
-            run = ours(name, plans[name], captured, folder, logs) if name in plans else theirs(name, setting)
+            run = ours(name, plans[name], captured, folder, logs) if name in plans else theirs(baselines[name], setting)
             mine, peak = counted_step(run)  # what cannot run fails here, and not between the others
             error = None
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as reason:
@@ -159,10 +159,10 @@ def touch_memory(peak_bytes: Iterable[float]) -> None:
     torch.empty(int(SPARE_MEMORY * max(peak_bytes, default=0.0)), dtype=torch.uint8).fill_(1)
 
 
-def theirs(name: str, setting: Setting) -> Run:
+def theirs(baseline: Baseline, setting: Setting) -> Run:
     """A baseline."""
     model, inputs = setting.model_and_inputs()
-    return Run(trained=BASELINES[name].build(model, inputs, dist.get_world_size()))
+    return Run(trained=baseline.build(model, inputs, dist.get_world_size()))
 
 
 def ours(name: str, plan: Plan, captured: Captured | None, folder: Path, logs: contextlib.ExitStack) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
 from benchmarks.netlab.lab import Lab, network_cache
 from benchmarks.netlab.presets import Network
+from benchmarks.plan_quality.baselines import Baseline
 from benchmarks.plan_quality.captured import Captured
 from benchmarks.plan_quality.job import RESULTS, train_all
-from benchmarks.plan_quality.settings import SETTINGS, SMALL
+from benchmarks.plan_quality.settings import Setting
 
 SETTING_SECONDS = 420.0
 """After so long, something hangs."""
@@ -51,11 +52,10 @@ def _profile(network: Network) -> Path:
 
 
 def train(
-    name: str,
-    network: Network,
+    setting: Setting,
     folder: Path,
     plans: Mapping[str, Plan],
-    baselines: Sequence[str],
+    baselines: Mapping[str, Baseline],
     steps: int,
     again: int,
 ) -> dict[str, Any]:
@@ -68,14 +68,13 @@ def train(
     """
     folder.mkdir(parents=True)
     torch.set_num_threads(1)  # before the first product: its threads would be lost in the forks
-    setting = {**SETTINGS, **SMALL}[name]
     captured = Captured(setting) if plans else None
     for kind, plan in plans.items():
         plan.save(folder / f"{kind}.plan")  # for `autopar calibrate`, beside the run's log
         assert captured is not None
         captured.program(plan)
     call = functools.partial(train_all, setting, plans, baselines, captured, folder, steps, again)
-    with Lab(network) as lab:
+    with Lab(setting.network) as lab:
         lab.fork(call, seconds=SETTING_SECONDS)
     found: dict[str, Any] = json.loads((folder / RESULTS).read_text())
     return found

@@ -172,7 +172,7 @@ class Experts(nn.Module):
 class Block(nn.Module):
     """Attention and what follows it, each behind a norm and beside a residual."""
 
-    def __init__(self, attention: Attention, feed_forward: nn.Module, norms: Sequence[nn.Module]) -> None:
+    def __init__(self, attention: nn.Module, feed_forward: nn.Module, norms: Sequence[nn.Module]) -> None:
         super().__init__()
         self.attention_norm, self.feed_forward_norm = norms
         self.attention, self.feed_forward = attention, feed_forward

@@ -24,7 +24,7 @@ from torch import fx
 
 from autopar.layouts.placement import Layout, local_runs, local_shape
 from autopar.ops.random_index import Runs
-from autopar.ops.ring_attention import attention_block, attention_block_backward, from_message, message, rounded
+from autopar.ops.ring_attention import attention_block, attention_block_backward, message, rounded
 from autopar.passes.implementations.local_context import LocalContext
 
 _aten = torch.ops.aten
@@ -89,12 +89,7 @@ def _ring_attention_backward(context: LocalContext, args: tuple[Any, ...], kwarg
         on_its_way = ring.pass_on(own, step)
     assert on_its_way is not None, "a ring has a rank"
     assert of_query is not None, "which sees its own block"
-    home, shapes = context.waited(on_its_way), ring.shapes(0)
-    starts = (0, math.prod(shapes[0]))
-    of_keys = [
-        context.describe(context.call(from_message, home, start, each), each, wide)
-        for start, each in zip(starts, shapes, strict=True)
-    ]
+    of_keys = list(ring.read(context.waited(on_its_way), 0))
     return context.call(rounded, of_query, *of_keys, dtypes=(ring.dtype,) * 3, unread=unread)
 
 
@@ -185,12 +180,22 @@ class _Ring:
                 started = self.pass_on(buffer, step)
             yield step, key, value
             if started is not None:
-                buffer, shapes = context.waited(started), self.shapes(step + 1)
-                starts = (0, math.prod(shapes[0]))
-                key, value = (
-                    context.describe(context.call(from_message, buffer, start, shape), shape, self.dtype)
-                    for start, shape in zip(starts, shapes, strict=True)
-                )
+                buffer = context.waited(started)
+                key, value = self.read(buffer, step + 1)
+
+    def read(self, buffer: fx.Node, step: int) -> tuple[fx.Node, fx.Node]:
+        """The two tensors of a message about the keys of a step; views."""
+        context, dtype, start, found = self.context, buffer.meta["dtype"], 0, list[fx.Node]()
+        for shape in self.shapes(step):
+            *batch, heads, length, size = shape
+            by_sequence = (*batch, length, heads, size)
+            end = start + math.prod(shape)
+            node = context.describe(context.call(_aten.slice.Tensor, buffer, 0, start, end), (end - start,), dtype)
+            node = context.describe(context.call(_aten.view.default, node, by_sequence), by_sequence, dtype)
+            order = (*range(len(batch)), len(batch) + 1, len(batch), len(batch) + 2)
+            found.append(context.describe(context.call(_aten.permute.default, node, order), shape, dtype))
+            start = end
+        return found[0], found[1]
 
     def pass_on(self, buffer: fx.Node, step: int) -> fx.Node:
         """Start the way of what belongs to the keys of a step to the next rank."""

@@ -101,8 +101,10 @@ def test_cores_of_both_kinds_of_cgroup(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     (old / "cpu" / "cgroup.procs").touch()
     (new / "cgroup.subtree_control").write_text("cpu memory")
-    assert cores.limits(0.5, cores.cores_directory(old)) == {"cpu.cfs_period_us": "10000", "cpu.cfs_quota_us": "5000"}
-    assert cores.limits(0.5, cores.cores_directory(new)) == {"cpu.max": "5000 10000"}
+    assert cores.limits(0.5, cores.cores_directory(old)) == {
+        "cpu.cfs_period_us": "10000", "cpu.cfs_quota_us": "5000", "cpu.shares": "16384",
+    }  # fmt: skip
+    assert cores.limits(0.5, cores.cores_directory(new)) == {"cpu.max": "5000 10000", "cpu.weight": "1600"}
     with pytest.raises(AutoparError, match="no cpu controller"):
         cores.cores_directory(neither)
 

@@ -86,6 +86,13 @@ def test_every_byte_that_is_needed_elsewhere_is_sent_once() -> None:
     assert sent_bytes("all_reduce", 4.0, 4, 1) == (0.0, 12.0)  # all copies
 
 
+@pytest.mark.parametrize(
+    ("nodes", "ranks_per_node", "across"), [(4, 1, 1000.0), (2, 2, 500.0), (2, 4, 250.0), (1, 4, 0.0)]
+)
+def test_a_ring_leaves_a_node_by_its_last_rank_alone(nodes: int, ranks_per_node: int, across: float) -> None:
+    assert sent_bytes("neighbours", 1000.0, nodes, ranks_per_node) == (1000.0 - across, across)
+
+
 # microseconds: meta-pytorch/autoparallel's fit to nccl-tests on 8x H100; AWS's own nccl-tests sweep of p4de
 @pytest.mark.parametrize(
     ("text", "kind", "nbytes", "microseconds"),

@@ -79,6 +79,8 @@ def test_a_ring_is_an_attention_with_what_goes_around(way: Alternative) -> None:
     traffic, elements = rule.ring_traffic["s"], 2 * key.numel()
     assert (traffic.nbytes, traffic.names) == (2 * elements, {"b", "h", "s", "d", "e"})
     assert traffic.home == (4 * elements if "backward" in str(way.target) else 0)
+    assert traffic.joined == (10 * query.numel() + (18 * elements if "backward" in str(way.target) else 0))
+    assert "g" in traffic.joined_names
 
 
 def test_the_dtype_decides_whether_a_call_has_alternatives() -> None:

@@ -40,6 +40,10 @@ TIE_BREAK_SECONDS = 1e-8
 cost the still one wins. Far below any real kernel (a launch takes 1e-6 s)."""
 
 
+RING_LAUNCHES = 2
+"""Kernels of a step of a ring beside attention, at least: what joins, and what packs or rounds."""
+
+
 def tie_breaks(mesh: Mesh) -> Floats:
     """(axes,) the part of each axis in `TIE_BREAK_SECONDS`, by the logarithm of its size: an axis of 8 counts as much
     as axes of 2 and 4 together, so that no plan costs more on a finer mesh."""
@@ -215,13 +219,16 @@ class Prices:
 
     def ring_seconds(self, traffic: RingTraffic, name: str, axes: Sequence[str | None], seconds: float) -> float:
         """What a ring over the axes that chose `name` adds to the computation of its rank, of `seconds`: hops that take
-        longer than what is computed beside them, the last one home, and joining what was found for every block."""
+        longer than what is computed beside them, the last one home, and joining what was found for every block. What
+        a hop takes of the processor (`Cluster.collective_host_seconds`) nothing hides."""
         own = _chosen(axes, {name})
         ranks, cut = self._ranks(own), self._ranks(_chosen(axes, traffic.names))
         hop = self.collective_seconds("neighbours", own, traffic.nbytes / cut)
         home = self.collective_seconds("neighbours", own, traffic.home / cut) if traffic.home else 0.0
-        joining = float(copy_seconds(self.cluster.device, (traffic.home or traffic.nbytes) / cut))
-        return (ranks - 1) * (max(0.0, hop + home - seconds / ranks) + joining) + home
+        device, joined = self.cluster.device, traffic.joined / self._ranks(_chosen(axes, traffic.joined_names))
+        joining = joined / device.memory_bytes_per_second + RING_LAUNCHES * device.launch_seconds
+        host = sum(min(way, self.cluster.collective_host_seconds) for way in (hop, home))
+        return (ranks - 1) * (max(host, hop + home - seconds / ranks) + joining) + home
 
     def ring_part(self, traffic: RingTraffic, name: str, axes: Sequence[str | None], total: float) -> float:
         """`ring_seconds` as a part of what it and the computation take together."""

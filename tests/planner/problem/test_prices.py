@@ -17,6 +17,7 @@ from autopar.layouts.redistribution import redistribution_steps
 from autopar.planner.problem.prices import Prices
 from autopar.planner.problem.strategies import LayoutSet, Strategies
 from autopar.rules.engine import rule_for
+from autopar.rules.rule import RingTraffic
 
 CLUSTER = Cluster.parse("2x2 H100-SXM")
 MESH = Mesh(("a", "b"), (2, 2))
@@ -77,3 +78,16 @@ def test_edges_of_blocks_are_as_long_as_the_rows_of_the_image_that_a_rank_holds(
     expected = [0.0, *(prices.collective_seconds("neighbours", (0,), held) for held in (nbytes, nbytes // 2))]
     assert expected[2] < 0.6 * expected[1]
     np.testing.assert_allclose(prices._edges(node, rule, strategies), expected, rtol=1e-9)
+
+
+def test_what_a_hop_of_a_ring_takes_of_the_processor_is_never_hidden() -> None:
+    """Two ranks, one hop forward: 1 MiB around and nothing home, beside a computation that hides it, or does not."""
+    traffic = RingTraffic(nbytes=1 << 20, home=0, joined=0, names=frozenset(), joined_names=frozenset())
+    free = Prices(replace(Cluster.parse("2x1 cpu"), collective_host_seconds=0.0), Mesh(("cp",), (2,)))
+    busy = Prices(replace(Cluster.parse("2x1 cpu"), collective_host_seconds=1e-4), Mesh(("cp",), (2,)))
+    hop = free.collective_seconds("neighbours", (0,), float(1 << 20))
+    assert hop > 1e-3
+    for computed, host in ((10.0, 1e-4), (2.0 * hop, 1e-4), (hop, 0.0)):
+        priced = [prices.ring_seconds(traffic, "s", ("s",), computed) for prices in (free, busy)]
+        assert priced[1] - priced[0] == pytest.approx(host, rel=1e-9), computed
+        assert busy.ring_part(traffic, "s", ("s",), computed + priced[1]) == pytest.approx(priced[1], rel=1e-9)

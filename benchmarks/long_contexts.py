@@ -1,0 +1,170 @@
+"""The longest sequences that fit: `python -m benchmarks.long_contexts [--only 8] [--run] [--output FILE]`.
+
+One sequence of Llama-3-8B (bf16, AdamW, without its logits) over 8 and 32 H100, context parallelism over all of them,
+by each way of attention and as the planner chooses: the longest length that has a plan (doubled, then in halves of the
+last doubling), its step, tokens per second and device, and peak. No offload: recomputation, the loss in chunks and
+sharded states are the planner's. `--run`: the program of the busiest rank of the longest plan runs on fake CUDA
+tensors, which counts its bytes again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from autopar.errors import AutoparError
+from autopar.plans.busiest_rank import busiest_place
+from autopar.simulation.step_program import StepProgram
+from benchmarks.fake_cuda.cases import OPTIMIZER, Case, asked_step, planned_of
+from benchmarks.fake_cuda.checks import faults
+from benchmarks.fake_cuda.rank_step import run_rank
+from benchmarks.models import LossOnly, workload
+from benchmarks.results import write_results
+
+COMMAND = "python -m benchmarks.long_contexts --run --output FILE"
+KIB_TOKENS = 1024
+CLUSTERS = {"8 H100-SXM": 256 * KIB_TOKENS, "4x8 H100-SXM": 1024 * KIB_TOKENS}
+"""Cluster -> the first length that is tried."""
+WAYS = (None, "ring", "ulysses", "gather")
+STEPS = 2
+"""How often the last doubling is halved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question of the benchmark. way: of attention; None: freely chosen."""
+
+    cluster: str
+    way: str | None
+    layers: int | None = None
+
+    @property
+    def devices(self) -> int:
+        """Ranks of the axis cp."""
+        first = self.cluster.split()[0]
+        nodes, _, each = first.rpartition("x")
+        return int(nodes or 1) * int(each)
+
+    def case(self, tokens: int) -> Case:
+        """One sequence of so many tokens."""
+        asked = {"mode": "fast", "dims": {"cp": self.devices}, "cp": self.way}
+        return Case(name=f"{tokens} tokens", build=partial(_model, tokens, self.layers), cluster=self.cluster,
+                    ranks=(0,), asked=asked)  # fmt: skip
+
+
+def _model(tokens: int, layers: int | None) -> Any:
+    model, inputs = workload("llama3-8b", batch=1, seq=tokens)
+    if layers is not None:
+        decoder: Any = model.model
+        decoder.layers = decoder.layers[:layers]
+    return LossOnly(model).train(), inputs
+
+
+def longest(asked: Asked, first: int) -> Iterator[dict[str, Any]]:
+    """A row per length that was tried."""
+    tokens, fits = first, 0
+    while True:
+        row = _row(asked, tokens)
+        yield row
+        if "error" in row:
+            break
+        fits, tokens = tokens, 2 * tokens
+    if not fits:
+        return
+    width = fits
+    for _ in range(STEPS):
+        width //= 2
+        row = _row(asked, fits + width)
+        yield row
+        if "error" not in row:
+            fits += width
+
+
+def _row(asked: Asked, tokens: int) -> dict[str, Any]:
+    began = time.process_time()
+    said = {"cluster": asked.cluster, "way": asked.way or "free", "tokens": tokens}
+    try:
+        step = _planned(asked, tokens)
+    except AutoparError as error:
+        return {**said, "error": str(error).splitlines()[0][:300], "cpu_seconds": round(time.process_time() - began, 1)}
+    plan = step.plan
+    kinds = Counter(
+        (chosen.implementation, *map(str, chosen.axes))
+        for name, chosen in plan.operators.items()
+        if name.endswith("/attention#0")
+    )
+    seconds = plan.predicted.step_seconds
+    return {
+        **said,
+        "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+        "step_seconds": round(seconds, 3),
+        "tokens_per_second_and_device": round(tokens / seconds / asked.devices, 1),
+        "exposed_communication_seconds": round(plan.predicted.exposed_communication_seconds, 3),
+        "peak_bytes": plan.predicted.peak_bytes,
+        "attention": {" ".join(kind): count for kind, count in kinds.items()},
+        "recomputed": sum(chosen.recompute for chosen in plan.operators.values()),
+        "operators": len(plan.operators),
+        "kernels_of_ours": list(plan.kernels),
+        "cpu_seconds": round(time.process_time() - began, 1),
+    }
+
+
+def _planned(asked: Asked, tokens: int) -> StepProgram:
+    case = asked.case(tokens)
+    return asked_step(case, *case.build())
+
+
+def on_fake_cuda(asked: Asked, tokens: int) -> dict[str, Any]:
+    """What the busiest rank holds of a plan, planned and run."""
+    step = _planned(asked, tokens)
+    rank = busiest_place(step.plan, step.plan.mesh, step.program)
+    record = run_rank(step.micro or step.program, step.plan, OPTIMIZER, rank)
+    planned = planned_of(step, record, rank)
+    return {
+        "rank": rank,
+        "peak_bytes": {"planned": round(planned.peak), "run": record.peak_bytes,
+                       "run_of_planned": round(record.peak_bytes / planned.peak, 4)},
+        "faults": [str(fault)[:200] for fault in faults(record, planned)][:5],
+    }  # fmt: skip
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--only", type=int, help="So many devices only.")
+@click.option("--way", "ways", multiple=True, help="These ways only; free: as the planner chooses.")
+@click.option("--layers", type=int, help="A model of fewer layers, to try the benchmark.")
+@click.option("--run", "runs", is_flag=True, help="Run the longest plan on fake CUDA tensors.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the rows are written.")
+def main(only: int | None, ways: tuple[str, ...], layers: int | None, runs: bool, output: Path | None) -> None:
+    """Search the longest sequences and say what they cost."""
+    console = Console(stderr=True, width=200)
+    found: list[dict[str, Any]] = []
+    for cluster, first in CLUSTERS.items():
+        for way in WAYS:
+            asked = Asked(cluster=cluster, way=way, layers=layers)
+            if (only and only != asked.devices) or (ways and (way or "free") not in ways):
+                continue
+            tried = []
+            for row in longest(asked, first):
+                tried.append(row)
+                console.print(json.dumps(row), markup=False)
+            fitting = [row for row in tried if "error" not in row]
+            best = max(fitting, key=lambda row: row["tokens"], default=None)
+            if best is not None and runs:
+                best["on_fake_cuda"] = on_fake_cuda(asked, best["tokens"])
+                console.print(json.dumps(best["on_fake_cuda"]), markup=False)
+            found += [{**row, "longest": row is best} for row in tried]
+            if output is not None:
+                write_results(output, {"rows": found, "command": COMMAND})
+
+
+if __name__ == "__main__":
+    main()
