@@ -161,3 +161,9 @@ def in_one_part(whole: Program) -> MicroProgram:
     return MicroProgram(
         program=whole, whole=whole, count=1, loss_scale=1.0, statistic_scales={}, joined=joined, draws={}
     )
+
+
+def batch_size(program: Program) -> int | None:
+    """Size of the global batch; None where no input has one, or the inputs disagree."""
+    sizes = {e.shape[e.batch_dim] for e in program.inputs if e.role == "input" and e.batch_dim is not None}
+    return sizes.pop() if len(sizes) == 1 else None

@@ -24,12 +24,12 @@ from autopar.capture.example_run import read_example
 from autopar.errors import CaptureError, ConfigurationError, PlanMismatchError, UnsupportedOperatorError
 from autopar.files import write_atomically
 from autopar.hardware.cluster import Cluster, check_cluster
-from autopar.planner.batch.micro_batch_program import Recapture, batch_size
+from autopar.planner.batch.micro_batch_program import Recapture
 from autopar.planner.planning import make_plan
 from autopar.planner.problem.program_cache import ProgramCache
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import PipelinePlan
-from autopar.program import Program
+from autopar.program import Program, batch_size
 from autopar.request import Request
 from autopar.rules.engine import discovered_rules, registered_rules
 from autopar.rules.learning import adopt_rules, learn_rules

@@ -21,6 +21,7 @@ from autopar.planner.problem.constraint_targets import implementations_of, meshe
 from autopar.planner.problem.optimizer_states import resolve_optimizer
 from autopar.planner.problem.program_cache import ProgramCache
 from autopar.planner.search.best_plan import Asked, best_plan
+from autopar.planner.search.context_ways import planned_the_other_ways_too
 from autopar.planner.search.loss_in_chunks import planned_in_chunks_too
 from autopar.planner.solver.deadline import interruptible
 from autopar.plans.logical_shards import num_shards
@@ -42,7 +43,7 @@ def make_plan(
     """
     began = time.process_time()
     query = Query.of(program, request, recapture=recapture, kept=kept)
-    search = partial(_planned, request, began)
+    search = partial(planned_the_other_ways_too, partial(_planned, request, began))
     recompute_of(query.program, query.constraints)
     implementations_of(query.program, query.constraints)
     with interruptible(query.deadline):

@@ -20,8 +20,7 @@ from rich.table import Table
 
 from autopar.errors import AutoparError
 from autopar.hardware.cluster import Cluster
-from autopar.plans.busiest_rank import busiest_place
-from benchmarks.context_parallelism.alternatives import in_words, make_plans
+from benchmarks.context_parallelism.alternatives import in_words, make_plans, predicted_waits
 from benchmarks.context_parallelism.by_hand import BY_HAND
 from benchmarks.context_parallelism.closed_forms import attention_rate, closed_forms
 from benchmarks.context_parallelism.rows import row, summary, with_waits
@@ -33,7 +32,6 @@ from benchmarks.plan_quality.__main__ import commit
 from benchmarks.plan_quality.captured import Captured
 from benchmarks.plan_quality.job import WARM_UP_STEPS
 from benchmarks.plan_quality.measure import profile_age, profiled, train
-from benchmarks.plan_quality.plans import predicted
 from benchmarks.plan_quality.rows import measured_runs
 from benchmarks.results import write_results
 
@@ -75,8 +73,7 @@ def run(name: str, steps: int, console: Console) -> dict[str, Any]:
     cluster = profiled(setting.network, console)
     plans, left_out = make_plans(setting, cluster)
     captured = Captured(setting)
-    said = {kind: predicted(captured, plan, cluster) for kind, plan in plans.items()}
-    priced = {kind: busiest_place(plan, plan.mesh, captured.program(plan)) for kind, plan in plans.items()}
+    said = {kind: predicted_waits(captured, plan, cluster) for kind, plan in plans.items()}
     folder = network_cache(setting.network) / "context_parallelism" / name
     shutil.rmtree(folder, ignore_errors=True)
     planned = time.perf_counter()
@@ -84,7 +81,7 @@ def run(name: str, steps: int, console: Console) -> dict[str, Any]:
     words = {kind: in_words(plan) for kind, plan in plans.items()}
     words |= {kind: baseline.plan for kind, baseline in BY_HAND.items()}
     runs = [
-        with_waits(each, found["rows"][each["name"]][WARM_UP_STEPS:], priced.get(each["name"]))
+        with_waits(each, found["rows"][each["name"]][WARM_UP_STEPS:])
         for each in measured_runs(found["rows"], WARM_UP_STEPS, words, said, found["peak_bytes"])
     ]
     return {
@@ -120,7 +117,7 @@ def row_table(found: Mapping[str, Any]) -> Table:
             f"{each['seconds']:.3f}",
             f"{said['seconds']:.3f}" if said else "",
             f"{each['exposed_communication_seconds']:.3f}" if said else "",
-            f"{said['exposed_communication_seconds']:.3f}" if said else "",
+            f"{said['awaited_seconds']:.3f}" if said else "",
             f"{sum(map(sum, each['link_bytes'])) / 1e6:.2f}",
             f"{sum(said['sent_bytes']) / 1e6:.2f}" if said and said["sent_bytes"] else "",
         )

@@ -10,10 +10,14 @@ from typing import Any
 import torch
 
 import autopar
+from autopar.cost_models.program_costs import collective_action, collective_of
 from autopar.errors import AutoparError
 from autopar.hardware.cluster import Cluster
+from autopar.plans.busiest_rank import busiest_place
 from autopar.plans.parallel_plan import Plan
-from benchmarks.plan_quality.plans import CHOSEN, FORCED, describe, different
+from benchmarks.netlab.pipelines.traffic import lowered_graphs
+from benchmarks.plan_quality.captured import Captured
+from benchmarks.plan_quality.plans import CHOSEN, FORCED, describe, different, predicted
 from benchmarks.plan_quality.settings import Setting
 
 ATTENTION = "*/attention#0"
@@ -26,7 +30,7 @@ def wishes(cluster: Cluster) -> dict[str, dict[str, Any]]:
     ways: dict[str, dict[str, Any]] = {
         "ring": {"cp": "ring", "constraints": {ATTENTION: CONTIGUOUS}},
         "ring in zigzag": {"cp": "ring", "constraints": {ATTENTION: ZIGZAG}},
-        "ulysses": {"cp": "ulysses"},
+        "ulysses": {"cp": "ulysses", "constraints": {ATTENTION: HEADS}},
         "gather": {"cp": "gather", "constraints": {ATTENTION: ZIGZAG}},
     }
     found: dict[str, dict[str, Any]] = {CHOSEN: {"dims": {"cp": ranks}}}
@@ -50,6 +54,19 @@ def make_plans(setting: Setting, cluster: Cluster) -> tuple[dict[str, Plan], dic
         except AutoparError as error:
             reasons[name] = str(error)
     return different(found, reasons, print), reasons
+
+
+def predicted_waits(captured: Captured, plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """What `predicted` says, and `host_seconds`, the processor's share of all collectives of the priced rank, and
+    `awaited_seconds`: this and what the play leaves exposed. The share is used by the threads that move bytes while the
+    rank waits; the play counts it among its kernels, since nothing hides it."""
+    program, said = captured.program(plan), predicted(captured, plan, cluster)
+    rank = busiest_place(plan, plan.mesh, program)
+    nodes = [node for graph in lowered_graphs(program, plan, rank) for node in graph.nodes]
+    started = [(node, kind) for node in nodes if (kind := collective_of(node)) is not None]
+    host = sum(collective_action(node, kind, "", cluster, plan.mesh).host_seconds for node, kind in started)
+    waits = {"host_seconds": host, "awaited_seconds": host + said["exposed_communication_seconds"]}
+    return {**said, **waits, "collectives": len(started), "priced_rank": rank}
 
 
 def in_words(plan: Plan) -> str:

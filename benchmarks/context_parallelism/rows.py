@@ -18,17 +18,14 @@ BYTES_ERROR, EXPOSED_ERROR = 0.01, 0.15
 Run = Mapping[str, Any]
 
 
-def with_waits(run: dict[str, Any], steps: Sequence[Mapping[str, Any]], priced_rank: int | None) -> dict[str, Any]:
+def with_waits(run: dict[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The run with the seconds that every rank waited for collectives, and those of the rank by which a plan is
-    priced: in a causal ring of contiguous blocks the others wait for it. None of what is not ours."""
-    if priced_rank is None:
+    priced: in a causal ring of contiguous blocks the others wait for it. What is not ours stays as it is."""
+    if run["predicted"] is None:
         return run
-    waited = [statistics.median(step["waited_seconds"][rank] for step in steps) for rank in _ranks(steps)]
-    return {**run, "waited_seconds": waited, "exposed_communication_seconds": waited[priced_rank]}
-
-
-def _ranks(steps: Sequence[Mapping[str, Any]]) -> range:
-    return range(len(steps[0]["waited_seconds"]))
+    ranks = range(len(steps[0]["waited_seconds"]))
+    waited = [statistics.median(step["waited_seconds"][rank] for step in steps) for rank in ranks]
+    return {**run, "waited_seconds": waited, "exposed_communication_seconds": waited[run["predicted"]["priced_rank"]]}
 
 
 def row(runs: Sequence[dict[str, Any]], left_out: Mapping[str, str], forms: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,9 +56,9 @@ def row(runs: Sequence[dict[str, Any]], left_out: Mapping[str, str], forms: Mapp
 
 
 def exposed_error(run: Run) -> float:
-    """Relative to what was measured."""
+    """Of the seconds that the priced rank awaits, relative to what was measured."""
     measured = float(run["exposed_communication_seconds"])
-    return abs(float(run["predicted"]["exposed_communication_seconds"]) - measured) / measured
+    return abs(float(run["predicted"]["awaited_seconds"]) - measured) / measured
 
 
 def winner(ours: Mapping[str, Run], left_out: Mapping[str, str]) -> str | None:

@@ -158,6 +158,8 @@ def test_context_parallelism_is_asked_for_in_the_words_of_plan() -> None:
     assert [read(levels.format(sizes), "megatron").asked_way for sizes in ("8 1", "1 8")] == ["ulysses", "ring"]
     one = read("--cp-comm-type a2a p2p --use-distributed-optimizer", "megatron")
     assert (one.dims, one.cp_way, one.lost) == ({"dp_shard": 16}, None, ())
+    rest = "parallelism_config:\n  parallelism_config_cp_size: 4\n  parallelism_config_dp_shard_size: -1"
+    assert read(f"distributed_type: FSDP\n{rest}", "accelerate").dims == {"dp_shard": 4, "cp": 4}
     zero = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: {}\nparallelism_config:\n" \
            "  parallelism_config_sp_size: 4\n  parallelism_config_dp_shard_size: 4"
     assert read(zero.format(3), "accelerate").dims == {"dp_shard": 4, "cp": 4}

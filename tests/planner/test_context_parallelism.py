@@ -13,7 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import autopar
 from autopar.capture import capture
 from autopar.errors import ConfigurationError
-from autopar.layouts.placement import Shard
+from autopar.layouts.placement import Mesh, Shard
+from autopar.planner.problem.axis_presets import orders_offered
+from autopar.planner.problem.strategies import AxisChoice
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from tests.passes.hand_plans import run_plan, tensors_of, worst
@@ -97,3 +99,12 @@ def test_a_way_without_its_axis_is_refused() -> None:
         _plan(model, inputs["args.0"], cluster="2 cpu", dims={"tp": 2}, cp="ring")
     with pytest.raises(ConfigurationError, match="write one of ring, ulysses, gather"):
         _plan(model, inputs["args.0"], cluster="2 cpu", dims={"cp": 2}, cp="rings")
+
+
+def test_free_axes_take_zigzag_order_where_heads_do_not_fill_the_devices() -> None:
+    choices = [AxisChoice("s", ("s", 0), 8, False, (), ()), AxisChoice("s", ("s", 0), 4, False, (), (), zigzag=True)]
+    free, named = Mesh(("outer", "inner"), (2, 4)), Mesh(("dp_shard", "tp"), (2, 4))
+    assert [c.zigzag for c in orders_offered(choices, free, 4)] == [False, True]
+    assert [c.zigzag for c in orders_offered(choices, free, 8)] == [False]
+    assert [c.zigzag for c in orders_offered(choices, named, 4)] == [False]
+    assert [c.zigzag for c in orders_offered(choices, Mesh(("cp",), (2,)), 64)] == [False, True]

@@ -22,7 +22,7 @@ from autopar.errors import CaptureError, PlanMismatchError
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.planner.batch.batch_flow import BatchFlow, Kind, NotSeparable
 from autopar.planner.problem.factorisation import Factorisation, value_of
-from autopar.program import Input, Joined, MicroProgram, Output, Program
+from autopar.program import Input, Joined, MicroProgram, Output, Program, batch_size
 
 
 class Recapture(Protocol):
@@ -43,12 +43,6 @@ class RecaptureWithKernels:
     def at_batch(self, size: int) -> Program:
         """The program for so many samples."""
         return with_kernels(self.recapture.at_batch(size), self.kernels)
-
-
-def batch_size(program: Program) -> int | None:
-    """Size of the global batch; None where no input has one, or the inputs disagree."""
-    sizes = {e.shape[e.batch_dim] for e in program.inputs if e.role == "input" and e.batch_dim is not None}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def micro_program(whole: Program, part: Program, count: int, factorisation: Factorisation) -> MicroProgram:

@@ -20,11 +20,11 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard
 from autopar.layouts.views import canonical
 from autopar.planner.batch.batch_flow import BatchFlow, Flow, Kind, NotSeparable
-from autopar.planner.batch.micro_batch_program import Recapture, batch_size, flow_in_parts
+from autopar.planner.batch.micro_batch_program import Recapture, flow_in_parts
 from autopar.planner.problem.factorisation import Factorisation, Value, value_of
 from autopar.planner.problem.graph_operators import operators
 from autopar.plans.parallel_plan import Plan
-from autopar.program import Program
+from autopar.program import Program, batch_size
 from autopar.rules.engine import tensor_operands
 
 _aten = torch.ops.aten

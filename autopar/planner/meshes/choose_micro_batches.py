@@ -20,7 +20,7 @@ from dataclasses import replace
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable
-from autopar.planner.batch.micro_batch_program import Recapture, batch_size, in_parts
+from autopar.planner.batch.micro_batch_program import Recapture, in_parts
 from autopar.planner.memory.resident_states import with_totals
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
@@ -29,7 +29,7 @@ from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.constraint_targets import bind_constraints
 from autopar.planner.problem.factorisation import Factorisation
 from autopar.planner.problem.limits import LIMITS
-from autopar.program import MicroProgram
+from autopar.program import MicroProgram, batch_size
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.hardware.rank_groups import cluster_of
 from autopar.planner.batch.batch_flow import NotSeparable
-from autopar.planner.batch.micro_batch_program import batch_size
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.pipeline_bound import least_over_all_groups
 from autopar.planner.pipelines.plan_pipeline import micro_batch_counts, needed_recapture
@@ -34,6 +33,7 @@ from autopar.planner.pipelines.write_pipeline import check_cut
 from autopar.planner.problem.limits import LIMITS
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_seconds
+from autopar.program import batch_size
 from autopar.request.memory_limit import budget
 from autopar.request.pipeline_request import UNEQUAL_FAMILIES, PipelineRequest
 

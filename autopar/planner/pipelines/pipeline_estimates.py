@@ -29,7 +29,6 @@ from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.hardware.rank_groups import cluster_of
 from autopar.layouts.placement import Mesh
-from autopar.planner.batch.micro_batch_program import batch_size
 from autopar.planner.meshes.choose_mesh import perfect_seconds
 from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.query import Query
@@ -37,6 +36,7 @@ from autopar.planner.pipelines.repeated_blocks import blocks_of
 from autopar.planner.problem.graph_operators import operators
 from autopar.planner.problem.limits import LIMITS
 from autopar.planner.problem.prices import tensor_bytes
+from autopar.program import batch_size
 from autopar.schedules.list_scheduler import FAMILIES
 
 ENDS = 2

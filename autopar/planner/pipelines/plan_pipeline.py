@@ -19,7 +19,7 @@ from autopar.hardware.rank_groups import sub_cluster
 from autopar.later import later
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable
-from autopar.planner.batch.micro_batch_program import Recapture, batch_size, in_parts
+from autopar.planner.batch.micro_batch_program import Recapture, in_parts
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
@@ -42,6 +42,7 @@ from autopar.planner.problem.limits import LIMITS
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.plans.plan_value import Baseline
+from autopar.program import batch_size
 from autopar.request.pipeline_request import SEARCHED, UNEQUAL_FAMILIES, PipelineRequest
 from autopar.schedules.list_scheduler import FAMILIES
 

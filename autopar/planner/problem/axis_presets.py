@@ -20,13 +20,16 @@ from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.planner.problem.strategies import AxisChoice, divides
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
-from autopar.request.mesh_axes import BATCH_AXES, CONTEXT_AXES
+from autopar.request.mesh_axes import AXIS_NAMES, BATCH_AXES, CONTEXT_AXES
 
 
-def on_mesh(choices: Sequence[AxisChoice], mesh: Mesh) -> Sequence[AxisChoice]:
-    """What a mesh may pick at all: zigzag order is context parallelism's."""
-    has_cp = any(name in CONTEXT_AXES and size > 1 for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
-    return choices if has_cp else [choice for choice in choices if not choice.zigzag]
+def orders_offered(choices: Sequence[AxisChoice], mesh: Mesh, sequences: int) -> Sequence[AxisChoice]:
+    """What a mesh may pick at all. Zigzag order is there for context parallelism: on a mesh with an axis of that name,
+    and on one of free axes with more devices than attention has `sequences`, so that some must be cut."""
+    axes = [name for name, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1]
+    named = any(name in CONTEXT_AXES for name in axes)
+    free = mesh.size > sequences and not any(name in AXIS_NAMES for name in axes)
+    return choices if named or free else [choice for choice in choices if not choice.zigzag]
 
 
 def allowed_choices(
@@ -41,7 +44,7 @@ def allowed_choices(
     lookups: frozenset[str] = frozenset(),
     heads: frozenset[str] = frozenset(),
 ) -> list[AxisChoice]:
-    """The choices of one operator that an axis of this name may pick, of those that its mesh has (`on_mesh`).
+    """The choices of one operator that an axis of this name may pick, of those that its mesh has (`orders_offered`).
 
     batch, sequence: the classes of their atoms; heavy: the operator has FLOPs worth splitting; spread: heavy operators
     may not be replicated on any axis; lookups: names along which the operator looks labels up (the vocabulary of a

@@ -16,7 +16,7 @@ from torch import fx
 from autopar.graphs.operator_names import operator_kind
 from autopar.hardware.devices import has_units
 from autopar.layouts.placement import Layout, Mesh, local_shape, replicated
-from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels, on_mesh
+from autopar.planner.problem.axis_presets import allowed_choices, allowed_labels, orders_offered
 from autopar.planner.problem.equivalence import Implementation, LeafEquivalence, OperatorEquivalence
 from autopar.planner.problem.factorisation import shape_of, value_of
 from autopar.planner.problem.leaf_layouts import StateBytes, parameter_costs, parameter_labels, storable_layouts
@@ -214,7 +214,7 @@ class LabelSets:
         freed = self.freed.get(slot.node, ())
         if (one.family, freed) not in self._strategies:
             lookups = frozenset(n for n, how in one.rule.implementations.items() if how in LABEL_LOOKUPS)
-            choices = on_mesh(one.choices, self.mesh)
+            choices = orders_offered(one.choices, self.mesh, self.skeleton.sequences)
             attends, cp = operator_kind(one.target) == "attention", self.constraints.cp
             allowed = [
                 choices
@@ -268,7 +268,11 @@ class LabelSets:
         """A batch input: every rank can take its part for free; an output: any layout; a constant: replicated."""
         whole = replicated(len(self.mesh.shape))
         found = (
-            storable_layouts(on_mesh(equivalence.choices, self.mesh), shape_of(equivalence.node), self.mesh)
+            storable_layouts(
+                orders_offered(equivalence.choices, self.mesh, self.skeleton.sequences),
+                shape_of(equivalence.node),
+                self.mesh,
+            )
             if len(equivalence.choices) > 1
             else [whole]
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import fx
 
+from autopar.graphs.operator_names import operator_kind
 from autopar.planner.problem.equivalence import Equivalences
 from autopar.planner.problem.factorisation import Factorisation, Value
 from autopar.planner.problem.graph_operators import base_of, is_operator, operators
 from autopar.planner.problem.skeleton import Skeleton, Slot, SlotKind, SlotLink
-from autopar.program import Program
+from autopar.program import Program, batch_size
 from autopar.rules.engine import tensor_operands
 
 
@@ -38,6 +39,11 @@ class _Reader:
         self.bases: dict[fx.Node, tuple[Value, int, int]] = {}
         self.num_readers: dict[tuple[Value, str], int] = {}
 
+    def _key_heads(self) -> int:
+        """The most heads of keys that an attention has."""
+        rules = self.equivalences.rules.items()
+        return max((r.sizes.get("h", 1) for n, r in rules if operator_kind(n.target) == "attention"), default=1)
+
     def read(self) -> Skeleton:
         self._count_readers()
         self._add_placeholders()
@@ -59,6 +65,7 @@ class _Reader:
             views=equivalences.views,
             batch=equivalences.batch,
             sequence=equivalences.sequence,
+            sequences=(batch_size(self.program) or 1) * self._key_heads(),
             operators=self.operators,
             placeholders=self.placeholders,
             outputs=self.outputs,

@@ -56,8 +56,9 @@ class Skeleton:
     """Slots and links of a program in schedule order, and what they are.
 
     copies_of: slot of a copy -> the link into it, and the links out of it, in program order. rules, uncovered, heavy:
-    operators with a rule, without one, and with FLOPs worth splitting. operators, placeholders, outputs (index into
-    `program.outputs`), copies: where to find a slot.
+    operators with a rule, without one, and with FLOPs worth splitting. sequences: samples times heads of keys, which
+    attention may split without cutting a sequence. operators, placeholders, outputs (index into `program.outputs`),
+    copies: where to find a slot.
     """
 
     program: Program
@@ -69,6 +70,7 @@ class Skeleton:
     views: list[tuple[fx.Node, ...]]
     batch: Hashable
     sequence: Hashable
+    sequences: int
     operators: dict[fx.Node, int]
     placeholders: dict[fx.Node, int]
     outputs: dict[int, int]

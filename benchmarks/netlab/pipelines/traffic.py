@@ -1,6 +1,7 @@
 """Bytes that a plan is predicted to put on the links between nodes in a step: what each rank sends to other nodes.
 
-Of a plan without stages: the collectives of its lowered program, by what they send (`cost_models.gloo.sent_bytes`).
+Of a plan without stages: the collectives of its lowered program, small ones in their buckets, by what they send
+(`cost_models.gloo.sent_bytes`).
 Of a pipeline: every border's activation and its gradient, once per micro-batch, and the gradients of parameters that
 several stages hold.
 """
@@ -18,7 +19,7 @@ from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Mesh
-from autopar.passes.lowering.chain import lowered_step, sort_rows
+from autopar.passes.lowering.chain import lowered_step
 from autopar.passes.stages.cut_stages import StagePrograms, cut_stages
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
@@ -27,14 +28,19 @@ from autopar.program import Program
 def sent_bytes(program: Program, plan: Plan, cluster: Cluster) -> list[float]:
     """Bytes that every rank sends to other nodes in a step. program: of one micro-batch."""
     if plan.pipeline is None:
-        graphs = (lowered_step(program, plan, rank, until=sort_rows).only.program.graph for rank in _ranks(plan))
-        return [plan.micro_batches * collective_bytes(graph, plan.mesh, cluster) for graph in graphs]
+        graphs = (lowered_graphs(program, plan, rank) for rank in _ranks(plan))
+        return [plan.micro_batches * sum(collective_bytes(g, plan.mesh, cluster) for g in each) for each in graphs]
     if plan.mesh.size != plan.mesh.shape[0]:
         raise ConfigurationError(f"mesh {plan.mesh.shape}: traffic inside of stages is not counted here")
     if cluster.devices_per_node > 1:
         raise ConfigurationError(f"{cluster.name}: traffic of stages that share nodes is not counted here")
     once = _shared_gradients(program, plan)
     return [plan.micro_batches * a + b for a, b in zip(_between_stages(program, plan), once, strict=True)]
+
+
+def lowered_graphs(program: Program, plan: Plan, rank: int) -> list[fx.Graph]:
+    """What a rank runs of a plan without stages."""
+    return [part.graph for part in lowered_step(program, plan, rank).only.partition.graphs]
 
 
 def _ranks(plan: Plan) -> range:

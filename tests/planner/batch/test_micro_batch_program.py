@@ -13,9 +13,9 @@ from torch.nn import functional as F
 import autopar
 from autopar.capture import capture
 from autopar.planner.batch.batch_flow import NotSeparable
-from autopar.planner.batch.micro_batch_program import batch_size, in_parts, micro_program
+from autopar.planner.batch.micro_batch_program import in_parts, micro_program
 from autopar.planner.problem.factorisation import Factorisation
-from autopar.program import Input, Joined, MicroProgram, Program
+from autopar.program import Input, Joined, MicroProgram, Program, batch_size
 
 CLASSES, LENGTH = 11, 6
 Loss = Callable[["Model", Tensor, Tensor, Tensor], Tensor]

@@ -1,0 +1,88 @@
+"""A ring that was chosen freely is held against gathered keys and Ulysses by the played step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import autopar
+from autopar.errors import InfeasibleError
+from autopar.hardware.cluster import Cluster
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.search.context_ways import planned_the_other_ways_too
+from autopar.plans.parallel_plan import Plan
+from autopar.request.context_parallelism import ContextParallelism
+from tests.planner.problems import captured_mlp, free_query
+
+LENGTH, HEADS, WIDTH = 2048, 4, 64
+
+
+class Attention(nn.Module):
+    """forward(x (1, 2048, 64)) -> loss of one causal layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [part(x).view(1, LENGTH, HEADS, -1).transpose(1, 2) for part in self.parts]
+        return functional.scaled_dot_product_attention(*heads, is_causal=True).square().mean()
+
+
+def planned(**asked: Any) -> Plan:
+    with torch.device("meta"):
+        module, x = Attention(), torch.empty(1, LENGTH, WIDTH)
+    found = autopar.plan(module, (x,), cluster="4x1 cpu @ 1Gb", dims={"cp": 4}, mode="fast", micro_batches=1, **asked)
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    return {way: planned(cp=way) for way in ("ring", "gather")}
+
+
+def _lasting(plan: Plan, seconds: float) -> Plan:
+    return replace(plan, predicted=replace(plan.predicted, step_seconds=seconds))
+
+
+def _answer(
+    plans: dict[str, Plan], seconds: dict[str | None, float], asked: ContextParallelism | None = None
+) -> tuple[Plan, list[Any]]:
+    """What is answered where a search without a way finds the ring, and which ways were searched; a way that has no
+    seconds cannot be planned."""
+    query = free_query(captured_mlp(), Cluster.parse("4 cpu"))
+    searched: list[Any] = []
+
+    def search(query: Query) -> Plan:
+        way = query.constraints.cp
+        searched.append(way)
+        if way not in seconds:
+            raise InfeasibleError(f"{way} does not fit")
+        return _lasting(plans["ring" if way in (None, "ring") else "gather"], seconds[way])
+
+    asking = replace(query, constraints=replace(query.constraints, cp=asked))
+    return planned_the_other_ways_too(search, asking), searched
+
+
+def test_the_shortest_played_step_is_the_answer_and_says_so(plans: dict[str, Plan]) -> None:
+    plan, searched = _answer(plans, {None: 0.3, "ulysses": 0.4, "gather": 0.2})
+    assert searched == [None, "ulysses", "gather"]
+    assert plan.operators == plans["gather"].operators
+    assert plan.notes[-1].startswith("attention over cp: gather has the shortest step (ring 300")
+
+
+def test_a_ring_that_is_shorter_stays_as_it_was_found(plans: dict[str, Plan]) -> None:
+    plan, searched = _answer(plans, {None: 0.1, "gather": 0.2})
+    assert searched == [None, "ulysses", "gather"], "what cannot be planned is passed over"
+    assert plan == _lasting(plans["ring"], 0.1)
+
+
+def test_a_way_that_was_asked_for_and_a_choice_without_a_ring_are_final(plans: dict[str, Plan]) -> None:
+    assert _answer(plans, {"ring": 0.3, "gather": 0.2}, asked="ring")[1] == ["ring"]
+    assert _answer({"ring": plans["gather"], "gather": plans["gather"]}, {None: 0.3, "gather": 0.2})[1] == [None]
