@@ -176,18 +176,19 @@ class LabelSets:
             rows = np.arange(len(strategies))
             if alternative.splits is not None:
                 split = (alternative.splits in axes for axes in strategies.axes)
-                whole = (not free and not self._has_cut(axes) for axes in strategies.axes)
+                apart = () if free else self._indivisible_axes(one.rule.sizes.get(alternative.splits, 1))
+                whole = (bool(apart) and all(axes[axis] is None for axis in apart) for axes in strategies.axes)
                 rows = rows[[any(pair) for pair in zip(split, whole, strict=True)]]
             if alternative.fits is not None and free:
                 rows = rows[self._fits(node, alternative.fits, strategies.take(rows))]
             self._fitted[key] = strategies.take(rows)
         return self._fitted[key]
 
-    def _has_cut(self, axes: Sequence[str | None]) -> bool:
-        """Whether a strategy splits something over an axis of context parallelism; true where there is none: with one,
-        it splits nothing where nothing divides."""
-        own = [cut for cut, name in zip(axes, self.mesh.axis_names, strict=True) if name in CONTEXT_AXES]
-        return not own or any(cut is not None for cut in own)
+    def _indivisible_axes(self, length: int) -> tuple[int, ...]:
+        """The axes of context parallelism, where none of them divides a sequence: then it may stay whole."""
+        sizes = zip(self.mesh.axis_names, self.mesh.shape, strict=True)
+        axes = [(axis, size) for axis, (name, size) in enumerate(sizes) if name in CONTEXT_AXES and size > 1]
+        return tuple(axis for axis, _ in axes) if all(length % size for _, size in axes) else ()
 
     def _fits(self, node: fx.Node, fits: Callable[[Sequence[Shape]], bool], strategies: Strategies) -> list[bool]:
         """(strategies,) whether every rank has a block of one size of each operand, and these fit."""
