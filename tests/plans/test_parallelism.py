@@ -65,6 +65,10 @@ def test_context_parallelism_is_named_by_how_attention_runs() -> None:
     assert parallelism(attending(heads, axes=two)).startswith("context parallelism 2 (keys and values gathered) x Uly")
     assert parallelism(attending(("ring", "h"), axes=two)) == "ring attention 2 x Ulysses 4 over 8 devices"
     assert parallelism(attending(ring, axes=two)) == "ring attention over 8 devices"
+    stages = tuple(StagePlan(name=f"stage {n}", last_operator=None, rank_group=n) for n in range(2))
+    pipeline = PipelinePlan(schedule="zb-h1", chunks=1, stages=stages)
+    staged = replace(attending(ring, axes=two), pipeline=pipeline, mesh=Mesh(("pp", *two), (2, 2, 4)))
+    assert parallelism(staged) == "2 stages (zb-h1) of ring attention 8 over 16 devices"
     product = replace(attending(heads).operators["layers.0/attention#0"], axes=("m", "m"))
     free = attending(heads, axes=("dp_replicate", "inner"))
     with_rows = replace(free, operators={**free.operators, "up/mm#0": product, "up/mm#1": product})
