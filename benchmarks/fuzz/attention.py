@@ -167,7 +167,7 @@ def check_attention(seed: int) -> Outcome:
         targets=tuple(_how(name, plan) for name in plan.operators if "attention" in name.rpartition("/")[2]),
         num_sharded=len(split),
         problem=problem,
-        graph=f"{drawn.model.blocks!r}\n{plan.to_json()!r}" if problem else "",
+        graph=f"{drawn.model.blocks!r}\n{plan.to_json().decode()}" if problem else "",
     )
 
 
