@@ -33,6 +33,9 @@ WAIT = _c10d.wait_tensor.default
 REDUCTIONS = frozenset({ALL_REDUCE, ALL_REDUCE_IN_PLACE, REDUCE_SCATTER})
 CHUNK_OF = "chunk_of"
 """Key in the meta of a start that moves one of several chunks: the name of the start that moved all of them."""
+HOP = "hop"
+"""Key in the meta of a start that passes a block on around a ring. What stands between two of them differs from rank to
+rank: of a causal ring the first computes one block and the last one all."""
 
 _LIGHT = frozenset(
     {

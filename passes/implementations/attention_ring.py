@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.graphs.collective_nodes import HOP
 from autopar.layouts.placement import Layout, local_runs, local_shape
 from autopar.ops.random_index import Runs
 from autopar.ops.ring_attention import attention_block, attention_block_backward, message, rounded
@@ -200,7 +201,9 @@ class _Ring:
     def pass_on(self, buffer: fx.Node, step: int) -> fx.Node:
         """Start the way of what belongs to the keys of a step to the next rank."""
         sent, received = (sum(map(math.prod, self.shapes(at))) for at in (step, step + 1))
-        return self.context.shifted(buffer, sent, received, self.position, self.axes)
+        started = self.context.shifted(buffer, sent, received, self.position, self.axes)
+        started.meta[HOP] = True
+        return started
 
     def call(
         self, function: Callable[..., Any], before: Sequence[fx.Node], key: fx.Node, value: fx.Node,

@@ -12,9 +12,10 @@ fetched ahead, and so is the next chunk of a product's rows (`chunk_products.py`
 operand while they run (reduce_scatter), or on which another one waits, are at most `IN_FLIGHT` at a time.
 
 Every rank starts its collectives in the same order: positions follow from operators that all ranks have, never from
-the layout work between them, which differs between uneven blocks. Then no waits can lock, whatever order they have: of
-all collectives that some rank waits for and another has not started, the first in that order has no rank left that
-could be held up in front of it.
+the layout work between them, which differs between uneven blocks. Hops of a ring stay where they stand in the program,
+since ranks compute upon different numbers of blocks: out of order, keys would arrive for gradients. Then no waits can
+lock, whatever order they have: of all collectives that some rank waits for and another has not started, the first in
+that order has no rank left that could be held up in front of it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import fx
 from torch.fx import GraphModule
 
 from autopar._compat import LazyGraphModule
-from autopar.graphs.collective_nodes import ALL_GATHER, CHUNK_OF, REDUCE_SCATTER, WAIT, describe, is_start
+from autopar.graphs.collective_nodes import ALL_GATHER, CHUNK_OF, HOP, REDUCE_SCATTER, WAIT, describe, is_start
 from autopar.passes.overlap.bucket_collectives import in_buckets
 
 IN_FLIGHT = 2
@@ -139,7 +140,7 @@ class _EarlyOrder(_LateOrder):
             waits, makers = found.waits_into[start], found.makers[start]
             for wait in waits if self._is_second(start) else ():
                 self._followers[wait].append(start)
-            if start.target is not ALL_GATHER and makers and not waits:
+            if start.target is not ALL_GATHER and makers and not waits and HOP not in start.meta:
                 self._made_by[max(makers, key=place.__getitem__)].append(start)
         self._leads = {wait.all_input_nodes[0] for wait in self._followers}
 
@@ -148,7 +149,7 @@ class _EarlyOrder(_LateOrder):
             self._need(start)
 
     def _comes_by_itself(self, node: fx.Node) -> bool:
-        return is_start(node)
+        return is_start(node) and HOP not in node.meta
 
     def _before(self, node: fx.Node) -> None:
         bounded = node.target is REDUCE_SCATTER or node in self._leads

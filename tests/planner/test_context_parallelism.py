@@ -13,7 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import autopar
 from autopar.capture import capture
 from autopar.errors import ConfigurationError
+from autopar.graphs.collective_nodes import HOP
 from autopar.layouts.placement import Mesh, Shard
+from autopar.passes.lowering.chain import lowered_step
 from autopar.planner.problem.axis_presets import orders_offered
 from autopar.planner.problem.strategies import AxisChoice
 from autopar.plans.parallel_plan import Plan
@@ -24,6 +26,7 @@ TOKENS = 32
 TOLERANCE = 1e-6
 """Norms and loss of the model count in fp32."""
 RING = ("ring", ("s",))
+CONTIGUOUS = {"*/attention#0": "S(2)"}
 
 
 class Llama(nn.Module):
@@ -83,6 +86,7 @@ def test_every_way_equals_one_device(
     assert worst(run_plan(program, plan, tensors), run_plan(program, whole, tensors)) < TOLERANCE
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("cp", ["ring", "gather", None])
 def test_a_length_that_no_view_cuts_with_the_batch_has_a_plan(cp: str | None) -> None:
     """Products of (2 x 37) tokens cannot be cut unevenly; attention and what is beside them had nowhere to go."""
@@ -91,6 +95,20 @@ def test_a_length_that_no_view_cuts_with_the_batch_has_a_plan(cp: str | None) ->
     plan = _plan(Llama().double(), ids, cluster="2 cpu", dims={"cp": 2}, cp=cp)
     found = " ".join(plan.notes)
     assert cp is None or "the sequence of 37 does not divide by cp=2" in found, plan.notes
+=======
+def test_all_ranks_start_the_hops_of_a_ring_in_one_order() -> None:
+    """Of contiguous blocks the first rank computes one and passes the others on at once: its hops may not overtake."""
+    model, program, inputs = _case()
+    plan = _plan(model, inputs["args.0"], cluster="4x1 cpu @ 1Gb", dims={"cp": 4}, cp="ring", constraints=CONTIGUOUS)
+    assert plan.bucket_bytes is not None, "collectives are started early"
+    assert _orders(plan) == {False}
+    orders = []
+    for rank in range(4):
+        parts = lowered_step(program, plan, rank).only.partition.graphs
+        orders.append([[node.name for node in part.graph.nodes if HOP in node.meta] for part in parts])
+    assert [len(hops) for hops in orders[0]] == [2 * 3, 2 * 7], "of two layers"
+    assert orders[0] == orders[1] == orders[2] == orders[3]
+>>>>>>> main
 
 
 def test_a_way_without_its_axis_is_refused() -> None:
