@@ -10,6 +10,7 @@ import torch
 
 from autopar.ops import masked
 from autopar.passes.implementations import IMPLEMENTATIONS
+from benchmarks.fuzz.attention import check_attention
 from benchmarks.fuzz.check import Outcome, check_seed
 from benchmarks.fuzz.graphs import random_graph
 from tests.rules.case_values import Case
@@ -86,3 +87,17 @@ def test_a_bias_that_only_one_rank_reads_is_found(monkeypatch: pytest.MonkeyPatc
     assert not problems(cases, 40)
     monkeypatch.setitem(cast(dict[str, object], IMPLEMENTATIONS), "split_convolution", forgotten)
     assert problems(cases, 40)
+
+
+def test_nothing_is_found_around_attention() -> None:
+    outcomes = [check_attention(seed) for seed in range(8)]
+    assert not [(outcome.seed, outcome.problem) for outcome in outcomes if outcome.problem]
+    assert any(target.startswith("ring") for outcome in outcomes for target in outcome.targets)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_nothing_is_found_around_much_attention() -> None:
+    outcomes = [check_attention(seed) for seed in range(8, 400)]
+    assert not [(outcome.seed, outcome.problem) for outcome in outcomes if outcome.problem]
+    assert sum("zigzag" in target for outcome in outcomes for target in outcome.targets) > 50
