@@ -60,7 +60,10 @@ def allowed_choices(
     if axis_name in CONTEXT_AXES:
         apart = [c for c in found if c.name in heads or c.atom_class == sequence]
         split = [c for c in apart if c.part is not None and c.atom_class != batch and _divides(c, axis_size)]
-        return split or [c for c in found if c.part is None or c.atom_class != batch]
+        if not split:
+            return [c for c in found if c.part is None or c.atom_class != batch]
+        even = any(c.atom % axis_size == 0 for c in split)  # no view joins uneven blocks with the batch: those may stay
+        return split if even else [*(c for c in found if c.part is None), *split]
     if axis_name == "tp":
         found = [c for c in found if c.part is None or c.atom_class != batch]
         found = [c for c in found if c.name in lookups and _divides(c, axis_size)] or found

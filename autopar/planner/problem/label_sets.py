@@ -27,6 +27,7 @@ from autopar.planner.problem.slot_classes import Classes
 from autopar.planner.problem.strategies import MOST_CHANGES, LayoutSet, Strategies, enumerate_strategies, joined
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
+from autopar.request.mesh_axes import CONTEXT_AXES
 from autopar.rules.alternatives import Alternative, Shape
 from autopar.rules.engine import tensor_operands
 
@@ -174,11 +175,20 @@ class LabelSets:
         if key not in self._fitted:
             rows = np.arange(len(strategies))
             if alternative.splits is not None:
-                rows = rows[[alternative.splits in axes for axes in strategies.axes]]
+                split = (alternative.splits in axes for axes in strategies.axes)
+                apart = () if free else self._indivisible_axes(one.rule.sizes.get(alternative.splits, 1))
+                whole = (bool(apart) and all(axes[axis] is None for axis in apart) for axes in strategies.axes)
+                rows = rows[[any(pair) for pair in zip(split, whole, strict=True)]]
             if alternative.fits is not None and free:
                 rows = rows[self._fits(node, alternative.fits, strategies.take(rows))]
             self._fitted[key] = strategies.take(rows)
         return self._fitted[key]
+
+    def _indivisible_axes(self, length: int) -> tuple[int, ...]:
+        """The axes of context parallelism, where none of them divides a sequence: then it may stay whole."""
+        sizes = zip(self.mesh.axis_names, self.mesh.shape, strict=True)
+        axes = [(axis, size) for axis, (name, size) in enumerate(sizes) if name in CONTEXT_AXES and size > 1]
+        return tuple(axis for axis, _ in axes) if all(length % size for _, size in axes) else ()
 
     def _fits(self, node: fx.Node, fits: Callable[[Sequence[Shape]], bool], strategies: Strategies) -> list[bool]:
         """(strategies,) whether every rank has a block of one size of each operand, and these fit."""

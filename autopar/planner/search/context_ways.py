@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from autopar.errors import AutoparError
 from autopar.planner.one_mesh.query import Query
-from autopar.plans.busiest_rank import RING
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
+from autopar.plans.plan_value import RING
 from autopar.request.context_parallelism import WAYS
 from autopar.request.mesh_axes import CONTEXT_AXES
 

@@ -1,0 +1,104 @@
+"""Context parallelism of whole models: loss and gradients are those of one rank, however attention runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from autopar.passes.implementations import attention_ring
+from autopar.passes.implementations.local_context import LocalContext
+from benchmarks.context_parity.check import TOLERANCE, Checked, Settings, settings_of, ways
+from benchmarks.context_parity.models import MODELS
+
+_Ring = attention_ring._Ring
+SAMPLE: dict[str, Settings] = {
+    "gpt2, dropout": Settings(dims={"cp": 4}, cp="ring", zigzag=True),
+    "bert, padded": Settings(dims={"cp": 4}, cp="ring"),
+    "documents": Settings(dims={"cp": 2, "dp_shard": 2}, cp="ring"),
+    "stack, causal, dropout": Settings(dims={"cp": 2, "cp_inner": 2}, cp="ring", zigzag=True),
+    "stack": Settings(dims={"cp": 2, "tp": 2}, cp="ring"),
+}
+
+
+@cache
+def checked(name: str) -> Checked:
+    return Checked(MODELS[name])
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_ring_of_every_kind_of_attention_equals_one_rank(name: str) -> None:
+    settings = SAMPLE[name]
+    plan = checked(name).settled(settings)
+    assert all(way.startswith("ring") and way.endswith("zigzag") == settings.zigzag for way in ways(plan)), ways(plan)
+    assert checked(name).error(plan) < TOLERANCE
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_way_equals_one_rank(name: str) -> None:
+    errors = {str(settings): checked(name).error(checked(name).settled(settings)) for settings in settings_of(name)}
+    assert max(errors.values()) < TOLERANCE, errors
+
+
+def _lost_block(patch: pytest.MonkeyPatch) -> None:
+    sees = _Ring.sees
+    patch.setattr(_Ring, "sees", lambda self, step: None if step == 1 else sees(self, step))
+
+
+def _swapped_chunks(patch: pytest.MonkeyPatch) -> None:
+    """Rank 1 takes its two blocks for one another's."""
+    runs = attention_ring.local_runs
+
+    def swapped(size: int, layout: Any, dim: int, mesh: Any, coordinate: Any) -> Any:
+        found = runs(size, layout, dim, mesh, coordinate)
+        return found[::-1] if coordinate[0] == 1 else found
+
+    patch.setattr(attention_ring, "local_runs", swapped)
+
+
+def _local_sums(patch: pytest.MonkeyPatch) -> None:
+    """Backward takes the logsumexp of the block, not of all."""
+    block, backward = attention_ring.attention_block, attention_ring.attention_block_backward
+
+    def stale(grad: Any, query: Any, key: Any, value: Any, mask: Any, out: Any, sums: Any, *options: Any) -> Any:
+        _, own = block(query, key, value, mask, *options)
+        return backward(grad, query, key, value, mask, out, own, *options)
+
+    patch.setattr(attention_ring, "attention_block_backward", stale)
+
+
+def _one_hop_short(patch: pytest.MonkeyPatch) -> None:
+    pass_on, waited = _Ring.pass_on, LocalContext.waited
+    patch.setattr(
+        _Ring, "pass_on", lambda self, node, step: node if step == self.ranks - 1 else pass_on(self, node, step)
+    )
+    patch.setattr(
+        LocalContext, "waited", lambda self, node: waited(self, node) if "_c10d" in str(node.target) else node
+    )
+
+
+def _other_columns(patch: pytest.MonkeyPatch) -> None:
+    columns = _Ring._mask_of
+    patch.setattr(_Ring, "_mask_of", lambda self, step: columns(self, (step + 1) % self.ranks))
+
+
+FAULTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
+    _lost_block: "stack, causal, dropout",
+    _swapped_chunks: "stack, causal, dropout",
+    _local_sums: "stack, causal, dropout",
+    _one_hop_short: "stack, causal, dropout",
+    _other_columns: "documents",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_found(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = FAULTS[fault]
+    plan = checked(name).settled(Settings(dims={"cp": 2}, cp="ring", zigzag=name != "documents"))
+    assert checked(name).error(plan) < TOLERANCE
+    fault(monkeypatch)
+    assert checked(name).error(plan) > 1e3 * TOLERANCE
