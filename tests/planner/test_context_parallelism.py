@@ -86,7 +86,6 @@ def test_every_way_equals_one_device(
     assert worst(run_plan(program, plan, tensors), run_plan(program, whole, tensors)) < TOLERANCE
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("cp", ["ring", "gather", None])
 def test_a_length_that_no_view_cuts_with_the_batch_has_a_plan(cp: str | None) -> None:
     """Products of (2 x 37) tokens cannot be cut unevenly; attention and what is beside them had nowhere to go."""
@@ -95,7 +94,8 @@ def test_a_length_that_no_view_cuts_with_the_batch_has_a_plan(cp: str | None) ->
     plan = _plan(Llama().double(), ids, cluster="2 cpu", dims={"cp": 2}, cp=cp)
     found = " ".join(plan.notes)
     assert cp is None or "the sequence of 37 does not divide by cp=2" in found, plan.notes
-=======
+
+
 def test_all_ranks_start_the_hops_of_a_ring_in_one_order() -> None:
     """Of contiguous blocks the first rank computes one and passes the others on at once: its hops may not overtake."""
     model, program, inputs = _case()
@@ -108,7 +108,6 @@ def test_all_ranks_start_the_hops_of_a_ring_in_one_order() -> None:
         orders.append([[node.name for node in part.graph.nodes if HOP in node.meta] for part in parts])
     assert [len(hops) for hops in orders[0]] == [2 * 3, 2 * 7], "of two layers"
     assert orders[0] == orders[1] == orders[2] == orders[3]
->>>>>>> main
 
 
 def test_a_way_without_its_axis_is_refused() -> None:
