@@ -118,7 +118,8 @@ def test_all_ranks_start_their_collectives_in_one_order() -> None:
     """Ranks of a causal ring compute different blocks; one that reorders its hops would read gradients as keys."""
     model, program, inputs = _case()
     pinned = {"*/attention#0": "S(2)", "*/attention_backward#0/bwd": "S(2)"}
-    plan = _plan(model, inputs["args.0"], cluster="4 cpu", dims={"cp": 4}, cp="ring", constraints=pinned)
+    plan = _plan(model, inputs["args.0"], cluster="4x1 cpu @ 1Gb", dims={"cp": 4}, cp="ring", constraints=pinned)
+    assert plan.bucket_bytes is not None, "collectives are started early"
     orders = {tuple(_started(program, plan, rank)) for rank in range(4)}
     assert len(orders) == 1
     assert sum(kind == "neighbours" for _, kind, _ in orders.pop()) > 4 * 3
