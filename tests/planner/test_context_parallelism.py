@@ -14,6 +14,7 @@ import autopar
 from autopar.capture import capture
 from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
+from autopar.graphs.collective_nodes import HOP
 from autopar.layouts.placement import Mesh, Shard
 from autopar.passes.lowering.chain import lowered_step
 from autopar.planner.problem.axis_presets import orders_offered
@@ -130,4 +131,4 @@ def _started(program: Program, plan: Plan, rank: int) -> Iterator[tuple[str, str
         for node in graph_module.graph.nodes:
             kind = collective_of(node)
             if kind is not None:
-                yield name, kind, node.meta["group_axes"]
+                yield name, kind, (*node.meta["group_axes"], node.name if HOP in node.meta else "")
