@@ -6,6 +6,7 @@
     cpu     fp64, fp32, bf16, fp16    flash_attention_for_cpu
     cuda    bf16, fp16, no mask       flash_attention; on compute capability 10 and up cudnn_attention
     cuda    fp32, bf16, fp16          efficient_attention
+    meta    all of these              nothing: the sizes, by which working memory is counted
 
 Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), G dividing H; mask None or added to the scores, of
 shape broadcastable to (B, H, S, T); out (B, H, S, E), logsumexp (B, H, S). Causal: S equals T. Where a kernel wants

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from autopar.errors import AutoparError
 from autopar.planner.one_mesh.query import Query
+from autopar.planner.solver.solution import relative_gap
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import RING
@@ -42,7 +43,10 @@ def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) ->
         return plan
     steps = ", ".join(f"{way} {format_seconds(each.predicted.step_seconds)}" for way, each in found.items())
     note = f"attention over cp: {best} has the shortest step ({steps})"
-    return replace(found[best], notes=(*found[best].notes, note))
+    chosen = found[best]
+    bound = min(chosen.bound_seconds, plan.bound_seconds)  # nobody asked for this way: the bound is that of all ways
+    gap = relative_gap(chosen.objective_seconds, bound)
+    return replace(chosen, bound_seconds=bound, gap=gap, notes=(*chosen.notes, note))
 
 
 def _has_ring(plan: Plan) -> bool:

@@ -74,6 +74,8 @@ def test_the_shortest_played_step_is_the_answer_and_says_so(plans: dict[str, Pla
     plan, searched = _answer(plans, {None: 0.3, "ulysses": 0.4, "gather": 0.2})
     assert searched == [None, "ulysses", "gather"]
     assert plan.operators == plans["gather"].operators
+    assert plan.bound_seconds == plans["ring"].bound_seconds < plans["gather"].bound_seconds  # of the question asked
+    assert plan.gap == pytest.approx(1 - plan.bound_seconds / plan.objective_seconds)
     assert plan.notes[-1].startswith("attention over cp: gather has the shortest step (ring 300")
 
 
