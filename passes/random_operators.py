@@ -12,12 +12,12 @@ SEED = "seed"
 
 def is_random(node: fx.Node) -> bool:
     """Whether the operator draws random numbers: dropout, random factories, and attention with dropout."""
-    target = str(node.target)
-    if target in DRAWING:
+    if str(node.target) in DRAWING:
         return True
-    if not target.startswith("autopar.attention"):
+    schema = getattr(node.target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    if "dropout_p" not in names:
         return False
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     position = names.index("dropout_p")
     given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
     assert isinstance(given, float | int)

@@ -53,6 +53,20 @@ def test_call_sites_draw_apart() -> None:
     assert len(salts) == 3
 
 
+def test_attention_of_every_kind_draws_where_it_drops() -> None:
+    def call(name: str, dropout_p: float) -> torch.fx.Node:
+        arguments = getattr(torch.ops.autopar, name).default._schema.arguments
+        return torch.fx.Graph().call_function(
+            getattr(torch.ops.autopar, name).default,
+            tuple(dropout_p if argument.name == "dropout_p" else None for argument in arguments),
+        )
+
+    names = ["attention", "attention_backward", "attention_backward_with_mask", "ring_attention"]
+    for name in [*names, "ring_attention_backward"]:
+        assert is_random(call(name, 0.1)), name
+        assert not is_random(call(name, 0.0)), name
+
+
 def test_evaluation_draws_nothing() -> None:
     class Dropping(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
