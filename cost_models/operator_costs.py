@@ -22,7 +22,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operator_sizes import AttentionSizes, ProductSizes, RowSizes, Sizes
-from autopar.cost_models.operators_attention import attention_curve, attention_seconds, causal_share_on_cpu
+from autopar.cost_models.operators_attention import (
+    attention_curve,
+    attention_seconds,
+    causal_share_on_cpu,
+    softmax_on_cpu,
+)
 from autopar.cost_models.operators_gemm import ELEMENT_BYTES, Rates, gemm_curve, gemm_seconds
 from autopar.cost_models.operators_measured import measured_kernels, with_measured
 from autopar.cost_models.operators_memory import memory_curve, memory_seconds
@@ -97,8 +102,10 @@ def operator_seconds(
         return _float8_seconds(device, operator, sizes, dtype)
     if operator in LINEAR_LOSSES and isinstance(sizes, ProductSizes):
         return _linear_loss_seconds(device, operator, sizes, dtype)
-    if isinstance(sizes, AttentionSizes) and sizes.causal and device.kind == "cpu":
-        flops = np.asarray(flops, np.float64) * causal_share_on_cpu(sizes.queries, sizes.keys)
+    if isinstance(sizes, AttentionSizes) and device.kind == "cpu":
+        flops = np.asarray(flops, np.float64) * softmax_on_cpu(sizes.qk_dim, sizes.v_dim)
+        if sizes.causal:
+            flops = flops * causal_share_on_cpu(sizes.queries, sizes.keys)
     curve = next((c for c in device.operators if (c.operator, c.dtype) == (operator, dtype)), None)
     if curve is not None:
         return _on_curve(curve, bytes_moved if kind == "memory" else flops, kernels, device.launch_seconds)

@@ -41,6 +41,20 @@ def causal_share_on_cpu(queries: ArrayLike, keys: ArrayLike) -> Floats:
     return np.asarray((s * t - square * (square / 2 - np.minimum(square, CPU_KEYS_PER_BLOCK) / 2)) / (s * t))
 
 
+CPU_SOFTMAX_DIMS = 9
+"""What the softmax of a pair costs on a CPU, in dims of a head: heads of 16, 32, 64 and 128 take 0.91, 1.49, 2.65 and
+5.04 ns a pair forward and 2.3, 3.9, 6.7 and 12.8 backward, of 1,024 and 4,096 fp32 tokens on one AMD EPYC core, torch
+2.13. 0.037 ns a dim and 8.9 dims, 0.093 ns a dim and 9.0 dims."""
+CPU_HEAD_DIM = 64
+"""Dims of the heads whose FLOP/s a CPU's rates and curves of attention say."""
+
+
+def softmax_on_cpu(qk_dim: float, v_dim: float) -> float:
+    """Seconds of a FLOP of attention on a CPU, against one of heads of `CPU_HEAD_DIM`."""
+    dims = (qk_dim + v_dim) / 2
+    return (1 + CPU_SOFTMAX_DIMS / dims) / (1 + CPU_SOFTMAX_DIMS / CPU_HEAD_DIM)
+
+
 def keys_in_zigzag(queries: ArrayLike, keys: ArrayLike, kind: str) -> Floats:
     """`keys_of_pairs` of queries in zigzag order, of a device of this kind: they are two runs, of which each sees a
     square of its own, and together half of the keys in front of these."""

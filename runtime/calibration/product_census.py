@@ -2,7 +2,8 @@
 
     mm (8, 16) @ (16, 8), ... (1024, 512) @ (512, 1024)      attention of 2 to 16 batches, of 65 to 256 tokens
 
-FLOPs are counted as the rules count them: no causal mask is taken off, an expert multiplies its rows only.
+FLOPs are counted as the rules count them: no causal mask is taken off, an expert multiplies its rows only. Those of
+attention are of heads of 64: narrower ones count for more, as each pair has its softmax (`softmax_on_cpu`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from autopar import ops as _operators  # registers autopar.attention  # noqa: F401
+from autopar.cost_models.operators_attention import softmax_on_cpu
 
 aten = torch.ops.aten
 
@@ -81,7 +83,7 @@ def _attention() -> Iterator[Sample]:
     kernels = torch.ops.autopar
     for batch, heads, sequence, width in ATTENTION_SHAPES:
         query, key, value = (torch.randn(batch, heads, sequence, width) for _ in range(3))
-        scores = 2.0 * batch * heads * sequence * sequence * width
+        scores = 2.0 * batch * heads * sequence * sequence * width * softmax_on_cpu(width, width)
         options: tuple[Any, ...] = (0.0, True, None, 0)
         out, logsumexp = kernels.attention.default(query, key, value, None, *options)
         forward = partial(kernels.attention.default, query, key, value, None, *options)

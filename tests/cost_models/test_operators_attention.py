@@ -73,6 +73,26 @@ def test_a_causal_mask_on_a_cpu_saves_whole_blocks_of_keys(queries: int, keys: i
     assert causal_share_on_cpu(queries, keys) == pytest.approx(share)
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_cpu_pays_the_softmax_of_a_pair_whatever_the_width_of_its_heads(backward: bool) -> None:
+    """Nanoseconds of a pair are a line in the dims of a head: measured, see `CPU_SOFTMAX_DIMS`."""
+
+    def seconds(dims: int) -> float:
+        sizes = AttentionSizes(
+            batch=1, heads=2, queries_per_key=1, queries=4096, keys=4096, qk_dim=dims, v_dim=dims,
+            causal=False, backward=backward,
+        )  # fmt: skip
+        flops = (5 if backward else 2) * 2 * 2 * 4096 * 4096 * dims
+        return float(operator_seconds(
+            Cluster.parse("4 cpu").device, flops=flops, bytes_moved=0, dtype="float32", kind="attention", kernels=0,
+            sizes=sizes,
+        ))  # fmt: skip
+
+    measured = {16: 2.33, 32: 3.85, 64: 6.68, 128: 12.76} if backward else {16: 0.91, 32: 1.49, 64: 2.65, 128: 5.04}
+    for dims, nanoseconds in measured.items():
+        assert seconds(dims) / seconds(64) == pytest.approx(nanoseconds / measured[64], rel=0.04)
+
+
 def test_a_cpu_is_priced_by_what_its_causal_kernel_computes() -> None:
     sizes = AttentionSizes(
         batch=2, heads=8, queries_per_key=1, queries=np.array([2048, 1024, 512]), keys=2048, qk_dim=64, v_dim=64,
