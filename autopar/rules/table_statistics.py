@@ -37,6 +37,7 @@ def _running_sum(call: Call) -> str:
 
 STATISTICS_RULES: Mapping[str, str | Callable[[Call], str]] = {
     "aten.cumsum": _running_sum,
+    "autopar.reverse_cumsum": _running_sum,
     "aten.var.correction": "... -> ... ; reduce: dim - by synchronised_variance bytes 2*output",
     "aten.std.correction": "... -> ... ; reduce: dim - by synchronised_variance bytes 2*output",
     "aten.var_mean.correction": "... -> ..., ... ; reduce: dim - by synchronised_variance bytes 2*output",

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+import autopar.ops.prefix_sums  # noqa: F401 (registers reverse_cumsum)
 from tests.rules.case_values import Case, case, x
 
 aten = torch.ops.aten
@@ -22,6 +23,8 @@ CASES: list[Case] = [
     case(aten.linalg_vector_norm.default, lambda s: (x(4, s), 1, [1]), "one"),
     case(aten.linalg_vector_norm.default, lambda s: (x(4, s), math.inf, [1]), "largest"),
     case(aten.linalg_vector_norm.default, lambda s: (x(4, s), 3, [1]), "three"),
+    case(torch.ops.autopar.reverse_cumsum.default, lambda s: (x(s, 4), -1)),
+    case(torch.ops.autopar.reverse_cumsum.default, lambda s: (x(2, s, 3), 1), "split"),
     case(aten.any.default, lambda s: (torch.arange(s) == s - 1,), "last"),
     case(aten.all.dim, lambda s: (torch.rand(4, s) > 0.2, 1), "reduced"),
     case(aten.any.dims, lambda s: (torch.rand(4, s) > 0.9, [1], True), "reduced"),

@@ -106,7 +106,7 @@ IN_ZIGZAG = " in zigzag"
 class AxisChoice:
     """What one axis may pick: placements of all operands and outputs. atom: size of the part that is split (0: none);
     part: identifies the split part, so that several axes on it are counted together; zigzag: its blocks are dealt out
-    in that order."""
+    in that order; other_lengths: some tensor has more or fewer rows of the part than the others."""
 
     name: str | None
     part: tuple[str, int] | None
@@ -116,6 +116,7 @@ class AxisChoice:
     outputs: tuple[Placement | None, ...]
     atom_class: Hashable = None
     zigzag: bool = False
+    other_lengths: bool = False
 
     @property
     def split_part(self) -> tuple[str, int] | None:
@@ -267,7 +268,7 @@ def _has_no_empty_block(
     """Whether every rank holds something of every tensor; only uneven splits can leave a rank without."""
     uneven = np.zeros(len(picks), dtype=bool)
     for choice, cut in _cuts(alternatives, picks, mesh):
-        uneven |= choice.atom % cut != 0
+        uneven |= (choice.atom % cut != 0) | (choice.other_lengths & (cut > 1))
     legal = np.ones(len(picks), dtype=bool)
     for layouts, shape in tensors:
         for number in np.unique(layouts.index[uneven]):
