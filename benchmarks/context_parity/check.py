@@ -25,6 +25,7 @@ from autopar.program import Program
 from autopar.request import Request
 from autopar.request.context_parallelism import ContextParallelism
 from benchmarks.context_parity.models import IN_ZIGZAG, Case
+from benchmarks.context_parity.rows import WITHOUT_ATTENTION
 from tests.passes.hand_plans import Results, run_plan, tensors_of
 
 TOLERANCE = 1e-6
@@ -58,6 +59,9 @@ MIXES = ({"cp": 2, "dp_shard": 2}, {"cp": 2, "tp": 2}, {"cp": 2, "cp_inner": 2},
 
 def settings_of(model: str) -> list[Settings]:
     """All settings of a model: zigzag order of those that have a causal attention, which is never padded."""
+    if model in WITHOUT_ATTENTION:
+        plain = [{"cp": 2}, {"cp": 4}, {"cp": 8}, *MIXES]
+        return [Settings(dims=dims) for dims in plain] + [Settings(dims={"cp": 4}, words={"recompute": "full"})]
     orders = (False, True) if model in IN_ZIGZAG else (False,)
     found = [Settings(dims={"cp": n}, cp=cp, zigzag=z) for n in (2, 4, 8) for cp in WAYS for z in orders]
     found += [Settings(dims=dims, cp=cp, zigzag=z) for dims in MIXES for cp in (None, "ring") for z in orders]

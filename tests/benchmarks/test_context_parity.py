@@ -14,7 +14,7 @@ import pytest
 from autopar.passes.implementations import attention_ring
 from autopar.passes.implementations.local_context import LocalContext
 from benchmarks.context_parity.check import TOLERANCE, Checked, Settings, ways
-from benchmarks.context_parity.models import MODELS
+from benchmarks.context_parity.rows import ROWS
 
 _Ring = attention_ring._Ring
 SAMPLE: dict[str, Settings] = {
@@ -28,7 +28,7 @@ SAMPLE: dict[str, Settings] = {
 
 @cache
 def checked(name: str) -> Checked:
-    return Checked(MODELS[name])
+    return Checked(ROWS[name])
 
 
 @pytest.mark.exhaustive(sample=["bert", "stack, causal"])
