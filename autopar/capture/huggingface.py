@@ -89,7 +89,8 @@ def _scan_at_once(stack: contextlib.ExitStack, model: nn.Module) -> None:
     where their configuration asks for neither, the loop stays."""
     for name in {kind.__module__ for module in model.modules() for kind in type(module).__mro__}:
         module = sys.modules.get(name)
-        if name.startswith("transformers.models.") and hasattr(module, "is_mambapy_available"):
+        scans = all(hasattr(module, asked) for asked in ("is_mambapy_available", "is_torchdynamo_exporting"))
+        if name.startswith("transformers.models.") and scans:
             stack.enter_context(mock.patch.object(module, "is_torchdynamo_exporting", return_value=False))
 
 
