@@ -36,7 +36,7 @@ def block_recurrence(decay: Tensor, added: Tensor, dim: int, reverse: bool) -> t
     if missing:
         widths = (0, 0) * (a.dim() - 1) + (0, missing)
         a, b = functional.pad(a, widths), functional.pad(b, widths)
-    a, b = (x.unflatten(0, (-1, chunk)) for x in (a, b))  # (chunks, steps, ...)
+    a, b = (x.reshape(-1, chunk, *x.shape[1:]) for x in (a, b))  # (chunks, steps, ...)
     products, states = torch.empty_like(a), torch.empty_like(b)
     product, state = torch.ones_like(a[:, 0]), torch.zeros_like(b[:, 0])
     for step in range(chunk):

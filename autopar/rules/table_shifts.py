@@ -30,14 +30,15 @@ def _slice(call: Call) -> str:
 def sliced_from(call: Call) -> tuple[int, int]:
     """(dim, first row) of a slice."""
     rank = len(call.operands[0].shape)
-    dim = call.argument("dim") % rank
+    dim: int = call.argument("dim") % rank
     start, _, _ = slice(call.argument("start"), None).indices(call.operands[0].shape[dim])
     return dim, start
 
 
 def _size_along(call: Call) -> int:
     shape = call.operands[0].shape
-    return shape[call.argument("dim") % len(shape)]
+    dim: int = call.argument("dim") % len(shape)
+    return shape[dim]
 
 
 def _constant_pad_nd(call: Call) -> str:

@@ -117,7 +117,7 @@ def received_bytes(program: Program, plan: Plan) -> Counter[str]:
         elif node.target is REDUCE_SCATTER:
             received = size * (ranks - 1)
         else:  # all_to_all_single(rows, received, sent, group)
-            rows: list[int] = list(node.args[1])  # type: ignore[arg-type]
+            rows: list[int] = list(node.args[1])
             received = size * (1 - rows[RANK] / max(1, sum(rows)))
         found[str(node.target).split(".")[1]] += round(received)
     return found

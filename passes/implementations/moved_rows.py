@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -17,6 +17,7 @@ from autopar.rules.call import call_of
 from autopar.rules.table_shifts import paddings, shifts, sliced_from
 
 _aten = torch.ops.aten
+_Form: TypeAlias = Callable[[LocalContext, tuple[Any, ...], dict[str, Any]], fx.Node]
 
 
 def _moved_rows(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -30,7 +31,8 @@ def _slice(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _pad(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     """Along split dims the window holds the padding, along the others the operator adds it."""
-    x, shape, pad = args[0], _input_shape(context), list(context.global_argument("pad"))
+    x: fx.Node = args[0]
+    shape, pad = _input_shape(context), list(context.global_argument("pad"))
     value = context.global_argument("value")
     for dim, (before, _) in paddings(call_of(context.node)).items():
         if _axes(context, dim):
@@ -86,7 +88,7 @@ def _input_shape(context: LocalContext) -> Shape:
     return context.input_shape(0, tuple(context.global_argument("self").meta["val"].shape))
 
 
-_FORMS: dict[Any, Callable[[LocalContext, tuple[Any, ...], dict[str, Any]], fx.Node]] = {
+_FORMS: dict[Any, _Form] = {
     _aten.slice.Tensor: _slice,
     _aten.constant_pad_nd.default: _pad,
     _aten.roll.default: _roll,

@@ -26,9 +26,9 @@ def test_states_and_gradients_are_those_of_the_loop(length: int, reverse: bool) 
     weight = torch.randn(2, length, 3, dtype=torch.float64)
     found = []
     for run in (looped, lambda a, b, r: ops.linear_recurrence(a, b, 1, r)):
-        operands = [x.clone().requires_grad_() for x in (decay, added)]
-        states = run(*operands, reverse)
-        found.append([states, *torch.autograd.grad((states * weight).sum(), operands)])
+        own_decay, own_added = (x.clone().requires_grad_() for x in (decay, added))
+        states: Tensor = run(own_decay, own_added, reverse)
+        found.append([states, *torch.autograd.grad((states * weight).sum(), (own_decay, own_added))])
     for expected, result in zip(*found, strict=True):
         torch.testing.assert_close(result, expected)
 

@@ -55,17 +55,18 @@ class Shifted(nn.Module):
         self.convolution = nn.Conv1d(3, 3, 4, padding=3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.convolution(x)[..., : x.shape[-1]] * x)[..., 1:].sum()
+        out: torch.Tensor = (self.convolution(x)[..., : x.shape[-1]] * x)[..., 1:].sum()
+        return out
 
 
 def test_a_dim_of_a_few_rows_more_is_the_same_thing_as_the_one_of_which_it_is_made() -> None:
     program = capture(Shifted(), (torch.randn(2, 3, 24),), {})
     factorisation = Factorisation(program)
-    lengths = {27: [], 24: [], 23: []}
+    lengths: dict[int, list[object]] = {27: [], 24: [], 23: []}
     for node in program.graph.nodes:
-        shape = node.meta["val"].shape if isinstance(node.meta.get("val"), torch.Tensor) else ()
-        if len(shape) == 3 and shape[-1] in lengths:
-            lengths[shape[-1]].append(factorisation.atom_class((node, 0), 2))
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dim() == 3 and value.shape[-1] in lengths:
+            lengths[value.shape[-1]].append(factorisation.atom_class((node, 0), 2))
     assert all(lengths.values())
     assert len({one for classes in lengths.values() for one in classes}) == 1
 
