@@ -175,13 +175,14 @@ def _tiled_mlp_seconds(device: Device, operator: str, sizes: MlpSizes, dtype: st
     between = operator_seconds(
         device,
         flops=rows * hidden * arithmetic,
-        bytes_moved=rows * hidden * passes * element + added,
+        bytes_moved=rows * hidden * passes * element,
         dtype=dtype,
         kind="memory",
         operator="gated",
         sizes=RowSizes(family="elementwise"),
     )
-    return _products_seconds(device, products, dtype) + between
+    adding = np.where(added > 0, copy_seconds(device, added / 2), 0.0)
+    return _products_seconds(device, products, dtype) + between + adding
 
 
 def _products_seconds(

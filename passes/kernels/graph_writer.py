@@ -90,6 +90,12 @@ class GraphWriter:
                     self._put(form_of(self.current(value)), output)
         return outputs
 
+    def pass_on(self, old: fx.Node, new: fx.Node) -> None:
+        """Let another value of its form stand for `old`."""
+        new = self.current(new)
+        old.replace_all_uses_with(new)
+        self._new[old] = new
+
     def _outputs(self, call: fx.Node, like: fx.Node) -> list[fx.Node]:
         count = _count(call)
         if count is None:

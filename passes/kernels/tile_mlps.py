@@ -7,8 +7,7 @@
 
 An MLP is found by its activation: a gated one, written out or a kernel of ours, or GELU, ReLU or SiLU of one product.
 It is replaced forward and backward together, and only if nobody else reads what it makes in between. The bias of the
-last product stays behind it. Left alone: dropout between the products, frozen weights, another dtype in between, and
-two products whose gradients of x are not added to each other first.
+last product stays behind it. Left alone: dropout between the products, frozen weights and another dtype in between.
 """
 
 from __future__ import annotations
@@ -57,16 +56,27 @@ class Linear:
     bias: fx.Node | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What the gradient of the rows stands for. addition: of a product's gradient to `other`, from which it is gone
+    then; None where both products' are added to each other."""
+
+    gradient: fx.Node
+    addition: fx.Node | None = None
+    other: fx.Node | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp:
     """linears: in front of the activation; down: behind it; grad: of the result of `down`, None without backward;
-    gradients: of the rows, of weights, of biases and of the weight of `down`."""
+    of_rows, of_parameters: gradients, those of weights, biases and the weight of `down`."""
 
     activation: Activation
     linears: Sequence[Linear]
     down: Linear
     grad: fx.Node | None = None
-    gradients: Sequence[fx.Node] = ()
+    of_rows: Joined | None = None
+    of_parameters: Sequence[fx.Node] = ()
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -81,23 +91,24 @@ def tile_mlps(write: GraphWriter, graph: fx.Graph) -> None:
     for mlp in [mlp for one in _activations(graph) if (mlp := _mlp(one)) is not None]:
         around = mlp.activation
         write.replace(ours.tiled_mlp.default, mlp.arguments, (mlp.down.product,), like=around.out)
-        if mlp.grad is not None:
-            arguments = (mlp.grad, *mlp.arguments)
-            write.replace(ours.tiled_mlp_backward.default, arguments, mlp.gradients, like=around.grads[0])
+        if mlp.of_rows is not None:
+            if mlp.of_rows.addition is not None and mlp.of_rows.other is not None:
+                write.pass_on(mlp.of_rows.addition, mlp.of_rows.other)
+            arguments, gradients = (mlp.grad, *mlp.arguments), (mlp.of_rows.gradient, *mlp.of_parameters)
+            write.replace(ours.tiled_mlp_backward.default, arguments, gradients, like=around.grads[0])
 
 
 def _activations(graph: fx.Graph) -> Iterator[Activation]:
-    for kind, inputs, grads in (("gated", ("gate", "up"), ("grad_gate", "grad_up")), ("gelu", ("x",), ("grad_x",))):
-        for group in found_groups(graph, kind):
-            match = group.match
-            yield Activation(
-                name=group.pattern.name.removeprefix("gated ") if kind == "gated" else "gelu_tanh",
-                inputs=tuple(match[one] for one in inputs),
-                out=match["out"],
-                inside=match.nodes,
-                grad=match["grad"] if group.has_backward else None,
-                grads=tuple(match[one] for one in grads) if group.has_backward else (),
-            )
+    for group in found_groups(graph, "gated"):
+        match = group.match
+        yield Activation(
+            name=group.pattern.name.removeprefix("gated "),
+            inputs=(match["gate"], match["up"]),
+            out=match["out"],
+            inside=match.nodes,
+            grad=match["grad"] if group.has_backward else None,
+            grads=(match["grad_gate"], match["grad_up"]) if group.has_backward else (),
+        )
     for node in graph.nodes:
         if node.target is ours.gated.default:
             yield _gated(node)
@@ -215,10 +226,11 @@ def _with_backward(mlp: Mlp, of_down: fx.Node) -> Mlp | None:
     if len(gradients) < len(found) or not _in_one_dtype([grad, *activation.grads, down.rows]):
         return None
     rows, weights, *biases = zip(*gradients, strict=True)
-    of_x = rows[0] if len(rows) == 1 else _sum_of(rows)
-    if of_x is None:
+    of_rows = _joined(rows)
+    if of_rows is None:
         return None
-    return replace(mlp, grad=grad, gradients=(of_x, *weights, *(biases[0] if biases else ()), of_down))
+    parameters = (*weights, *(biases[0] if biases else ()), of_down)
+    return replace(mlp, grad=grad, of_rows=of_rows, of_parameters=parameters)
 
 
 def _gradients(linear: Linear, grad: fx.Node) -> tuple[fx.Node, ...] | None:
@@ -254,13 +266,31 @@ def _is_over_rows(total: Any) -> bool:
     return total.args[1] == [0] and len(shape_of(total.args[0])) == 2
 
 
-def _sum_of(products: Sequence[fx.Node]) -> fx.Node | None:
-    """The addition of two products, which nobody else reads."""
-    readers = [readers_of(one) for one in products]
-    if any(len(one) != 1 or one != readers[0] for one in readers):
+def _joined(products: Sequence[fx.Node]) -> Joined | None:
+    """Where gradients of the same rows become one; None where they do not, or where a part of their sum is read."""
+    if len(products) == 1:
+        return Joined(products[0])
+    first, second = map(_additions, products)
+    if not {*first} & {*second}:
         return None
-    (found,) = readers[0]
-    return found if name_of(found) == "add" and len(found.args) == 2 and not found.kwargs else None
+    addition = first[0]
+    if addition is second[0]:
+        return Joined(addition)
+    (other,) = (one for one in addition.args if unviewed(one) is not products[0])
+    return Joined(products[1], addition, other)  # type: ignore[arg-type]  # a node, as `_additions` asserts
+
+
+def _additions(node: fx.Node) -> list[fx.Node]:
+    """The additions that a value goes through, while nobody else reads the sum."""
+    found = []
+    while len(readers := readers_of(node)) == 1 and name_of(readers[0]) == "add":
+        (total,) = readers
+        operands = [one for one in total.args if isinstance(one, fx.Node) and shape_of(one) == shape_of(total)]
+        if len(operands) != 2 or total.kwargs or sum(unviewed(one) is node for one in operands) != 1:
+            break
+        found.append(total)
+        node = total
+    return found
 
 
 def _turned(value: Any) -> fx.Node | None:

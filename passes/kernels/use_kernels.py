@@ -82,6 +82,7 @@ def use_kernels(graph_module: fx.GraphModule, kind: str) -> None:
         for node in graph_module.graph.find_nodes(op="call_function", target=target):
             rewrite(write, node)
     if kind == "tiled_mlp":
+        use_kernels(graph_module, "gelu")  # written out, it is no activation yet
         tile_mlps(write, graph_module.graph)
     write.erase_unread()
 

@@ -118,7 +118,7 @@ def mlp_seconds(operator: str, sizes: MlpSizes, device=H100) -> float:
 
 @pytest.mark.parametrize("device", [H100, CPU])
 def test_an_mlp_in_tiles_costs_its_products_and_those_of_forward_again(device) -> None:
-    """Gated, with 8,192 rows: backward has 8 products where forward has 3; adding up over two tiles is little beside."""
+    """Gated, with 8,192 rows: backward has 8 products where forward has 3; adding up over two tiles is little."""
     sizes = MlpSizes(rows=8192, hidden=14336, width=4096, out=4096, inputs=2)
     product = operator_seconds(
         device, flops=2 * 8192 * 14336 * 4096, bytes_moved=0, dtype="bfloat16", operator="mm",

@@ -91,7 +91,7 @@ def test_what_does_not_fit_whole_is_planned_in_parts(
 
 def test_mlps_are_tiled_on_cpus_too() -> None:
     """Products of torch; a loss of ours is none there."""
-    limit = "500MiB"
+    limit = "250MiB"
     with pytest.raises(InfeasibleError):
         planned(limit, Hidden, "1 cpu", kernels=())
     assert planned(limit, Hidden, "1 cpu").kernels == (MLP,)
