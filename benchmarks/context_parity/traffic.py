@@ -30,6 +30,7 @@ from autopar.planner.problem.graph_operators import operators
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
+from autopar.request.mesh_axes import CONTEXT_AXES
 from autopar.rules.alternatives import rule_as
 from autopar.rules.engine import tensor_operands
 from benchmarks.context_parity.sequence_models import FAMILIES
@@ -66,8 +67,8 @@ def planned(program: Program, ranks: int, device: str) -> Plan:
 
 def traffic_of(program: Program, plan: Plan) -> Traffic:
     """What the plan does with the sequence."""
-    axis = plan.mesh.axis_names.index("cp")
-    ranks, seen = plan.mesh.shape[axis], Factorisation(program)
+    axes = [axis for axis, name in enumerate(plan.mesh.axis_names) if name in CONTEXT_AXES]
+    ranks, seen = math.prod(plan.mesh.shape[axis] for axis in axes), Factorisation(program)
     sequence = sequence_class(program, seen)
     counts: Counter[str] = Counter()
     lost: Counter[str] = Counter()
@@ -82,14 +83,15 @@ def traffic_of(program: Program, plan: Plan) -> Traffic:
         along = any(
             isinstance(place := layout[axis], Shard) and place.dim in _dims_of(value, seen, sequence)
             for value, layout in rows
+            for axis in axes
         )
-        kind = "of_sequence" if along else "elsewhere" if chosen.axes[axis] is not None else "whole"
+        picked = [name for axis in axes if (name := chosen.axes[axis]) is not None]
+        kind = "of_sequence" if along else "elsewhere" if picked else "whole"
         counts[kind] += 1
         if not along:
             lost[f"{kind}: {node.target}"] += 1
         rule = rule_as(node, chosen.implementation)
-        way = rule.implementations.get(str(chosen.axes[axis])) if rule is not None else None
-        if way is not None:
+        for way in {rule.implementations[name]: None for name in picked if rule and name in rule.implementations}:
             ways[way] += 1
             if way.startswith(EXCHANGES) and along:
                 read = [value for value, _ in tensors[: len(chosen.inputs)] if _dims_of(value, seen, sequence)]
@@ -107,7 +109,11 @@ def received_bytes(program: Program, plan: Plan) -> Counter[str]:
     for node in lowered.graph.nodes:
         if node.op != "call_function" or "group_axes" not in node.meta or _ends_outside(node):
             continue
-        ranks = math.prod(plan.mesh.shape[plan.mesh.axis_names.index(name)] for name in node.meta["group_axes"])
+        group = [plan.mesh.axis_names.index(name) for name in node.meta["group_axes"]]
+        ranks, position = 1, 0
+        for axis in group:
+            ranks *= plan.mesh.shape[axis]
+            position = position * plan.mesh.shape[axis] + plan.mesh.coordinate(RANK)[axis]
         size = math.prod(node.meta["local_shape"]) * node.meta["dtype"].itemsize
         rest = (ranks - 1) / ranks
         if node.target is ALL_GATHER:
@@ -118,7 +124,7 @@ def received_bytes(program: Program, plan: Plan) -> Counter[str]:
             received = size * (ranks - 1)
         else:  # all_to_all_single(rows, received, sent, group)
             rows: list[int] = list(node.args[1])
-            received = size * (1 - rows[RANK] / max(1, sum(rows)))
+            received = size * (1 - rows[position] / max(1, sum(rows)))
         found[str(node.target).split(".")[1]] += round(received)
     return found
 
