@@ -180,9 +180,9 @@ def _rwkv(tokens: int) -> Case:
 def _evoformer(tokens: int) -> Case:
     """As many residues as tokens, half as many sequences."""
     torch.manual_seed(0)
-    return Evoformer(width=16, pair_width=8, heads=4, classes=20).double(), {
-        "msa": torch.randn(1, tokens // 2, tokens, 16, dtype=torch.float64),
-        "pair": torch.randn(1, tokens, tokens, 8, dtype=torch.float64),
+    return Evoformer(width=32, pair_width=32, heads=4, classes=20).double(), {
+        "msa": torch.randn(1, tokens // 2, tokens, 32, dtype=torch.float64),
+        "pair": torch.randn(1, tokens, tokens, 32, dtype=torch.float64),
         "labels": torch.randint(0, 20, (1, tokens // 2, tokens)),
     }
 

@@ -1,6 +1,6 @@
 """What context parallelism moves in models that mix a sequence by scans, convolutions and products.
 
-    python -m benchmarks.context_parity.traffic --ranks 4 --tokens 1024
+    python -m benchmarks.context_parity.traffic --ranks 4 --tokens 2048
     python -m benchmarks.context_parity.traffic --model mamba2 --operators
 
 Plans of `FAMILIES` under `dims={"cp": ranks}`; nothing runs. A row counts the operators that see the sequence by how
@@ -36,8 +36,8 @@ from autopar.rules.engine import tensor_operands
 from benchmarks.context_parity.sequence_models import FAMILIES
 from tests.passes.lowered_programs import lower
 
-LOOPS = {"rwkv": 32}
-"""Tokens of models that loop over them."""
+MOST_TOKENS = {"rwkv": 32, "evoformer": 128}
+"""Of models that loop over them, or hold all pairs of them."""
 EXCHANGES = ("moved_rows", "prefix", "split_convolution")
 RANK = 1
 """The rank whose collectives are counted: one with neighbours on both sides."""
@@ -57,10 +57,10 @@ class Traffic:
     gathered: float = 0.0
 
 
-def planned(program: Program, ranks: int, device: str) -> Plan:
+def planned(program: Program, ranks: int) -> Plan:
     """The plan of one program under an axis cp."""
     request = Request(
-        cluster=Cluster.parse(f"{ranks} {device}"), mode="fast", with_baselines=False, dims={"cp": ranks}
+        cluster=Cluster.parse(f"{ranks} cpu"), mode="fast", with_baselines=False, dims={"cp": ranks}
     )
     return make_plan(program, request)
 
@@ -182,17 +182,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=list(FAMILIES), help="of these only")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--device", default="cpu", help="as in `Cluster.parse`")
+    parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--operators", action="store_true", help="print the operators that lose the sequence")
     asked = parser.parse_args()
     console = Console(width=180)
     console.print("| family | operators along the sequence, another dim, whole | ways | received MB | gathered MB |")
     console.print("|---|---|---|---|---|")
     for name in asked.model or FAMILIES:
-        model, inputs = FAMILIES[name](min(asked.tokens, LOOPS.get(name, asked.tokens)))
+        model, inputs = FAMILIES[name](min(asked.tokens, MOST_TOKENS.get(name, asked.tokens)))
         program = capture(model, (), inputs)
-        found = traffic_of(program, planned(program, asked.ranks, asked.device))
+        found = traffic_of(program, planned(program, asked.ranks))
         split = f"{found.of_sequence}, {found.elsewhere}, {found.whole}"
         ways = ", ".join(f"{way} {count}" for way, count in sorted(found.ways.items()))
         received = f"{sum(found.received.values()) / 1e6:.3f}"

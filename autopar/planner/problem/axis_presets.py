@@ -63,7 +63,7 @@ def allowed_choices(
         if not split:
             return [c for c in found if c.part is None or c.atom_class != batch]
         # no view joins uneven blocks with the batch, and labels that move by a place cost less whole: those may stay
-        even = any(c.atom % axis_size == 0 and not c.other_lengths for c in split)
+        even = any(c.atom % axis_size == 0 and (heavy or not c.other_lengths) for c in split)
         return split if even else [*(c for c in found if c.part is None), *split]
     if axis_name == "tp":
         found = [c for c in found if c.part is None or c.atom_class != batch]

@@ -60,7 +60,9 @@ class InChunks(torch.nn.Module):
         return out
 
 
-@pytest.mark.parametrize(("ranks", "words"), [(2, "the sequence of other operators only"), (4, "nothing: it divides no")])
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(2, "the sequence of other operators only"), (4, "nothing: it divides no")]
+)
 def test_a_scan_in_chunks_that_do_not_divide_is_named(ranks: int, words: str) -> None:
     """16 places are 2 chunks, which 4 ranks cannot share."""
     x = torch.randn(1, 16, 16)
