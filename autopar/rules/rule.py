@@ -21,13 +21,16 @@ Tensor: TypeAlias = tuple[Dim, ...]
 class RingTraffic:
     """What goes around the ranks of a ring, of all blocks together. nbytes: of what every rank computes upon; home: of
     what is found for it, which goes one hop further, to where its block began; joined: of what is read and written to
-    join what a block gives to that of others; names, joined_names: those whose splits cut them."""
+    join what a block gives to that of others; names, joined_names: those whose splits cut them; length: elements that
+    are cut in blocks; reach: how far in front of an element lies what it needs (None: anywhere)."""
 
     nbytes: int
     home: int
     joined: int
     names: frozenset[str]
     joined_names: frozenset[str]
+    length: int = 1
+    reach: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

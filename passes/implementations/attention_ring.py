@@ -5,9 +5,11 @@
     backward the same once more; sums for the gradients of the keys that arrive follow them, one step behind, and one
              hop further at the end, to the rank that holds these keys
 
-Blocks are joined by their logsumexp. Of a causal attention a rank computes what its rows see: later keys are passed on
-only, a block that lies before all rows is whole. Who holds which rows follows from the layout, so that uneven blocks
-and any order of blocks need no special case; dropout draws by global index. Source: Ring Attention (arXiv 2310.01889).
+Blocks are joined by their logsumexp. Of a causal attention, and of one with a window, a rank computes what its rows
+see: other keys are passed on only, a block of which all rows see all keys is whole. Where no rank sees keys that come
+from further away, hops end: a causal window of blocks in their order asks its neighbours only, and sums for gradients
+go straight home. Who holds which rows follows from the layout, so that uneven blocks and any order of blocks need no
+special case; dropout draws by global index. Source: Ring Attention (arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from torch import fx
 
 from autopar.graphs.collective_nodes import HOP
 from autopar.layouts.placement import Layout, local_runs, local_shape
+from autopar.ops.attention_blocks import Band, Run
 from autopar.ops.random_index import Runs
 from autopar.ops.ring_attention import attention_block, attention_block_backward, message, rounded
 from autopar.passes.implementations.local_context import LocalContext
 
 _aten = torch.ops.aten
-Run = tuple[int, int]
 Shape = tuple[int, ...]
 
 
@@ -37,7 +39,7 @@ def _ring_attention(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
     ring = _Ring.of(context, args, kwargs, first=0)
     wide = _wide(ring.dtype)
     shape, rows = context.output_shape(0), context.output_shape(1)
-    seen = sum(ring.sees(step) is not None for step in range(ring.ranks))
+    seen = sum(ring.sees(step) is not None for step in range(ring.count))
     found: tuple[fx.Node, fx.Node] | None = None
     joined: fx.Node | None = None
     unread: fx.Node | None = None
@@ -87,7 +89,7 @@ def _ring_attention_backward(context: LocalContext, args: tuple[Any, ...], kwarg
             arrived = context.waited(on_its_way)
             own = arrived if own is None else _added(context, arrived, own, wide)
         assert own is not None, "a rank sees its own block"
-        on_its_way = ring.pass_on(own, step)
+        on_its_way = ring.pass_on(own, step) if step + 1 < ring.count else ring.send_home(own, step)
     assert on_its_way is not None, "a ring has a rank"
     assert of_query is not None, "which sees its own block"
     of_keys = list(ring.read(context.waited(on_its_way), 0))
@@ -98,7 +100,7 @@ def _ring_attention_backward(context: LocalContext, args: tuple[Any, ...], kwarg
 class _Ring:
     """The ring of one rank. first: place of the query among the tensor operands; holders: coordinates of its ranks, in
     their order; position: this rank among them; rows: per dim of the scores before the keys, the runs of global indices
-    that this rank has."""
+    that this rank has; count: steps, behind which no rank sees keys."""
 
     context: LocalContext
     first: int
@@ -110,6 +112,8 @@ class _Ring:
     mask: fx.Node | None
     layouts: tuple[Layout, Layout]
     rows: Runs
+    band: Band
+    count: int
     dtype: torch.dtype
 
     @classmethod
@@ -123,6 +127,8 @@ class _Ring:
             holders.append(tuple(coordinate))
         query, key, value, mask = (context.argument(args, kwargs, n) for n in ("query", "key", "value", "mask"))
         shape, layout = context.global_argument("query").meta["val"].shape, context.plan.inputs[first]
+        band = Band.of(context.global_argument("is_causal"), context.global_argument("window"))
+        runs = [local_runs(shape[-2], layout, len(shape) - 2, context.mesh, holder) for holder in holders]
         return cls(
             context=context,
             first=first,
@@ -136,6 +142,8 @@ class _Ring:
             rows=tuple(
                 local_runs(size, layout, dim, context.mesh, context.coordinate) for dim, size in enumerate(shape[:-1])
             ),
+            band=band,
+            count=_count(runs, band),
             dtype=context.global_argument("query").meta["val"].dtype,
         )
 
@@ -162,18 +170,15 @@ class _Ring:
 
     def sees(self, step: int) -> str | None:
         """Whether rows see "all" of the keys of a step, "some", or none of them."""
-        rows, keys = self.rows[-1], self.keys(step)
-        if not self.context.global_argument("is_causal") or sum(keys[-1]) <= rows[0][0] + 1:
-            return "all"
-        return "some" if keys[0][0] < sum(rows[-1]) else None
+        return self.band.sight(self.rows[-1], self.keys(step))
 
     def steps(self) -> Any:
         """(step, key, value), the way to the next ones started in front of what is made of them."""
         context, (key, value) = self.context, self.own
         buffer: fx.Node | None = None
-        for step in range(self.ranks):
+        for step in range(self.count):
             shapes, started = self.shapes(step), None
-            if step + 1 < self.ranks:
+            if step + 1 < self.count:
                 if buffer is None:
                     length = sum(map(math.prod, shapes))
                     buffer = context.call(message, key, value, self.dtype)
@@ -200,8 +205,16 @@ class _Ring:
 
     def pass_on(self, buffer: fx.Node, step: int) -> fx.Node:
         """Start the way of what belongs to the keys of a step to the next rank."""
-        sent, received = (sum(map(math.prod, self.shapes(at))) for at in (step, step + 1))
-        started = self.context.shifted(buffer, sent, received, self.position, self.axes)
+        return self._shifted(buffer, step, step + 1)
+
+    def send_home(self, buffer: fx.Node, step: int) -> fx.Node:
+        """Start the way of what belongs to the keys of a step to the rank that holds them."""
+        return self._shifted(buffer, step, 0)
+
+    def _shifted(self, buffer: fx.Node, step: int, to: int) -> fx.Node:
+        """Start the way of what belongs to the keys of a step to where it does at step `to`."""
+        sent, received = (sum(map(math.prod, self.shapes(at))) for at in (step, to))
+        started = self.context.shifted(buffer, sent, received, self.position, to - step, self.axes)
         started.meta[HOP] = True
         return started
 
@@ -216,7 +229,10 @@ class _Ring:
         whole = (*self._whole("query")[:-1], self._whole("key")[-2])
         runs = (*self.rows, self.keys(step))
         operands = (*before, self.query, key, value, self._mask_of(step), *behind)
-        return self.context.call(function, *operands, dropout, sight == "some", scale, salt, seed, runs, whole)
+        hides = sight == "some"
+        causal, window = given("is_causal") and hides, given("window")
+        options = {"window": window} if hides and window is not None else {}
+        return self.context.call(function, *operands, dropout, causal, scale, salt, seed, runs, whole, **options)
 
     def _mask_of(self, step: int) -> fx.Node | None:
         """The columns of the mask of the keys of a step."""
@@ -237,6 +253,13 @@ class _Ring:
 
     def _whole(self, name: str) -> Shape:
         return tuple(self.context.global_argument(name).meta["val"].shape)
+
+
+def _count(runs: Sequence[Sequence[Run]], band: Band) -> int:
+    """Steps of a ring whose ranks hold these runs of rows and of keys, until no rank sees keys."""
+    ranks = len(runs)
+    seen = (step for step in range(ranks) for at in range(ranks) if band.sight(runs[at], runs[(at - step) % ranks]))
+    return 1 + max(seen)
 
 
 def _added(context: LocalContext, total: fx.Node | None, part: fx.Node, wide: torch.dtype) -> fx.Node:

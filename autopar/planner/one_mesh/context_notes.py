@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.graphs.operator_names import is_causal
+from autopar.graphs.operator_names import is_causal, window_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.problem.build import Built
 from autopar.request.context_parallelism import ContextParallelism
@@ -47,7 +47,7 @@ def context_notes(
             if cp == "ulysses":
                 found |= dict.fromkeys(_heads(sizes.get("h", 1), mesh.shape[axis], said, picked[axis]))
         rings = [axis for axis in axes if picked[axis] == "s"]
-        if rings and is_causal(node):
+        if rings and is_causal(node) and window_of(node) is None:
             found |= dict.fromkeys(_order(length, [mesh.shape[axis] for axis in rings], mesh, rings))
     yield from found
 
