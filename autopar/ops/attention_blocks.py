@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 Run: TypeAlias = tuple[int, int]
@@ -135,8 +136,31 @@ def _seen(start: int, stop: int, keys: Sequence[Run], band: Band) -> tuple[KeyBl
     return tuple(found)
 
 
-def reach_of_ring(length: int, ranks: int, before: float) -> int:
-    """Hops behind which no rank sees keys, where a sequence lies on the ranks in its order and rows see no later key:
-    those of rank r - s end (s - 1) blocks and one key in front of the first row of rank r."""
-    block = -(-length // ranks)
-    return ranks - 1 if math.isinf(before) else min(ranks - 1, int(before - 1) // block + 1)
+def ring_runs(length: int, ranks: int, zigzag: bool) -> tuple[tuple[Run, ...], ...]:
+    """The runs of every rank of a ring over a sequence, in its order or in zigzag order."""
+    size = -(-length // (2 * ranks if zigzag else ranks))
+    runs = [(start, max(0, min(size, length - start))) for start in range(0, size * ranks * (1 + zigzag), size)]
+    return tuple((runs[at], runs[-1 - at]) if zigzag else (runs[at],) for at in range(ranks))
+
+
+@cache
+def ring_offsets(runs: tuple[tuple[Run, ...], ...], band: Band) -> tuple[int, ...]:
+    """How far in front of a rank stand those whose keys it meets, in turn, where ranks of a ring hold these runs of
+    rows and of keys: 0, 1, 2, ... as far as any rank sees keys, and then -1, -2, ... where that is shorter.
+
+    a causal mask, 4 ranks     0 1 2 3
+    a causal window            0 1
+    a window on both sides     0 1 -1      so has a causal one in zigzag order
+    """
+    ranks = len(runs)
+    needed = [
+        step
+        for step in range(1, ranks)
+        if any(band.sight(runs[at], runs[(at - step) % ranks]) for at in range(ranks))
+    ]
+
+    def back(ahead: int) -> int:
+        return ranks - min((step for step in needed if step > ahead), default=ranks)
+
+    ahead = min(range(ranks), key=lambda ahead: (ahead + back(ahead), -ahead))
+    return (*range(ahead + 1), *range(-1, -1 - back(ahead), -1))

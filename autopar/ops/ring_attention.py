@@ -75,10 +75,10 @@ def message(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat([x.transpose(-3, -2).reshape(-1).to(dtype) for x in (first, second)])
 
 
-def rounded(*values: Tensor, dtypes: Sequence[torch.dtype], unread: Tensor | None = None) -> tuple[Tensor, ...]:
+def rounded(*values: Tensor, dtypes: Sequence[torch.dtype], unread: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
     """Values that were summed in a wider dtype, each in its own; those of four dims and more stored by sequence.
 
-    unread: a message of which nothing was computed: a rank that dropped it would leave the others waiting.
+    unread: messages of which nothing was computed: a rank that dropped them would leave the others waiting.
     """
     found = [value.to(dtype) for value, dtype in zip(values, dtypes, strict=True)]
     return tuple(store_by_sequence(value) if value.dim() > 3 else value for value in found)

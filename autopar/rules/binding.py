@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from autopar.errors import ConfigurationError
+from autopar.ops.attention_blocks import Band
 from autopar.rules.call import Call, TensorSpec
 from autopar.rules.language import ELLIPSIS_NAME, Effect, Ellipsis, Factor, Pattern, TensorPattern, parse_pattern
 from autopar.rules.rule import Dim, RingTraffic, Rule, Tensor
@@ -262,7 +263,7 @@ def _ring(name: str, effect: Effect, sizes: Mapping[str, Any]) -> RingTraffic:
         names=frozenset(re.findall(r"[a-z]\w*", f"{ring}+{home}")),
         joined_names=frozenset(re.findall(r"[a-z]\w*", joins)),
         length=int(sizes[name]),
-        reach=None if effect.reach is None else int(effect.reach),
+        band=Band(int(effect.before), int(effect.after)) if effect.before and effect.after else None,
     )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from autopar.ops.attention_blocks import Band
+
 Dim: TypeAlias = tuple[str | None, ...]  # factors of one dim, outermost first; () for a dim of size 1
 Tensor: TypeAlias = tuple[Dim, ...]
 
@@ -22,7 +24,7 @@ class RingTraffic:
     """What goes around the ranks of a ring, of all blocks together. nbytes: of what every rank computes upon; home: of
     what is found for it, which goes one hop further, to where its block began; joined: of what is read and written to
     join what a block gives to that of others; names, joined_names: those whose splits cut them; length: elements that
-    are cut in blocks; reach: how far in front of an element lies what it needs (None: anywhere)."""
+    are cut in blocks; band: where lies what an element needs (None: anywhere)."""
 
     nbytes: int
     home: int
@@ -30,7 +32,7 @@ class RingTraffic:
     names: frozenset[str]
     joined_names: frozenset[str]
     length: int = 1
-    reach: int | None = None
+    band: Band | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

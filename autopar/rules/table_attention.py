@@ -86,7 +86,7 @@ def _ring(call: Call) -> str:
     own = call.operands[1].dtype.itemsize
     # a block is read, and what was found so far is read and written
     joins = f"{own + 2 * _wide(own)}*{_rows(query)}*h*g*s*e"
-    s = f"s: by ring_attention ring {_blocks(query, own)} joins {joins}{_reach(call)}"
+    s = f"s: by ring_attention ring {_blocks(query, own)} joins {joins}{_band(call)}"
     return f"{t['q']}, {t['k']}, {t['v']}{mask} -> {t['o']}, {t['l']} ; {s} ; flops: {_flops(call, False, 's')}"
 
 
@@ -100,15 +100,17 @@ def _ring_backward(call: Call) -> str:
     # gradients of keys and values are packed into a message, too
     joins = f"{own + 2 * wide}*{_rows(query)}*h*g*s*d+{_blocks(query, own + 4 * wide)}"
     s = f"s: by ring_attention_backward ring {_blocks(query, own)} home {_blocks(query, wide)} joins {joins}"
-    s += _reach(call)
+    s += _band(call)
     operands = f"{t['o']}, {t['q']}, {t['k']}, {t['v']}{mask}, {t['o']}, {t['l']}"
     return f"{operands} -> {t['q']}, {t['k']}, {t['v']} ; {s} ; flops: {_flops(call, True, 's')}"
 
 
-def _reach(call: Call) -> str:
-    """Keys in front of its own that a row of a causal window sees: blocks beyond go to no rank."""
+def _band(call: Call) -> str:
+    """How far a row sees in a window: blocks that are further away go to no rank."""
     window = call.argument("window")
-    return f" reach {window - 1}" if window is not None and call.argument("is_causal") else ""
+    if window is None:
+        return ""
+    return f" before {window - 1} after {0 if call.argument('is_causal') else window - 1}"
 
 
 def _blocks(query: Sequence[int], itemsize: int) -> str:

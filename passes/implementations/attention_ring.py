@@ -7,9 +7,10 @@
 
 Blocks are joined by their logsumexp. Of a causal attention, and of one with a window, a rank computes what its rows
 see: other keys are passed on only, a block of which all rows see all keys is whole. Where no rank sees keys that come
-from further away, hops end: a causal window of blocks in their order asks its neighbours only, and sums for gradients
-go straight home. Who holds which rows follows from the layout, so that uneven blocks and any order of blocks need no
-special case; dropout draws by global index. Source: Ring Attention (arXiv 2310.01889).
+from further away, hops end, and sums for gradients go straight home: a causal window asks the ranks in front only; one
+on both sides, or in zigzag order, those behind, too, in a second round of hops the other way. Who holds which rows
+follows from the layout, so that uneven blocks and any order of blocks need no special case; dropout draws by global
+index. Source: Ring Attention (arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import fx
 
 from autopar.graphs.collective_nodes import HOP
 from autopar.layouts.placement import Layout, local_runs, local_shape
-from autopar.ops.attention_blocks import Band, Run
+from autopar.ops.attention_blocks import Band, Run, ring_offsets
 from autopar.ops.random_index import Runs
 from autopar.ops.ring_attention import attention_block, attention_block_backward, message, rounded
 from autopar.passes.implementations.local_context import LocalContext
@@ -39,15 +40,14 @@ def _ring_attention(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
     ring = _Ring.of(context, args, kwargs, first=0)
     wide = _wide(ring.dtype)
     shape, rows = context.output_shape(0), context.output_shape(1)
-    seen = sum(ring.sees(step) is not None for step in range(ring.count))
+    seen = sum(ring.sees(step) is not None for step in range(len(ring.offsets)))
     found: tuple[fx.Node, fx.Node] | None = None
     joined: fx.Node | None = None
-    unread: fx.Node | None = None
+    unread = list[fx.Node]()
     for step, key, value in ring.steps():
         if not (sight := ring.sees(step)):
-            unread = key
+            unread += [key] if ring.ends(step) else []
             continue
-        unread = None
         made = ring.call(attention_block, (), key, value, (), step, sight)
         joined = context.describe(made, (shape, rows), (ring.dtype, wide))
         other = _items(context, joined, 2)
@@ -60,47 +60,56 @@ def _ring_attention(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
         found = other[0], other[1]
     assert joined is not None, "a rank sees its own block"
     assert found is not None, "so does it join it"
-    if unread is not None or (seen > 2 and ring.dtype != wide):
-        return context.call(rounded, *found, dtypes=(ring.dtype, wide), unread=unread)
+    if unread or (seen > 2 and ring.dtype != wide):
+        return context.call(rounded, *found, dtypes=(ring.dtype, wide), unread=tuple(unread))
     return joined
 
 
 def _ring_attention_backward(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     ring = _Ring.of(context, args, kwargs, first=1)
     wide = _wide(ring.dtype)
-    grad, (out, sums) = args[0], (context.argument(args, kwargs, name) for name in ("out", "logsumexp"))
+    grad, (out, logsumexp) = args[0], (context.argument(args, kwargs, name) for name in ("out", "logsumexp"))
     shape = context.output_shape(0)
     of_query: fx.Node | None = None
     on_its_way: fx.Node | None = None
     own: fx.Node | None
-    unread: fx.Node | None = None
+    unread, at_home = list[fx.Node](), list[fx.Node]()
     for step, key, value in ring.steps():
         shapes = ring.shapes(step)
         length = sum(map(math.prod, shapes))
-        own, unread = None, key
+        own = None
         if sight := ring.sees(step):
-            unread = None
-            made = ring.call(attention_block_backward, (grad,), key, value, (out, sums), step, sight)
+            made = ring.call(attention_block_backward, (grad,), key, value, (out, logsumexp), step, sight)
             made = context.describe(made, (shape, *shapes), (ring.dtype,) * 3)
             part, *of_keys = _items(context, made, 3)
             own = context.describe(context.call(message, *of_keys, wide), (length,), wide)
             of_query = _added(context, of_query, part, wide)
+        elif ring.ends(step):
+            unread.append(key)
         if on_its_way is not None:
             arrived = context.waited(on_its_way)
             own = arrived if own is None else _added(context, arrived, own, wide)
-        assert own is not None, "a rank sees its own block"
-        on_its_way = ring.pass_on(own, step) if step + 1 < ring.count else ring.send_home(own, step)
-    assert on_its_way is not None, "a ring has a rank"
-    assert of_query is not None, "which sees its own block"
-    of_keys = list(ring.read(context.waited(on_its_way), 0))
-    return context.call(rounded, of_query, *of_keys, dtypes=(ring.dtype,) * 3, unread=unread)
+        if own is None:  # the first one of a round that sees nothing: others send what it passes on
+            own = context.describe(context.call(_aten.new_zeros.default, key, [length], dtype=wide), (length,), wide)
+        if ring.ends(step):
+            at_home.append(ring.send_home(own, step))
+            on_its_way = None
+        else:
+            on_its_way = ring.pass_on(own, step)
+    assert of_query is not None, "a rank sees its own block"
+    sums: fx.Node | None = None
+    for sent in at_home:
+        sums = _added(context, sums, context.waited(sent), wide)
+    assert sums is not None, "a ring has a round"
+    of_keys = list(ring.read(sums, 0))
+    return context.call(rounded, of_query, *of_keys, dtypes=(ring.dtype,) * 3, unread=tuple(unread))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ring:
     """The ring of one rank. first: place of the query among the tensor operands; holders: coordinates of its ranks, in
     their order; position: this rank among them; rows: per dim of the scores before the keys, the runs of global indices
-    that this rank has; count: steps, behind which no rank sees keys."""
+    that this rank has; offsets: how far in front of a rank stand those whose keys are here at a step."""
 
     context: LocalContext
     first: int
@@ -113,7 +122,7 @@ class _Ring:
     layouts: tuple[Layout, Layout]
     rows: Runs
     band: Band
-    count: int
+    offsets: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
@@ -143,7 +152,7 @@ class _Ring:
                 local_runs(size, layout, dim, context.mesh, context.coordinate) for dim, size in enumerate(shape[:-1])
             ),
             band=band,
-            count=_count(runs, band),
+            offsets=ring_offsets(tuple(runs), band),
             dtype=context.global_argument("query").meta["val"].dtype,
         )
 
@@ -153,7 +162,11 @@ class _Ring:
 
     def holder(self, step: int) -> tuple[int, ...]:
         """Coordinate of the rank whose keys are here at a step."""
-        return self.holders[(self.position - step) % self.ranks]
+        return self.holders[(self.position - self.offsets[step]) % self.ranks]
+
+    def ends(self, step: int) -> bool:
+        """Whether the keys of a step go no further."""
+        return step + 1 == len(self.offsets) or self.offsets[step + 1] == -1
 
     def shapes(self, step: int) -> tuple[Shape, Shape]:
         """Of the keys and values that are here at a step."""
@@ -175,15 +188,18 @@ class _Ring:
     def steps(self) -> Any:
         """(step, key, value), the way to the next ones started in front of what is made of them."""
         context, (key, value) = self.context, self.own
+        own: fx.Node | None = None
         buffer: fx.Node | None = None
-        for step in range(self.count):
-            shapes, started = self.shapes(step), None
-            if step + 1 < self.count:
-                if buffer is None:
-                    length = sum(map(math.prod, shapes))
-                    buffer = context.call(message, key, value, self.dtype)
-                    buffer = context.describe(buffer, (length,), self.dtype)
-                started = self.pass_on(buffer, step)
+        for step in range(len(self.offsets)):
+            started = None
+            if step + 1 < len(self.offsets):
+                if own is None:
+                    length = sum(map(math.prod, self.shapes(0)))
+                    own = context.describe(context.call(message, key, value, self.dtype), (length,), self.dtype)
+                if buffer is None or self.ends(step):
+                    started = self._shifted(own, 0, step + 1)
+                else:
+                    started = self.pass_on(buffer, step)
             yield step, key, value
             if started is not None:
                 buffer = context.waited(started)
@@ -214,7 +230,8 @@ class _Ring:
     def _shifted(self, buffer: fx.Node, step: int, to: int) -> fx.Node:
         """Start the way of what belongs to the keys of a step to where it does at step `to`."""
         sent, received = (sum(map(math.prod, self.shapes(at))) for at in (step, to))
-        started = self.context.shifted(buffer, sent, received, self.position, to - step, self.axes)
+        by = self.offsets[to] - self.offsets[step]
+        started = self.context.shifted(buffer, sent, received, self.position, by, self.axes)
         started.meta[HOP] = True
         return started
 
@@ -253,13 +270,6 @@ class _Ring:
 
     def _whole(self, name: str) -> Shape:
         return tuple(self.context.global_argument(name).meta["val"].shape)
-
-
-def _count(runs: Sequence[Sequence[Run]], band: Band) -> int:
-    """Steps of a ring whose ranks hold these runs of rows and of keys, until no rank sees keys."""
-    ranks = len(runs)
-    seen = (step for step in range(ranks) for at in range(ranks) if band.sight(runs[at], runs[(at - step) % ranks]))
-    return 1 + max(seen)
 
 
 def _added(context: LocalContext, total: fx.Node | None, part: fx.Node, wide: torch.dtype) -> fx.Node:

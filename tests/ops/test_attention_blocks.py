@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.ops.attention_blocks import CAUSAL, Band, KeyBlock, RowBlock, Run, reach_of_ring, seen_blocks
+from autopar.ops.attention_blocks import CAUSAL, Band, KeyBlock, RowBlock, Run, ring_offsets, ring_runs, seen_blocks
 from autopar.ops.attention_formulas import ScoreOptions
 from autopar.ops.attention_math import attend, attend_backward
 from autopar.ops.random_index import run_indices
@@ -66,14 +66,22 @@ def test_a_window_is_squares_as_wide_as_what_it_shows_in_front() -> None:
 
 @pytest.mark.parametrize("length", [24, 37])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_hops_reach_as_far_as_the_furthest_sight_of_a_rank(length: int, ranks: int) -> None:
+def test_hops_reach_as_far_as_a_causal_window(length: int, ranks: int) -> None:
+    runs = ring_runs(length, ranks, zigzag=False)
     block = -(-length // ranks)
-    runs = [((at * block, min(block, length - at * block)),) for at in range(ranks)]
     for window in range(2, length + 2):
-        band = Band.of(True, window)
-        pairs = ((step, at) for step in range(ranks) for at in range(ranks))
-        furthest = max(step for step, at in pairs if band.sight(runs[at], runs[(at - step) % ranks]))
-        assert reach_of_ring(length, ranks, band.before) == furthest, window
+        wanted = min(ranks - 1, (window - 2) // block + 1)
+        assert ring_offsets(runs, Band.of(True, window)) == tuple(range(wanted + 1)), window
+
+
+def test_what_neighbours_on_both_sides_hold_comes_in_two_rounds() -> None:
+    assert ring_offsets(ring_runs(64, 8, zigzag=False), CAUSAL) == tuple(range(8))
+    assert ring_offsets(ring_runs(64, 8, zigzag=True), CAUSAL) == tuple(range(8))
+    assert ring_offsets(ring_runs(64, 8, zigzag=False), Band.of(False, 4)) == (0, 1, -1)
+    assert ring_offsets(ring_runs(64, 8, zigzag=True), Band.of(True, 4)) == (0, 1, -1)
+    assert ring_offsets(ring_runs(64, 8, zigzag=False), Band.of(False, 11)) == (0, 1, 2, -1, -2)
+    assert ring_offsets(ring_runs(64, 4, zigzag=False), Band.of(False, 40)) == (0, 1, 2, 3)
+    assert ring_runs(16, 2, zigzag=True) == (((0, 4), (12, 4)), ((4, 4), (8, 4)))
 
 
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 3), (True, 6), (False, 3), (False, 5)])

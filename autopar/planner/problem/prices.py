@@ -25,7 +25,7 @@ from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Layout, Mesh, Shard
 from autopar.layouts.redistribution import RedistributionStep, Shape
-from autopar.ops.attention_blocks import Band, reach_of_ring
+from autopar.ops.attention_blocks import Band, ring_offsets, ring_runs
 from autopar.planner.problem.factorisation import shape_of, value_of
 from autopar.planner.problem.strategies import LayoutSet, Strategies, local_fraction
 from autopar.planner.routes.priced_routes import routes_of
@@ -225,11 +225,11 @@ class Prices:
         return sum(bytes_moved(node, traffic, read, written), start=np.zeros(len(strategies)))
 
     def ring_hops(self, traffic: RingTraffic, name: str, axes: Sequence[str | None], turned: bool) -> int:
-        """Hops of a ring over the axes that chose `name`, without the one home. turned: its blocks lie in zigzag
-        order, in which a window has neighbours on both sides."""
+        """Hops of a ring over the axes that chose `name`, without the one home. turned: it lies in zigzag order."""
         ranks = self._ranks(_chosen(axes, {name}))
-        reach = None if turned else traffic.reach
-        return ranks - 1 if reach is None else reach_of_ring(traffic.length, ranks, reach)
+        if traffic.band is None:
+            return ranks - 1
+        return len(ring_offsets(ring_runs(traffic.length, ranks, turned), traffic.band)) - 1
 
     def ring_seconds(
         self, traffic: RingTraffic, name: str, axes: Sequence[str | None], seconds: float, turned: bool = False

@@ -136,7 +136,7 @@ def _lowered(case: Case, plan: Plan, rank: int) -> Iterator[fx.Node]:
     ("name", "ranks", "hops"),
     [("smaller than a block", 4, 1), ("smaller than a block", 8, 1), ("a block", 4, 1), ("one more", 4, 1),
      ("larger", 4, 2), ("larger", 8, 3), ("larger than the ring of 4", 4, 3), ("padding", 8, 3),
-     ("both sides", 4, 3)],
+     ("both sides", 4, 2), ("both sides", 8, 4)],
 )  # fmt: skip
 def test_messages_are_as_many_and_as_large_as_their_price_says(name: str, ranks: int, hops: int) -> None:
     """Forward so many hops; backward as many of keys, and as many of sums, of which the last goes home."""
@@ -184,8 +184,8 @@ def test_a_fault_of_the_ring_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch
         sees = ring.sees
         monkeypatch.setattr(ring, "sees", lambda self, step: None if step == 2 else sees(self, step))
     elif fault == "a hop too few":
-        count = attention_ring._count
-        monkeypatch.setattr(attention_ring, "_count", lambda runs, band: count(runs, band) - 1)
+        offsets = attention_ring.ring_offsets
+        monkeypatch.setattr(attention_ring, "ring_offsets", lambda runs, band: offsets(runs, band)[:-1])
     else:
         of = Band.of.__func__  # type: ignore[attr-defined]
         less = classmethod(lambda cls, causal, window: replace(of(cls, causal, window), before=window - 2))
