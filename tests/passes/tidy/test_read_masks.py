@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autopar.capture.decompositions import decomposition_table
 from autopar.passes.arguments import arguments
@@ -85,18 +85,20 @@ def attend(x: Tensor, mask: Tensor) -> Tensor:
     return result
 
 
-def read(mask: Mask, *others: Tensor) -> tuple[Node, Any]:
+def spelled(function: Callable[..., Tensor], *tensors: Tensor) -> GraphModule:
+    """The graph of a function, as the pass gets it."""
+    traced = make_fx(trace(function, *tensors), decomposition_table=decomposition_table(), tracing_mode="fake")
+    return run_passes(traced(*tensors), [one_spelling], NO_BACKWARD)[0]
+
+
+def read(mask: Mask, *others: Tensor) -> tuple[Node, GraphModule]:
     """The attention of what is left of a graph, and the graph."""
     x = torch.randn(2, 3, N, 4)
 
     def function(x: Tensor, *others: Tensor) -> Tensor:
         return attend(x, mask(x, *others))
 
-    graph_module = trace(function, x, *others)
-    graph_module = torch.fx.experimental.proxy_tensor.make_fx(
-        graph_module, decomposition_table=decomposition_table(), tracing_mode="fake"
-    )(x, *others)
-    graph_module, _ = run_passes(graph_module, [one_spelling, read_masks, remove_dead_code], NO_BACKWARD)
+    graph_module, _ = run_passes(spelled(function, x, *others), [read_masks, remove_dead_code], NO_BACKWARD)
     torch.testing.assert_close(graph_module(x, *others)[0], function(x, *others))
     (found,) = (node for node in graph_module.graph.nodes if node.target in ATTENTION)
     return found, graph_module
@@ -142,8 +144,7 @@ def test_what_is_read_is_what_the_mask_holds() -> None:
     row, key = torch.arange(N)[:, None], torch.arange(N)
     count = 0
     for mask in (*KEPT.values(), *(mask for mask, _ in READ.values())):
-        graph_module, _ = run_passes(trace(lambda x, mask=mask: mask(x), x), [one_spelling], NO_BACKWARD)
-        result = graph_module.graph.output_node().args[0][0]
+        result = spelled(mask, x).graph.output_node().args[0][0]
         values = IndexValues((2, 3, N, N)).of(result)
         if values is not None:
             expected = mask(x)
@@ -160,6 +161,6 @@ def test_a_mask_of_many_tokens_is_never_made() -> None:
     def function(x: Tensor) -> Tensor:
         return attend(x, causal(x) & (ahead(x) > -1024))
 
-    graph_module, _ = run_passes(trace(function, x), [one_spelling, read_masks, remove_dead_code], NO_BACKWARD)
+    graph_module, _ = run_passes(spelled(function, x), [read_masks, remove_dead_code], NO_BACKWARD)
     (node,) = graph_module.graph.find_nodes(op="call_function", target=ATTENTION[0])
     assert arguments(node)[3:] == (None, 0.0, True, None, 0, 1024)
