@@ -37,10 +37,11 @@ from autopar.graphs.operator_names import FLOAT8_PRODUCTS, LINEAR_LOSSES, Operat
 from autopar.hardware.device_curves import DeviceCurves
 from autopar.hardware.devices import Device, OperatorCurve
 
-ATTENTION_EFFICIENCY = {"cuda": 0.80, "cpu": 0.80}
+ATTENTION_EFFICIENCY = {"cuda": 0.80, "cpu": 0.90}
 """Part of the best matmul rate that fused attention reaches, its flops counted without the causal mask. cuda:
 medians of 12 shapes on A100 are 1.00 of the peak forward and 0.80 backward, of 16 on B200 0.76 and 0.65
-(MooreThreads/SimuMax configs/system @4dcaae5); cpu: 78-85 of 101 GFLOP/s on one AMD EPYC core, both ways."""
+(MooreThreads/SimuMax configs/system @4dcaae5); cpu: 90 to 94 of 102 GFLOP/s on one idle AMD EPYC core, both ways, of
+heads of 64 (`benchmarks.cut_attention`)."""
 
 TRANSPOSING_COPY_SLOWDOWN = {"cuda": 1.5, "cpu": 5.0}
 """A copy that changes the innermost dim, against a contiguous one. cpu: 5.0-6.3 measured for 512..2048 square

@@ -14,7 +14,9 @@ read so is a CaptureError with the line.
 from __future__ import annotations
 
 import contextlib
+import logging
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,8 @@ from autopar.capture.expert_groups import Sizes, joined, lists_as_sizes, positio
 from autopar.capture.expert_rows import AllExperts, ExpertChoice, Position, Row, Unlike
 from autopar.capture.routing import Mask, Routing
 from autopar.errors import CaptureError
+
+log = logging.getLogger(__name__)
 
 _INDEX_ADD = (Tensor.index_add_, Tensor.index_add, torch.index_add)
 _ADDED = ("__iadd__", "add_", "__add__", "__radd__", "add")
@@ -77,6 +81,7 @@ class ExpertLoops(TorchFunctionMode):
         self._asked: dict[ExpertChoice, set[int]] = {}  # whose rows were picked
         self._groups: dict[ExpertChoice, int] = {}  # choices of sorted rows -> number of groups
         self._stale: set[Row] = set()  # rows read from what the loop is about to write
+        self._alone: Counter[ExpertChoice] = Counter()  # how often one expert alone was written
 
     def __torch_function__(
         self,
@@ -101,6 +106,8 @@ class ExpertLoops(TorchFunctionMode):
             takes_part = any(leaf in self._known for leaf in leaves)
             if takes_part or (name in _INDEXING and self._is_mask(args[1]) and not self._is_plain_write(name, args)):
                 return self._on_rows(func, name, args, kwargs)
+            if name in _QUESTIONS and not isinstance(answer := func(*args, **kwargs), Tensor):
+                return answer  # of a sum of experts, too: its dtype and shape do not wait for all of them
             self._settle(leaves)
         except Unlike as difference:
             if not self._is_loop():
@@ -277,8 +284,16 @@ class ExpertLoops(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         self._replaced.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if error[0] is None:
-            self._settle([pending.target for pending in self._pending.values()])
+        if error[0] is not None:
+            return
+        self._settle([pending.target for pending in self._pending.values()])
+        for choice, times in self._alone.items():
+            if times > 1 and len(self._asked.get(choice, ())) > 2:
+                log.warning(
+                    "a loop over %d experts reads what it adds up before it has ended: every expert computes the rows "
+                    "of all, one after the other; read it behind the loop",
+                    len(self._asked[choice]),
+                )
 
     def _settle(self, leaves: Sequence[Tensor]) -> None:
         """Write what waits for tensors that share memory with one of `leaves`."""
@@ -288,6 +303,8 @@ class ExpertLoops(TorchFunctionMode):
         for key, pending in list(self._pending.items()):
             if _storage(pending.target) in read:
                 del self._pending[key]
+                if len({where.expert for where, _ in pending.entries}) == 1:
+                    self._alone[pending.entries[0][0].choice] += 1
                 _write(pending)
 
     def _keys(self, key: Any) -> tuple[Any, Any]:

@@ -63,7 +63,7 @@ def hits(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     for hit in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
         choice, token = torch.where(mask[hit].squeeze(0))
         rows = model.experts[hit[0]](flat[None, token].reshape(-1, WIDTH)) * weights[token, choice, None]
-        out.index_add_(0, token, rows.to(x.dtype))
+        out.index_add_(0, token, rows.to(out.dtype).to(out.device).view(-1, out.shape[-1]))
     return out.view_as(x)
 
 

@@ -56,6 +56,24 @@ def test_a_wrong_expert_is_noticed() -> None:
     assert not torch.isclose(outputs_of(program, values, "loss")["loss"], loss)
 
 
+def test_a_loop_that_reads_its_sum_on_the_way_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def reading(model: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        flat, weights, chosen = x.view(-1, WIDTH), weights.view(-1, NUM_CHOSEN), chosen.view(-1, NUM_CHOSEN)
+        out = torch.zeros_like(flat)
+        for e, expert in enumerate(model.experts):
+            token, choice = torch.where(chosen == e)
+            out.index_add_(0, token, expert(flat[token]) * weights[token, choice, None])
+            out = out + 0
+        return out.view_as(x)
+
+    _, inputs = mixture("hits")
+    check(Mixture(reading).double(), inputs, tolerance=1e-12)
+    assert "reads what it adds up before it has ended" in caplog.text
+    caplog.clear()
+    check(*mixture("hits"), tolerance=1e-12)
+    assert "reads what it adds up" not in caplog.text
+
+
 def causal(config_class: type, model_class: type, **changes: object) -> nn.Module:
     config = config_class(
         vocab_size=32,
