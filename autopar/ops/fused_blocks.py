@@ -104,7 +104,7 @@ class FusedBlocks:
         """(out, logsumexp): of a row that sees nothing of the piece, zeros and -inf, whatever the kernel returns."""
         scores = self._scores(piece)
         out, logsumexp = self.kernel.forward(query, key, value, scores)
-        if scores.mask is None or self._is_one_call(key):
+        if scores.mask is None:
             return out, logsumexp
         unseen = (scores.mask == -math.inf).all(-1)
         return out.masked_fill(unseen.unsqueeze(-1), 0.0), logsumexp.masked_fill(unseen, -math.inf)
@@ -115,11 +115,11 @@ class FusedBlocks:
         """Gradients of query, key and value, from the whole out and logsumexp."""
         if self.blocks is None:
             return self.kernel.backward(grad_out, query, key, value, out, logsumexp, self._scores(None))
+        if self.mask is not None:  # a row that sees nothing at all: exp(-inf) = 0
+            logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
         if self._is_one_call(key):
             ((piece,),) = self._calls()
             return self.kernel.backward(grad_out, query, key, value, out, logsumexp, self._scores(piece))
-        if self.mask is not None:  # a row that sees nothing at all: exp(-inf) = 0
-            logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         totals = [torch.zeros_like(x, dtype=wide) for x in (query, key, value)]
         for pieces in self._calls():
