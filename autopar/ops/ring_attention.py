@@ -70,8 +70,11 @@ def attention_block_backward(
     )
 
 
-def message(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """Both tensors (..., G, T, D) in one buffer of one dim, in a dtype."""
+def message(first: Tensor, second: Tensor, dtype: torch.dtype, behind: Tensor | None = None) -> Tensor:
+    """Both tensors (..., G, T, D) in one buffer of one dim, in a dtype.
+
+    behind: a message that has arrived before: what reads it starts in the same order on all ranks.
+    """
     return torch.cat([x.transpose(-3, -2).reshape(-1).to(dtype) for x in (first, second)])
 
 

@@ -188,15 +188,13 @@ class _Ring:
     def steps(self) -> Any:
         """(step, key, value), the way to the next ones started in front of what is made of them."""
         context, (key, value) = self.context, self.own
-        own: fx.Node | None = None
         buffer: fx.Node | None = None
         for step in range(len(self.offsets)):
             started = None
             if step + 1 < len(self.offsets):
-                if own is None:
-                    length = sum(map(math.prod, self.shapes(0)))
-                    own = context.describe(context.call(message, key, value, self.dtype), (length,), self.dtype)
-                if buffer is None or self.ends(step):
+                if buffer is None or self.ends(step):  # a round begins with the own ones
+                    made = context.call(message, *self.own, self.dtype, *([] if buffer is None else [buffer]))
+                    own = context.describe(made, (sum(map(math.prod, self.shapes(0))),), self.dtype)
                     started = self._shifted(own, 0, step + 1)
                 else:
                     started = self.pass_on(buffer, step)

@@ -160,6 +160,19 @@ def test_messages_are_as_many_and_as_large_as_their_price_says(name: str, ranks:
         assert sum(sizes) == expected
 
 
+@pytest.mark.parametrize("name", ["larger", "both sides, larger, dropout"])
+def test_recomputed_rings_and_early_starts_keep_one_order(name: str) -> None:
+    """A rank that started a round earlier than others would read what is not for it."""
+    case = CASES[name]
+    program = capture(case.model, case.inputs, {})
+    tensors = tensors_of(program, case.model, {"args.0": case.inputs[0]})
+    plan, alone = case.plan(8), run_plan(program, case.plan(1), tensors)
+    again = [name for name in plan.operators if not name.endswith("/bwd")]
+    buckets = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 1e6)
+    assert worst(run_plan(program, plan, tensors, recompute=again), alone) < TOLERANCE
+    assert worst(run_plan(program, plan, tensors, bucket_bytes=buckets), alone) < TOLERANCE
+
+
 def test_a_rank_computes_the_blocks_that_it_sees() -> None:
     case = CASES["smaller than a block"]
     plan = case.plan(4)
