@@ -22,7 +22,7 @@ from rich.table import Table
 
 import autopar
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_entries import KERNELS
+from autopar.plans.plan_entries import FOR_MEMORY, KERNELS
 from benchmarks.models import LossOnly, workload
 from benchmarks.results import write_results
 
@@ -37,7 +37,7 @@ CASES: tuple[tuple[str, dict[str, Any], dict[str, Any], bool], ...] = (
     ("t5", {"batch": 32, "seq": 512}, {}, False),
 )
 """(model, its batch, what is asked of 8 H100, whether it hides its logits); without dims all meshes are searched."""
-WHOLE = tuple(kind for kind in KERNELS if kind not in ("layer_norm", "linear_cross_entropy"))
+WHOLE = tuple(kind for kind in KERNELS if kind not in ("layer_norm", *FOR_MEMORY))
 """Kinds of a Llama, the loss whole."""
 
 

@@ -15,13 +15,13 @@ per-operator cost of eager torch under the contention of the other ranks, as cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autopar.cost_models.operator_sizes import AttentionSizes, ProductSizes, RowSizes, Sizes
+from autopar.cost_models.operator_sizes import AttentionSizes, MlpSizes, ProductSizes, RowSizes, Sizes
 from autopar.cost_models.operators_attention import (
     attention_curve,
     attention_seconds,
@@ -36,6 +36,7 @@ from autopar.errors import ConfigurationError
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, LINEAR_LOSSES, OperatorKind
 from autopar.hardware.device_curves import DeviceCurves
 from autopar.hardware.devices import Device, OperatorCurve
+from autopar.ops.tiled_mlp import most_rows
 
 ATTENTION_EFFICIENCY = {"cuda": 0.80, "cpu": 0.90}
 """Part of the best matmul rate that fused attention reaches, its flops counted without the causal mask. cuda:
@@ -103,6 +104,8 @@ def operator_seconds(
         return _float8_seconds(device, operator, sizes, dtype)
     if operator in LINEAR_LOSSES and isinstance(sizes, ProductSizes):
         return _linear_loss_seconds(device, operator, sizes, dtype)
+    if isinstance(sizes, MlpSizes):
+        return _tiled_mlp_seconds(device, operator, sizes, dtype)
     if isinstance(sizes, AttentionSizes) and device.kind == "cpu":
         flops = np.asarray(flops, np.float64) * softmax_on_cpu(sizes.qk_dim, sizes.v_dim)
         if sizes.causal:
@@ -142,17 +145,8 @@ def _linear_loss_seconds(device: Device, operator: str, sizes: ProductSizes, dty
     m, n, k = (np.asarray(size, np.float64) for size in (sizes.m, sizes.n, sizes.k))
     is_backward = operator.endswith("_backward")
     element = ELEMENT_BYTES[dtype]
-    found = np.zeros(np.broadcast_shapes(m.shape, n.shape, k.shape))
-    for rows, columns, inner in ((m, n, k), (m, k, n), (n, k, m))[: 3 if is_backward else 1]:
-        found = found + operator_seconds(
-            device,
-            flops=2 * rows * columns * inner,
-            bytes_moved=(rows * inner + inner * columns + rows * columns) * element,
-            dtype=dtype,
-            operator="mm",
-            sizes=replace(sizes, m=rows, n=columns, k=inner),
-        )
-    return found + operator_seconds(
+    products = ((m, n, k), (m, k, n), (n, k, m))[: 3 if is_backward else 1]
+    return _products_seconds(device, products, dtype) + operator_seconds(
         device,
         flops=m * n * element_flops(device, "cross_entropy_rows"),
         bytes_moved=m * n * element * (2 if is_backward else 1),
@@ -161,6 +155,52 @@ def _linear_loss_seconds(device: Device, operator: str, sizes: ProductSizes, dty
         operator="cross_entropy_backward" if is_backward else "cross_entropy_rows",
         sizes=RowSizes(family="softmax", row=n),
     )
+
+
+def _tiled_mlp_seconds(device: Device, operator: str, sizes: MlpSizes, dtype: str) -> NDArray[np.float64]:
+    """The products of all rows and the passes over their hidden activations, as if these were whole; backward makes
+    those of forward again, and adds narrow gradients of weights to totals in fp32 once a tile."""
+    rows, hidden, width, out = (
+        np.asarray(size, np.float64) for size in (sizes.rows, sizes.hidden, sizes.width, sizes.out)
+    )
+    element, inputs = ELEMENT_BYTES[dtype], sizes.inputs
+    products = [*[(rows, hidden, width)] * inputs, (rows, out, hidden)]
+    passes, arithmetic, added = inputs + 1, element_flops(device, "gelu"), np.zeros(())
+    if operator.endswith("_backward"):
+        products = [*[(rows, hidden, width), (rows, width, hidden), (hidden, width, rows)] * inputs]
+        products += [(rows, hidden, out), (out, hidden, rows)]
+        passes, arithmetic = 3 * inputs + 2, arithmetic + element_flops(device, "gelu_backward")
+        tiles = np.ceil(rows / most_rows(sizes.width))
+        each = 10 if element < 4 else 4  # a total is read and written in fp32, and a narrow product read
+        added = np.where(tiles > 1, tiles * each * hidden * (inputs * width + out), 0.0)
+    between = operator_seconds(
+        device,
+        flops=rows * hidden * arithmetic,
+        bytes_moved=rows * hidden * passes * element,
+        dtype=dtype,
+        kind="memory",
+        operator="gated",
+        sizes=RowSizes(family="elementwise"),
+    )
+    adding = np.where(added > 0, copy_seconds(device, added / 2), 0.0)
+    return _products_seconds(device, products, dtype) + between + adding
+
+
+def _products_seconds(
+    device: Device, products: Iterable[tuple[NDArray[np.float64], ...]], dtype: str
+) -> NDArray[np.float64]:
+    """Of products with m rows, n columns and k in between."""
+    found: NDArray[np.float64] = np.zeros(())
+    for m, n, k in products:
+        found = found + operator_seconds(
+            device,
+            flops=2 * m * n * k,
+            bytes_moved=(m * k + k * n + m * n) * ELEMENT_BYTES[dtype],
+            dtype=dtype,
+            operator="mm",
+            sizes=ProductSizes(m=m, n=n, k=k),
+        )
+    return found
 
 
 def _float8_seconds(device: Device, operator: str, sizes: ProductSizes, dtype: str) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ the result m n, and of the work m n k (times the batch), so the part of m is wor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operators_memory import lookup_row
-from autopar.graphs.operator_names import FLOAT8_PRODUCTS, LINEAR_LOSSES
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, LINEAR_LOSSES, TILED_MLPS
 
 Floats: TypeAlias = NDArray[np.float64]
 Shape: TypeAlias = Sequence[int]
@@ -36,6 +37,17 @@ class ProductSizes:
     """Of one element of the result, where it is wider than the operands."""
     accumulates: bool = False
     """The result is added to what lies there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpSizes:
+    """`inputs` products (rows x width) @ (width x hidden), their activation, and (rows x hidden) @ (hidden x out)."""
+
+    rows: ArrayLike
+    hidden: ArrayLike
+    width: int
+    out: int
+    inputs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +74,7 @@ class RowSizes:
     row: ArrayLike = 0
 
 
-Sizes: TypeAlias = ProductSizes | AttentionSizes | RowSizes
+Sizes: TypeAlias = ProductSizes | MlpSizes | AttentionSizes | RowSizes
 
 NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward",
          "native_group_norm", "var_mean", "rms_norm", "add_rms_norm", "rms_norm_backward", "layer_norm",
@@ -92,7 +104,7 @@ EXPERT_OUTER = ("expert_outer", "sorted_expert_outer")
 
 def has_sizes(name: str) -> bool:
     """Whether `sizes_of` may know an operator."""
-    products = ("mm", "bmm", *FLOAT8_PRODUCTS, *LINEAR_LOSSES, *EXPERT_LINEAR, *EXPERT_OUTER)
+    products = ("mm", "bmm", *FLOAT8_PRODUCTS, *LINEAR_LOSSES, *TILED_MLPS, *EXPERT_LINEAR, *EXPERT_OUTER)
     return name in (*products, *NORMS, *SOFTMAXES, *ROW_LOOKUPS) or "attention" in name
 
 
@@ -108,6 +120,8 @@ def sizes_of(name: str, operands: Sequence[Shape], result: Shape, parts: Parts, 
         return ProductSizes(
             m=np.maximum(1, rows * operands[0][0]), n=np.maximum(1, words * operands[1][0]), k=operands[0][1]
         )
+    if name in TILED_MLPS:
+        return _mlp(operands, parts, 1 if name.endswith("_backward") else 0)
     if name in EXPERT_LINEAR:
         return _experts(operands, result, parts)
     if name in EXPERT_OUTER:
@@ -146,6 +160,20 @@ def _product(operands: Sequence[Shape], parts: Parts) -> ProductSizes | None:
         n=np.maximum(1, columns * operands[1][-1]),
         k=np.maximum(1, inner * operands[0][-1]),
         batch=np.maximum(1, batch) if batched else 1,
+    )
+
+
+def _mlp(operands: Sequence[Shape], parts: Parts, at: int) -> MlpSizes:
+    """x (rows, width) at place `at`, behind it weights, biases and the last weight, either way round."""
+    rows, hidden = (np.asarray(part, np.float64) for part in parts.operands[at : at + 2])
+    (count, width), *parameters = operands[at:]
+    first, *matrices, last = (math.prod(shape) for shape in parameters if len(shape) == 2)
+    return MlpSizes(
+        rows=np.maximum(1, rows * count),
+        hidden=np.maximum(1, hidden * (first // width)),
+        width=width,
+        out=last * width // first,
+        inputs=1 + len(matrices),
     )
 
 

@@ -23,7 +23,8 @@ STYLES: Mapping[tuple[str, str], Style] = {
     ("mm", "n"): "columns", ("mm", "k"): "rows", ("embedding", "v"): "vocabulary", ("embedding", "d"): "features",
 }  # fmt: skip
 """(operator, name that tensor parallelism splits) -> how the module is cut."""
-LOSS_WITH_HEAD = "linear_cross_entropy"
+JOINED = {"linear_cross_entropy": "the product with the vocabulary", "tiled_mlp": "the products of an MLP"}
+"""Kinds of kernels that hold products -> which."""
 NUMBERED = re.compile(r"(?:.*?\.)??\d+(?=\.)")
 
 
@@ -89,11 +90,10 @@ def layer_styles(plan: Plan) -> tuple[dict[str, Style], list[str]]:
     lost: list[str] = []
     for name, operator in plan.operators.items():
         module, kind = name.partition("/")[0], kind_of(name)
-        if kind == LOSS_WITH_HEAD and any(operator.axes[axis] is not None for axis in axes):
+        if kind in JOINED and any(operator.axes[axis] is not None for axis in axes):
             lost.append(
-                f"{name} holds the product with the vocabulary, which tensor parallelism splits; here the head stays "
-                "whole: plan with kernels=('rms_norm', 'gated', 'rope', 'cross_entropy') or others, without "
-                f"{LOSS_WITH_HEAD!r}, to have its layer cut"
+                f"{name} holds {JOINED[kind]}, which tensor parallelism splits; here its layers stay whole: plan with "
+                f"kernels=('rms_norm', 'gated', 'rope', 'cross_entropy') or others, without {kind!r}, to have them cut"
             )
         if name.endswith("/bwd") or kind not in ("mm", "embedding") or f"{module}.weight" not in plan.parameters:
             continue

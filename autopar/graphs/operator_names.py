@@ -19,9 +19,11 @@ FLOAT8_PRODUCTS = ("mm_fp8_rowwise", "mm_fp8_tensorwise")
 """Products that round their operands to float8 first (`ops/float8.py`)."""
 LINEAR_LOSSES = ("linear_cross_entropy", "linear_cross_entropy_backward")
 """Products whose logits a cross-entropy reads in chunks (`ops/linear_cross_entropy.py`)."""
+TILED_MLPS = ("tiled_mlp", "tiled_mlp_backward")
+"""The products of an MLP, whose hidden activations exist in tiles of rows (`ops/tiled_mlp.py`)."""
 PRODUCTS = ("mm", "bmm", "convolution", "convolution_backward", "_grouped_mm", "expert_linear", "expert_outer",
             "sorted_expert_linear", "sorted_expert_outer",
-            *FLOAT8_PRODUCTS, *LINEAR_LOSSES)  # fmt: skip
+            *FLOAT8_PRODUCTS, *LINEAR_LOSSES, *TILED_MLPS)  # fmt: skip
 
 LOOKUPS = ("embedding", "gather", "index", "index_select", "_unsafe_index", "masked_embedding", "masked_gather",
            "rows_at")  # fmt: skip

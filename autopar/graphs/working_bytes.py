@@ -4,6 +4,7 @@
     mm_fp8_rowwise of 64 MiB and 32 MiB in bf16           48 MiB, both operands in float8
     attention_block_backward of 8 MiB in bf16             48 MiB, what its blocks add up to in float32
     linear_cross_entropy of 32768 rows and 50257 words    393 MiB, the logits of 4096 rows in bf16
+    tiled_mlp of 131072 rows, hidden width 14336         336 MiB, three hidden tensors of 4096 rows in bf16
     ctc_loss_backward of 16 x 1000 steps, 100 targets      25 MiB, two tables of the recursion in float32
 
 Norms over a split batch are written in torch, and widen their block; pieces of uneven dims are padded, joined and cut;
@@ -34,6 +35,7 @@ from autopar.ops.ctc import buffers_of_backward, buffers_of_loss
 from autopar.ops.linear_cross_entropy import gradients_in_chunks, rows_in_chunks
 from autopar.ops.ring_attention import attention_block, attention_block_backward
 from autopar.ops.symmetric_products import SYMMETRIC
+from autopar.ops.tiled_mlp import tiled_mlp_backward_reference, tiled_mlp_reference
 
 WRITTEN_IN_TORCH = frozenset({
     blocks.pieces_first,
@@ -72,6 +74,8 @@ def _nothing(*_: Any) -> None:
 WITH_BUFFERS: Mapping[str, Callable[..., Any]] = {
     "linear_cross_entropy": partial(rows_in_chunks, statistics=cross_entropy_rows),
     "linear_cross_entropy_backward": partial(gradients_in_chunks, overwrite=_nothing),
+    "tiled_mlp": tiled_mlp_reference,
+    "tiled_mlp_backward": tiled_mlp_backward_reference,
     "ctc_loss": buffers_of_loss,
     "ctc_loss_backward": buffers_of_backward,
 }

@@ -39,7 +39,11 @@ def chunk_rows(rows: int, words: int, width: int) -> int:
 
         chunk_rows(65536, 128256, 8192) = 8192     chunk_rows(32768, 50257, 768) = 4096     chunk_rows(100, 50, 8) = 128
     """
-    most = max(LEAST_ROWS, width, rows * width // max(words, 1))
+    return equal_chunks(rows, max(LEAST_ROWS, width, rows * width // max(words, 1)))
+
+
+def equal_chunks(rows: int, most: int) -> int:
+    """Rows of each of the fewest equal chunks of at most about so many rows: a multiple of `MULTIPLE`."""
     chunks = max(1, math.ceil(rows / most))
     return max(1, math.ceil(rows / chunks / MULTIPLE)) * MULTIPLE
 

@@ -22,7 +22,7 @@ from autopar.planner.problem.optimizer_states import resolve_optimizer
 from autopar.planner.problem.program_cache import ProgramCache
 from autopar.planner.search.best_plan import Asked, best_plan
 from autopar.planner.search.context_ways import planned_the_other_ways_too
-from autopar.planner.search.loss_in_chunks import planned_in_chunks_too
+from autopar.planner.search.kernels_for_memory import planned_for_memory_too
 from autopar.planner.solver.deadline import interruptible
 from autopar.plans.logical_shards import num_shards
 from autopar.plans.parallel_plan import Plan
@@ -47,7 +47,7 @@ def make_plan(
     recompute_of(query.program, query.constraints)
     implementations_of(query.program, query.constraints)
     with interruptible(query.deadline):
-        plan = planned_in_chunks_too(program, request, query, search)
+        plan = planned_for_memory_too(program, request, query, search)
     return replace(plan, question=_question(request, query))
 
 

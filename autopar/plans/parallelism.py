@@ -27,10 +27,10 @@ VOTES: Mapping[tuple[str, str], Role] = {
     ("attention", "h"): "tp", ("attention", "g"): "tp", ("attention", "s"): "cp",
     ("mm", "n"): "tp", ("mm", "k"): "tp", ("expert_linear", "e"): "ep", ("expert_linear", "k"): "tp",
     ("expert_linear", "n"): "tp", ("_grouped_mm", "e"): "ep", ("_grouped_mm", "k"): "tp", ("_grouped_mm", "n"): "tp",
-    ("convolution", "co"): "tp", ("convolution", "ci"): "tp",
+    ("tiled_mlp", "f"): "tp", ("convolution", "co"): "tp", ("convolution", "ci"): "tp",
 }  # fmt: skip
 """(operator, name that the axis splits) -> role; every other split of a product's rows is of the batch."""
-PRODUCTS = ("mm", "bmm", "attention", "convolution", "_grouped_mm", "expert_linear")
+PRODUCTS = ("mm", "bmm", "attention", "convolution", "_grouped_mm", "expert_linear", "tiled_mlp")
 SHORT_NAMES: Mapping[Role, str] = {"tp": "TP", "ep": "expert parallelism"}
 """Roles whose name depends on nothing; that of data parallelism depends on what is sharded, that of context parallelism
 on how attention runs."""

@@ -31,8 +31,10 @@ COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """Kinds that `bucket_bytes` and `product_chunks` speak of."""
 IN_SYMMETRIC_MEMORY = COLLECTIVES - {"all_reduce"}
 """Kinds that `symmetric_memory` speaks of."""
-KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "rope", "cross_entropy", "linear_cross_entropy")
+KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "rope", "cross_entropy", "linear_cross_entropy", "tiled_mlp")
 """Kinds of kernels of ours that a plan may name (`passes/kernels/use_kernels.py`)."""
+FOR_MEMORY = ("linear_cross_entropy", "tiled_mlp")
+"""Kinds that compute products twice for less memory: none where memory suffices."""
 IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise", RING)
 """Names of the ways in which operators run (`rules/alternatives.py`)."""
 PARTIAL_SUMS = "partial"

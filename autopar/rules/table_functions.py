@@ -8,6 +8,7 @@ A function returns None when no split is known for this call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from autopar.rules.call import Call
 
@@ -16,6 +17,18 @@ def _attribute(call: Call, name: str) -> int:
     value = call.argument(name)
     assert isinstance(value, int)
     return value
+
+
+def _tiled_mlp(call: Call, *, backward: bool) -> str:
+    """Rows are split freely; blocks of the hidden width leave summands of the result, and of the gradient of x."""
+    into, behind = ("[k] f", "f [o]") if call.argument("columns") else ("f [k]", "[o] f")
+    weights = len(call.argument("weights"))
+    parameters = [*[into] * weights, *["f"] * len(call.argument("biases")), behind]
+    given = ", ".join(["n [k]", *parameters])
+    if not backward:
+        return f"{given} -> n [o] ; flops: {2 * weights}*n*k*f + 2*n*f*o"
+    linear = " ".join(["x", "-", *["-"] * len(parameters)])
+    return f"n [o], {given} -> {given} ; linear: {linear} ; flops: {6 * weights}*n*k*f + 4*n*f*o"
 
 
 def _expand(call: Call) -> str:
@@ -111,4 +124,6 @@ RULE_FUNCTIONS: Mapping[str, Callable[[Call], str | None]] = {
     "aten.histc": _histc,
     "aten._trilinear": _trilinear,
     "aten._linalg_solve_ex": _linalg_solve,
+    "autopar.tiled_mlp": partial(_tiled_mlp, backward=False),
+    "autopar.tiled_mlp_backward": partial(_tiled_mlp, backward=True),
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autopar.errors import ConfigurationError
 from autopar.files import write_atomically
-from benchmarks.validation.schemas import Kind, Schema, recognise
+from benchmarks.validation.schemas import SCHEMAS, Kind, Schema, recognise
 
 VARIABLE = "AUTOPAR_GROUNDTRUTH"
 
@@ -88,6 +88,9 @@ def write_table(path: str | os.PathLike[str], columns: Sequence[str], rows: Iter
 
 
 def dev_tables(data: Path, kind: Kind | None = None) -> list[Table]:
-    """Every file under `dev/`, in the order of names; with `kind`, those that hold such measurements."""
-    tables = [read_table(path) for path in sorted((data / "dev").glob("*.csv"))]
+    """Every file under `dev/`, in the order of names, and those that are scored of other folders; with `kind`, those
+    that hold such measurements."""
+    others = [data / schema.folder / f"{schema.name}.csv" for schema in SCHEMAS if schema.folder != "dev"]
+    paths = [*sorted((data / "dev").glob("*.csv")), *filter(Path.exists, others)]
+    tables = [read_table(path) for path in paths]
     return [table for table in tables if kind is None or kind in table.schema.measured]

@@ -4,6 +4,7 @@
     collective  bus factor x bytes / nominal bandwidth of the slowest link                       (collectives.py)
     memory      states of ZeRO + s b h (10 + 24 / t + 5 a s / (h t)) a layer       (Korthikanti et al. 2022, ZeRO)
     step        6 N D / (devices x peak) x (1 + bubble) + ring all-reduce          (8 N D with full recomputation)
+    attention   FLOPs / (ranks x peak)                                             (rows_attention.py)
     pipeline    (p - 1) / (m + p - 1), divided by chunks; none for zero bubble
 
 None of them has a fitted constant. The five-constant baseline of step time has: `five_constants.py`.
@@ -15,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from autopar.errors import AutoparError
-from benchmarks.validation import collectives, operators
+from benchmarks.validation import collectives, operators, rows_attention
 from benchmarks.validation.answers import FITS, GIB, MIB, OOM, step_values
 from benchmarks.validation.counts import model_flops, parameters
 from benchmarks.validation.fields import Row, Unpredictable, integer, number, text
@@ -35,6 +36,7 @@ def naive(rows: Sequence[Row], schema: Schema, kind: Kind) -> list[Predicted]:
         "oom": _outcome,
         "step": _step,
         "pipeline": _pipeline,
+        "attention": rows_attention.naive_values,
     }[kind]
     return [_answered(row, schema, answer) for row in rows]
 

@@ -25,6 +25,7 @@ _PREDICTORS: Mapping[Kind, tuple[str, str]] = {
     "oom": ("oom", "predict"),
     "step": ("training", "predict_step"),
     "pipeline": ("pipelines", "predict"),
+    "attention": ("shared_attention", "predict"),
 }
 """Module and function of each kind; loaded when asked for, since only the training kinds pay for importing torch."""
 
@@ -78,7 +79,7 @@ def predict_tiers(
 def _order(inputs: Sequence[Mapping[str, str]], schema: Schema, kind: Kind) -> list[int]:
     """Rows of training runs by the program that they execute, so that each is made once; others as they come."""
     rows = range(len(inputs))
-    if kind in ("op", "collective", "pipeline"):
+    if kind in ("op", "collective", "pipeline", "attention"):
         return list(rows)
     return sorted(rows, key=lambda row: (program_key(schema, inputs[row]), row))
 

@@ -26,6 +26,7 @@ GOALS: Mapping[str, str] = {
     "memory": "8 / 0.5 %, under never > 2 %",
     "OOM": "85 / 98 %, false fits 5 / 0.5 %",
     "step time": "15 / 3 %",
+    "shared attention": "15 / 5 %",
     "plan ranking": "tau 0.75 / 0.93, regret 8 / 1 %",
     "pipeline bubble": "1 / 0.02 points",
     "pipeline samples/s": "8 / 2.5 %",

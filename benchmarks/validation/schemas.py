@@ -15,12 +15,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from autopar.errors import ConfigurationError
 
-Kind: TypeAlias = Literal["op", "collective", "memory", "oom", "step", "pipeline"]
-KINDS: tuple[Kind, ...] = ("op", "collective", "memory", "oom", "step", "pipeline")
+Kind: TypeAlias = Literal["op", "collective", "memory", "oom", "step", "pipeline", "attention"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Tier: TypeAlias = Literal["t0", "t1", "physics"]
 """t0: hardware presets and physics with constants fitted across devices; t1: constants of that device type too;
@@ -56,6 +56,8 @@ class Schema:
     """Columns that name the group of a row: errors inside a group are not independent, the bootstrap draws groups."""
     ranked_within: tuple[str, ...] = ()
     """Columns that name the rows whose plans compete with each other; empty where the file holds no ranking."""
+    folder: str = "dev"
+    """Where the collection keeps the file."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -298,6 +300,20 @@ SCHEMAS: tuple[Schema, ...] = (
             }
         },
         groups=("model",),
+    ),
+    Schema(
+        name="usp_ulysses_ring_8xa100",
+        recognised_by=("group_num", "batch", "seq_len", "heads", "head_dim", "ulysses_degree"),
+        measured={"attention": {"zigzag_nopack": "calls/s"}},
+        never_read={
+            **dict.fromkeys(("basic_nopack", "basic_qkvpack"), "rings without a balanced order: never chosen"),
+            **dict.fromkeys(("stripe_nopack", "stripe_qkvpack"), "an order that there is not"),
+            "zigzag_qkvpack": "queries, keys and values in one tensor",
+            "from_memory": "how the picture was read",
+        },
+        groups=("group_num", "heads", "head_dim", "seq_len"),
+        ranked_within=("group_num", "batch", "seq_len", "heads", "head_dim"),
+        folder="published",
     ),
 )  # fmt: skip
 

@@ -126,7 +126,7 @@ def _parts(table: Table, kind: Kind, predictions: Sequence[Predicted]) -> Iterat
             yield label, members, sum(1 for row in table.rows if _bin(row) == label)
     else:
         pairs = [pair for _, pair in _pairs(table, tuple(table.schema.measured[kind]), predictions)]
-        label = {"op": "operator", "memory": "memory", "step": "step time"}[kind]
+        label = {"op": "operator", "memory": "memory", "step": "step time", "attention": "shared attention"}[kind]
         yield label, pairs, _measured_rows(table, kind)
 
 
@@ -228,15 +228,16 @@ def _balanced(coded: metrics.Floats) -> float:
 
 def _rankings(table: Table, kind: Kind, tier: str, predictions: Sequence[Predicted]) -> list[Score]:
     """The score of a file whose rows compete, from its predicted times."""
-    if kind != "step" or not table.schema.ranked_within:
+    if kind not in ("step", "attention") or not table.schema.ranked_within:
         return []
-    column = next(iter(table.schema.measured["step"]))
+    ((column, unit), *_) = table.schema.measured[kind].items()
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for row, predicted in zip(table.rows, predictions, strict=True):
         told = predicted.values.get(column)
         if row.get(column) and isinstance(told, float | int):
             key = tuple(row[name] for name in table.schema.ranked_within)
-            groups.setdefault(key, []).append((float(told), float(row[column])))
+            pair = (float(told), float(row[column]))
+            groups.setdefault(key, []).append((1 / pair[0], 1 / pair[1]) if unit == "calls/s" else pair)
     return score_ranking(table.name, tier, len(table.rows), groups)
 
 

@@ -90,6 +90,15 @@ def unviewed(value: Any) -> Any:
     return value
 
 
+def readers_of(node: fx.Node) -> list[fx.Node]:
+    """Who reads a value, behind views and transpositions."""
+    found = []
+    for user in node.users:
+        is_view = name_of(user) in (*VIEWS, "permute")
+        found += readers_of(user) if is_view else [user]
+    return found
+
+
 def _match(wanted: ast.expr, value: Any, match: Match, inside: GraphPattern) -> Iterator[Match]:
     if isinstance(wanted, ast.Name):
         yield from _named(wanted.id, value, match, inside)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,9 +80,7 @@ class GraphWriter:
         if place is None:
             place = self._graph.output_node()
         args = [map_arg(argument, self.current) for argument in args]
-        for argument in args:
-            if isinstance(argument, fx.Node):
-                self._bring(argument, place)
+        map_arg(args, partial(self._bring, place=place))
         like = like or next(value for value in old if value is not None)
         with self._graph.inserting_before(place):
             call = self._describe(self._graph.call_function(target, tuple(args), kwargs or {}), like)
@@ -90,6 +89,12 @@ class GraphWriter:
                 if value is not None:
                     self._put(form_of(self.current(value)), output)
         return outputs
+
+    def pass_on(self, old: fx.Node, new: fx.Node) -> None:
+        """Let another value of its form stand for `old`."""
+        new = self.current(new)
+        old.replace_all_uses_with(new)
+        self._new[old] = new
 
     def _outputs(self, call: fx.Node, like: fx.Node) -> list[fx.Node]:
         count = _count(call)

@@ -3,11 +3,11 @@
     n = mul(mul(x, rsqrt(add(mean(pow(x, 2), [-1], True), eps))), w)     + 12 operators in backward
         -->   n, rstd = autopar::rms_norm(x, w, eps)                     + 1 operator in backward
 
-The groups are those of `kernel_patterns`; beside them layer norms. Every new value equals the one that it replaces up
-to rounding, so backward reads the new values, and what only the old group kept for it is saved no more. This happens
-before anything is planned: the new operators have rules, prices and places in memory as all others have, and what is
-priced is what runs. An addition in front of a norm or behind its gradient joins it when graphs are local
-(`join_additions`).
+The groups are those of `kernel_patterns`; beside them layer norms, and MLPs (`tile_mlps`). Every new value equals the
+one that it replaces up to rounding, so backward reads the new values, and what only the old group kept for it is saved
+no more. This happens before anything is planned: the new operators have rules, prices and places in memory as all
+others have, and what is priced is what runs. An addition in front of a norm or behind its gradient joins it when graphs
+are local (`join_additions`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,18 @@ from torch import fx
 
 from autopar._compat import LazyGraphModule
 from autopar.graphs.graph_copies import copied
-from autopar.ops import cross_entropy, gated, linear_cross_entropy, norms, rope  # noqa: F401 (they are registered)
+from autopar.ops import (  # noqa: F401 (they are registered)
+    cross_entropy,
+    gated,
+    linear_cross_entropy,
+    norms,
+    rope,
+    tiled_mlp,
+)
 from autopar.passes.kernels.found_groups import FoundGroup, found_groups
-from autopar.passes.kernels.graph_patterns import VIEWS, Match, dtype_of, name_of, shape_of, unviewed
+from autopar.passes.kernels.graph_patterns import Match, dtype_of, name_of, readers_of, shape_of, unviewed
 from autopar.passes.kernels.graph_writer import GraphWriter
+from autopar.passes.kernels.tile_mlps import tile_mlps
 from autopar.plans.plan_entries import KERNELS
 from autopar.program import MicroProgram, Program
 
@@ -73,6 +81,9 @@ def use_kernels(graph_module: fx.GraphModule, kind: str) -> None:
     if rewrite is not None:
         for node in graph_module.graph.find_nodes(op="call_function", target=target):
             rewrite(write, node)
+    if kind == "tiled_mlp":
+        use_kernels(graph_module, "gelu")  # written out, it is no activation yet
+        tile_mlps(write, graph_module.graph)
     write.erase_unread()
 
 
@@ -183,9 +194,9 @@ def _linear_cross_entropy(write: GraphWriter, node: fx.Node) -> None:
     if name_of(product) != "mm" or name_of(product.args[1]) != "permute" or product.args[1].args[1] != [1, 0]:
         return
     rows, weight = product.args[0], product.args[1].args[0]
-    readers = _readers(product)
+    readers = readers_of(product)
     backward = [reader for reader in readers if reader.target is ours.cross_entropy_backward.default]
-    products = [reader for one in backward for reader in _readers(one)]
+    products = [reader for one in backward for reader in readers_of(one)]
     of_weight = [one for one in products if name_of(one) == "mm" and _is_turned(one.args[0], backward)]
     of_rows = [one for one in products if name_of(one) == "mm" and unviewed(one.args[0]) in backward]
     found = len(backward), len(of_weight), len(of_rows), len(products)
@@ -203,15 +214,6 @@ def _linear_cross_entropy(write: GraphWriter, node: fx.Node) -> None:
         _, labels, _, _, scale, _ = backward[0].args
         arguments = (rows, weight, labels, top, log_total, scale, 0)
         write.replace(ours.linear_cross_entropy_backward.default, arguments, (of_rows[0], of_weight[0]))
-
-
-def _readers(node: fx.Node) -> list[fx.Node]:
-    """Who reads a value, behind views."""
-    found = []
-    for user in node.users:
-        is_view = name_of(user) in (*VIEWS, "permute")
-        found += _readers(user) if is_view else [user]
-    return found
 
 
 def _is_turned(value: Any, sources: Collection[fx.Node]) -> bool:

@@ -9,7 +9,7 @@ from autopar.cost_models.operator_costs import (
     matmul_flops_per_second,
     operator_seconds,
 )
-from autopar.cost_models.operator_sizes import AttentionSizes, ProductSizes
+from autopar.cost_models.operator_sizes import AttentionSizes, MlpSizes, ProductSizes, sizes_of, whole
 from autopar.cost_models.sustained import AttentionKernel, attention_speed
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
@@ -110,3 +110,36 @@ def test_an_older_attention_kernel_takes_longer_and_products_as_long() -> None:
     assert seconds(attention, "flash1") / seconds(attention, "flash2") == pytest.approx(rates[1] / rates[0])
     product = ProductSizes(m=4096, n=4096, k=4096)
     assert seconds(product, "flash1") == seconds(product, "flash2")
+
+
+def mlp_seconds(operator: str, sizes: MlpSizes, device=H100) -> float:
+    return float(operator_seconds(device, flops=0, bytes_moved=0, dtype="bfloat16", operator=operator, sizes=sizes))
+
+
+@pytest.mark.parametrize("device", [H100, CPU])
+def test_an_mlp_in_tiles_costs_its_products_and_those_of_forward_again(device) -> None:
+    """Gated, with 8,192 rows: backward has 8 products where forward has 3; adding up over two tiles is little."""
+    sizes = MlpSizes(rows=8192, hidden=14336, width=4096, out=4096, inputs=2)
+    product = operator_seconds(
+        device, flops=2 * 8192 * 14336 * 4096, bytes_moved=0, dtype="bfloat16", operator="mm",
+        sizes=ProductSizes(m=8192, n=14336, k=4096),
+    )  # fmt: skip
+    forward, backward = (mlp_seconds(name, sizes, device) for name in ("tiled_mlp", "tiled_mlp_backward"))
+    assert 3 * product < forward < 3.5 * product
+    assert 8 * product < backward < 10.5 * product
+    halves = [mlp_seconds("tiled_mlp_backward", replace(sizes, rows=rows), device) for rows in (4096, 8192)]
+    added = 2 * 3 * 10 * 14336 * 4096 / device.memory_bytes_per_second  # bytes of three weights a tile
+    assert halves[1] - 2 * halves[0] == pytest.approx(added, rel=0.3), "one tile adds nothing up"
+
+
+def test_sizes_of_an_mlp_are_read_whichever_way_its_weights_lie() -> None:
+    x, grad, into, turned, down = (100, 8), (100, 6), (20, 8), (8, 20), (6, 20)
+    plain = MlpSizes(rows=100, hidden=20, width=8, out=6, inputs=1)
+    for name, operands, inputs in (
+        ("tiled_mlp", [x, into, down], 1),
+        ("tiled_mlp", [x, into, (20,), down], 1),
+        ("tiled_mlp", [x, turned, (20, 6)], 1),
+        ("tiled_mlp", [x, into, into, down], 2),
+        ("tiled_mlp_backward", [grad, x, turned, turned, (20,), (20,), (20, 6)], 2),
+    ):
+        assert sizes_of(name, operands, x, whole(len(operands))) == replace(plain, inputs=inputs)

@@ -56,6 +56,29 @@ def test_a_loss_in_chunks_holds_one_of_them(dtype: torch.dtype, total: int) -> N
     assert [bytes_ - chunk for bytes_ in held] == [pytest.approx(0, abs=3 * 4 * rows), total * words * width]
 
 
+@pytest.mark.parametrize(("dtype", "total"), [(torch.float32, 0), (torch.bfloat16, 4)], ids=str)
+@pytest.mark.parametrize(("inputs", "biases", "tensors"), [(2, 0, (3, 5)), (1, 1, (2, 3))])
+def test_an_mlp_in_tiles_holds_one_of_them(
+    dtype: torch.dtype, total: int, inputs: int, biases: int, tensors: tuple[int, int]
+) -> None:
+    """Hidden tensors of 4096 rows; backward in bf16 adds gradients of weights up in fp32, beside the results."""
+    rows, width, hidden = 16384, 256, 1024
+    graph = fx.Graph()
+
+    def given(*shape: int) -> fx.Node:
+        node = graph.placeholder("x")
+        node.meta = {"local_shape": shape, "dtype": dtype}
+        return node
+
+    weights, vectors = [given(hidden, width) for _ in range(inputs)], [given(hidden) for _ in range(biases)]
+    rest = (given(rows, width), weights, vectors, given(width, hidden), "gelu", False)
+    forward, backward = torch.ops.autopar.tiled_mlp.default, torch.ops.autopar.tiled_mlp_backward.default
+    calls = graph.call_function(forward, rest), graph.call_function(backward, (given(rows, width), *rest))
+    tile, wide = 4096 * hidden * dtype.itemsize, total * hidden * ((inputs + 1) * width + biases)
+    expected = [tensors[0] * tile, tensors[1] * tile + wide]
+    assert [working_bytes(call) for call in calls] == [pytest.approx(one, abs=4 * hidden) for one in expected]
+
+
 def test_a_ctc_loss_holds_a_table_for_its_longest_target() -> None:
     steps, batch, classes, target = 50, 4, 32, 10
     table = 4 * batch * steps * (2 * target + 1)

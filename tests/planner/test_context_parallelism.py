@@ -21,7 +21,7 @@ from autopar.planner.problem.axis_presets import orders_offered
 from autopar.planner.problem.strategies import AxisChoice
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
-from tests.passes.hand_plans import run_plan, tensors_of, worst
+from tests.passes.hand_plans import Results, run_plan, tensors_of, worst
 
 TOKENS = 32
 TOLERANCE = 1e-6
@@ -86,6 +86,31 @@ def test_every_way_equals_one_device(
     tensors = tensors_of(program, model, inputs)
     whole = _plan(model, inputs["args.0"], cluster="1 cpu", mesh=(1,))
     assert worst(run_plan(program, plan, tensors), run_plan(program, whole, tensors)) < TOLERANCE
+
+
+@pytest.mark.exhaustive(sample=["ring"])
+@pytest.mark.parametrize("cp", ["ring", "ulysses", "gather"])
+def test_bf16_is_as_near_to_fp64_as_one_rank_of_it_is(cp: str) -> None:
+    model, program, inputs = _case(4)
+    alone = _plan(model, inputs["args.0"], cluster="1 cpu", mesh=(1,))
+    exact = run_plan(program, alone, tensors_of(program, model, inputs))
+    model = model.bfloat16()
+    program = capture(model, (inputs["args.0"],), {})
+    tensors = tensors_of(program, model, inputs)
+    pinned = {"*/attention#0": "S(2, zigzag)"} if cp == "ring" else None
+    plan = _plan(model, inputs["args.0"], cluster="4 cpu", dims={"cp": 4}, cp=cp, constraints=pinned)
+    alone = _plan(model, inputs["args.0"], cluster="1 cpu", mesh=(1,))
+    split, whole = (_errors(run_plan(program, each, tensors), exact) for each in (plan, alone))
+    assert max(whole.values()) > 1e-3, "bf16 it is"
+    assert max(split.values()) < 1.5 * max(whole.values())
+    assert sum(split.values()) < 1.2 * sum(whole.values())
+
+
+def _errors(found: Results, exact: Results) -> dict[str, float]:
+    return {
+        name: float((found.gradients[name].double() - gradient).norm() / gradient.norm())
+        for name, gradient in exact.gradients.items()
+    }
 
 
 @pytest.mark.parametrize("cp", ["ring", "gather", None])

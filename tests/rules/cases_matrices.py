@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.ops import tiled_mlp  # noqa: F401 (it is registered)
 from tests.rules.case_values import Arguments, Case, case, x
 
-aten = torch.ops.aten
+aten, ours = torch.ops.aten, torch.ops.autopar
 
 
 def definite(*shape: int) -> Tensor:
@@ -33,6 +34,21 @@ def _ldl(s: int) -> tuple[Any, ...]:
 
 def _qr(s: int) -> tuple[Any, ...]:
     return tuple(aten.geqrf.default(x(s, 4, 3)))
+
+
+def _mlp(s: int, inputs: int, biased: bool, columns: bool) -> Arguments:
+    """x, weights, biases and the last weight of an MLP with s hidden activations."""
+    into, behind = ((4, s), (s, 5)) if columns else ((s, 4), (5, s))
+    return x(6, 4), [x(*into) for _ in range(inputs)], [x(s) for _ in range(inputs if biased else 0)], x(*behind)
+
+
+def _mlp_case(activation: str, inputs: int, biased: bool, columns: bool, label: str) -> list[Case]:
+    """Forward and backward."""
+    rest = (activation, columns)
+    return [
+        case(ours.tiled_mlp.default, lambda s: (*_mlp(s, inputs, biased, columns), *rest), label),
+        case(ours.tiled_mlp_backward.default, lambda s: (x(6, 5), *_mlp(s, inputs, biased, columns), *rest), label),
+    ]
 
 
 def exact_in_float8(*shape: int) -> Tensor:
@@ -108,4 +124,11 @@ SOLVERS = [
     case(aten.linalg_cross.default, lambda s: (x(s, 3), x(s, 3))),
 ]
 
-CASES: list[Case] = [*PRODUCTS, *FACTORISATIONS, *SOLVERS]
+MLPS = [
+    *_mlp_case("silu", 2, False, False, "gated"),
+    *_mlp_case("gelu_tanh", 2, True, True, "gated with biases, columns"),
+    *_mlp_case("gelu", 1, True, False, "plain with bias"),
+    *_mlp_case("relu", 1, False, True, "plain, columns"),
+]
+
+CASES: list[Case] = [*PRODUCTS, *FACTORISATIONS, *SOLVERS, *MLPS]

@@ -10,6 +10,7 @@ import transformers.integrations.moe  # noqa: F401 (registers grouped_mm_fallbac
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from autopar.ops import tiled_mlp  # noqa: F401 (it is registered)
 from autopar.rules.call import Call, TensorSpec
 from autopar.rules.engine import rule_of
 
@@ -59,7 +60,17 @@ LOG_PROBABILITIES = meta(STEPS, BATCH, CLASSES)
 LENGTHS = (meta(BATCH, LABELS, dtype=torch.long), meta(BATCH, dtype=torch.long), meta(BATCH, dtype=torch.long))
 ROWS = (meta(6, 4), meta(2, 4, 5), meta(2, dtype=torch.int32))
 Q, K, V = meta(2, 4, 6, 8), meta(2, 2, 5, 8), meta(2, 2, 5, 8)
+X, UP, DOWN = meta(6, 4), meta(9, 4), meta(5, 9)
 COUNTED_BY_HAND = {
+    # gated, 6 rows: two products in front of the activation and one behind it; backward makes the first two again, and
+    # two gradients of each of the three
+    "tiled_mlp": (
+        2 * 6 * 9 * (4 + 4 + 5), (meta(6, 5),), own.tiled_mlp.default, X, [UP, UP], [], DOWN, "silu", False,
+    ),
+    "tiled_mlp_backward": (
+        2 * 6 * 9 * (3 * (4 + 4) + 2 * 5), (X, UP, UP, DOWN),
+        own.tiled_mlp_backward.default, meta(6, 5), X, [UP, UP], [], DOWN, "silu", False,
+    ),
     "mv": (2 * 3 * 5, (meta(3),), aten.mv.default, meta(3, 5), meta(5)),
     "dot": (2 * 5, (meta(),), aten.dot.default, meta(5), meta(5)),
     "vdot": (2 * 5, (meta(),), aten.vdot.default, meta(5), meta(5)),

@@ -8,7 +8,7 @@ Kinds are tried one behind the other, each beside those that were taken, on the 
 one launch that reads its operands and writes its results once (`kernel_groups`, `KernelPrices`), and so is a chain that
 the backend fuses. What is planned is the program with the kinds that were taken, so that the solver's sum, the memory
 of every moment and the stages are those of the kernels that run. Our kernels are Triton's: on CPUs there is nothing to
-choose.
+choose. Kinds that compute twice to save memory are not tried here (`search/kernels_for_memory.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autopar.graphs.node_values import is_backward
 from autopar.graphs.operator_names import is_causal, window_of
 from autopar.hardware.devices import Device
 from autopar.passes.kernels.use_kernels import with_kernels
-from autopar.plans.plan_entries import KERNELS
+from autopar.plans.plan_entries import FOR_MEMORY, KERNELS
 from autopar.program import Program
 from autopar.rules.engine import is_view
 
@@ -48,7 +48,7 @@ def cheaper_kernels(program: Program, backend: str, device: Device) -> tuple[str
     kinds: tuple[str, ...] = ()
     seconds, kept = price.of(program), bytes_for_backward(program)
     least, fewer = LEAST_GAIN * seconds, LEAST_GAIN * kept
-    for kind in KERNELS:
+    for kind in (one for one in KERNELS if one not in FOR_MEMORY):
         found = with_kernels(program, (*kinds, kind))
         if found is with_kernels(program, kinds):
             continue

@@ -1,6 +1,7 @@
 """Notes of context parallelism: what an axis cp was meant to split and cannot, what runs instead, and the next step.
 
 the sequence of 6 does not divide by cp=4: attention runs replicated over it; pad the sequence to 8 ...
+cp="ring": attention of 6 queries over 12 keys runs without a ring (a ring needs as many keys as queries) ...
 cp="ulysses": 2 key heads do not divide by cp=4: attention splits the query sequence over it, keys and values whole ...
 the sequence of 36 does not divide by 2 x cp=4: zigzag order needs that; in plain order the last rank ...
 """
@@ -17,6 +18,7 @@ from torch import fx
 from autopar.graphs.operator_names import is_causal, window_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.problem.build import Built
+from autopar.plans.plan_value import RING
 from autopar.request.context_parallelism import ContextParallelism
 from autopar.request.mesh_axes import CONTEXT_AXES
 
@@ -35,7 +37,13 @@ def context_notes(
     """Of every axis of context parallelism, each once; none where a mesh has none. cp: the way that was asked for."""
     axes = [axis for axis, name in enumerate(mesh.axis_names) if name in CONTEXT_AXES and mesh.shape[axis] > 1]
     attentions = [node for node in built.rules if str(node.target).startswith("autopar.attention.")]
-    if not axes or not attentions:
+    if not axes:
+        return
+    if not attentions:
+        yield (
+            f"{mesh.axis_names[axes[0]]}={mesh.shape[axes[0]]}: the program calls no fused attention "
+            "(torch.nn.functional.scaled_dot_product_attention), so it splits the sequence of other operators only"
+        )
         return
     found: dict[str, None] = {}
     for node in attentions:
@@ -46,6 +54,8 @@ def context_notes(
             found |= dict.fromkeys(_whole_sequence(length, mesh.shape[axis], said, picked[axis]))
             if cp == "ulysses":
                 found |= dict.fromkeys(_heads(sizes.get("h", 1), mesh.shape[axis], said, picked[axis]))
+        if cp == "ring" and _implementation(built, assignment, node) != RING:
+            found |= dict.fromkeys(_no_ring(length, sizes.get("t", length)))
         rings = [axis for axis in axes if picked[axis] == "s"]
         if rings and is_causal(node) and window_of(node) is None:
             found |= dict.fromkeys(_order(length, [mesh.shape[axis] for axis in rings], mesh, rings))
@@ -58,6 +68,20 @@ def picked_names(built: Built, assignment: Assignment, node: fx.Node) -> tuple[s
     strategies = built.variables[index].strategies
     assert strategies is not None
     return tuple(strategies.axes[int(assignment[index])])
+
+
+def _implementation(built: Built, assignment: Assignment, node: fx.Node) -> str:
+    index = built.operators[node]
+    strategies = built.variables[index].strategies
+    assert strategies is not None
+    return strategies.implementation(int(assignment[index]))
+
+
+def _no_ring(queries: int, keys: int) -> Iterator[str]:
+    """Of an attention without a ring, though one was asked for."""
+    lengths = f"of {queries} queries over {keys} keys" if queries != keys else f"of {queries} tokens"
+    why = "a ring needs as many keys as queries" if queries != keys else "its mask or its length leaves no ring"
+    yield f'cp="ring": attention {lengths} runs without a ring ({why}); the other ways are planned for it'
 
 
 def _whole_sequence(length: int, size: int, axis: str, picked: str | None) -> Iterator[str]:

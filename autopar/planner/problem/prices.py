@@ -20,7 +20,7 @@ from autopar.cost_models.operator_costs import copy_seconds, element_flops, oper
 from autopar.cost_models.operator_sizes import AttentionSizes, Parts, RowSizes, Sizes, flops_of, has_sizes, sizes_of
 from autopar.cost_models.operators_attention import keys_in_window, keys_in_zigzag
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
-from autopar.graphs.operator_names import FLOAT8_PRODUCTS, base_name, is_causal, operator_kind, window_of
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind, window_of
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Layout, Mesh, Shard
@@ -179,8 +179,8 @@ class Prices:
     def _sizes(self, node: fx.Node, name: str, rule: Rule, strategies: Strategies) -> Sizes | None:
         """The sizes of an operator on the fullest rank under every strategy, where its price asks for them. What goes
         around a ring is whole in the end: the operands behind the query."""
-        hides = is_causal(node) or window_of(node) is not None
-        asks = self.cluster.device.curves is not None or hides or name in FLOAT8_PRODUCTS
+        asks = self.cluster.device.curves is not None or is_causal(node) or window_of(node) is not None
+        asks = asks or name in (*FLOAT8_PRODUCTS, *TILED_MLPS)
         if not asks or not has_sizes(name) or strategies.outputs[0] is None:
             return None
         shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]

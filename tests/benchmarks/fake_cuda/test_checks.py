@@ -15,7 +15,7 @@ from torch.optim import AdamW
 from autopar.capture import Captures, capture
 from autopar.demo.gpt import GPT, GPTConfig
 from autopar.hardware.cluster import Cluster
-from autopar.ops import attention_kernels, attention_math, attention_operator
+from autopar.ops import attention_kernels, attention_math, attention_operator, tiled_mlp
 from autopar.planner.planning import make_plan
 from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.plans.parallel_plan import Plan
@@ -110,6 +110,43 @@ def test_a_loss_whose_shapes_are_data_and_a_copy_with_strides_run() -> None:
     waits = {fault.split(" in ")[0] for fault in _faults(record) if "the host waits" in fault}
     assert waits == {"the host waits for ctc_loss", "the host waits for ctc_loss_backward"}
     assert not [fault for fault in _faults(record) if "hold" in fault]
+
+
+class LongRows(nn.Module):
+    """A gated MLP and a plain one over 16,384 rows: four tiles, whose hidden tensors would take 32 MiB each whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        into, behind = ((256, 1024), (1024, 256))
+        self.gate, self.up, self.fc = nn.Linear(*into, bias=False), nn.Linear(*into, bias=False), nn.Linear(*into)
+        self.down, self.out, self.first = nn.Linear(*behind, bias=False), nn.Linear(*behind), nn.Linear(256, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        return (x + self.out(nn.functional.gelu(self.fc(x)))).square().mean()
+
+
+def tiled(devices: int) -> tuple[Program, Plan]:
+    asked = {"dims": {"tp": devices}} if devices > 1 else {}
+    request = Request(
+        cluster=_cluster(devices), optimizer=AdamW, with_baselines=False, kernels=("gated", "tiled_mlp"), **asked
+    )
+    inputs = {"x": torch.empty(16384, 256, dtype=torch.bfloat16, device="meta")}
+    with torch.device("meta"):
+        module = LongRows().bfloat16()
+    captured = capture_model(module, (), inputs, request, Captures(), training=True)
+    return captured.program, make_plan(captured.program, request)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_mlps_in_tiles_hold_what_was_planned(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, plan = tiled(devices)
+    record = run_rank(program, plan, AdamW)
+    assert [call.name for call in record.calls if call.turn is not None].count("mm") > 8 * 4, "tiles are not seen"
+    assert _faults(record) == []
+    monkeypatch.setattr(tiled_mlp, "tile_rows", lambda rows, width: rows)
+    assert any("hold" in fault for fault in _faults(run_rank(program, plan, AdamW))), "whole rows are not seen"
 
 
 def test_a_formula_in_the_place_of_a_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

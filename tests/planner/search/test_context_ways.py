@@ -76,7 +76,7 @@ def test_the_shortest_played_step_is_the_answer_and_says_so(plans: dict[str, Pla
     assert plan.operators == plans["gather"].operators
     assert plan.bound_seconds == plans["ring"].bound_seconds < plans["gather"].bound_seconds  # of the question asked
     assert plan.gap == pytest.approx(1 - plan.bound_seconds / plan.objective_seconds)
-    assert plan.notes[-1].startswith("attention over cp: gather has the shortest step (ring 300")
+    assert plan.notes[-1].startswith("attention over cp: gather has the shortest step (as chosen 300")
 
 
 def test_a_ring_that_is_shorter_stays_as_it_was_found(plans: dict[str, Plan]) -> None:
@@ -88,3 +88,12 @@ def test_a_ring_that_is_shorter_stays_as_it_was_found(plans: dict[str, Plan]) ->
 def test_a_way_that_was_asked_for_and_a_choice_without_a_ring_are_final(plans: dict[str, Plan]) -> None:
     assert _answer(plans, {"ring": 0.3, "gather": 0.2}, asked="ring")[1] == ["ring"]
     assert _answer({"ring": plans["gather"], "gather": plans["gather"]}, {None: 0.3, "gather": 0.2})[1] == [None]
+
+
+def test_a_ring_is_planned_by_name_too_where_the_choice_computes_again(plans: dict[str, Plan]) -> None:
+    name, chosen = next(iter(plans["ring"].operators.items()))
+    short = replace(plans["ring"], operators={**plans["ring"].operators, name: replace(chosen, recompute=True)})
+    plan, searched = _answer({**plans, "ring": short}, {None: 0.3, "ring": 0.2})
+    assert searched == [None, "ring", "ulysses", "gather"]
+    assert plan.predicted.step_seconds == 0.2
+    assert plan.notes[-1].startswith("attention over cp: ring has the shortest step (as chosen 300")

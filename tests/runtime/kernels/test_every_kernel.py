@@ -39,6 +39,8 @@ OTHERS = {
     "recurrent_layer_backward": "torch's own",
     "ring_attention": "as attention, for every block of keys",
     "ring_attention_backward": "as ring_attention",
+    "tiled_mlp": "products of torch, and gated",
+    "tiled_mlp_backward": "products of torch, and gated_backward",
     "uniform": "written in torch",
 }
 """Operators of ours without a kernel of their own -> what runs."""
