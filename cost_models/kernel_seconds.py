@@ -113,7 +113,7 @@ def _seen_pairs(node: fx.Node, band: Band, sizes: AttentionSizes, kind: str) -> 
     """Pairs that attention computes of its runs of rows and keys; None where it is causal and that of one run of rows,
     which is priced as that of the last rows on every rank."""
     names, arguments = argument_names(node.target), tuple[Any, ...](node.args)
-    rows, keys = ((0, round(float(sizes.queries))),), ((0, round(float(sizes.keys))),)
+    rows, keys = (((0, int(np.rint(size))),) for size in (sizes.queries, sizes.keys))
     if "runs" in names and names.index("runs") < len(arguments):
         rows, keys = arguments[names.index("runs")][-2:]
     if band == CAUSAL and len(rows) == 1 and len(keys) == 1 and keys[0][0] == 0:

@@ -83,14 +83,14 @@ def pairs_in_blocks(rows: tuple[Run, ...], keys: tuple[Run, ...], band: Band, ki
     return seen
 
 
-def keys_in_window(queries: ArrayLike, keys: int, band: Band, kind: str) -> Floats:
+def keys_in_window(queries: ArrayLike, keys: ArrayLike, band: Band, kind: str) -> Floats:
     """The keys of which whole products cost what a window costs: of the last queries where it is causal, else of those
     in the middle, which see most."""
-    found = []
+    found, length = [], int(np.rint(keys))
     for each in np.ravel(np.asarray(queries, np.float64)):
-        own = min(keys, max(1, round(float(each))))
-        start = (keys - own) // (1 if band.after == 0 else 2)
-        found.append(pairs_in_blocks(((start, own),), ((0, keys),), band, kind) / own)
+        own = min(length, max(1, round(float(each))))
+        start = (length - own) // (1 if band.after == 0 else 2)
+        found.append(pairs_in_blocks(((start, own),), ((0, length),), band, kind) / own)
     return np.reshape(np.asarray(found, np.float64), np.shape(queries))
 
 

@@ -149,8 +149,9 @@ class IndexValues:
         given = [self._operand(x, index) if isinstance(x, Node) else x for x in arguments(node)]
         if any(x is None for x in given):
             return None
-        lines = [Line(x) if type(x) is int else x for x in given]
-        if all(isinstance(x, Line) for x in lines) and not node.kwargs.keys() - {"dtype", "device"}:
+        whole = [Line(x) if type(x) is int else x for x in given]
+        lines = [x for x in whole if isinstance(x, Line)]
+        if len(lines) == len(whole) and not node.kwargs.keys() - {"dtype", "device"}:
             found = self._of_lines(node, lines)
             if found is not None:
                 return found

@@ -199,7 +199,7 @@ class Prices:
             return sizes
         if (window := window_of(node)) is not None:
             band, kind = Band.of(sizes.causal, window), self.cluster.device.kind
-            seen = keys_in_window(np.broadcast_to(sizes.queries, len(strategies)), int(sizes.keys), band, kind)
+            seen = keys_in_window(np.broadcast_to(sizes.queries, len(strategies)), sizes.keys, band, kind)
             return replace(sizes, keys=seen, causal=False)
         turned = np.array(list(map(in_zigzag, strategies.inputs[0].distinct)))[strategies.inputs[0].index]
         if sizes.causal and turned.any():
