@@ -57,10 +57,13 @@ def masked_scores(
             there = there & (added != 0)
         else:
             scores += added.to(tl.float32)
+    ahead = column.to(tl.int32)[None, :] - row.to(tl.int32)[:, None]
     if CAUSAL:
-        there = there & (column[None, :] <= row[:, None])
+        there = there & (ahead <= 0)
     if WINDOW > 0:
-        there = there & (tl.abs(column[None, :] - row[:, None]) < WINDOW)
+        there = there & (ahead > -WINDOW)
+        if not CAUSAL:
+            there = there & (ahead < WINDOW)
     return tl.where(there, scores, NOTHING)
 
 
