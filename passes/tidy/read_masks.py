@@ -12,7 +12,7 @@ row sees its own key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -28,6 +28,7 @@ from autopar.rules.call import argument_slot
 aten = torch.ops.aten
 HIDES = torch.finfo(torch.bfloat16).min
 """From here on a number that is added to a score hides the pair; that of float32 is less."""
+CONJUNCTIONS = (aten.bitwise_and.Tensor, aten.logical_and.default)
 ATTENTION = (attention._opoverload, attention_backward._opoverload)
 Read: TypeAlias = tuple[bool, int | None]
 """is_causal, window."""
@@ -53,7 +54,7 @@ def _read_mask(node: Node, rests: dict[tuple[Node, ...], Node]) -> None:
     if queries[-2] != keys[-2]:
         return
     values = IndexValues((*queries[:-1], keys[-2]))
-    conditions = list(_conditions(mask))
+    conditions = list(_conditions(mask, node))
     found = [(condition, _seen(values.of(condition))) for condition in conditions]
     known = [seen for _, seen in found if seen is not None]
     read = _band(known, keys[-2]) if known else None
@@ -65,18 +66,43 @@ def _read_mask(node: Node, rests: dict[tuple[Node, ...], Node]) -> None:
     node.args = (*changed, *(() if read[1] is None else (read[1],)))
 
 
-def _conditions(mask: Node) -> Iterator[Node]:
-    """The bool tensors that a mask is the conjunction of; the mask itself where it is none."""
-    if mask.meta["val"].dtype == torch.bool:
-        if mask.target in (aten.bitwise_and.Tensor, aten.logical_and.default):
-            for operand in arguments(mask):
-                yield from _conditions(operand)
-            return
-        source = arguments(mask)[0] if mask.target is aten.expand.default else None
-        if source is not None and source.meta["val"].dtype == torch.bool:
-            yield from _conditions(source)
-            return
-    yield mask
+def _conditions(mask: Node, point: Node) -> Iterator[Node]:
+    """The bool tensors that a mask is the conjunction of; the mask itself where it is none. What a view of a
+    conjunction makes of them is put in front of `point`."""
+    target, given = mask.target, arguments(mask)
+    if mask.meta["val"].dtype != torch.bool or target not in (*CONJUNCTIONS, aten.expand.default, aten.view.default):
+        yield mask
+    elif target in CONJUNCTIONS:
+        for operand in given:
+            yield from _conditions(operand, point)
+    elif target is aten.expand.default:
+        yield from _conditions(given[0], point)
+    else:
+        places = _inserted(given[0].meta["val"].shape, mask.meta["val"].shape)
+        parts = [] if places is None else list(_conditions(given[0], point))
+        yield from [mask] if len(parts) < 2 else (_viewed(part, places or [], mask, point) for part in parts)
+
+
+def _inserted(source: Sequence[int], result: Sequence[int]) -> list[int] | None:
+    """The dims of size 1 that a view adds; None where it does more."""
+    left, places = list(source), list[int]()
+    for dim, size in enumerate(result):
+        if left and left[0] == size:
+            left.pop(0)
+        elif size == 1:
+            places.append(dim)
+        else:
+            return None
+    return None if left else places
+
+
+def _viewed(part: Node, places: Sequence[int], mask: Node, point: Node) -> Node:
+    """A condition with these dims of size 1, as it broadcasts to a mask that has them."""
+    shape = list(part.meta["val"].shape)
+    shape[:0] = [1] * (mask.meta["val"].dim() - len(places) - len(shape))
+    for dim in places:
+        shape.insert(dim, 1)
+    return insert_before(point, aten.view.default, (part, shape), like=point)
 
 
 def _seen(values: Tensor | None) -> Tensor | None:

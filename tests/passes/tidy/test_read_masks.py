@@ -138,6 +138,19 @@ def test_of_a_conjunction_what_an_input_decides_stays() -> None:
     assert arguments(node)[8] == 6
 
 
+def test_dims_that_are_added_to_a_conjunction_are_added_to_what_stays() -> None:
+    document = torch.arange(N).expand(2, N) // 5
+
+    def mask(x: Tensor, document: Tensor) -> Tensor:
+        return ((document[:, :, None] == document[:, None]) & causal(x)).unsqueeze(1)
+
+    node, _ = read(mask, document)
+    rest = arguments(node)[3]
+    assert tuple(rest.meta["val"].shape) == (2, 1, N, N)
+    assert rest.target is torch.ops.aten.view.default
+    assert arguments(node)[5] is True
+
+
 def test_what_is_read_is_what_the_mask_holds() -> None:
     """All masks above, element by element, of those that i - j decides."""
     x = torch.randn(2, 3, N, 4)
