@@ -51,6 +51,7 @@ def adapted_huggingface(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator
         if is_huggingface(model):
             stack.enter_context(mock.patch.dict(os.environ, _WITHOUT_CHECKS))
             _install_output_hooks(model)
+            _scan_at_once(stack, model)
             if not any(kwargs.get(name) is not None for name in ("attention_mask", "position_ids")):
                 _keep_causal_flags(stack)
                 _let_models_make_masks(stack)
@@ -81,6 +82,16 @@ def _keep_causal_flags(stack: contextlib.ExitStack) -> None:
             stack.enter_context(mock.patch.object(masks, name, decision))
         else:
             log.warning("%s.%s not found: causal masks will be written out as tensors", _MASKS, name)
+
+
+def _scan_at_once(stack: contextlib.ExitStack, model: nn.Module) -> None:
+    """Models with a selective scan call `associative_scan` while Dynamo compiles, and loop over all steps in an export;
+    where their configuration asks for neither, the loop stays."""
+    for name in {kind.__module__ for module in model.modules() for kind in type(module).__mro__}:
+        module = sys.modules.get(name)
+        scans = all(hasattr(module, asked) for asked in ("is_mambapy_available", "is_torchdynamo_exporting"))
+        if name.startswith("transformers.models.") and scans:
+            stack.enter_context(mock.patch.object(module, "is_torchdynamo_exporting", return_value=False))
 
 
 def _let_models_make_masks(stack: contextlib.ExitStack) -> None:

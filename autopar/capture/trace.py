@@ -23,6 +23,7 @@ from torch.nn.modules import transformer
 
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
 from autopar._compat import aot_export_joint_with_descriptors, whole_triton_operators
+from autopar.capture.associative_scans import plain_associative_scans
 from autopar.capture.branches import Notes, check_draws
 from autopar.capture.calls import Call, CallRecorder, resized
 from autopar.capture.checkpointed_regions import Salts, recomputed_within
@@ -209,6 +210,7 @@ def traced_alike(step: TrainingStep, kwargs: Mapping[str, Any], training: bool) 
         stack.enter_context(_dense_gradients(step))
         stack.enter_context(adapted_huggingface(step, kwargs))
         stack.enter_context(adapted_experts())
+        stack.enter_context(plain_associative_scans())
         stack.enter_context(explained(step.model, step.takes_branches))
         stack.enter_context(torch.set_grad_enabled(training))
         yield

@@ -3,7 +3,8 @@
     t = block_total(x, 0, dtype); s = after_block(t, position, num_blocks); all_reduce; continued_sum(x, 0, s, position)
 
 `position` counts the blocks of the dim in order. A rank adds its total to the slots of the blocks behind it, so that
-after the all_reduce a slot holds what stands before its block.
+after the all_reduce a slot holds what stands before its block. A sum from the end (`reverse_cumsum`, the gradient of a
+running sum) counts them from there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,25 @@ def after_block(total: Tensor, position: int, num_blocks: int) -> Tensor:
     return torch.where(slots > position, total, torch.zeros_like(total))
 
 
-def continued_sum(x: Tensor, dim: int, before: Tensor, position: int, dtype: torch.dtype) -> Tensor:
+def continued_sum(
+    x: Tensor, dim: int, before: Tensor, position: int, dtype: torch.dtype, reverse: bool = False
+) -> Tensor:
     """Running sums of a block along `dim` in `dtype`, from what stands before it: `before[position]`."""
-    return (x.cumsum(dim, dtype=before.dtype) + before[position]).to(dtype)
+    wide = x.to(before.dtype)
+    sums = _from_the_end(wide, dim) if reverse else wide.cumsum(dim)
+    return (sums + before[position]).to(dtype)
+
+
+def _from_the_end(x: Tensor, dim: int) -> Tensor:
+    return x.flip(dim).cumsum(dim).flip(dim)
+
+
+reverse_cumsum = torch.library.custom_op(
+    "autopar::reverse_cumsum", _from_the_end, mutates_args=(), schema="(Tensor self, int dim) -> Tensor"
+)
+"""Sums of what stands at a place of `dim` and behind it, of a tensor of floats."""
+
+
+@reverse_cumsum.register_fake
+def _(x: Tensor, dim: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -163,7 +163,7 @@ def _infer_sizes(tensors: Sequence[tuple[list[_Factors], TensorSpec]], pattern: 
             if len(missing) != 1 or any(f.name is None for f in dim) or (missing[0] in broadcast and size == 1):
                 continue
             known = math.prod(sizes[f.name] for f in dim if f.name in sizes)
-            sizes[missing[0]] = size // known if known else 0
+            sizes[missing[0]] = (size - dim[0].more) // known if known else 0
             progress = True
     for dim, size in dims:
         _check_dim(dim, size, sizes, broadcast, pattern, call)
@@ -183,7 +183,7 @@ def _check_dim(
     unknown = [name for name in names if name not in sizes]
     if unknown:
         raise _fail(pattern, call, f"nothing says how large {unknown[0]!r} is; add '; {unknown[0]} = size'")
-    product = math.prod(sizes[name] for name in names)
+    product = math.prod(sizes[name] for name in names) + sum(f.more for f in dim)
     if len(names) < len(dim):  # an anonymous whole factor takes the rest
         if len(dim) > 1 and (not product or size % product):
             raise _fail(pattern, call, f"a dim of size {size} has no factors {names} of {product}")

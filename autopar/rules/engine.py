@@ -31,6 +31,7 @@ from autopar.rules.table_index import INDEX_RULES
 from autopar.rules.table_norms import NORM_RULES
 from autopar.rules.table_pooling import POOLING_RULES
 from autopar.rules.table_recurrent import RECURRENT_RULES
+from autopar.rules.table_shifts import SHIFT_RULES
 from autopar.rules.table_spatial import SPATIAL_RULES
 from autopar.rules.table_statistics import STATISTICS_RULES
 
@@ -59,6 +60,7 @@ TABLE: Mapping[str, str | Callable[[Call], str | None]] = MappingProxyType(
         **INDEX_RULES,
         **NORM_RULES,
         **RECURRENT_RULES,
+        **SHIFT_RULES,
         **SPATIAL_RULES,
         **STATISTICS_RULES,
         **POOLING_RULES,

@@ -12,6 +12,7 @@ Dims of a tensor, separated by blanks:
     [name]    stays whole; its size may be used in `flops` and to infer others
     _         stays whole, any size
     1         has size 1
+    s+3, s-1  the rows of s and 3 more, or 1 less: split as s is, in blocks of its own; what splits s needs `by`
     (a [b])   fused: factors, outermost first; sizes are inferred from the shapes and from other occurrences; a factor
               in a fused dim is split only where it divides evenly. A split of an inner factor is a strided shard: each
               rank holds a piece of every outer one. (Strided shards of fused q|k|v come from the views behind them.)
@@ -70,17 +71,20 @@ from autopar.errors import ConfigurationError
 _NAME = re.compile(r"^[a-z]\w*$")
 ELLIPSIS_NAME = re.compile(r"^d\d+$")
 _ELLIPSIS = re.compile(r"^(?:([a-z]*)\.\.\.|\[\.\.\.\])(?:\{(.*)\})?$")
-_TOKEN = re.compile(r"(?:\[\.\.\.\]|[a-z]*\.\.\.)(?:\{[^}]*\})?|\[\w+\]|[()]|\w+|\S")
+_TOKEN = re.compile(r"(?:\[\.\.\.\]|[a-z]*\.\.\.)(?:\{[^}]*\})?|\[\w+\]|[()]|\w+[+-]\d+|\w+|\S")
+_MORE_ROWS = re.compile(r"^(\w+)([+-]\d+)$")
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "or": "max", "and": "min"}
 _OPTIONS = ("by", "bytes", "edges", "ring", "home", "joins", "before", "after")
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A factor of a dim; name None: any size; whole: never split."""
+    """A factor of a dim; name None: any size; whole: never split; more: rows that the dim has beside those of the
+    name, of which it is the only factor."""
 
     name: str | None
     whole: bool
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,8 @@ def _parse_tensor(tensor: str, text: str) -> TensorPattern:
             factor = _parse_factor(token, text)
             if fused is None:
                 dims.append((factor,))
+            elif factor.more:
+                raise ConfigurationError(f"rule {text!r}: {token!r} stands alone in its dim, not in parentheses")
             else:
                 fused.append(factor)
     if fused is not None:
@@ -200,12 +206,13 @@ def _parse_ellipsis(found: re.Match[str], text: str) -> Ellipsis:
 def _parse_factor(token: str, text: str) -> Factor:
     if token == "_":
         return Factor(None, True)
-    name = token.strip("[]")
+    more = _MORE_ROWS.match(token)
+    name = more[1] if more else token.strip("[]")
     if not _NAME.match(name) or ELLIPSIS_NAME.match(name):
         raise ConfigurationError(
-            f"rule {text!r}: {token!r} is no dim; write name, [name], (a b), 1, _ or ... (d0, d1 are its)"
+            f"rule {text!r}: {token!r} is no dim; write name, [name], name+1, (a b), 1, _ or ... (d0, d1 are its)"
         )
-    return Factor(name, token.startswith("["))
+    return Factor(name, token.startswith("["), int(more[2]) if more else 0)
 
 
 def _read_annotation(annotation: str, fields: dict[str, Any], text: str) -> None:

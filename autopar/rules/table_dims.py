@@ -1,4 +1,4 @@
-"""Rules of operators that work along some dims, which an argument names: reductions, scans, sorts, slices.
+"""Rules of operators that work along some dims, which an argument names: reductions, scans, sorts, splits.
 
 sum([b, s], dim=1)  -->  s may be split and leaves Partial(sum);  softmax(dim=1), max(dim=1)  -->  s stays whole
 """
@@ -56,11 +56,8 @@ _ALONG_A_DIM: Mapping[str, str] = {
     "aten.topk": "... -> ..., ... ; whole: dim",
     "aten.sort": "... -> ..., ... ; whole: dim",
     "aten.argsort": "... -> ... ; whole: dim",
-    "aten.flip": "... -> ... ; whole: dims ; linear: x",
-    "aten.roll": "... -> ... ; whole: dims ; linear: x",
     "aten.glu": "... -> ... ; whole: dim",
     "aten.glu_backward": "..., ... -> ... ; whole: dim",
-    "aten.slice.Tensor": "... -> ... ; whole: dim ; linear: x",
     "aten.slice_scatter": "..., ... -> ... ; whole: dim ; linear: all",
     "aten.select_scatter": "a...{_}, a...{} -> a...{_} ; at: dim ; linear: all",
     "aten.select.int": "... -> ... ; drop: dim ; linear: x",

@@ -54,14 +54,6 @@ def _repeat(call: Call) -> str:
     return f"{' '.join(inner) or '[...]'} -> {' '.join(outer)} ; linear: x{sizes}"
 
 
-def _constant_pad_nd(call: Call) -> str:
-    pad, rank = call.argument("pad"), len(call.operands[0].shape)
-    padded = {rank - 1 - i // 2 for i, amount in enumerate(pad) if amount}
-    dims = " ".join("_" if dim in padded else f"a{dim}" for dim in range(rank))
-    linear = " ; linear: x" if not call.argument("value") else ""
-    return f"{dims} -> {dims}{linear}"
-
-
 def _cat(call: Call) -> str:
     """Tensors of shape (0,) beside others of more dims are no part of the result: torch passes over them."""
     output = call.outputs[0]
@@ -117,7 +109,6 @@ def _linalg_solve(call: Call) -> str:
 RULE_FUNCTIONS: Mapping[str, Callable[[Call], str | None]] = {
     "aten.expand": _expand,
     "aten.repeat": _repeat,
-    "aten.constant_pad_nd": _constant_pad_nd,
     "aten.cat": _cat,
     "aten.stack": _stack,
     "aten.unfold_backward": _unfold_backward,

@@ -58,7 +58,7 @@ def _convolved_dims(call: Call, x: TensorSpec, out: TensorSpec, weight: Sequence
     it stay whole."""
     windows = windows_of(call, len(weight) - 2, weight[2:])
     if not call.argument("transposed"):
-        return spatial_dims(windows, x.shape, out.shape, x.dtype.itemsize)
+        return spatial_dims(windows, x.shape, out.shape, x.dtype.itemsize, other_lengths=True)
     padded = per_dim(call.argument("output_padding"), len(windows))
     apart = [
         window.kernel == window.stride and not window.needs_halo and not p

@@ -35,8 +35,20 @@ def _running_sum(call: Call) -> str:
     return f"... -> ... ; d{dim}: by prefix_sum bytes {nbytes}{linear}"
 
 
+def _linear_recurrence(call: Call) -> str:
+    """The bytes are those of 8 blocks, as of a running sum; a block passes on a factor and a state."""
+    out = call.outputs[0]
+    assert out is not None
+    dim = call.argument("dim") % len(out.shape)
+    wide = max(4, out.dtype.itemsize)
+    nbytes = 2 * 8 * wide * math.prod(size for at, size in enumerate(out.shape) if at != dim)
+    return f"..., ... -> ... ; d{dim}: by prefix_recurrence bytes {nbytes} ; linear: - x"
+
+
 STATISTICS_RULES: Mapping[str, str | Callable[[Call], str]] = {
     "aten.cumsum": _running_sum,
+    "autopar.reverse_cumsum": _running_sum,
+    "autopar.linear_recurrence": _linear_recurrence,
     "aten.var.correction": "... -> ... ; reduce: dim - by synchronised_variance bytes 2*output",
     "aten.std.correction": "... -> ... ; reduce: dim - by synchronised_variance bytes 2*output",
     "aten.var_mean.correction": "... -> ..., ... ; reduce: dim - by synchronised_variance bytes 2*output",

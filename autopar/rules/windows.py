@@ -3,8 +3,9 @@
     kernel 3, stride 2, padding 1, 8 rows -> 4 rows     output row j reads rows 2 j - 1 .. 2 j + 1
     input dim `(s [t])` with t = 2, output dim `s`      a block of 2 output rows needs 1 row before its 4 input rows
 
-A dim may be split if the input has `stride` rows per output row (then blocks of both lie above each other); otherwise
-it stays whole.
+A dim may be split if the input has `stride` rows per output row (then blocks of both lie above each other), or if
+the output has a few rows more or less than it (`s+3`: a causal convolution that is padded at both ends); otherwise it
+stays whole.
 """
 
 from __future__ import annotations
@@ -44,9 +45,24 @@ class Window:
         fits = (size + 2 * self.padding - self.extent) // self.stride + 1 == output_size
         return fits and size == self.stride * output_size
 
+    def grows(self, size: int, output_size: int) -> bool:
+        """Whether every output row has an input row, and a few have none or have none of theirs."""
+        fits = self.stride == 1 and size + 2 * self.padding - self.extent + 1 == output_size
+        return fits and are_a_few(output_size - size, size)
+
     def edge_rows(self) -> int:
         """Input rows that a block borrows from both sides together."""
         return self.padding + max(0, self.extent - self.stride - self.padding)
+
+
+MOST_OTHER_ROWS = 4
+"""An output is split as its input is if it has at most this part of the rows more or less: the rows that then change
+ranks are few beside a block."""
+
+
+def are_a_few(more: int, size: int) -> bool:
+    """Whether a dim of `size` rows and one of `more` rows beside them are split alike."""
+    return abs(more) * MOST_OTHER_ROWS <= size
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +92,12 @@ def spatial_dims(
     output: Sequence[int],
     item_bytes: int,
     allowed: Sequence[bool] | None = None,
+    other_lengths: bool = False,
 ) -> SpatialDims:
     """How the last dims of an operator with `windows` may be split.
 
-    shape, output: those of its input and output; allowed: dims that may be split at all.
+    shape, output: those of its input and output; allowed: dims that may be split at all; other_lengths: where the
+    output may be a few rows longer or shorter than the input.
     """
     first, first_output = len(shape) - len(windows), len(output) - len(windows)
     inputs, outputs, sizes = [], [], ""
@@ -87,16 +105,18 @@ def spatial_dims(
     edge_bytes: dict[str, int] = {}
     for i, window in enumerate(windows):
         size, output_size = shape[first + i], output[first_output + i]
-        if not window.aligns(size, output_size) or (allowed is not None and not allowed[i]):
+        grows = other_lengths and window.grows(size, output_size)
+        if not (grows or window.aligns(size, output_size)) or (allowed is not None and not allowed[i]):
             inputs.append(f"[x{i}]")
             outputs.append(f"[y{i}]")
             continue
         name = f"s{i}"
         inputs.append(name if window.stride == 1 else f"({name} [t{i}])")
-        outputs.append(name)
+        more = output_size - size if grows else 0
+        outputs.append(f"{name}{more:+d}" if more else name)
         sizes += "" if window.stride == 1 else f" ; t{i} = {window.stride}"
         split[name] = window
-        edge_bytes[name] = window.edge_rows() * math.prod(shape) // max(size, 1) * item_bytes
+        edge_bytes[name] = (window.edge_rows() + abs(more)) * math.prod(shape) // max(size, 1) * item_bytes
     return SpatialDims(" ".join(inputs), " ".join(outputs), sizes, split, edge_bytes)
 
 

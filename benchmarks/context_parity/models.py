@@ -13,7 +13,6 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.zoo.plain_evoformer import Evoformer
 from benchmarks.zoo.transformers_tiny import tiny_config
 
 Case: TypeAlias = tuple[nn.Module, dict[str, Tensor]]
@@ -133,16 +132,6 @@ def _vit() -> Case:
     }  # fmt: skip
 
 
-def _evoformer() -> Case:
-    torch.manual_seed(0)
-    model = Evoformer(width=16, pair_width=8, heads=4, classes=20).double()
-    return model, {
-        "msa": torch.randn(1, 8, 16, 16, dtype=torch.float64),
-        "pair": torch.randn(1, 16, 16, 8, dtype=torch.float64),
-        "labels": torch.randint(0, 20, (1, 8, 16)),
-    }
-
-
 _DROPOUT: dict[str, Any] = {"resid_pdrop": DROPOUT, "embd_pdrop": DROPOUT, "attn_pdrop": DROPOUT}
 
 MODELS: Mapping[str, Callable[[], Case]] = {
@@ -155,7 +144,6 @@ MODELS: Mapping[str, Callable[[], Case]] = {
     "gpt2, dropout": hugging_face("GPT2LMHeadModel", **_DROPOUT),
     "gpt2, 37 tokens": hugging_face("GPT2LMHeadModel", 37, **_DROPOUT),
     "bert, padded": padded("BertForMaskedLM"),
-    "t5": hugging_face("T5ForConditionalGeneration", decoder_start_token_id=0),
     "t5, padded": padded("T5ForConditionalGeneration", decoder_start_token_id=0),
     "vit": _vit,
     "gemma2": hugging_face("Gemma2ForCausalLM", sliding_window=8),
@@ -164,10 +152,6 @@ MODELS: Mapping[str, Callable[[], Case]] = {
     ),
     "mistral, padded": padded("MistralForCausalLM", sliding_window=8),
     "documents": _documents,
-    "mamba2": hugging_face("Mamba2ForCausalLM", num_heads=8, head_dim=8, n_groups=2),
-    "mamba": hugging_face("MambaForCausalLM"),
-    "bamba": hugging_face("BambaForCausalLM", attn_layer_indices=[1], mamba_n_heads=8, mamba_n_groups=2),
-    "evoformer": _evoformer,
     "stack": stack(causal=False),
     "stack, causal, dropout": stack(causal=True, dropout=DROPOUT),
     "stack, causal, 37 tokens": stack(causal=True, dropout=DROPOUT, tokens=37),

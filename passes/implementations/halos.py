@@ -107,7 +107,7 @@ def extend(
         borrowed = _exchange(context, x, shape, dtype, halo, halo.lent(), halo.taken())
     num_before = sum(length for _, length in halo.taken()[: halo.position])
     start, length = halo.window
-    fill = (max(0, -start), max(0, start + length - halo.size))
+    fill = (min(length, max(0, -start)), min(length, max(0, start + length - halo.size)))
     own = _from(halo.block[0], halo.own)
     grown = (*shape[: halo.dim], length, *shape[halo.dim + 1 :])
     node = context.call(ops.extended, x, borrowed, halo.dim, num_before, own, fill, value)

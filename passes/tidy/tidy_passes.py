@@ -11,6 +11,7 @@ from autopar.passes.tidy.equal_splits import equal_splits_to_views
 from autopar.passes.tidy.gather_scatters import gather_scatters
 from autopar.passes.tidy.inline_constants import inline_constants
 from autopar.passes.tidy.merge_equal import merge_equal
+from autopar.passes.tidy.moving_rows import moving_rows
 from autopar.passes.tidy.one_spelling import one_spelling
 from autopar.passes.tidy.operator_paths import name_operators
 from autopar.passes.tidy.phases import PhaseContext, assign_phases
@@ -34,6 +35,7 @@ TIDY_PASSES: tuple[Pass[GraphModule, PhaseContext], ...] = (
     equal_splits_to_views,
     one_spelling,
     read_masks,
+    moving_rows,
     remove_dead_code,
     assign_phases,
     merge_equal,

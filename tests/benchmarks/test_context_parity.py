@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from autopar.ops import halo, linear_recurrence
 from autopar.passes.implementations import attention_ring
 from autopar.passes.implementations.local_context import LocalContext
-from benchmarks.context_parity.check import TOLERANCE, Checked, Settings, ways
-from benchmarks.context_parity.models import MODELS
+from benchmarks.context_parity.check import TOLERANCE, TOLERANCE_TO_EAGER, Checked, Settings, ways
+from benchmarks.context_parity.rows import ROWS
 
 _Ring = attention_ring._Ring
 SAMPLE: dict[str, Settings] = {
@@ -30,7 +31,7 @@ SAMPLE: dict[str, Settings] = {
 
 @cache
 def checked(name: str) -> Checked:
-    return Checked(MODELS[name])
+    return Checked(ROWS[name])
 
 
 @pytest.mark.exhaustive(sample=["bert", "stack, causal"])
@@ -40,6 +41,44 @@ def test_a_ring_of_every_kind_of_attention_equals_one_rank(name: str) -> None:
     plan = checked(name).settled(settings)
     assert all(way.startswith("ring") and way.endswith("zigzag") == settings.zigzag for way in ways(plan)), ways(plan)
     assert checked(name).error(plan) < TOLERANCE
+
+
+SCANS: dict[str, tuple[Settings, str]] = {
+    "mamba2": (Settings(dims={"cp": 8}), "convolution"),
+    "linear attention": (Settings(dims={"cp": 4}), "cumsum"),
+    "time mixing": (Settings(dims={"cp": 2, "cp_inner": 2}), "linear_recurrence"),
+    "conformer": (Settings(dims={"cp": 2}), "convolution"),
+}
+"""With a part of the name of an operator that keeps the sequence split."""
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_states_and_edges_go_along_the_ranks(name: str) -> None:
+    settings, kept = SCANS[name]
+    plan = checked(name).settled(settings)
+    assert checked(name).error(plan, checked(name).eager) < TOLERANCE_TO_EAGER
+    mixed = [chosen.axes for operator, chosen in plan.operators.items() if kept in operator]
+    assert mixed
+    assert all(axis is not None for axes in mixed for axis in axes)
+
+
+def _no_state_from_before(patch: pytest.MonkeyPatch) -> None:
+    last = linear_recurrence.last_of_block
+    patch.setattr(linear_recurrence, "last_of_block", lambda *args: last(*args) * 0)
+
+
+def _no_edges(patch: pytest.MonkeyPatch) -> None:
+    edges = halo.edges
+    patch.setattr(halo, "edges", lambda x, dim, runs: edges(x, dim, runs) * 0)
+
+
+@pytest.mark.parametrize("fault", [_no_state_from_before, _no_edges], ids=lambda fault: fault.__name__)
+def test_a_fault_between_blocks_is_found(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = checked("time mixing").settled(Settings(dims={"cp": 2}))
+    fault(monkeypatch)
+    assert checked("time mixing").error(plan) > 1e3 * TOLERANCE
 
 
 def _lost_block(patch: pytest.MonkeyPatch) -> None:

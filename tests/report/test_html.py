@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from autopar.explain.asked_step import asked_step
 from autopar.explain.memory_over_time import memory_over_time
 from autopar.explain.origin import Remembered
 from autopar.explain.repeated_block import repeated_block
-from autopar.layouts.placement import Mesh
+from autopar.layouts.placement import Mesh, Shard
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
 from autopar.report.html.block_picture import block_picture
@@ -81,6 +82,18 @@ def test_the_page_holds_the_figures_and_loads_nothing(plan: Plan, step: Recorded
     assert "all_reduce" in page
     assert not re.search(
         r"""(src|href)\s*=(?!"#)|@import|url\((?!#)|fetch\(|http""", page.replace("http://www.w3.org/2000/svg", "")
+    )
+
+
+def test_the_page_says_what_layouts_mean(plan: Plan) -> None:
+    page = report_page(plan)
+    assert "R: whole on every device" in page
+    name, chosen = next(iter(plan.operators.items()))
+    turned = (Shard(0, split=2, zigzag=True), *chosen.inputs[0][1:])
+    operators = {**plan.operators, name: replace(chosen, inputs=(turned, *chosen.inputs[1:]))}
+    assert "zigzag order" not in page
+    assert "the sequence is in zigzag order: rank 0 has the first and the last block" in report_page(
+        replace(plan, operators=operators)
     )
 
 

@@ -47,6 +47,8 @@ _CONVOLUTIONS = {
     "patches": _convolution(lambda s: (2, 3, 4 * s), (4, 3, 4), [4], [0], [1]),
     "skipping": _convolution(lambda s: (2, 3, 2 * s), (4, 3, 1), [2], [0], [1]),
     "volume": _convolution(lambda s: (1, 2, s, 3, 4), (2, 2, 3, 3, 3), [1, 1, 1], [1, 1, 1], [1, 1, 1]),
+    "causal": _convolution(lambda s: (2, 4, s), (4, 1, 4), [1], [3], [1], groups=4),
+    "valid": _convolution(lambda s: (1, 2, 2 * s, 3), (2, 2, 4, 1), [1, 1], [0, 0], [1, 1]),
     "unaligned": _convolution(lambda s: (4, 2, s), (4, 2, 3), [1], [0], [1]),
     "transposed_patches": _convolution(lambda s: (2, 3, s), (3, 4, 2), [2], [0], [1], transposed=True),
 }

@@ -6,6 +6,8 @@ import math
 
 import torch
 
+import autopar.ops.linear_recurrence
+import autopar.ops.prefix_sums  # noqa: F401 (registers reverse_cumsum)
 from tests.rules.case_values import Case, case, x
 
 aten = torch.ops.aten
@@ -22,6 +24,11 @@ CASES: list[Case] = [
     case(aten.linalg_vector_norm.default, lambda s: (x(4, s), 1, [1]), "one"),
     case(aten.linalg_vector_norm.default, lambda s: (x(4, s), math.inf, [1]), "largest"),
     case(aten.linalg_vector_norm.default, lambda s: (x(4, s), 3, [1]), "three"),
+    case(torch.ops.autopar.reverse_cumsum.default, lambda s: (x(s, 4), -1)),
+    case(torch.ops.autopar.reverse_cumsum.default, lambda s: (x(2, s, 3), 1), "split"),
+    case(torch.ops.autopar.linear_recurrence.default, lambda s: (x(s, 5).sigmoid(), x(s, 5), 1, False)),
+    case(torch.ops.autopar.linear_recurrence.default, lambda s: (x(2, s, 3), x(2, s, 3), -2, False), "split"),
+    case(torch.ops.autopar.linear_recurrence.default, lambda s: (x(s, 3), x(s, 3), 0, True), "from the end"),
     case(aten.any.default, lambda s: (torch.arange(s) == s - 1,), "last"),
     case(aten.all.dim, lambda s: (torch.rand(4, s) > 0.2, 1), "reduced"),
     case(aten.any.dims, lambda s: (torch.rand(4, s) > 0.9, [1], True), "reduced"),

@@ -23,6 +23,7 @@ from tests.rules import (
     cases_pooling,
     cases_random,
     cases_recurrent,
+    cases_shifts,
     cases_spatial,
     cases_statistics,
 )
@@ -314,6 +315,7 @@ CASES: list[Case] = [
     *cases_random.CASES,
     *cases_recurrent.CASES,
     *cases_pooling.CASES,
+    *cases_shifts.CASES,
     *cases_spatial.CASES,
     *cases_statistics.CASES,
 ]

@@ -17,7 +17,11 @@ from autopar.rules.windows import Window
 from tests.rules import cases_pooling, cases_spatial
 from tests.rules.execution import capture_call, check_split
 
-HALOS = ["aten.convolution.default/halo_rows", "aten.convolution_backward.default/halo_strided_wide"]
+HALOS = [
+    "aten.convolution.default/halo_rows",
+    "aten.convolution_backward.default/halo_strided_wide",
+    "aten.convolution.default/halo_causal",
+]
 POOLS = ["aten.max_pool2d_with_indices.default/overlapping", "aten.max_pool2d_with_indices_backward.default/same"]
 NORMS = [
     "aten.native_group_norm.default/rows",

@@ -74,7 +74,9 @@ def test_errors_repeat_the_string_and_the_shapes(text: str, reason: str) -> None
     assert "on [[4, 6], [5, 8]] -> [[4, 8]]: " in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["m k", "m k -> (m k", "M -> M", "m -> m ; k", "m -> m ; k: product", "... ... -> m"])
+@pytest.mark.parametrize(
+    "text", ["m k", "m k -> (m k", "M -> M", "m -> m ; k", "m -> m ; k: product", "... ... -> m", "(m+1 k) -> m"]
+)
 def test_strings_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="rule"):
         bind_rule(text, call((4, 6), to=(4, 6)))
@@ -91,6 +93,14 @@ def test_edges_of_a_halo_are_counted_and_ask_for_one_range() -> None:
     assert rule.needs_one_range("s")
     assert not rule.needs_one_range("b")
     assert rule.inputs[0][1] == ("s", None)
+
+
+def test_a_dim_may_have_more_or_fewer_rows_than_its_name() -> None:
+    rule = bind_rule("b s -> b s-2 ; s: by moved_rows", call((3, 8), to=(3, 6)))
+    assert rule.sizes == {"b": 3, "s": 8}
+    assert rule.outputs == ((("b",), ("s",)),)
+    with pytest.raises(ConfigurationError, match="'s' is 6 and 5"):
+        bind_rule("b s -> b s-2 ; s: by moved_rows", call((3, 8), to=(3, 5)))
 
 
 def test_or_and_and_are_the_maximum_and_the_minimum_of_bools() -> None:

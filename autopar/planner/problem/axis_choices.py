@@ -39,7 +39,8 @@ def choices_of(
             atom_class = factorisation.name_atom_class(node, name, position)
             choice = _split_choice(node, rule, name, atoms, position)
             if choice is not None:
-                found.append(AxisChoice(name, (name, position), atom, *choice, atom_class))
+                lengths = _other_lengths(node, rule, name)
+                found.append(AxisChoice(name, (name, position), atom, *choice, atom_class, other_lengths=lengths))
             in_any_order = rule.implementations.get(name) in ANY_ORDER
             if balanced is None or atom_class != balanced or atom % 2 or not in_any_order:
                 continue
@@ -115,6 +116,15 @@ def _alone(rule: Rule, name: str) -> bool:
     """Whether the name never shares a dim with another factor."""
     tensors = [*rule.inputs, *(tensor for tensor in rule.outputs if tensor is not None)]
     return all(len(dim) == 1 for tensor in tensors for dim in tensor if name in dim)
+
+
+def _other_lengths(node: fx.Node, rule: Rule, name: str) -> tuple[int, ...]:
+    """Of the dims of the name alone that have more or fewer rows than it."""
+    shapes = [shape_of(*value_of(operand)) for operand in tensor_operands(node)]
+    tensors = [*zip(rule.inputs, shapes, strict=True)]
+    tensors += [(tensor, shape_of(node, i)) for i, tensor in enumerate(rule.outputs) if tensor is not None]
+    dims = (pair for tensor, shape in tensors for pair in zip(tensor, shape, strict=True))
+    return tuple({size: None for factors, size in dims if factors == (name,) and size != rule.sizes[name]})
 
 
 def _placement(

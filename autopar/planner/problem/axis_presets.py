@@ -17,7 +17,7 @@ from collections.abc import Collection, Hashable, Sequence
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh, Replicate, Shard
-from autopar.planner.problem.strategies import AxisChoice, divides
+from autopar.planner.problem.strategies import AxisChoice
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
 from autopar.request.mesh_axes import AXIS_NAMES, BATCH_AXES, CONTEXT_AXES
@@ -54,21 +54,21 @@ def allowed_choices(
     if axis_size == 1:
         return list(choices[:1])
     if axis_name in BATCH_AXES:
-        split = [c for c in choices if c.part is not None and c.atom_class == batch and _divides(c, axis_size)]
+        split = [c for c in choices if c.part is not None and c.atom_class == batch and c.divides(axis_size)]
         return split or list(choices)
     found = list(choices)
     if axis_name in CONTEXT_AXES:
         apart = [c for c in found if c.name in heads or c.atom_class == sequence]
-        split = [c for c in apart if c.part is not None and c.atom_class != batch and _divides(c, axis_size)]
+        split = [c for c in apart if c.part is not None and c.atom_class != batch and c.divides(axis_size)]
         if not split:
             return [c for c in found if c.part is None or c.atom_class != batch]
         even = any(c.atom % axis_size == 0 for c in split)  # no view joins uneven blocks with the batch: those may stay
         return split if even else [*(c for c in found if c.part is None), *split]
     if axis_name == "tp":
         found = [c for c in found if c.part is None or c.atom_class != batch]
-        found = [c for c in found if c.name in lookups and _divides(c, axis_size)] or found
+        found = [c for c in found if c.name in lookups and c.divides(axis_size)] or found
     if heavy and (spread or axis_name == "tp"):
-        found = [c for c in found if c.part is not None and _divides(c, axis_size)] or found
+        found = [c for c in found if c.part is not None and c.divides(axis_size)] or found
     return found
 
 
@@ -94,10 +94,6 @@ def allowed_labels(
             asked = axis_name if size > 1 else "dp_replicate"
             kept = _keep(kept, [i for i in kept if _suits(labels[i], axis, asked, is_matrix)])
     return kept
-
-
-def _divides(choice: AxisChoice, axis_size: int) -> bool:
-    return divides(choice.atom, axis_size, choice.may_be_uneven)
 
 
 def _keep(current: list[int], wanted: list[int]) -> list[int]:

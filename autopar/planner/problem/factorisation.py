@@ -74,6 +74,7 @@ class Factorisation:
         self._atoms = _Classes()
         self._cuts: dict[_Key, set[int]] = {}
         self._groups: dict[tuple[_Side, _Side], None] = {}
+        self._of_other_lengths: list[tuple[tuple[_Key, int], tuple[_Key, int]]] = []
         self.rules: dict[fx.Node, Rule] = {}  # of every operator that has one, in program order
         self.derived: dict[Hashable, object] = {}  # what others read off the program and keep with this
         for node in program.graph.nodes:
@@ -83,6 +84,7 @@ class Factorisation:
         groups = self._canonical_groups()
         self.inexpressible_groups = self._propagate(groups)
         self._match_atoms(groups)
+        self._match_other_lengths()
 
     def atoms(self, value: Value, dim: int) -> tuple[int, ...]:
         """Sizes of the atoms of one dim, outermost first; () for size 1."""
@@ -149,6 +151,8 @@ class Factorisation:
         if len(left) == 1 and len(right) == 1:
             if left[0][1] == right[0][1]:
                 self._dims.join(left[0][0], right[0][0])
+            else:
+                self._of_other_lengths.append((left[0], right[0]))
         elif left and right:
             self._groups[tuple(left), tuple(right)] = None
 
@@ -226,6 +230,13 @@ class Factorisation:
             if [size for _, size in first] == [size for _, size in second]:
                 for (one, _), (other, _) in zip(first, second, strict=True):
                     self._atoms.join(one, other)
+
+    def _match_other_lengths(self) -> None:
+        """The outermost atoms of dims that a rule calls by one name are one, a few rows longer or shorter."""
+        for sides in self._of_other_lengths:
+            first, second = ((self._dims.root(key), size) for key, size in sides)
+            if self._split(*first) and self._split(*second):
+                self._atoms.join((first[0], 0), (second[0], 0))
 
     def _atom_keys(self, side: _Side) -> list[tuple[_Key, int]]:
         return [((key, index), atom) for key, size in side for index, atom in enumerate(self._split(key, size))]

@@ -106,7 +106,8 @@ IN_ZIGZAG = " in zigzag"
 class AxisChoice:
     """What one axis may pick: placements of all operands and outputs. atom: size of the part that is split (0: none);
     part: identifies the split part, so that several axes on it are counted together; zigzag: its blocks are dealt out
-    in that order."""
+    in that order; other_lengths: sizes of the part in tensors that have more or fewer
+    rows of it."""
 
     name: str | None
     part: tuple[str, int] | None
@@ -116,11 +117,17 @@ class AxisChoice:
     outputs: tuple[Placement | None, ...]
     atom_class: Hashable = None
     zigzag: bool = False
+    other_lengths: tuple[int, ...] = ()
 
     @property
     def split_part(self) -> tuple[str, int] | None:
         """`part` in whichever order."""
         return None if self.part is None else (self.part[0].removesuffix(IN_ZIGZAG), self.part[1])
+
+    def divides(self, cut: int) -> bool:
+        """Whether the part may be split into `cut` blocks, none of which is empty."""
+        filled = all(length > -(-length // cut) * (cut - 1) for length in self.other_lengths)
+        return filled and divides(self.atom, cut, self.may_be_uneven)
 
 
 def enumerate_strategies(node: fx.Node, choices: Sequence[Sequence[AxisChoice]], mesh: Mesh) -> Strategies | None:
@@ -240,7 +247,7 @@ def _cuts(alternatives: Sequence[AxisChoice], picks: Integers, mesh: Mesh) -> li
 def _fits(alternatives: Sequence[AxisChoice], picks: Integers, mesh: Mesh) -> Flags:
     fits = np.ones(len(picks), dtype=bool)
     for choice, cut in _cuts(alternatives, picks, mesh):
-        allowed = {int(size): divides(choice.atom, int(size), choice.may_be_uneven) for size in np.unique(cut)}
+        allowed = {int(size): choice.divides(int(size)) for size in np.unique(cut)}
         fits &= np.array([allowed[int(size)] for size in cut])
     return fits
 
@@ -267,7 +274,7 @@ def _has_no_empty_block(
     """Whether every rank holds something of every tensor; only uneven splits can leave a rank without."""
     uneven = np.zeros(len(picks), dtype=bool)
     for choice, cut in _cuts(alternatives, picks, mesh):
-        uneven |= choice.atom % cut != 0
+        uneven |= (choice.atom % cut != 0) | (bool(choice.other_lengths) & (cut > 1))
     legal = np.ones(len(picks), dtype=bool)
     for layouts, shape in tensors:
         for number in np.unique(layouts.index[uneven]):

@@ -78,6 +78,7 @@ def report_page(plan: Plan, **played: Unpack[Played]) -> str:
         row_name=row_name,
         bubbles={} if shares is None else {rank: f"{part:.1%}" for rank, part in shares.bubbles.items()},
         axes=mesh_axes(plan),
+        meaning=plan_summary.legend(plan).splitlines(),
         meshes=mesh_pictures(plan),
         block=None if block is None else block_picture(block, colours),
         grid=None if timeline is None else stage_grid(timeline),

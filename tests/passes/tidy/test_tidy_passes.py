@@ -11,6 +11,7 @@ from autopar.passes.tidy.equal_splits import equal_splits_to_views
 from autopar.passes.tidy.gather_scatters import gather_scatters
 from autopar.passes.tidy.inline_constants import inline_constants
 from autopar.passes.tidy.merge_equal import merge_equal
+from autopar.passes.tidy.moving_rows import moving_rows
 from autopar.passes.tidy.one_spelling import one_spelling
 from autopar.passes.tidy.operator_paths import name_operators
 from autopar.passes.tidy.phases import assign_phases
@@ -132,6 +133,25 @@ def test_scatters_that_overlap_or_leave_gaps_stay(start: int, stop: int) -> None
 
     nodes = check_pass([gather_scatters], function, torch.randn(4, 2), torch.randn(4, stop - start))
     assert "cat" not in names(nodes)
+
+
+def test_the_gradient_of_a_running_sum_is_a_sum_from_the_end() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.flip(1).cumsum(-1).flip(-1)
+
+    assert names(check_pass([moving_rows, remove_dead_code], function, X)) == ["reverse_cumsum"]
+    assert "reverse_cumsum" not in names(check_pass([moving_rows], lambda x: x.flip(0).cumsum(1).flip(1), X))
+    assert "reverse_cumsum" not in names(check_pass([moving_rows], lambda x: x.flip(1).cumsum(0).flip(1), X))
+
+
+def test_the_gradient_of_a_slice_of_most_rows_is_padding() -> None:
+    def function(a: Tensor) -> Tensor:
+        return aten.slice_scatter(zeros(4, 6), a, 1, 1, 9223372036854775807)
+
+    nodes = check_pass([moving_rows, remove_dead_code], function, torch.randn(4, 5))
+    assert [str(node.target) for node in nodes] == ["aten.constant_pad_nd.default"]
+    half = check_pass([moving_rows], lambda a: aten.slice_scatter(zeros(4, 6), a, 1, 3, 6), torch.randn(4, 3))
+    assert names(half) == ["full", "slice_scatter"]
 
 
 def test_equal_operators_are_merged_and_random_ones_are_not() -> None:

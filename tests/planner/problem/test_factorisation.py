@@ -47,6 +47,30 @@ def test_the_batch_of_the_input_and_of_the_matmul_are_one_class() -> None:
     assert factorisation.atom_class((batch, 0), 0) != factorisation.name_atom_class(matmul(program), "m", 1)
 
 
+class Shifted(nn.Module):
+    """A causal convolution, cut to the length of its input, beside a shift by slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(3, 3, 4, padding=3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = (self.convolution(x)[..., : x.shape[-1]] * x)[..., 1:].sum()
+        return out
+
+
+def test_a_dim_of_a_few_rows_more_is_the_same_thing_as_the_one_of_which_it_is_made() -> None:
+    program = capture(Shifted(), (torch.randn(2, 3, 24),), {})
+    factorisation = Factorisation(program)
+    lengths: dict[int, list[object]] = {27: [], 24: [], 23: []}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dim() == 3 and value.shape[-1] in lengths:
+            lengths[value.shape[-1]].append(factorisation.atom_class((node, 0), 2))
+    assert all(lengths.values())
+    assert len({one for classes in lengths.values() for one in classes}) == 1
+
+
 def test_every_view_of_the_model_is_expressible() -> None:
     program = captured()
     assert Factorisation(program).inexpressible_groups == 0

@@ -47,12 +47,17 @@ def plans() -> dict[str, Plan]:
     return {way: planned(cp=way) for way in ("ring", "gather")}
 
 
-def _lasting(plan: Plan, seconds: float) -> Plan:
-    return replace(plan, predicted=replace(plan.predicted, step_seconds=seconds))
+def _lasting(plan: Plan, seconds: float, shown: float = 0.1) -> Plan:
+    """shown: part of the seconds that communication adds."""
+    predicted = replace(plan.predicted, step_seconds=seconds, exposed_communication_seconds=shown * seconds)
+    return replace(plan, predicted=predicted)
 
 
 def _answer(
-    plans: dict[str, Plan], seconds: dict[str | None, float], asked: ContextParallelism | None = None
+    plans: dict[str, Plan],
+    seconds: dict[str | None, float],
+    asked: ContextParallelism | None = None,
+    shown: float = 0.1,
 ) -> tuple[Plan, list[Any]]:
     """What is answered where a search without a way finds the ring, and which ways were searched; a way that has no
     seconds cannot be planned."""
@@ -64,7 +69,7 @@ def _answer(
         searched.append(way)
         if way not in seconds:
             raise InfeasibleError(f"{way} does not fit")
-        return _lasting(plans["ring" if way in (None, "ring") else "gather"], seconds[way])
+        return _lasting(plans["ring" if way in (None, "ring") else "gather"], seconds[way], shown)
 
     asking = replace(query, constraints=replace(query.constraints, cp=asked))
     return planned_the_other_ways_too(search, asking), searched
@@ -83,6 +88,10 @@ def test_a_ring_that_is_shorter_stays_as_it_was_found(plans: dict[str, Plan]) ->
     plan, searched = _answer(plans, {None: 0.1, "gather": 0.2})
     assert searched == [None, "ulysses", "gather"], "what cannot be planned is passed over"
     assert plan == _lasting(plans["ring"], 0.1)
+
+
+def test_a_ring_that_hides_is_held_against_nothing(plans: dict[str, Plan]) -> None:
+    assert _answer(plans, {None: 0.3, "gather": 0.2}, shown=0.01)[1] == [None]
 
 
 def test_a_way_that_was_asked_for_and_a_choice_without_a_ring_are_final(plans: dict[str, Plan]) -> None:
