@@ -180,9 +180,9 @@ def _rwkv(tokens: int) -> Case:
 def _evoformer(tokens: int) -> Case:
     """As many residues as tokens, half as many sequences."""
     torch.manual_seed(0)
-    return Evoformer(width=16, pair_width=8, heads=4, classes=20).double(), {
-        "msa": torch.randn(1, tokens // 2, tokens, 16, dtype=torch.float64),
-        "pair": torch.randn(1, tokens, tokens, 8, dtype=torch.float64),
+    return Evoformer(width=32, pair_width=32, heads=4, classes=20).double(), {
+        "msa": torch.randn(1, tokens // 2, tokens, 32, dtype=torch.float64),
+        "pair": torch.randn(1, tokens, tokens, 32, dtype=torch.float64),
         "labels": torch.randint(0, 20, (1, tokens // 2, tokens)),
     }
 
@@ -191,9 +191,28 @@ def _of_transformers(name: str, **changes: Any) -> Callable[[int], Case]:
     return lambda tokens: hugging_face(name, tokens, **changes)()
 
 
+def _mamba2(tokens: int) -> Case:
+    return hugging_face(
+        "Mamba2ForCausalLM", tokens, num_heads=8, head_dim=8, n_groups=2, chunk_size=_chunk(tokens)
+    )()
+
+
+def _bamba(tokens: int) -> Case:
+    """A layer of Mamba-2, then one of attention."""
+    chunk = _chunk(tokens)
+    return hugging_face(
+        "BambaForCausalLM", tokens, attn_layer_indices=[1], mamba_n_heads=8, mamba_n_groups=2, mamba_chunk_size=chunk
+    )()
+
+
+def _chunk(tokens: int) -> int:
+    """8 tokens, or 32 chunks of long sequences."""
+    return max(8, tokens // 32)
+
+
 FAMILIES: Mapping[str, Callable[[int], Case]] = {
-    "mamba2": _of_transformers("Mamba2ForCausalLM", num_heads=8, head_dim=8, n_groups=2),
-    "bamba": _of_transformers("BambaForCausalLM", attn_layer_indices=[1], mamba_n_heads=8, mamba_n_groups=2),
+    "mamba2": _mamba2,
+    "bamba": _bamba,
     "mamba": _of_transformers("MambaForCausalLM"),
     "rwkv": _rwkv,
     "time mixing": partial(_tagger, TimeMixing),

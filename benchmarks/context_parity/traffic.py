@@ -1,6 +1,6 @@
 """What context parallelism moves in models that mix a sequence by scans, convolutions and products.
 
-    python -m benchmarks.context_parity.traffic --ranks 4 --tokens 1024
+    python -m benchmarks.context_parity.traffic --ranks 4 --tokens 2048
     python -m benchmarks.context_parity.traffic --model mamba2 --operators
 
 Plans of `FAMILIES` under `dims={"cp": ranks}`; nothing runs. A row counts the operators that see the sequence by how
@@ -30,13 +30,14 @@ from autopar.planner.problem.graph_operators import operators
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
+from autopar.request.mesh_axes import CONTEXT_AXES
 from autopar.rules.alternatives import rule_as
 from autopar.rules.engine import tensor_operands
 from benchmarks.context_parity.sequence_models import FAMILIES
 from tests.passes.lowered_programs import lower
 
-LOOPS = {"rwkv": 32}
-"""Tokens of models that loop over them."""
+MOST_TOKENS = {"rwkv": 32, "evoformer": 128}
+"""Of models that loop over them, or hold all pairs of them."""
 EXCHANGES = ("moved_rows", "prefix", "split_convolution")
 RANK = 1
 """The rank whose collectives are counted: one with neighbours on both sides."""
@@ -56,18 +57,18 @@ class Traffic:
     gathered: float = 0.0
 
 
-def planned(program: Program, ranks: int, device: str) -> Plan:
+def planned(program: Program, ranks: int) -> Plan:
     """The plan of one program under an axis cp."""
     request = Request(
-        cluster=Cluster.parse(f"{ranks} {device}"), mode="fast", with_baselines=False, dims={"cp": ranks}
+        cluster=Cluster.parse(f"{ranks} cpu"), mode="fast", with_baselines=False, dims={"cp": ranks}
     )
     return make_plan(program, request)
 
 
 def traffic_of(program: Program, plan: Plan) -> Traffic:
     """What the plan does with the sequence."""
-    axis = plan.mesh.axis_names.index("cp")
-    ranks, seen = plan.mesh.shape[axis], Factorisation(program)
+    axes = [axis for axis, name in enumerate(plan.mesh.axis_names) if name in CONTEXT_AXES]
+    ranks, seen = math.prod(plan.mesh.shape[axis] for axis in axes), Factorisation(program)
     sequence = sequence_class(program, seen)
     counts: Counter[str] = Counter()
     lost: Counter[str] = Counter()
@@ -82,14 +83,15 @@ def traffic_of(program: Program, plan: Plan) -> Traffic:
         along = any(
             isinstance(place := layout[axis], Shard) and place.dim in _dims_of(value, seen, sequence)
             for value, layout in rows
+            for axis in axes
         )
-        kind = "of_sequence" if along else "elsewhere" if chosen.axes[axis] is not None else "whole"
+        picked = [name for axis in axes if (name := chosen.axes[axis]) is not None]
+        kind = "of_sequence" if along else "elsewhere" if picked else "whole"
         counts[kind] += 1
         if not along:
             lost[f"{kind}: {node.target}"] += 1
         rule = rule_as(node, chosen.implementation)
-        way = rule.implementations.get(str(chosen.axes[axis])) if rule is not None else None
-        if way is not None:
+        for way in {rule.implementations[name]: None for name in picked if rule and name in rule.implementations}:
             ways[way] += 1
             if way.startswith(EXCHANGES) and along:
                 read = [value for value, _ in tensors[: len(chosen.inputs)] if _dims_of(value, seen, sequence)]
@@ -107,7 +109,11 @@ def received_bytes(program: Program, plan: Plan) -> Counter[str]:
     for node in lowered.graph.nodes:
         if node.op != "call_function" or "group_axes" not in node.meta or _ends_outside(node):
             continue
-        ranks = math.prod(plan.mesh.shape[plan.mesh.axis_names.index(name)] for name in node.meta["group_axes"])
+        group = [plan.mesh.axis_names.index(name) for name in node.meta["group_axes"]]
+        ranks, position = 1, 0
+        for axis in group:
+            ranks *= plan.mesh.shape[axis]
+            position = position * plan.mesh.shape[axis] + plan.mesh.coordinate(RANK)[axis]
         size = math.prod(node.meta["local_shape"]) * node.meta["dtype"].itemsize
         rest = (ranks - 1) / ranks
         if node.target is ALL_GATHER:
@@ -118,7 +124,7 @@ def received_bytes(program: Program, plan: Plan) -> Counter[str]:
             received = size * (ranks - 1)
         else:  # all_to_all_single(rows, received, sent, group)
             rows: list[int] = list(node.args[1])
-            received = size * (1 - rows[RANK] / max(1, sum(rows)))
+            received = size * (1 - rows[position] / max(1, sum(rows)))
         found[str(node.target).split(".")[1]] += round(received)
     return found
 
@@ -176,17 +182,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=list(FAMILIES), help="of these only")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--device", default="cpu", help="as in `Cluster.parse`")
+    parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--operators", action="store_true", help="print the operators that lose the sequence")
     asked = parser.parse_args()
     console = Console(width=180)
     console.print("| family | operators along the sequence, another dim, whole | ways | received MB | gathered MB |")
     console.print("|---|---|---|---|---|")
     for name in asked.model or FAMILIES:
-        model, inputs = FAMILIES[name](min(asked.tokens, LOOPS.get(name, asked.tokens)))
+        model, inputs = FAMILIES[name](min(asked.tokens, MOST_TOKENS.get(name, asked.tokens)))
         program = capture(model, (), inputs)
-        found = traffic_of(program, planned(program, asked.ranks, asked.device))
+        found = traffic_of(program, planned(program, asked.ranks))
         split = f"{found.of_sequence}, {found.elsewhere}, {found.whole}"
         ways = ", ".join(f"{way} {count}" for way, count in sorted(found.ways.items()))
         received = f"{sum(found.received.values()) / 1e6:.3f}"

@@ -22,6 +22,7 @@ from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.device_curves import DeviceCurves, device_curves, physics_curves, shared_curves
 from autopar.hardware.devices import preset_device
+from autopar.request.context_parallelism import ContextParallelism
 from benchmarks.validation.fields import Row, Unpredictable
 from benchmarks.validation.rows_attention import GPU, RANKS, Shared, shared_of
 from benchmarks.validation.schemas import Predicted, Schema, Tier
@@ -46,7 +47,7 @@ def seconds_of(asked: Shared, tier: Tier) -> float:
     cluster = Cluster.parse(f"{RANKS} {GPU}")
     cluster = replace(cluster, device=replace(cluster.device, curves=_curves(tier)))
     dims = {"cp": RANKS // asked.ulysses, "cp_inner": asked.ulysses}
-    way = "ulysses" if asked.ulysses == RANKS else "ring"
+    way: ContextParallelism = "ulysses" if asked.ulysses == RANKS else "ring"
     heads = {"*/attention#0": {"cp_inner": "S(1)"}}  # else a ring over both axes is a choice, too
     if 1 in dims.values():
         dims, heads = {"cp": RANKS}, {}

@@ -31,6 +31,12 @@ INSTEAD = {
 """What attention splits where Ulysses cannot split heads of keys, in words."""
 
 
+NOTHING_SPLIT = (
+    "nothing: it divides no part of the sequence that all operators keep (of a scan in chunks, their number), or costs "
+    "more than it saves; ask for a size that divides it"
+)
+
+
 def context_notes(
     built: Built, assignment: Assignment, mesh: Mesh, cp: ContextParallelism | None
 ) -> Iterator[str]:
@@ -40,9 +46,11 @@ def context_notes(
     if not axes:
         return
     if not attentions:
+        splits = any(picked_names(built, assignment, node)[axes[0]] is not None for node in built.operators)
         yield (
             f"{mesh.axis_names[axes[0]]}={mesh.shape[axes[0]]}: the program calls no fused attention "
-            "(torch.nn.functional.scaled_dot_product_attention), so it splits the sequence of other operators only"
+            "(torch.nn.functional.scaled_dot_product_attention), so it splits "
+            + ("the sequence of other operators only" if splits else NOTHING_SPLIT)
         )
         return
     found: dict[str, None] = {}

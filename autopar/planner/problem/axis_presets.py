@@ -62,7 +62,8 @@ def allowed_choices(
         split = [c for c in apart if c.part is not None and c.atom_class != batch and c.divides(axis_size)]
         if not split:
             return [c for c in found if c.part is None or c.atom_class != batch]
-        even = any(c.atom % axis_size == 0 for c in split)  # no view joins uneven blocks with the batch: those may stay
+        # no view joins uneven blocks with the batch, and labels that move by a place cost less whole: those may stay
+        even = any(c.atom % axis_size == 0 and (heavy or not c.other_lengths) for c in split)
         return split if even else [*(c for c in found if c.part is None), *split]
     if axis_name == "tp":
         found = [c for c in found if c.part is None or c.atom_class != batch]

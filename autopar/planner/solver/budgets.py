@@ -56,7 +56,7 @@ def solve_within_budgets(
     if search.plans.best is None:
         seek_fit(search)
         search.first_step = FIRST_STEP
-    if search.infeasible or search.finished() or not search.graph.nodes():
+    if search.infeasible or search.finished() or not search.graph.nodes() or not search.plans.known:
         return search.outcome()
     for step in (climb, polish, recombine, close):
         if search.finished():

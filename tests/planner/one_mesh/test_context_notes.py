@@ -47,6 +47,30 @@ def test_plain_order_of_a_causal_ring_is_named_with_its_cost() -> None:
     assert "the last of 4 ranks computes 1.8 times the average: pad the sequence to 40" in note
 
 
+class InChunks(torch.nn.Module):
+    """A running sum of chunks of 8 places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sums = self.project(x).unflatten(1, (-1, 8)).cumsum(2)
+        out: torch.Tensor = (sums + sums[:, :, -1:].cumsum(1)).pow(2).sum()
+        return out
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(2, "the sequence of other operators only"), (4, "nothing: it divides no")]
+)
+def test_a_scan_in_chunks_that_do_not_divide_is_named(ranks: int, words: str) -> None:
+    """16 places are 2 chunks, which 4 ranks cannot share."""
+    x = torch.randn(1, 16, 16)
+    plan = autopar.plan(InChunks(), (x,), cluster=f"{ranks} cpu", dims={"cp": ranks}, mode="fast")
+    [note] = [note for note in plan.notes if "no fused attention" in note]
+    assert f"so it splits {words}" in note
+
+
 def test_two_axes_share_the_sequence() -> None:
     """12 divides by 2 x 2 of one axis, and not by 2 x 4 of both."""
     mesh = autopar.layouts.placement.Mesh(("cp", "cp_inner"), (2, 2))

@@ -36,3 +36,24 @@ def test_an_axis_of_one_device_splits_nothing() -> None:
     plan = autopar.plan(model, torch.randn(4, 8), cluster="4 cpu", mesh=(4, 1), loss_fn=squares)
     assert all(entry.axes[1] is None for entry in plan.operators.values())
     assert all(parameter.stored[1] == Replicate() == parameter.used[1] for parameter in plan.parameters.values())
+
+
+class ShiftedLabels(nn.Module):
+    """A loss of labels that are moved by a place, as language models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        labels = nn.functional.pad(ids, (0, 1), value=-100)[:, 1:]
+        return nn.functional.cross_entropy(self.head(self.embedding(ids)).flatten(0, 1), labels.flatten())
+
+
+def test_labels_that_move_by_a_place_stay_whole_over_cp() -> None:
+    """Every rank has the ids: moving their rows between ranks would only cost."""
+    plan = autopar.plan(
+        ShiftedLabels(), torch.zeros(2, 32, dtype=torch.long), cluster="4 cpu", dims={"cp": 4}, mode="fast"
+    )
+    moved = [entry.axes for name, entry in plan.operators.items() if "pad" in name or "slice" in name]
+    assert moved == [(None,)] * 2
