@@ -2,9 +2,9 @@
 
 One sequence of Llama-3-8B (bf16, AdamW, without its logits) over 8 and 32 H100, context parallelism over all of them,
 by each way of attention and as the planner chooses: the longest length that has a plan (doubled, then in halves of the
-last doubling), its step, tokens per second and device, and peak. No offload: recomputation, the loss in chunks and
-sharded states are the planner's. `--run`: the program of the busiest rank of the longest plan runs on fake CUDA
-tensors, which counts its bytes again.
+last doubling), its step, tokens per second and device, and peak. No offload: recomputation, the loss in chunks, MLPs in
+tiles and sharded states are the planner's. `--run`: the program of the busiest rank of the longest plan runs on fake
+CUDA tensors, which counts its bytes again.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def _row(asked: Asked, tokens: int) -> dict[str, Any]:
         "recomputed": sum(chosen.recompute for chosen in plan.operators.values()),
         "operators": len(plan.operators),
         "kernels_of_ours": list(plan.kernels),
+        "compared": [note for note in plan.notes if note.startswith("memory is short: ")],
         "cpu_seconds": round(time.process_time() - began, 1),
     }
 

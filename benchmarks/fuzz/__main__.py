@@ -3,6 +3,7 @@
     python -m benchmarks.fuzz --seconds 60
     python -m benchmarks.fuzz --graphs 10000 --output benchmarks/results/fuzz.json
     python -m benchmarks.fuzz --seed 1716          one graph again, printed with its plan
+    python -m benchmarks.fuzz --attention --graphs 2000
 
 The ranks run together in this process (`tests/simulated_ranks.py`): what would hang or corrupt real processes is an
 error here, and the checker of lowered graphs looks behind every pass (but under AUTOPAR_CHECK=0). Every graph follows
@@ -17,11 +18,13 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
 from autopar.passes.lowering.observers import CHECK_VARIABLE
+from benchmarks.fuzz.attention import check_attention
 from benchmarks.fuzz.check import Outcome, check_seed
 from benchmarks.results import write_results
 
@@ -29,7 +32,9 @@ DEFAULT_SECONDS = 60.0
 SHOWN_OPERATORS = 10
 
 
-def run(seconds: float | None, graphs: int | None, first: int, console: Console) -> dict[str, object]:
+def run(
+    check: Callable[[int], Outcome], seconds: float | None, graphs: int | None, first: int, console: Console
+) -> dict[str, object]:
     """Check seeds from `first` on until the time or the number of graphs is used up; returns the results."""
     started, cpu = time.monotonic(), time.process_time()
     problems: list[Outcome] = []
@@ -38,7 +43,7 @@ def run(seconds: float | None, graphs: int | None, first: int, console: Console)
     for seed in itertools.count(first):
         if (graphs is not None and done >= graphs) or (seconds is not None and time.monotonic() - started >= seconds):
             break
-        outcome = check_seed(seed)
+        outcome = check(seed)
         done += 1
         sharded += outcome.num_sharded
         operators.update(outcome.targets)
@@ -64,17 +69,19 @@ def main() -> None:
     parser.add_argument("--graphs", type=int, help="stop after this number of graphs")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="check this seed only and print its graph")
+    parser.add_argument("--attention", action="store_true", help="models of attention under axes cp (`attention.py`)")
     parser.add_argument("--output", type=Path, help="write the results as JSON here")
     arguments = parser.parse_args()
     os.environ.setdefault(CHECK_VARIABLE, "1")
     console = Console()
+    check = check_attention if arguments.attention else check_seed
     if arguments.seed is not None:
-        outcome = check_seed(arguments.seed)
+        outcome = check(arguments.seed)
         console.print(outcome.graph, highlight=False, markup=False)
         console.print(outcome.problem or "agrees", highlight=False, markup=False)
         sys.exit(1 if outcome.problem else 0)
     seconds = arguments.seconds or (DEFAULT_SECONDS if arguments.graphs is None else None)
-    results = run(seconds, arguments.graphs, arguments.first, console)
+    results = run(check, seconds, arguments.graphs, arguments.first, console)
     found, kinds = results["mismatches"], results["distinct_operators"]
     console.print(f"{results['graphs']} graphs, {kinds} distinct operators, mismatches: {found or 'none'}")
     if arguments.output:

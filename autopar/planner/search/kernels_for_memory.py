@@ -61,7 +61,7 @@ def planned_for_memory_too(program: Program, request: Request, query: Query, sea
             if query.deadline.left() <= 0 or not _minds_memory(plan, query):
                 break
     if not found:
-        raise failures[()] from None
+        raise failures[kinds] from None  # of the last kinds, which take least
     return _shortest(found, failures)
 
 
