@@ -209,7 +209,7 @@ def _attention() -> Iterator[Compilation]:
             rows, keys, warps = attention.tile_of(width, element_bytes)
             constants = {
                 "WIDTH": width, "VALUES": width, "ROWS": rows, "KEYS": keys, "BLOCK": width, "BLOCK_VALUES": width,
-                "CAUSAL": True, "MASK": 1, "DROP": True, "ALIGNED": True,
+                "CAUSAL": True, "WINDOW": 1024, "MASK": 1, "DROP": True, "ALIGNED": True,
                 "PRECISION": "ieee" if dtype == "fp32" else "tf32",
             }  # fmt: skip
             for kernel in ("forward_kernel", "keys_kernel", "rows_kernel"):

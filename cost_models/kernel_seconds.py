@@ -29,12 +29,20 @@ from autopar.cost_models.operator_sizes import (
     sizes_of,
     whole,
 )
-from autopar.cost_models.operators_attention import square_pairs
+from autopar.cost_models.operators_attention import pairs_in_blocks
 from autopar.cost_models.sustained import AttentionKernel
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
-from autopar.graphs.operator_names import LINEAR_LOSSES, argument_names, base_name, curve_name, is_causal, operator_kind
+from autopar.graphs.operator_names import (
+    LINEAR_LOSSES,
+    argument_names,
+    base_name,
+    curve_name,
+    is_causal,
+    operator_kind,
+    window_of,
+)
 from autopar.hardware.devices import Device
-from autopar.ops.attention_blocks import causal_blocks
+from autopar.ops.attention_blocks import CAUSAL, Band
 from autopar.rules.engine import rule_for, tensor_operands
 
 
@@ -94,28 +102,23 @@ def local_sizes(node: fx.Node, kind: str) -> Sizes | None:
         own = max(1, operands[0][0] * block // node.meta["num_experts"])
         operands = [(own, *shape[1:]) if shape[0] == operands[0][0] else shape for shape in operands]
     sizes = sizes_of(name, operands, result, whole(len(operands)), is_causal(node))
-    if not isinstance(sizes, AttentionSizes) or not sizes.causal:
+    window = window_of(node)
+    if not isinstance(sizes, AttentionSizes) or not (sizes.causal or window is not None):
         return sizes
-    pairs = _seen_pairs(node, kind)
+    pairs = _seen_pairs(node, Band.of(sizes.causal, window), sizes, kind)
     return sizes if pairs is None else replace(sizes, keys=pairs / np.asarray(sizes.queries), causal=False)
 
 
-def _seen_pairs(node: fx.Node, kind: str) -> float | None:
-    """Pairs that a causal attention computes of its runs of rows and keys; None where it is that of one run of rows,
+def _seen_pairs(node: fx.Node, band: Band, sizes: AttentionSizes, kind: str) -> float | None:
+    """Pairs that attention computes of its runs of rows and keys; None where it is causal and that of one run of rows,
     which is priced as that of the last rows on every rank."""
-    names = argument_names(node.target)
-    if "runs" not in names or names.index("runs") >= len(node.args):
+    names, arguments = argument_names(node.target), tuple[Any, ...](node.args)
+    rows, keys = (((0, int(np.rint(size))),) for size in (sizes.queries, sizes.keys))
+    if "runs" in names and names.index("runs") < len(arguments):
+        rows, keys = arguments[names.index("runs")][-2:]
+    if band == CAUSAL and len(rows) == 1 and len(keys) == 1 and keys[0][0] == 0:
         return None
-    arguments: tuple[Any, ...] = node.args
-    rows, keys = arguments[names.index("runs")][-2:]
-    if len(rows) == 1 and len(keys) == 1 and keys[0][0] == 0:
-        return None
-    seen = 0.0
-    for block in causal_blocks(rows, keys):
-        own = block.stop - block.start
-        for part in block.keys:
-            seen += float(square_pairs(own, kind)) if part.is_causal else own * (part.stop - part.start)
-    return seen
+    return pairs_in_blocks(tuple(rows), tuple(keys), band, kind)
 
 
 def _flops(node: fx.Node, sizes: Sizes | None) -> float:

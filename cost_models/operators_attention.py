@@ -16,11 +16,14 @@ its kernels: two batched products and a softmax. All arrays broadcast.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operators_gemm import Rates
 from autopar.hardware.device_curves import AttentionCurve, DeviceCurves
+from autopar.ops.attention_blocks import Band, Run, seen_blocks
 
 Floats = NDArray[np.float64]
 
@@ -66,6 +69,29 @@ def square_pairs(queries: ArrayLike, kind: str) -> Floats:
     """Pairs that a causal attention of as many keys as queries computes on a device of this kind."""
     s = np.asarray(queries, np.float64)
     return np.asarray(s * s * (causal_share_on_cpu(s, s) if kind == "cpu" else 0.5))
+
+
+@cache
+def pairs_in_blocks(rows: tuple[Run, ...], keys: tuple[Run, ...], band: Band, kind: str) -> float:
+    """Pairs that attention computes of runs of rows and keys on a device of this kind."""
+    seen = 0.0
+    for block in seen_blocks(rows, keys, band):
+        own = block.stop - block.start
+        seen += sum(
+            own * (part.stop - part.start) if part.is_whole else float(square_pairs(own, kind)) for part in block.keys
+        )
+    return seen
+
+
+def keys_in_window(queries: ArrayLike, keys: ArrayLike, band: Band, kind: str) -> Floats:
+    """The keys of which whole products cost what a window costs: of the last queries where it is causal, else of those
+    in the middle, which see most."""
+    found, length = [], int(np.rint(keys))
+    for each in np.ravel(np.asarray(queries, np.float64)):
+        own = min(length, max(1, round(float(each))))
+        start = (length - own) // (1 if band.after == 0 else 2)
+        found.append(pairs_in_blocks(((start, own),), ((0, length),), band, kind) / own)
+    return np.reshape(np.asarray(found, np.float64), np.shape(queries))
 
 
 def keys_of_pairs(queries: ArrayLike, pairs: ArrayLike, kind: str) -> Floats:

@@ -27,7 +27,7 @@ from autopar.planner.memory.recomputation import RECOMPUTED, state_of
 from autopar.planner.one_mesh.recovered_problem import Recovered
 from autopar.planner.problem.build import Variable
 from autopar.planner.problem.factorisation import shape_of, value_of
-from autopar.planner.problem.prices import TIE_BREAK_SECONDS, Prices, tensor_bytes
+from autopar.planner.problem.prices import TIE_BREAK_SECONDS, Prices, in_zigzag, tensor_bytes
 from autopar.planner.problem.read_skeleton import skeleton_of
 from autopar.planner.problem.skeleton import Skeleton, SlotLink
 from autopar.planner.problem.strategies import LayoutSet, local_fraction
@@ -140,7 +140,9 @@ class _Counter:
         for name, traffic in rule.ring_traffic.items() if rule is not None else ():
             over = tuple(axis for axis, chosen in enumerate(axes) if chosen == name)
             if over:
-                yield "neighbours", self._names(over), self.prices.ring_part(traffic, name, axes, seconds)
+                turned = in_zigzag(_at(strategies.inputs[0], label))
+                ring = self.prices.ring_part(traffic, name, axes, seconds, turned)
+                yield "neighbours", self._names(over), ring
 
     # redistributions
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -56,12 +56,22 @@ def operator_kind(target: object) -> OperatorKind:
 
 def is_causal(node: fx.Node) -> bool:
     """Whether an attention call masks later keys by its `is_causal` argument."""
-    names = argument_names(node.target)
-    if "is_causal" not in names:
-        return False
-    position = names.index("is_causal")
-    given = node.args[position] if position < len(node.args) else False
-    return bool(node.kwargs.get("is_causal", given))
+    return bool(_given(node, "is_causal"))
+
+
+def window_of(node: fx.Node) -> int | None:
+    """The `window` of an attention call: row i sees keys j with |i - j| < window; None for no attention, too."""
+    window: int | None = _given(node, "window")
+    return window
+
+
+def _given(node: fx.Node, name: str) -> Any:
+    """The value of an argument; None where it is not given."""
+    names, arguments = argument_names(node.target), node.args
+    if name not in names:
+        return None
+    position = names.index(name)
+    return node.kwargs.get(name, arguments[position] if position < len(arguments) else None)
 
 
 @functools.cache

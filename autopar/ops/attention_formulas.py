@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autopar.ops.attention_blocks import Run
+from autopar.ops.attention_blocks import Band, Run
 from autopar.ops.random_index import Runs, keep_mask, run_indices
 
 
@@ -36,12 +36,14 @@ class ScoreOptions:
     """What the scores go through.
 
     mask: added to the scores, or bool with True = attend; broadcastable to (..., H, S, T). is_causal: row i sees keys
-        0..i by global index. rows, keys: the runs of global indices that are here; None: all. draws: by
-        what dropout draws with probability `dropout_p`; kept: bool (..., H, S, T), the dropout mask in their place.
+        0..i by global index; window: and keys j with |i - j| < window. rows, keys: the runs of global indices that are
+        here; None: all. draws: by what dropout draws with probability `dropout_p`; kept: bool (..., H, S, T), the
+        dropout mask in their place.
     """
 
     mask: Tensor | None = None
     is_causal: bool = False
+    window: int | None = None
     scale: float | None = None
     rows: tuple[Run, ...] | None = None
     keys: tuple[Run, ...] | None = None
@@ -53,6 +55,16 @@ class ScoreOptions:
     def drops(self) -> bool:
         """Whether weights are dropped."""
         return self.draws is not None or self.kept is not None
+
+    @property
+    def hides(self) -> bool:
+        """Whether pairs are hidden by their global indices."""
+        return self.is_causal or self.window is not None
+
+    @property
+    def band(self) -> Band:
+        """The keys that a row sees by its global index."""
+        return Band.of(self.is_causal, self.window)
 
 
 def attention_formulas(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> tuple[Tensor, Tensor]:
@@ -100,15 +112,22 @@ def runs_of(query: Tensor, key: Tensor, options: ScoreOptions) -> tuple[tuple[Ru
 
 
 def visible_pairs(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor:
-    """bool (S, T): the causal mask of these rows and keys."""
+    """bool (S, T): which of these rows see which keys by their global indices."""
     rows, keys = (run_indices(runs, query.device) for runs in runs_of(query, key, options))
-    return keys <= rows.unsqueeze(-1)
+    return pairs_seen(rows, keys, options.is_causal, options.window)
+
+
+def pairs_seen(rows: Tensor, keys: Tensor, is_causal: bool, window: int | None) -> Tensor:
+    """bool (S, T), of global indices (S,) and (T,)."""
+    ahead = keys - rows.unsqueeze(-1)
+    seen = ahead <= 0 if is_causal else torch.ones_like(ahead, dtype=torch.bool)
+    return seen if window is None else seen & (ahead.abs() < window)
 
 
 def _scores(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * scale_of(query, options)
-    if options.is_causal:
+    if options.hides:
         scores = scores.masked_fill(~visible_pairs(query, key, options), -math.inf)
     mask = options.mask
     if mask is None:

@@ -1,9 +1,10 @@
 """Attention as one operator, with its logsumexp: captured on any machine, its kernel picked at run time.
 
 Capture replaces `torch.nn.functional.scaled_dot_product_attention` by `autopar::attention`; masks mean what they mean
-there. Lowering calls `attention_by_index` where a rank must know the global index of its rows and columns: for
-dropout and for the causal mask of a cut sequence. A mask that needs a gradient (a learned position or pair bias)
-is differentiated by `autopar::attention_backward_with_mask`. Any number of batch dims may stand before the heads.
+there, and with a window row i sees keys j with |i - j| < window only. Lowering calls `attention_by_index` where a rank
+must know the global index of its rows and columns: for dropout, and for the causal mask or the window of a cut
+sequence. A mask that needs a gradient (a learned position or pair bias) is differentiated by
+`autopar::attention_backward_with_mask`. Any number of batch dims may stand before the heads.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ def attention_by_index(
     seed: Tensor | None,
     runs: Runs,
     shape: Sequence[int],
+    *,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out, logsumexp) of a local block of the scores of global `shape` (..., H, S, T).
 
     runs: per dim of the scores, the runs of global indices that this rank holds; seed: 0-dim int64 tensor, needed
     only with dropout.
     """
-    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape)
+    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape, window)
     return attend(query, key, value, options)
 
 
@@ -60,9 +63,11 @@ def attention_backward_by_index(
     seed: Tensor | None,
     runs: Runs,
     shape: Sequence[int],
+    *,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(grad_query, grad_key, grad_value) of the same local block as `attention_by_index`."""
-    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape)
+    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape, window)
     return attend_backward(grad_out, query, key, value, out, logsumexp, options)
 
 
@@ -81,9 +86,11 @@ def attention_backward_with_mask_by_index(
     seed: Tensor | None,
     runs: Runs,
     shape: Sequence[int],
+    *,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(grad_query, grad_key, grad_value, grad_mask) of the same local block as `attention_by_index`."""
-    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape)
+    options = _options(mask, dropout_p, is_causal, scale, salt, seed, runs, shape, window)
     return attend_backward_with_mask(grad_out, query, key, value, out, logsumexp, options)
 
 
@@ -96,6 +103,7 @@ def _options(
     seed: Tensor | None,
     runs: Runs,
     shape: Sequence[int],
+    window: int | None,
 ) -> ScoreOptions:
     draws = None
     if dropout_p > 0.0:
@@ -104,6 +112,7 @@ def _options(
     return ScoreOptions(
         mask=mask,
         is_causal=is_causal,
+        window=window,
         scale=scale,
         rows=runs[-2],
         keys=runs[-1],
@@ -122,7 +131,7 @@ def _whole(query: Tensor, key: Tensor, dropout_p: float) -> tuple[Tensor | None,
     "autopar::attention",
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout_p, bool is_causal, float? scale,"
-    " int salt) -> (Tensor, Tensor)",
+    " int salt, int? window=None) -> (Tensor, Tensor)",
 )
 def attention(
     query: Tensor,
@@ -133,6 +142,7 @@ def attention(
     is_causal: bool,
     scale: float | None,
     salt: int,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out, logsumexp): softmax(query key^T scale + mask) value, with dropout on the weights.
 
@@ -140,7 +150,7 @@ def attention(
     for fp64). Dropout draws by element index from torch's initial seed.
     """
     whole = _whole(query, key, dropout_p)
-    return attention_by_index(query, key, value, mask, dropout_p, is_causal, scale, salt, *whole)
+    return attention_by_index(query, key, value, mask, dropout_p, is_causal, scale, salt, *whole, window=window)
 
 
 @attention.register_fake
@@ -153,6 +163,7 @@ def _(
     is_causal: bool,
     scale: float | None,
     salt: int,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     out = _empty_by_sequence(query, (*query.shape[:-1], value.shape[-1]))
@@ -163,7 +174,7 @@ def _(
     "autopar::attention_backward",
     mutates_args=(),
     schema="(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp,"
-    " float dropout_p, bool is_causal, float? scale, int salt) -> (Tensor, Tensor, Tensor)",
+    " float dropout_p, bool is_causal, float? scale, int salt, int? window=None) -> (Tensor, Tensor, Tensor)",
 )
 def attention_backward(
     grad_out: Tensor,
@@ -177,11 +188,12 @@ def attention_backward(
     is_causal: bool,
     scale: float | None,
     salt: int,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(grad_query, grad_key, grad_value) of `attention`, computed from the saved logsumexp."""
     whole = _whole(query, key, dropout_p)
     return attention_backward_by_index(
-        grad_out, query, key, value, mask, out, logsumexp, dropout_p, is_causal, scale, salt, *whole
+        grad_out, query, key, value, mask, out, logsumexp, dropout_p, is_causal, scale, salt, *whole, window=window
     )
 
 
@@ -198,6 +210,7 @@ def _(
     is_causal: bool,
     scale: float | None,
     salt: int,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         _empty_by_sequence(query, query.shape),
@@ -210,7 +223,7 @@ def _(
     "autopar::attention_backward_with_mask",
     mutates_args=(),
     schema="(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor mask, Tensor out, Tensor logsumexp,"
-    " float dropout_p, bool is_causal, float? scale, int salt) -> (Tensor, Tensor, Tensor, Tensor)",
+    " float dropout_p, bool is_causal, float? scale, int salt, int? window=None) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def attention_backward_with_mask(
     grad_out: Tensor,
@@ -224,11 +237,12 @@ def attention_backward_with_mask(
     is_causal: bool,
     scale: float | None,
     salt: int,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`attention_backward` and the gradient of an additive mask, summed over the dims along which it broadcasts."""
     whole = _whole(query, key, dropout_p)
     return attention_backward_with_mask_by_index(
-        grad_out, query, key, value, mask, out, logsumexp, dropout_p, is_causal, scale, salt, *whole
+        grad_out, query, key, value, mask, out, logsumexp, dropout_p, is_causal, scale, salt, *whole, window=window
     )
 
 
@@ -245,6 +259,7 @@ def _(
     is_causal: bool,
     scale: float | None,
     salt: int,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grads = [_empty_by_sequence(x, x.shape) for x in (query, key, value)]
     return grads[0], grads[1], grads[2], mask.new_empty(mask.shape)
@@ -266,8 +281,8 @@ def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | No
     query, key, value, mask, out, logsumexp = ctx.saved_tensors
     operands = (grad_out, query, key, value, mask, out, logsumexp, *ctx.options)
     if ctx.needs_input_grad[3]:
-        return (*attention_backward_with_mask(*operands), None, None, None, None)
-    return (*attention_backward(*operands), None, None, None, None, None)
+        return (*attention_backward_with_mask(*operands), *(None,) * 5)
+    return (*attention_backward(*operands), *(None,) * 6)
 
 
 attention.register_autograd(_backward, setup_context=_save)

@@ -8,7 +8,8 @@ Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), G dividing H; 
 added, of shape (outer, inner, H, S, T) with B = outer * inner, 1 along dims over which it broadcasts; rows (S,), keys
 (T,): int64 global indices; starts (B * H,): number of element (0, 0) of each matrix of scores among all, int64; width:
 keys of the whole matrix. Element (i, j) has the number starts + rows[i] * width + keys[j], by which dropout draws.
-aligned: keys are neighbours and every row begins at a multiple of 4, so that four share a counter.
+aligned: keys are neighbours and every row begins at a multiple of 4, so that four share a counter. window: pairs with
+|row - key| < window are there, no others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from autopar.ops.attention_formulas import ScoreOptions, attention_formulas, backward_formulas, repeat_heads, sum_heads
+from autopar.ops.attention_formulas import (
+    ScoreOptions,
+    attention_formulas,
+    backward_formulas,
+    pairs_seen,
+    repeat_heads,
+    sum_heads,
+)
 from autopar.ops.philox import LANES, philox
 from autopar.ops.random_index import drop_threshold
 
@@ -27,10 +35,10 @@ INDEXED_DIMS = 5
 def indexed_attention_reference(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, inner: int, is_causal: bool, scale: float,
     rows: Tensor, keys: Tensor, dropout_p: float, seed: Tensor | None, salt: int, starts: Tensor, width: int,
-    aligned: bool,
+    aligned: bool, window: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out (B, H, S, E), logsumexp (B, H, S) in fp32)."""
-    options = _options(query, mask, inner, is_causal, scale, rows, keys, dropout_p, seed, salt, starts, width)
+    options = _options(query, mask, inner, is_causal, scale, rows, keys, dropout_p, seed, salt, starts, width, window)
     query, key, value = (_outer(x, inner) for x in (query, key, value))
     out, logsumexp = attention_formulas(query, key, value, options)
     return out.flatten(0, 1).contiguous(), logsumexp.flatten(0, 1).float()
@@ -39,10 +47,10 @@ def indexed_attention_reference(
 def indexed_attention_backward_reference(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, out: Tensor, logsumexp: Tensor,
     inner: int, is_causal: bool, scale: float, rows: Tensor, keys: Tensor, dropout_p: float, seed: Tensor | None,
-    salt: int, starts: Tensor, width: int, aligned: bool, with_mask: bool,
+    salt: int, starts: Tensor, width: int, aligned: bool, with_mask: bool, window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value and, where `with_mask`, of the mask, in its shape; else an empty tensor."""
-    options = _options(query, mask, inner, is_causal, scale, rows, keys, dropout_p, seed, salt, starts, width)
+    options = _options(query, mask, inner, is_causal, scale, rows, keys, dropout_p, seed, salt, starts, width, window)
     groups = key.shape[1]
     grad, query, result, sums = (_outer(x, inner) for x in (grad, query, out, logsumexp))
     key, value = (repeat_heads(_outer(x, inner), query.shape[-3]) for x in (key, value))
@@ -61,11 +69,11 @@ def _outer(x: Tensor, inner: int) -> Tensor:
 
 def _options(
     query: Tensor, mask: Tensor | None, inner: int, is_causal: bool, scale: float, rows: Tensor, keys: Tensor,
-    dropout_p: float, seed: Tensor | None, salt: int, starts: Tensor, width: int,
+    dropout_p: float, seed: Tensor | None, salt: int, starts: Tensor, width: int, window: int | None,
 ) -> ScoreOptions:  # fmt: skip
-    """What the scores go through, the causal mask as part of the other one."""
-    if is_causal:
-        seen = keys <= rows.unsqueeze(-1)
+    """What the scores go through, what indices hide as part of the mask."""
+    if is_causal or window is not None:
+        seen = pairs_seen(rows, keys, is_causal, window)
         if mask is None:
             mask = seen
         else:
@@ -82,19 +90,21 @@ def _options(
 
 _OPTIONS = "Tensor? seed, int salt, Tensor starts, int width, bool aligned"
 _CALL = f"int inner, bool is_causal, float scale, Tensor rows, Tensor keys, float dropout_p, {_OPTIONS}"
+_WITH_MASK = 2 + len(_CALL.split(","))
+"""Place of `with_mask` behind the mask: out, logsumexp and what a call takes stand before it."""
 
 indexed_attention = torch.library.custom_op(
     "autopar::indexed_attention",
     indexed_attention_reference,
     mutates_args=(),
-    schema=f"(Tensor query, Tensor key, Tensor value, Tensor? mask, {_CALL}) -> (Tensor, Tensor)",
+    schema=f"(Tensor query, Tensor key, Tensor value, Tensor? mask, {_CALL}, int? window=None) -> (Tensor, Tensor)",
 )
 indexed_attention_backward = torch.library.custom_op(
     "autopar::indexed_attention_backward",
     indexed_attention_backward_reference,
     mutates_args=(),
     schema="(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp, "
-    f"{_CALL}, bool with_mask) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{_CALL}, bool with_mask, int? window=None) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -107,5 +117,6 @@ def _(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tens
 def _(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_mask = mask.new_empty(mask.shape) if options[-1] and mask is not None else query.new_empty(0)
+    with_mask = options[_WITH_MASK]
+    of_mask = mask.new_empty(mask.shape) if with_mask and mask is not None else query.new_empty(0)
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), of_mask

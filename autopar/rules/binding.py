@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from autopar.errors import ConfigurationError
+from autopar.ops.attention_blocks import Band
 from autopar.rules.call import Call, TensorSpec
 from autopar.rules.language import ELLIPSIS_NAME, Effect, Ellipsis, Factor, Pattern, TensorPattern, parse_pattern
 from autopar.rules.rule import Dim, RingTraffic, Rule, Tensor
@@ -56,7 +57,7 @@ def bind_rule(text: str, call: Call) -> Rule:
         implementations={n: i for n in names if n in effects and (i := effects[n].implementation)},
         synchronised_bytes={n: int(_evaluate(b, known)) for n in names if n in effects and (b := effects[n].bytes)},
         exchanged_bytes={n: int(_evaluate(e, known)) for n in names if n in effects and (e := effects[n].edges)},
-        ring_traffic={n: _ring(effects[n], known) for n in names if n in effects and effects[n].ring},
+        ring_traffic={n: _ring(n, effects[n], known) for n in names if n in effects and effects[n].ring},
         flops=_evaluate(pattern.flops, known) if pattern.flops else 0.0,
     )
 
@@ -253,7 +254,7 @@ def _loses_sums(output: TensorSpec, call: Call) -> bool:
     return is_integer and any(spec.dtype.is_floating_point for spec in call.operands)
 
 
-def _ring(effect: Effect, sizes: Mapping[str, Any]) -> RingTraffic:
+def _ring(name: str, effect: Effect, sizes: Mapping[str, Any]) -> RingTraffic:
     ring, home, joins = effect.ring or "0", effect.home or "0", effect.joins or "0"
     return RingTraffic(
         nbytes=int(_evaluate(ring, sizes)),
@@ -261,6 +262,8 @@ def _ring(effect: Effect, sizes: Mapping[str, Any]) -> RingTraffic:
         joined=int(_evaluate(joins, sizes)),
         names=frozenset(re.findall(r"[a-z]\w*", f"{ring}+{home}")),
         joined_names=frozenset(re.findall(r"[a-z]\w*", joins)),
+        length=int(sizes[name]),
+        band=Band(int(effect.before), int(effect.after)) if effect.before and effect.after else None,
     )
 
 

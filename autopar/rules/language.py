@@ -41,7 +41,8 @@ What a split leaves. A name that an output lacks leaves Partial(sum) there. Anno
                                 neighbour, while each is computed upon; `home 8*b*h*s*d`: as do those of what is found
                                 for them, and once more, to where they began; `joins 10*b*h*g*s*e`: bytes that joining
                                 what was found for one block to that for others reads and writes. Other names of the
-                                products cut them
+                                products cut them; `before 1023 after 0`: an element needs those at most so far
+                                before and behind it, and blocks go no further than that asks
 Random operators have no word of their own: they draw by global element index, so a block draws its part of the whole.
 Dims that an argument of the operator names (an int, a list, or None for all), where `...` stands:
     whole: dim                  stay whole
@@ -73,7 +74,7 @@ _ELLIPSIS = re.compile(r"^(?:([a-z]*)\.\.\.|\[\.\.\.\])(?:\{(.*)\})?$")
 _TOKEN = re.compile(r"(?:\[\.\.\.\]|[a-z]*\.\.\.)(?:\{[^}]*\})?|\[\w+\]|[()]|\w+[+-]\d+|\w+|\S")
 _MORE_ROWS = re.compile(r"^(\w+)([+-]\d+)$")
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "or": "max", "and": "min"}
-_OPTIONS = ("by", "bytes", "edges", "ring", "home", "joins")
+_OPTIONS = ("by", "bytes", "edges", "ring", "home", "joins", "before", "after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class TensorPattern:
 class Effect:
     """What a split of a name leaves: reductions (one for all outputs that lack the name, or one per output), the
     implementation that it needs, the bytes that this all-reduces, those that it exchanges with the neighbours, those
-    that go around the ranks, those that go around until they are home, and those that joining blocks moves."""
+    that go around the ranks, those that go around until they are home, those that joining blocks moves, and how far
+    before and behind an element lies what it needs."""
 
     reductions: tuple[str | None, ...] = ("sum",)
     implementation: str | None = None
@@ -119,6 +121,8 @@ class Effect:
     ring: str | None = None
     home: str | None = None
     joins: str | None = None
+    before: str | None = None
+    after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

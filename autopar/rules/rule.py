@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from autopar.ops.attention_blocks import Band
+
 Dim: TypeAlias = tuple[str | None, ...]  # factors of one dim, outermost first; () for a dim of size 1
 Tensor: TypeAlias = tuple[Dim, ...]
 
@@ -21,13 +23,16 @@ Tensor: TypeAlias = tuple[Dim, ...]
 class RingTraffic:
     """What goes around the ranks of a ring, of all blocks together. nbytes: of what every rank computes upon; home: of
     what is found for it, which goes one hop further, to where its block began; joined: of what is read and written to
-    join what a block gives to that of others; names, joined_names: those whose splits cut them."""
+    join what a block gives to that of others; names, joined_names: those whose splits cut them; length: elements that
+    are cut in blocks; band: where lies what an element needs (None: anywhere)."""
 
     nbytes: int
     home: int
     joined: int
     names: frozenset[str]
     joined_names: frozenset[str]
+    length: int = 1
+    band: Band | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
     b (h g) s [d], b h [t] [d], b h [t] [e] -> b (h g) s [e], b (h g) s
 
 A split of g or s leaves keys and values whole, so their gradients become Partial(sum); the gradient of a mask is one
-along every dim that it broadcasts. A split query sequence under a causal mask, and any dropout, needs to know the
-global index of its rows: `attention_by_index`. `autopar::ring_attention` is the same operator with one sequence for
-queries, keys and values: a split of s cuts them all, and blocks of keys and values go around. Models reach
+along every dim that it broadcasts. A split query sequence under a causal mask or a window, and any dropout, needs to
+know the global index of its rows: `attention_by_index`. `autopar::ring_attention` is the same operator with one
+sequence for queries, keys and values: a split of s cuts them all, and blocks of keys and values go around. Models reach
 `autopar::attention`; torch's own kernels, which appear where a model calls them by name, share the same string, with
 the causal sequence whole and no rule when they draw.
 """
@@ -41,7 +41,21 @@ def _tensors(query: Sequence[int], s: str = "s", t: str = "[t]") -> dict[str, st
     }
 
 
-def _flops(query: Sequence[int], backward: bool, keys: str = "t") -> str:
+def _hides(call: Call) -> bool:
+    """Whether global indices hide pairs."""
+    return call.argument("is_causal") or call.argument("window") is not None
+
+
+def _flops(call: Call, backward: bool, keys: str = "t") -> str:
+    """A causal mask is not counted, a window is: the keys that a row sees."""
+    query, length = call.argument("query").shape, call.argument("key").shape[-2]
+    window = call.argument("window")
+    if window is not None:
+        keys = str(min(length, window if call.argument("is_causal") else 2 * window - 1))
+    return _formula(query, backward, keys)
+
+
+def _formula(query: Sequence[int], backward: bool, keys: str) -> str:
     pairs = "*".join([*_batch(query), "h", "g", "s", keys])
     # backward: scores again, dq and dk over d; dv and dp over e
     return f"6*{pairs}*d + 4*{pairs}*e" if backward else f"2*{pairs}*d + 2*{pairs}*e"
@@ -50,19 +64,19 @@ def _flops(query: Sequence[int], backward: bool, keys: str = "t") -> str:
 def _attention(call: Call) -> str:
     query = call.operands[0].shape
     mask = "" if call.argument("mask") is None else f", {_mask(call.operands[3].shape, query)}"
-    s = "s: by attention_by_index ; " if call.argument("is_causal") else ""
+    s = "s: by attention_by_index ; " if _hides(call) else ""
     t = _tensors(query)
-    return f"{t['q']}, {t['k']}, {t['v']}{mask} -> {t['o']}, {t['l']} ; {s}flops: {_flops(query, False)}"
+    return f"{t['q']}, {t['k']}, {t['v']}{mask} -> {t['o']}, {t['l']} ; {s}flops: {_flops(call, False)}"
 
 
 def _attention_backward(call: Call) -> str:
     query = call.operands[1].shape
     mask = "" if call.argument("mask") is None else f", {_mask(call.operands[4].shape, query)}"
-    s = "s: sum by attention_by_index ; " if call.argument("is_causal") else ""
+    s = "s: sum by attention_by_index ; " if _hides(call) else ""
     t = _tensors(query)
     operands = f"{t['o']}, {t['q']}, {t['k']}, {t['v']}{mask}, {t['o']}, {t['l']}"
     grad_mask = mask if len(call.outputs) == 4 else ""
-    return f"{operands} -> {t['q']}, {t['k']}, {t['v']}{grad_mask} ; {s}flops: {_flops(query, True)}"
+    return f"{operands} -> {t['q']}, {t['k']}, {t['v']}{grad_mask} ; {s}flops: {_flops(call, True)}"
 
 
 def _ring(call: Call) -> str:
@@ -72,8 +86,8 @@ def _ring(call: Call) -> str:
     own = call.operands[1].dtype.itemsize
     # a block is read, and what was found so far is read and written
     joins = f"{own + 2 * _wide(own)}*{_rows(query)}*h*g*s*e"
-    s = f"s: by ring_attention ring {_blocks(query, own)} joins {joins}"
-    return f"{t['q']}, {t['k']}, {t['v']}{mask} -> {t['o']}, {t['l']} ; {s} ; flops: {_flops(query, False, 's')}"
+    s = f"s: by ring_attention ring {_blocks(query, own)} joins {joins}{_band(call)}"
+    return f"{t['q']}, {t['k']}, {t['v']}{mask} -> {t['o']}, {t['l']} ; {s} ; flops: {_flops(call, False, 's')}"
 
 
 def _ring_backward(call: Call) -> str:
@@ -86,8 +100,17 @@ def _ring_backward(call: Call) -> str:
     # gradients of keys and values are packed into a message, too
     joins = f"{own + 2 * wide}*{_rows(query)}*h*g*s*d+{_blocks(query, own + 4 * wide)}"
     s = f"s: by ring_attention_backward ring {_blocks(query, own)} home {_blocks(query, wide)} joins {joins}"
+    s += _band(call)
     operands = f"{t['o']}, {t['q']}, {t['k']}, {t['v']}{mask}, {t['o']}, {t['l']}"
-    return f"{operands} -> {t['q']}, {t['k']}, {t['v']} ; {s} ; flops: {_flops(query, True, 's')}"
+    return f"{operands} -> {t['q']}, {t['k']}, {t['v']} ; {s} ; flops: {_flops(call, True, 's')}"
+
+
+def _band(call: Call) -> str:
+    """How far a row sees in a window: blocks that are further away go to no rank."""
+    window = call.argument("window")
+    if window is None:
+        return ""
+    return f" before {window - 1} after {0 if call.argument('is_causal') else window - 1}"
 
 
 def _blocks(query: Sequence[int], itemsize: int) -> str:
@@ -137,7 +160,7 @@ def _native_rule(
     kept = "" if backward else "".join(f" ; {name}: -" for name in (*_batch(query), "h", "g", "s"))
     named = [*outputs, *["[...]"] * (len(call.outputs) - len(outputs))]
     dims = [_fitting(dims, spec, query) for dims, spec in zip(named, call.outputs, strict=True)]
-    return f"{operands} -> {', '.join(dims)}{kept} ; flops: {_flops(query, backward)}"
+    return f"{operands} -> {', '.join(dims)}{kept} ; flops: {_formula(query, backward, 't')}"
 
 
 def _fitting(dims: str, spec: TensorSpec | None, query: Sequence[int]) -> str:

@@ -158,6 +158,7 @@ MODELS: Mapping[str, Callable[[], Case]] = {
 }
 """Name -> model and the keywords of its forward."""
 IN_ZIGZAG = (
-    "llama, 1 key head", "llama, 2 key heads", "llama, 4 key heads", "gpt2, dropout", "stack, causal, dropout"
+    "llama, 1 key head", "llama, 2 key heads", "llama, 4 key heads", "llama, padded", "gpt2, dropout", "gemma3",
+    "documents", "stack, causal, dropout",
 )  # fmt: skip
-"""Those whose first attention is causal without a mask, of a length that 16 divides."""
+"""Those with a causal attention without a window, of a length that 16 divides."""

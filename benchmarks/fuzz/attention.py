@@ -1,7 +1,7 @@
 """Random models of attention under random valid plans, forward and backward, against the program on one rank.
 
-    seed -> model    1 to 3 blocks: causal or not, grouped heads, masks, biases with a gradient, dropout, rotary
-                     positions, cross-attention, odd lengths
+    seed -> model    1 to 3 blocks: causal or not, grouped heads, masks, windows, biases with a gradient, dropout,
+                     rotary positions, cross-attention, odd lengths
          -> plan     every operator under any strategy and operator alternative, rings and zigzag order among them
 
 A model follows from `seed // PLANS_PER_MODEL`, since to capture one takes longer than to run several plans.
@@ -41,15 +41,21 @@ MESHES = (
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """What one block does. mask: none, a bool one, one of padding, or a bias that has a gradient, of pairs or of keys;
-    crosses: it reads the keys of the input of the model."""
+    window: keys j with |i - j| below it, beside the mask; crosses: it reads the keys of the input of the model."""
 
     causal: bool
     key_heads: int
     heads: int
     mask: str
+    window: int | None
     dropout: float
     rotary: bool
     crosses: bool
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the call says that it is causal, and no mask does."""
+        return self.causal and self.mask == "none" and self.window is None
 
 
 class Blocks(nn.Module):
@@ -79,7 +85,7 @@ class Blocks(nn.Module):
             if block.rotary:
                 query, key = self._turned(query), self._turned(key)
             mixed = F.scaled_dot_product_attention(
-                query, key, value, self._mask(at, mask), block.dropout, block.causal and block.mask == "none",
+                query, key, value, self._mask(at, mask), block.dropout, block.is_flag,
                 enable_gqa=block.heads != block.key_heads,
             )  # fmt: skip
             x = x + torch.tanh(self.out[at](mixed.transpose(1, 2).flatten(-2)))
@@ -87,13 +93,23 @@ class Blocks(nn.Module):
 
     def _mask(self, at: int, mask: Tensor) -> Tensor | None:
         kind = self.blocks[at].mask
+        seen = self._written_out(self.blocks[at], mask.device)
         if kind == "none":
-            return None
+            return seen
         if kind.startswith("bias"):
             bias: Tensor = self.bias[at]
             return bias
         found = mask[:, :, :1] if kind == "padding" else mask
-        return found & torch.ones(self.length, self.length).tril().bool() if self.blocks[at].causal else found
+        return found if seen is None else found & seen
+
+    def _written_out(self, block: Block, device: torch.device) -> Tensor | None:
+        """What hides pairs by their indices, where the call does not say it."""
+        if block.is_flag or not (block.causal or block.window):
+            return None
+        place = torch.arange(self.length, device=device)
+        ahead = place - place.unsqueeze(-1)
+        near = ahead.abs() < (block.window or self.length)
+        return near & (ahead <= 0) if block.causal else near
 
     def _turned(self, x: Tensor) -> Tensor:
         half = x.shape[-1] // 2
@@ -107,12 +123,15 @@ def random_blocks(rng: random.Random, length: int) -> Blocks:
     blocks = []
     for at in range(rng.choice((1, 1, 2, 3))):
         key_heads, groups = rng.choice(((1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (3, 1)))
+        mask = rng.choice(("none", "none", "none", "pairs", "padding", "bias of pairs", "bias of keys"))
+        is_bias = mask.startswith("bias")
         blocks.append(
             Block(
                 causal=rng.random() < 0.6,
                 key_heads=key_heads,
                 heads=key_heads * groups,
-                mask=rng.choice(("none", "none", "none", "pairs", "padding", "bias of pairs", "bias of keys")),
+                mask=mask,
+                window=None if is_bias or rng.random() < 0.5 else rng.randint(2, length),
                 dropout=rng.choice((0.0, 0.0, 0.3)),
                 rotary=rng.random() < 0.4,
                 crosses=at > 0 and rng.random() < 0.2,

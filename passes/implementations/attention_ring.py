@@ -5,9 +5,12 @@
     backward the same once more; sums for the gradients of the keys that arrive follow them, one step behind, and one
              hop further at the end, to the rank that holds these keys
 
-Blocks are joined by their logsumexp. Of a causal attention a rank computes what its rows see: later keys are passed on
-only, a block that lies before all rows is whole. Who holds which rows follows from the layout, so that uneven blocks
-and any order of blocks need no special case; dropout draws by global index. Source: Ring Attention (arXiv 2310.01889).
+Blocks are joined by their logsumexp. Of a causal attention, and of one with a window, a rank computes what its rows
+see: other keys are passed on only, a block of which all rows see all keys is whole. Where no rank sees keys that come
+from further away, hops end, and sums for gradients go straight home: a causal window asks the ranks in front only; one
+on both sides, or in zigzag order, those behind, too, in a second round of hops the other way. Who holds which rows
+follows from the layout, so that uneven blocks and any order of blocks need no special case; dropout draws by global
+index. Source: Ring Attention (arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ from torch import fx
 
 from autopar.graphs.collective_nodes import HOP
 from autopar.layouts.placement import Layout, local_runs, local_shape
+from autopar.ops.attention_blocks import Band, Run, ring_offsets
 from autopar.ops.random_index import Runs
 from autopar.ops.ring_attention import attention_block, attention_block_backward, message, rounded
 from autopar.passes.implementations.local_context import LocalContext
 
 _aten = torch.ops.aten
-Run = tuple[int, int]
 Shape = tuple[int, ...]
 
 
@@ -37,15 +40,14 @@ def _ring_attention(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
     ring = _Ring.of(context, args, kwargs, first=0)
     wide = _wide(ring.dtype)
     shape, rows = context.output_shape(0), context.output_shape(1)
-    seen = sum(ring.sees(step) is not None for step in range(ring.ranks))
+    seen = sum(ring.sees(step) is not None for step in range(len(ring.offsets)))
     found: tuple[fx.Node, fx.Node] | None = None
     joined: fx.Node | None = None
-    unread: fx.Node | None = None
+    unread = list[fx.Node]()
     for step, key, value in ring.steps():
         if not (sight := ring.sees(step)):
-            unread = key
+            unread += [key] if ring.ends(step) else []
             continue
-        unread = None
         made = ring.call(attention_block, (), key, value, (), step, sight)
         joined = context.describe(made, (shape, rows), (ring.dtype, wide))
         other = _items(context, joined, 2)
@@ -58,47 +60,56 @@ def _ring_attention(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
         found = other[0], other[1]
     assert joined is not None, "a rank sees its own block"
     assert found is not None, "so does it join it"
-    if unread is not None or (seen > 2 and ring.dtype != wide):
-        return context.call(rounded, *found, dtypes=(ring.dtype, wide), unread=unread)
+    if unread or (seen > 2 and ring.dtype != wide):
+        return context.call(rounded, *found, dtypes=(ring.dtype, wide), unread=tuple(unread))
     return joined
 
 
 def _ring_attention_backward(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     ring = _Ring.of(context, args, kwargs, first=1)
     wide = _wide(ring.dtype)
-    grad, (out, sums) = args[0], (context.argument(args, kwargs, name) for name in ("out", "logsumexp"))
+    grad, (out, logsumexp) = args[0], (context.argument(args, kwargs, name) for name in ("out", "logsumexp"))
     shape = context.output_shape(0)
     of_query: fx.Node | None = None
     on_its_way: fx.Node | None = None
     own: fx.Node | None
-    unread: fx.Node | None = None
+    unread, at_home = list[fx.Node](), list[fx.Node]()
     for step, key, value in ring.steps():
         shapes = ring.shapes(step)
         length = sum(map(math.prod, shapes))
-        own, unread = None, key
+        own = None
         if sight := ring.sees(step):
-            unread = None
-            made = ring.call(attention_block_backward, (grad,), key, value, (out, sums), step, sight)
+            made = ring.call(attention_block_backward, (grad,), key, value, (out, logsumexp), step, sight)
             made = context.describe(made, (shape, *shapes), (ring.dtype,) * 3)
             part, *of_keys = _items(context, made, 3)
             own = context.describe(context.call(message, *of_keys, wide), (length,), wide)
             of_query = _added(context, of_query, part, wide)
+        elif ring.ends(step):
+            unread.append(key)
         if on_its_way is not None:
             arrived = context.waited(on_its_way)
             own = arrived if own is None else _added(context, arrived, own, wide)
-        assert own is not None, "a rank sees its own block"
-        on_its_way = ring.pass_on(own, step)
-    assert on_its_way is not None, "a ring has a rank"
-    assert of_query is not None, "which sees its own block"
-    of_keys = list(ring.read(context.waited(on_its_way), 0))
-    return context.call(rounded, of_query, *of_keys, dtypes=(ring.dtype,) * 3, unread=unread)
+        if own is None:  # the first one of a round that sees nothing: others send what it passes on
+            own = context.describe(context.call(_aten.new_zeros.default, key, [length], dtype=wide), (length,), wide)
+        if ring.ends(step):
+            at_home.append(ring.send_home(own, step))
+            on_its_way = None
+        else:
+            on_its_way = ring.pass_on(own, step)
+    assert of_query is not None, "a rank sees its own block"
+    sums: fx.Node | None = None
+    for sent in at_home:
+        sums = _added(context, sums, context.waited(sent), wide)
+    assert sums is not None, "a ring has a round"
+    of_keys = list(ring.read(sums, 0))
+    return context.call(rounded, of_query, *of_keys, dtypes=(ring.dtype,) * 3, unread=tuple(unread))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ring:
     """The ring of one rank. first: place of the query among the tensor operands; holders: coordinates of its ranks, in
     their order; position: this rank among them; rows: per dim of the scores before the keys, the runs of global indices
-    that this rank has."""
+    that this rank has; offsets: how far in front of a rank stand those whose keys are here at a step."""
 
     context: LocalContext
     first: int
@@ -110,6 +121,8 @@ class _Ring:
     mask: fx.Node | None
     layouts: tuple[Layout, Layout]
     rows: Runs
+    band: Band
+    offsets: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
@@ -123,6 +136,8 @@ class _Ring:
             holders.append(tuple(coordinate))
         query, key, value, mask = (context.argument(args, kwargs, n) for n in ("query", "key", "value", "mask"))
         shape, layout = context.global_argument("query").meta["val"].shape, context.plan.inputs[first]
+        band = Band.of(context.global_argument("is_causal"), context.global_argument("window"))
+        runs = [local_runs(shape[-2], layout, len(shape) - 2, context.mesh, holder) for holder in holders]
         return cls(
             context=context,
             first=first,
@@ -136,6 +151,8 @@ class _Ring:
             rows=tuple(
                 local_runs(size, layout, dim, context.mesh, context.coordinate) for dim, size in enumerate(shape[:-1])
             ),
+            band=band,
+            offsets=ring_offsets(tuple(runs), band),
             dtype=context.global_argument("query").meta["val"].dtype,
         )
 
@@ -145,7 +162,11 @@ class _Ring:
 
     def holder(self, step: int) -> tuple[int, ...]:
         """Coordinate of the rank whose keys are here at a step."""
-        return self.holders[(self.position - step) % self.ranks]
+        return self.holders[(self.position - self.offsets[step]) % self.ranks]
+
+    def ends(self, step: int) -> bool:
+        """Whether the keys of a step go no further."""
+        return step + 1 == len(self.offsets) or self.offsets[step + 1] == -1
 
     def shapes(self, step: int) -> tuple[Shape, Shape]:
         """Of the keys and values that are here at a step."""
@@ -162,23 +183,21 @@ class _Ring:
 
     def sees(self, step: int) -> str | None:
         """Whether rows see "all" of the keys of a step, "some", or none of them."""
-        rows, keys = self.rows[-1], self.keys(step)
-        if not self.context.global_argument("is_causal") or sum(keys[-1]) <= rows[0][0] + 1:
-            return "all"
-        return "some" if keys[0][0] < sum(rows[-1]) else None
+        return self.band.sight(self.rows[-1], self.keys(step))
 
     def steps(self) -> Any:
         """(step, key, value), the way to the next ones started in front of what is made of them."""
         context, (key, value) = self.context, self.own
         buffer: fx.Node | None = None
-        for step in range(self.ranks):
-            shapes, started = self.shapes(step), None
-            if step + 1 < self.ranks:
-                if buffer is None:
-                    length = sum(map(math.prod, shapes))
-                    buffer = context.call(message, key, value, self.dtype)
-                    buffer = context.describe(buffer, (length,), self.dtype)
-                started = self.pass_on(buffer, step)
+        for step in range(len(self.offsets)):
+            started = None
+            if step + 1 < len(self.offsets):
+                if buffer is None or self.ends(step):  # a round begins with the own ones
+                    made = context.call(message, *self.own, self.dtype, *([] if buffer is None else [buffer]))
+                    own = context.describe(made, (sum(map(math.prod, self.shapes(0))),), self.dtype)
+                    started = self._shifted(own, 0, step + 1)
+                else:
+                    started = self.pass_on(buffer, step)
             yield step, key, value
             if started is not None:
                 buffer = context.waited(started)
@@ -200,8 +219,17 @@ class _Ring:
 
     def pass_on(self, buffer: fx.Node, step: int) -> fx.Node:
         """Start the way of what belongs to the keys of a step to the next rank."""
-        sent, received = (sum(map(math.prod, self.shapes(at))) for at in (step, step + 1))
-        started = self.context.shifted(buffer, sent, received, self.position, self.axes)
+        return self._shifted(buffer, step, step + 1)
+
+    def send_home(self, buffer: fx.Node, step: int) -> fx.Node:
+        """Start the way of what belongs to the keys of a step to the rank that holds them."""
+        return self._shifted(buffer, step, 0)
+
+    def _shifted(self, buffer: fx.Node, step: int, to: int) -> fx.Node:
+        """Start the way of what belongs to the keys of a step to where it does at step `to`."""
+        sent, received = (sum(map(math.prod, self.shapes(at))) for at in (step, to))
+        by = self.offsets[to] - self.offsets[step]
+        started = self.context.shifted(buffer, sent, received, self.position, by, self.axes)
         started.meta[HOP] = True
         return started
 
@@ -216,7 +244,10 @@ class _Ring:
         whole = (*self._whole("query")[:-1], self._whole("key")[-2])
         runs = (*self.rows, self.keys(step))
         operands = (*before, self.query, key, value, self._mask_of(step), *behind)
-        return self.context.call(function, *operands, dropout, sight == "some", scale, salt, seed, runs, whole)
+        hides = sight == "some"
+        causal, window = given("is_causal") and hides, given("window")
+        options = {"window": window} if hides and window is not None else {}
+        return self.context.call(function, *operands, dropout, causal, scale, salt, seed, runs, whole, **options)
 
     def _mask_of(self, step: int) -> fx.Node | None:
         """The columns of the mask of the keys of a step."""

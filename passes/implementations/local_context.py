@@ -108,12 +108,15 @@ class LocalContext:
         shape = (sum(received), *rows.meta["local_shape"][1:])
         return self._collective(_c10d.all_to_all_single.default, rows, (received, sent), axes, shape)
 
-    def shifted(self, rows: fx.Node, sent: int, received: int, position: int, axes: tuple[int, ...]) -> fx.Node:
-        """`sent` rows (dim 0) of a described node to the next rank of the ring over `axes`, in which this one stands at
-        `position`, `received` rows from the one before it. The call that starts it: see `waited`."""
+    def shifted(
+        self, rows: fx.Node, sent: int, received: int, position: int, by: int, axes: tuple[int, ...]
+    ) -> fx.Node:
+        """`sent` rows (dim 0) of a described node to the rank that stands `by` places further in the ring over `axes`,
+        in which this one has `position`, `received` rows from the one as many before it. The call that starts it: see
+        `waited`."""
         ranks = math.prod(self.mesh.shape[axis] for axis in axes)
         to, of = [0] * ranks, [0] * ranks
-        to[(position + 1) % ranks], of[(position - 1) % ranks] = sent, received
+        to[(position + by) % ranks], of[(position - by) % ranks] = sent, received
         shape = (received, *rows.meta["local_shape"][1:])
         return self._started(_c10d.all_to_all_single.default, rows, (of, to), axes, shape)
 

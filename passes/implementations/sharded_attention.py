@@ -1,4 +1,4 @@
-"""Attention over local blocks: where it draws, or where a cut sequence is causal, a rank needs global indices."""
+"""Attention over local blocks: where it draws, or a cut sequence hides pairs, a rank needs global indices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from autopar.ops.attention_operator import (
     attention_by_index,
 )
 from autopar.passes.implementations.local_context import LocalContext
+from autopar.rules.call import argument_slot
 
 _BY_INDEX: Mapping[str, Callable[..., Any]] = {
     "autopar.attention.default": attention_by_index,
@@ -31,7 +32,9 @@ def _attention_by_index(context: LocalContext, args: tuple[Any, ...], kwargs: di
     layout = context.plan.inputs[query_at]
     runs = tuple(local_runs(size, layout, dim, context.mesh, context.coordinate) for dim, size in enumerate(shape[:-1]))
     seed = context.seed if context.global_argument("dropout_p") > 0.0 else None
-    return context.call(function, *args, seed, (*runs, ((0, shape[-1]),)), shape)
+    window, position = context.global_argument("window"), argument_slot(context.node.target, "window")[0]
+    options = {} if window is None else {"window": window}
+    return context.call(function, *args[:position], seed, (*runs, ((0, shape[-1]),)), shape, **options)
 
 
 def _scores_shape(context: LocalContext) -> tuple[int, ...]:
@@ -41,8 +44,8 @@ def _scores_shape(context: LocalContext) -> tuple[int, ...]:
 
 
 def _attention(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-    """The operator itself unless it draws."""
-    if context.global_argument("dropout_p") > 0.0:
+    """The operator itself unless it draws, or is many blocks of a window."""
+    if context.global_argument("dropout_p") > 0.0 or context.global_argument("window") is not None:
         return _attention_by_index(context, args, kwargs)
     return context.call_operator(args, kwargs)
 

@@ -16,6 +16,7 @@ from autopar.passes.tidy.one_spelling import one_spelling
 from autopar.passes.tidy.operator_paths import name_operators
 from autopar.passes.tidy.phases import PhaseContext, assign_phases
 from autopar.passes.tidy.place_casts import place_casts
+from autopar.passes.tidy.read_masks import read_masks
 from autopar.passes.tidy.remove_noise import remove_dead_code, remove_noise
 
 
@@ -33,6 +34,7 @@ TIDY_PASSES: tuple[Pass[GraphModule, PhaseContext], ...] = (
     gather_scatters,
     equal_splits_to_views,
     one_spelling,
+    read_masks,
     moving_rows,
     remove_dead_code,
     assign_phases,

@@ -45,9 +45,10 @@ def store_rows(x: tl.tensor, values: tl.tensor, at: tl.tensor, stride: tl.tensor
 def masked_scores(
     query: tl.tensor, key: tl.tensor, mask: tl.tensor, at: tl.tensor, to: tl.tensor, row: tl.tensor, column: tl.tensor,
     queries: tl.tensor, keys: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor, scale: tl.tensor,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Scores of a tile in fp32, -inf for pairs that are not there. at, to: local rows and keys; row, column: global."""
+    """Scores of a tile in fp32, -inf for pairs that are not there. at, to: local rows and keys; row, column:
+    global; WINDOW: 0 for none."""
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
     there = (at[:, None] < queries) & (to[None, :] < keys)
     if MASK > 0:
@@ -56,8 +57,13 @@ def masked_scores(
             there = there & (added != 0)
         else:
             scores += added.to(tl.float32)
+    ahead = column.to(tl.int32)[None, :] - row.to(tl.int32)[:, None]
     if CAUSAL:
-        there = there & (column[None, :] <= row[:, None])
+        there = there & (ahead <= 0)
+    if WINDOW > 0:
+        there = there & (ahead > -WINDOW)
+        if not CAUSAL:
+            there = there & (ahead < WINDOW)
     return tl.where(there, scores, NOTHING)
 
 
@@ -99,8 +105,8 @@ def forward_kernel(
     mask_outer: tl.tensor, mask_inner: tl.tensor, mask_head: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor,
     scale: tl.tensor, width: tl.tensor, salt: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr, ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
+    ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program per ROWS rows of a head."""
     matrix = tl.program_id(1).to(tl.int64)
@@ -120,7 +126,7 @@ def forward_kernel(
         column = tl.load(key_index + to, mask=to < keys, other=0)
         k = rows_of(key + own * keys * WIDTH, to, WIDTH, keys, WIDTH, BLOCK)
         scores = masked_scores(q, k, masked, at, to, row, column, queries, keys, mask_row, mask_column, scale, CAUSAL,
-                               MASK, PRECISION)  # fmt: skip
+                               WINDOW, MASK, PRECISION)  # fmt: skip
         new = tl.maximum(top, tl.max(scores, axis=1))
         base = tl.where(new == NOTHING, 0.0, new)
         weights = tl.exp(scores - base[:, None])
@@ -149,8 +155,8 @@ def keys_kernel(
     mask_outer: tl.tensor, mask_inner: tl.tensor, mask_head: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor,
     scale: tl.tensor, width: tl.tensor, salt: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr, ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
+    ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """Gradients of KEYS keys and values of a group of heads: one program adds up all its heads and rows."""
     own = tl.program_id(1).to(tl.int64)
@@ -175,7 +181,7 @@ def keys_kernel(
             g = rows_of(grad + matrix * queries * VALUES, at, VALUES, queries, VALUES, BLOCK_VALUES)
             sums = tl.load(logsumexp + matrix * queries + at, mask=at < queries, other=NOTHING)
             scores = masked_scores(q, k, masked, at, to, row, column, queries, keys, mask_row, mask_column, scale,
-                                   CAUSAL, MASK, PRECISION)  # fmt: skip
+                                   CAUSAL, WINDOW, MASK, PRECISION)  # fmt: skip
             weights = tl.exp(scores - tl.where(sums == NOTHING, 0.0, sums)[:, None])
             of_weights = tl.dot(g, tl.trans(v), input_precision=PRECISION)
             kept = weights
@@ -201,8 +207,8 @@ def rows_kernel(
     grad_outer: tl.tensor, grad_inner: tl.tensor, grad_head: tl.tensor, grad_row: tl.tensor, grad_column: tl.tensor,
     scale: tl.tensor, width: tl.tensor, salt: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr, ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr, WITH_MASK: tl.constexpr,
+    BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
+    ALIGNED: tl.constexpr, PRECISION: tl.constexpr, WITH_MASK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Gradients of ROWS queries of a head, and, WITH_MASK, their part of that of the mask."""
     matrix = tl.program_id(1).to(tl.int64)
@@ -225,7 +231,7 @@ def rows_kernel(
         k = rows_of(key + own * keys * WIDTH, to, WIDTH, keys, WIDTH, BLOCK)
         v = rows_of(value + own * keys * VALUES, to, VALUES, keys, VALUES, BLOCK_VALUES)
         scores = masked_scores(q, k, masked, at, to, row, column, queries, keys, mask_row, mask_column, scale, CAUSAL,
-                               MASK, PRECISION)  # fmt: skip
+                               WINDOW, MASK, PRECISION)  # fmt: skip
         weights = tl.exp(scores - tl.where(sums == NOTHING, 0.0, sums)[:, None])
         of_weights = tl.dot(g, tl.trans(v), input_precision=PRECISION)
         if DROP:
@@ -260,7 +266,7 @@ def tile_of(width: int, element_bytes: int) -> tuple[int, int, int]:
 def indexed_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, inner: int, is_causal: bool, scale: float,
     rows: Tensor, keys: Tensor, dropout_p: float, seed: Tensor | None, salt: int, starts: Tensor, width: int,
-    aligned: bool,
+    aligned: bool, window: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `indexed_attention_reference`."""
     query, key, value = (x.contiguous() for x in (query, key, value))
@@ -271,7 +277,7 @@ def indexed_attention(
     grid = (triton.cdiv(query.shape[2], tile[0]), query.shape[0] * query.shape[1])
     forward_kernel[grid](
         query, key, value, _or(mask, query), rows, keys, starts, _or(seed, rows), out, logsumexp, *call,
-        **_constants(query, value, mask, is_causal, dropout_p, aligned, tile),
+        **_constants(query, value, mask, is_causal, window, dropout_p, aligned, tile),
     )  # fmt: skip
     return out, logsumexp
 
@@ -279,7 +285,7 @@ def indexed_attention(
 def indexed_attention_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, out: Tensor, logsumexp: Tensor,
     inner: int, is_causal: bool, scale: float, rows: Tensor, keys: Tensor, dropout_p: float, seed: Tensor | None,
-    salt: int, starts: Tensor, width: int, aligned: bool, with_mask: bool,
+    salt: int, starts: Tensor, width: int, aligned: bool, with_mask: bool, window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """As `indexed_attention_backward_reference`."""
     delta = (grad.float() * out.float()).sum(-1).contiguous()
@@ -289,7 +295,7 @@ def indexed_attention_backward(
     of_mask = query.new_zeros(mask.shape if with_mask and mask is not None else (0,), dtype=torch.float32)
     tile = tile_of(max(query.shape[-1], value.shape[-1]), query.element_size())
     call = _arguments(query, key, value, mask, inner, scale, dropout_p, salt, width)
-    constants = _constants(query, value, mask, is_causal, dropout_p, aligned, tile)
+    constants = _constants(query, value, mask, is_causal, window, dropout_p, aligned, tile)
     tensors = (grad, query, key, value, _or(mask, query), rows, keys, starts, _or(seed, rows), logsumexp, delta)
     batch, heads, queries = query.shape[:3]
     keys_kernel[triton.cdiv(key.shape[2], tile[1]), batch * key.shape[1]](
@@ -321,13 +327,13 @@ def _arguments(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, i
     return (*sizes, *_strides(mask), scale, width, salt, drop_threshold(dropout_p), kept_scale)
 
 
-def _constants(query: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, dropout_p: float, aligned: bool,
-               tile: tuple[int, int, int]) -> dict[str, object]:  # fmt: skip
+def _constants(query: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, window: int | None,
+               dropout_p: float, aligned: bool, tile: tuple[int, int, int]) -> dict[str, object]:  # fmt: skip
     kind = 0 if mask is None else 2 if mask.dtype == torch.bool else 1
     return {
         "WIDTH": query.shape[-1], "VALUES": value.shape[-1], "ROWS": tile[0], "KEYS": tile[1],
         "BLOCK": max(LEAST_DOT, triton.next_power_of_2(query.shape[-1])),
         "BLOCK_VALUES": max(LEAST_DOT, triton.next_power_of_2(value.shape[-1])),
-        "CAUSAL": is_causal, "MASK": kind, "DROP": dropout_p > 0.0, "ALIGNED": aligned,
+        "CAUSAL": is_causal, "WINDOW": window or 0, "MASK": kind, "DROP": dropout_p > 0.0, "ALIGNED": aligned,
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32", "num_warps": tile[2],
     }  # fmt: skip

@@ -21,7 +21,9 @@ _Ring = attention_ring._Ring
 SAMPLE: dict[str, Settings] = {
     "gpt2, dropout": Settings(dims={"cp": 4}, cp="ring", zigzag=True),
     "bert, padded": Settings(dims={"cp": 4}, cp="ring"),
-    "documents": Settings(dims={"cp": 2, "dp_shard": 2}, cp="ring"),
+    "documents": Settings(dims={"cp": 2, "dp_shard": 2}, cp="ring", zigzag=True),
+    "gemma3": Settings(dims={"cp": 4}, cp="ring", zigzag=True),
+    "mistral, padded": Settings(dims={"cp": 4}, cp="ring"),
     "stack, causal, dropout": Settings(dims={"cp": 2, "cp_inner": 2}, cp="ring", zigzag=True),
     "stack": Settings(dims={"cp": 2, "tp": 2}, cp="ring"),
 }
@@ -107,10 +109,8 @@ def _local_sums(patch: pytest.MonkeyPatch) -> None:
 
 
 def _one_hop_short(patch: pytest.MonkeyPatch) -> None:
-    pass_on, waited = _Ring.pass_on, LocalContext.waited
-    patch.setattr(
-        _Ring, "pass_on", lambda self, node, step: node if step == self.ranks - 1 else pass_on(self, node, step)
-    )
+    waited = LocalContext.waited
+    patch.setattr(_Ring, "send_home", lambda self, node, step: node)
     patch.setattr(
         LocalContext, "waited", lambda self, node: waited(self, node) if "_c10d" in str(node.target) else node
     )

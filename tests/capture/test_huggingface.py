@@ -10,7 +10,10 @@ import transformers
 
 from autopar.capture import capture, huggingface
 from autopar.errors import CaptureError
+from autopar.passes.tidy.read_masks import ATTENTION
+from benchmarks.context_parity.models import hugging_face
 from benchmarks.zoo.registry import zoo_model
+from tests.capture.execute import eager_step, outputs_of, run_program, worst_gradient_error
 
 SWITCH = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 
@@ -68,3 +71,22 @@ def test_a_cache_that_nobody_asked_for_is_no_output() -> None:
     assert "prefix" in {entry.name for entry in program.inputs if entry.role == "parameter"}
     with pytest.raises(CaptureError, match="past_key_values is a DynamicCache"):
         capture(_Prefixed(), (), {"input_ids": tokens, "use_cache": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "options"),
+    [("MistralForCausalLM", (True, 8), {"sliding_window": 8}),
+     ("ModernBertForMaskedLM", (False, 5), {"local_attention": 8, "pad_token_id": 0})],
+)  # fmt: skip
+def test_sliding_windows_leave_no_mask_and_train_like_the_model(
+    name: str, window: tuple[bool, int], options: dict[str, int]
+) -> None:
+    model, inputs = hugging_face(name, **options)()
+    program = capture(model, (), inputs)
+    calls = [node.args for node in program.graph.nodes if node.target in ATTENTION]
+    windows = [call for call in calls if len(call) in (9, 12)]
+    assert {(call[-4], call[-1]) for call in windows} == {window}
+    assert all(call[3 if len(call) < 10 else 4] is None for call in calls), "no mask"
+    _, expected, _ = eager_step(model, (), inputs)
+    gradients = outputs_of(program, run_program(program, model, (), inputs), "gradient")
+    assert worst_gradient_error({each: gradients[each] for each in expected}, expected) < 1e-6

@@ -15,22 +15,24 @@ aten = torch.ops.aten
 
 
 def _attention(
-    causal: bool, dropout: float, groups: int, mask: Callable[[int], Tensor | None], batch: tuple[int, ...] = (3,)
+    causal: bool, dropout: float, groups: int, mask: Callable[[int], Tensor | None], batch: tuple[int, ...] = (3,),
+    window: tuple[int, ...] = (),
 ) -> Callable[[int], Arguments]:
     def build(s: int) -> Arguments:
-        length = s if causal else 5
+        length = s if causal or window else 5
         q, k, v = x(*batch, 4 * groups, s, 4), x(*batch, 4, length, 4), x(*batch, 4, length, 4)
-        return q, k, v, mask(s), dropout, causal, None, 3
+        return q, k, v, mask(s), dropout, causal, None, 3, *window
 
     return build
 
 
 def _ring(
-    causal: bool, dropout: float, groups: int, mask: Callable[[int], Tensor | None], batch: tuple[int, ...] = (3,)
+    causal: bool, dropout: float, groups: int, mask: Callable[[int], Tensor | None], batch: tuple[int, ...] = (3,),
+    window: tuple[int, ...] = (),
 ) -> Callable[[int], Arguments]:
     def build(s: int) -> Arguments:
         q, k, v = x(*batch, 4 * groups, s, 4), x(*batch, 4, s, 4), x(*batch, 4, s, 6)
-        return q, k, v, mask(s), dropout, causal, None, 3
+        return q, k, v, mask(s), dropout, causal, None, 3, *window
 
     return build
 
@@ -51,6 +53,9 @@ FORWARD = {
     "dropout": _attention(True, 0.3, 2, lambda s: None),
     "mask": _attention(False, 0.0, 1, lambda s: bools(s, 5) | (torch.arange(5) == 0)),
     "two_batch_dims": _attention(False, 0.0, 2, lambda s: x(4, 1, 1, s, 5), (4, 3)),
+    "window": _attention(True, 0.0, 2, lambda s: None, window=(3,)),
+    "window_on_both_sides": _attention(False, 0.3, 1, lambda s: None, window=(2,)),
+    "window_and_mask": _attention(True, 0.0, 2, lambda s: bools(3, 1, 1, s), window=(3,)),
 }
 RING = {
     "plain": _ring(False, 0.0, 1, lambda s: None),
@@ -61,6 +66,10 @@ RING = {
     "bias": _ring(True, 0.0, 2, lambda s: x(3, 1, s, s)),
     "bias_of_keys": _ring(False, 0.3, 1, lambda s: x(3, 1, 1, s)),
     "two_batch_dims": _ring(False, 0.0, 2, lambda s: x(4, 1, 1, s, s), (4, 3)),
+    "window": _ring(True, 0.0, 2, lambda s: None, window=(3,)),
+    "window_with_dropout": _ring(True, 0.3, 2, lambda s: None, window=(2,)),
+    "window_on_both_sides": _ring(False, 0.0, 1, lambda s: None, window=(2,)),
+    "window_and_mask": _ring(True, 0.0, 2, lambda s: x(3, 1, 1, s), window=(3,)),
 }
 WITH_MASK_GRADIENT = {
     "bias_of_all": _attention(False, 0.0, 1, lambda s: x(3, 4, s, 5)),

@@ -150,14 +150,16 @@ def grouped_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Masks over some batch dims, rows that see nothing, shared heads of keys, blocks with their own indices, dropout
-    with counters of four and of one element."""
+    with counters of four and of one element, windows."""
     salt, seed = 3, torch.tensor(71)
-    for queries, keys, width, mask, is_causal, dropout_p, first in (
-        (5, 7, 8, None, True, 0.0, 2),
-        (5, 12, 8, None, True, 0.3, 4),
-        (40, 44, 20, (1, 3, 4, 40, 44), False, 0.2, 0),
-        (5, 7, 8, (2, 1, 4, 5, 7), True, 0.3, 1),
-        (5, 7, 8, (2, 3, 1, 1, 7), False, 0.0, 0),
+    for queries, keys, width, mask, is_causal, dropout_p, first, window in (
+        (5, 7, 8, None, True, 0.0, 2, None),
+        (5, 12, 8, None, True, 0.3, 4, None),
+        (40, 44, 20, (1, 3, 4, 40, 44), False, 0.2, 0, None),
+        (5, 7, 8, (2, 1, 4, 5, 7), True, 0.3, 1, None),
+        (5, 7, 8, (2, 3, 1, 1, 7), False, 0.0, 0, None),
+        (40, 44, 8, None, True, 0.0, 2, 9),
+        (5, 7, 8, (2, 3, 1, 1, 7), False, 0.3, 0, 3),
     ):
         query = torch.randn(6, 4, queries, width).to(dtype)
         key, value = torch.randn(6, 2, keys, width).to(dtype), torch.randn(6, 2, keys, 12).to(dtype)
@@ -171,12 +173,12 @@ def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]
         rest = (3, is_causal, 0.3, rows, columns, dropout_p, drawn, salt, starts, total, total == 16)
         masks = [added] if added is None or mask[2] == 4 else [added > 0]
         for chosen in masks:
-            yield "indexed_attention", (query, key, value, chosen, *rest)
-            out, sums = indexed_attention_reference(query, key, value, chosen, *rest)
+            yield "indexed_attention", (query, key, value, chosen, *rest, window)
+            out, sums = indexed_attention_reference(query, key, value, chosen, *rest, window)
             learned = chosen is not None and chosen.dtype == dtype
             yield (
                 "indexed_attention_backward",
-                (torch.randn_like(out), query, key, value, chosen, out, sums, *rest, learned),
+                (torch.randn_like(out), query, key, value, chosen, out, sums, *rest, learned, window),
             )
 
 

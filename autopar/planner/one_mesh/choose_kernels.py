@@ -21,7 +21,7 @@ from torch import fx
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.graphs.node_values import is_backward
-from autopar.graphs.operator_names import is_causal
+from autopar.graphs.operator_names import is_causal, window_of
 from autopar.hardware.devices import Device
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.plans.plan_entries import FOR_MEMORY, KERNELS
@@ -95,7 +95,7 @@ class _Price:
         key = tuple(
             (
                 node.target, _forms(node), tuple(map(_forms, node.all_input_nodes)), tuple(map(_forms, traffic.reads)),
-                traffic.writes, is_causal(node), node.meta.get("num_experts"),
+                traffic.writes, is_causal(node), window_of(node), node.meta.get("num_experts"),
             )
             for node, traffic in kernel
         )  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.graphs.operator_names import is_causal
+from autopar.graphs.operator_names import is_causal, window_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.problem.build import Built
 from autopar.plans.plan_value import RING
@@ -65,7 +65,7 @@ def context_notes(
         if cp == "ring" and _implementation(built, assignment, node) != RING:
             found |= dict.fromkeys(_no_ring(length, sizes.get("t", length)))
         rings = [axis for axis in axes if picked[axis] == "s"]
-        if rings and is_causal(node):
+        if rings and is_causal(node) and window_of(node) is None:
             found |= dict.fromkeys(_order(length, [mesh.shape[axis] for axis in rings], mesh, rings))
     yield from found
 

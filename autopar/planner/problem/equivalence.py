@@ -14,7 +14,7 @@ from torch import fx
 
 from autopar.cost_models.operator_sizes import RowSizes
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
-from autopar.graphs.operator_names import is_causal
+from autopar.graphs.operator_names import is_causal, window_of
 from autopar.passes.view_layouts import viewed
 from autopar.planner.problem.axis_choices import choices_of, shard_choices
 from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, sequence_class, shape_of, value_of
@@ -99,8 +99,9 @@ Equivalence: TypeAlias = OperatorEquivalence | LeafEquivalence
 
 
 def _is_causal_ring(node: fx.Node) -> bool:
-    """Whether an operator is attention whose ranks would see unequal parts of a ring of neighbouring blocks."""
-    return is_causal(node) and any(way.name == RING for way in alternatives_of(node))
+    """Whether an operator is attention whose ranks would see unequal parts of a ring of neighbouring blocks; in a
+    window all see as much."""
+    return is_causal(node) and window_of(node) is None and any(way.name == RING for way in alternatives_of(node))
 
 
 class Equivalences:

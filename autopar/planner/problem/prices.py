@@ -18,13 +18,14 @@ from autopar.cost_models.collective_costs import CollectiveKind, collective_seco
 from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.cost_models.operator_costs import copy_seconds, element_flops, operator_seconds
 from autopar.cost_models.operator_sizes import AttentionSizes, Parts, RowSizes, Sizes, flops_of, has_sizes, sizes_of
-from autopar.cost_models.operators_attention import keys_in_zigzag
+from autopar.cost_models.operators_attention import keys_in_window, keys_in_zigzag
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
-from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind
+from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind, window_of
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Layout, Mesh, Shard
 from autopar.layouts.redistribution import RedistributionStep, Shape
+from autopar.ops.attention_blocks import Band, ring_offsets, ring_runs
 from autopar.planner.problem.factorisation import shape_of, value_of
 from autopar.planner.problem.strategies import LayoutSet, Strategies, local_fraction
 from autopar.planner.routes.priced_routes import routes_of
@@ -178,7 +179,7 @@ class Prices:
     def _sizes(self, node: fx.Node, name: str, rule: Rule, strategies: Strategies) -> Sizes | None:
         """The sizes of an operator on the fullest rank under every strategy, where its price asks for them. What goes
         around a ring is whole in the end: the operands behind the query."""
-        asks = self.cluster.device.curves is not None or is_causal(node)
+        asks = self.cluster.device.curves is not None or is_causal(node) or window_of(node) is not None
         asks = asks or name in (*FLOAT8_PRODUCTS, *TILED_MLPS)
         if not asks or not has_sizes(name) or strategies.outputs[0] is None:
             return None
@@ -193,10 +194,15 @@ class Prices:
             result=self.fractions(strategies.outputs[0], shape_of(node)),
             work=strategies.fraction,
         )
-        zigzag = [any(isinstance(p, Shard) and p.zigzag for p in own) for own in strategies.inputs[0].distinct]
-        turned = np.array(zigzag)[strategies.inputs[0].index]
         sizes = sizes_of(name, shapes, shape_of(node), parts, is_causal(node))
-        if isinstance(sizes, AttentionSizes) and sizes.causal and turned.any():
+        if not isinstance(sizes, AttentionSizes):
+            return sizes
+        if (window := window_of(node)) is not None:
+            band, kind = Band.of(sizes.causal, window), self.cluster.device.kind
+            seen = keys_in_window(np.broadcast_to(sizes.queries, len(strategies)), sizes.keys, band, kind)
+            return replace(sizes, keys=seen, causal=False)
+        turned = np.array(list(map(in_zigzag, strategies.inputs[0].distinct)))[strategies.inputs[0].index]
+        if sizes.causal and turned.any():
             balanced = keys_in_zigzag(sizes.queries, sizes.keys, self.cluster.device.kind)
             sizes = replace(sizes, keys=np.where(turned, balanced, sizes.keys))
         return sizes
@@ -218,33 +224,45 @@ class Prices:
 
         return sum(bytes_moved(node, traffic, read, written), start=np.zeros(len(strategies)))
 
-    def ring_seconds(self, traffic: RingTraffic, name: str, axes: Sequence[str | None], seconds: float) -> float:
+    def ring_hops(self, traffic: RingTraffic, name: str, axes: Sequence[str | None], turned: bool) -> int:
+        """Hops of a ring over the axes that chose `name`, without the one home. turned: it lies in zigzag order."""
+        ranks = self._ranks(_chosen(axes, {name}))
+        if traffic.band is None:
+            return ranks - 1
+        return len(ring_offsets(ring_runs(traffic.length, ranks, turned), traffic.band)) - 1
+
+    def ring_seconds(
+        self, traffic: RingTraffic, name: str, axes: Sequence[str | None], seconds: float, turned: bool = False
+    ) -> float:
         """What a ring over the axes that chose `name` adds to the computation of its rank, of `seconds`: hops that take
         longer than what is computed beside them, the last one home, and joining what was found for every block. What
         a hop takes of the processor (`Cluster.collective_host_seconds`) nothing hides."""
-        own = _chosen(axes, {name})
-        ranks, cut = self._ranks(own), self._ranks(_chosen(axes, traffic.names))
+        own, hops = _chosen(axes, {name}), self.ring_hops(traffic, name, axes, turned)
+        cut = self._ranks(_chosen(axes, traffic.names))
         hop = self.collective_seconds("neighbours", own, traffic.nbytes / cut)
         home = self.collective_seconds("neighbours", own, traffic.home / cut) if traffic.home else 0.0
         device, joined = self.cluster.device, traffic.joined / self._ranks(_chosen(axes, traffic.joined_names))
         joining = joined / device.memory_bytes_per_second + RING_LAUNCHES * device.launch_seconds
         host = sum(min(way, self.cluster.collective_host_seconds) for way in (hop, home))
-        return (ranks - 1) * (max(host, hop + home - seconds / ranks) + joining) + home
+        return hops * (max(host, hop + home - seconds / (hops + 1)) + joining) + home
 
-    def ring_part(self, traffic: RingTraffic, name: str, axes: Sequence[str | None], total: float) -> float:
+    def ring_part(
+        self, traffic: RingTraffic, name: str, axes: Sequence[str | None], total: float, turned: bool = False
+    ) -> float:
         """`ring_seconds` as a part of what it and the computation take together."""
-        ranks = self._ranks(_chosen(axes, {name}))
-        beside = self.ring_seconds(traffic, name, axes, math.inf)  # all hops hidden
-        exposed = self.ring_seconds(traffic, name, axes, 0.0)
-        hides = exposed - beside <= (total - beside) * (ranks - 1) / ranks
-        return beside if hides else total - ranks * (total - exposed)
+        hops = self.ring_hops(traffic, name, axes, turned)
+        beside = self.ring_seconds(traffic, name, axes, math.inf, turned)  # all hops hidden
+        exposed = self.ring_seconds(traffic, name, axes, 0.0, turned)
+        hides = exposed - beside <= (total - beside) * hops / (hops + 1)
+        return beside if hides else total - (hops + 1) * (total - exposed)
 
     def _rings(self, rule: Rule, strategies: Strategies, seconds: Floats) -> Floats:
         added = np.zeros(len(strategies))
         for name, traffic in rule.ring_traffic.items():
             for strategy, axes in enumerate(strategies.axes):
                 if name in axes:
-                    added[strategy] += self.ring_seconds(traffic, name, axes, float(seconds[strategy]))
+                    turned = in_zigzag(strategies.inputs[0].distinct[int(strategies.inputs[0].index[strategy])])
+                    added[strategy] += self.ring_seconds(traffic, name, axes, float(seconds[strategy]), turned)
         return added
 
     def _synchronisation(self, rule: Rule, strategies: Strategies) -> Floats:
@@ -280,6 +298,11 @@ class Prices:
 
     def _ranks(self, axes: Sequence[int]) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def in_zigzag(layout: Layout | None) -> bool:
+    """Whether a dim lies in zigzag order."""
+    return layout is not None and any(isinstance(placed, Shard) and placed.zigzag for placed in layout)
 
 
 def _has_own_keys(sizes: Sizes | None) -> TypeGuard[AttentionSizes]:
