@@ -68,8 +68,8 @@ def _recurrence(decay: int) -> Callable[..., list[Tensor]]:
 
 
 def _combines(combine: Combine, wanted: Callable[..., list[Tensor]], count: int) -> bool:
-    """Whether a function gives what is wanted for numbers of many sizes drawn at random: polynomials that agree there are
-    equal, and a limit among them shows."""
+    """Whether a function gives what is wanted for numbers of many sizes drawn at random: polynomials that agree there
+    are equal, and a limit among them shows."""
     with no_dispatch(), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(2 * count, 64, generator=generator, dtype=torch.float64)
