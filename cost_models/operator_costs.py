@@ -57,6 +57,7 @@ CPU_ELEMENT_FLOPS: Mapping[str, float] = {
     "native_layer_norm": 11, "native_layer_norm_backward": 17, "_fused_rms_norm": 15,
     "_softmax": 23, "_softmax_backward_data": 6.5, "_log_softmax": 23, "_log_softmax_backward_data": 16,
     "where": 137, "native_dropout": 308, "cumsum": 38, "reverse_cumsum": 38, "var_mean": 224,
+    "linear_recurrence": 100,
 }  # fmt: skip
 """Arithmetic per element of eager operators that memory does not bound on a CPU, in units of 1/40 ns: 2**20
 fp32 elements on one AMD EPYC core of 100 GFLOP/s, torch 2.13. GELU is the exact one (tanh: 72 and 84)."""

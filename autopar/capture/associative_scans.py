@@ -68,16 +68,18 @@ def _recurrence(decay: int) -> Callable[..., list[Tensor]]:
 
 
 def _combines(combine: Combine, wanted: Callable[..., list[Tensor]], count: int) -> bool:
-    """Whether a function gives what is wanted for numbers drawn at random: polynomials that agree there are equal."""
+    """Whether a function gives what is wanted for numbers of many sizes drawn at random: polynomials that agree there
+    are equal, and a limit among them shows."""
     with no_dispatch(), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
-        values = list(torch.randn(2 * count, 16, generator=generator, dtype=torch.float64))
+        drawn = torch.randn(2 * count, 64, generator=generator, dtype=torch.float64)
+        values = list(drawn * torch.logspace(-9, 9, 64, dtype=torch.float64))
         try:
             found = tree_leaves(combine(*values))
         except Exception:  # whatever a function of the user raises for plain numbers
             return False
         expected = wanted(*values)
         return len(found) == len(expected) and all(
-            isinstance(x, Tensor) and x.shape == y.shape and torch.allclose(x, y, rtol=1e-9)
+            isinstance(x, Tensor) and x.shape == y.shape and torch.allclose(x, y, rtol=1e-9, atol=0)
             for x, y in zip(found, expected, strict=True)
         )

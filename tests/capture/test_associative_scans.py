@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from transformers import MambaForCausalLM
 
-from autopar.capture import capture
+from autopar.capture import associative_scans, capture
 from autopar.program import Program
 from benchmarks.zoo.transformers_tiny import tiny_config
 from tests.capture.execute import eager_step, outputs_of, run_program, worst_gradient_error
@@ -87,3 +87,9 @@ def test_the_selective_scan_of_mamba_is_one_operator_a_layer() -> None:
     ids = torch.randint(3, 96, (2, 16))
     program = capture(model, (), {"input_ids": ids, "labels": ids})
     assert targets(program).count("autopar.linear_recurrence.default") == 2 * model.config.num_hidden_layers
+
+
+def test_a_function_with_a_limit_is_no_sum() -> None:
+    leaves = [torch.ones(4)]
+    assert associative_scans._known(lambda left, right: left + right, leaves, 0) is not None
+    assert associative_scans._known(lambda left, right: (left + right).clamp(max=1e6), leaves, 0) is None
