@@ -22,7 +22,6 @@ SAMPLED = (
     "aten.amax.default",
     "aten.max.dim",
     "aten.sort.default",
-    "aten.flip.default",
     "aten.cat.default",
     "aten.tril.default",
     "aten.scatter_reduce.two",
@@ -35,6 +34,7 @@ LESS = {
     "aten.convolution.default": "by split_convolution",
     "aten.native_layer_norm.default": "by split_norm",
     "aten._softmax.default": "by split_softmax",
+    "aten.flip.default": "by moved_rows",
 }
 """Operator -> what all that is missing needs."""
 
