@@ -58,10 +58,11 @@ def _answer(
     seconds: dict[str | None, float],
     asked: ContextParallelism | None = None,
     shown: float = 0.1,
+    host: float = 0.0,
 ) -> tuple[Plan, list[Any]]:
     """What is answered where a search without a way finds the ring, and which ways were searched; a way that has no
     seconds cannot be planned."""
-    query = free_query(captured_mlp(), Cluster.parse("4 cpu"))
+    query = free_query(captured_mlp(), replace(Cluster.parse("4 cpu"), collective_host_seconds=host))
     searched: list[Any] = []
 
     def search(query: Query) -> Plan:
@@ -92,6 +93,8 @@ def test_a_ring_that_is_shorter_stays_as_it_was_found(plans: dict[str, Plan]) ->
 
 def test_a_ring_that_hides_is_held_against_nothing(plans: dict[str, Plan]) -> None:
     assert _answer(plans, {None: 0.3, "gather": 0.2}, shown=0.01)[1] == [None]
+    searched = _answer(plans, {None: 0.3, "gather": 0.2}, shown=0.01, host=1e-3)[1]
+    assert searched == [None, "ulysses", "gather"], "processors pay for what does not show"
 
 
 def test_a_way_that_was_asked_for_and_a_choice_without_a_ring_are_final(plans: dict[str, Plan]) -> None:
