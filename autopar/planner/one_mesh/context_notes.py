@@ -18,6 +18,7 @@ from torch import fx
 from autopar.graphs.operator_names import is_causal, window_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.problem.build import Built
+from autopar.planner.problem.strategies import Strategies
 from autopar.plans.plan_value import RING
 from autopar.request.context_parallelism import ContextParallelism
 from autopar.request.mesh_axes import CONTEXT_AXES
@@ -62,7 +63,8 @@ def context_notes(
             found |= dict.fromkeys(_whole_sequence(length, mesh.shape[axis], said, picked[axis]))
             if cp == "ulysses":
                 found |= dict.fromkeys(_heads(sizes.get("h", 1), mesh.shape[axis], said, picked[axis]))
-        if cp == "ring" and _implementation(built, assignment, node) != RING:
+        strategies, label = _picked(built, assignment, node)
+        if cp == "ring" and strategies.implementation(label) != RING:
             found |= dict.fromkeys(_no_ring(length, sizes.get("t", length)))
         rings = [axis for axis in axes if picked[axis] == "s"]
         if rings and is_causal(node) and window_of(node) is None:
@@ -72,17 +74,16 @@ def context_notes(
 
 def picked_names(built: Built, assignment: Assignment, node: fx.Node) -> tuple[str | None, ...]:
     """The names that an operator splits, per axis of the mesh; None where it is replicated."""
+    strategies, label = _picked(built, assignment, node)
+    return tuple(strategies.axes[label])
+
+
+def _picked(built: Built, assignment: Assignment, node: fx.Node) -> tuple[Strategies, int]:
+    """The strategies of an operator, and which of them was taken."""
     index = built.operators[node]
     strategies = built.variables[index].strategies
     assert strategies is not None
-    return tuple(strategies.axes[int(assignment[index])])
-
-
-def _implementation(built: Built, assignment: Assignment, node: fx.Node) -> str:
-    index = built.operators[node]
-    strategies = built.variables[index].strategies
-    assert strategies is not None
-    return strategies.implementation(int(assignment[index]))
+    return strategies, int(assignment[index])
 
 
 def _no_ring(queries: int, keys: int) -> Iterator[str]:

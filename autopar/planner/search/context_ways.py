@@ -41,7 +41,7 @@ def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) ->
     plan = search(query)
     if query.constraints.cp is not None or not _has_ring(plan):
         return plan
-    short, predicted = _computes_again(plan), plan.predicted
+    short, predicted = bool(plan.recomputed), plan.predicted
     hides = predicted.exposed_communication_seconds < SHOWS * predicted.step_seconds
     if hides and not short and not query.cluster.collective_host_seconds:
         return plan
@@ -64,10 +64,6 @@ def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) ->
     return replace(chosen, bound_seconds=bound, gap=gap, notes=(*chosen.notes, note))
 
 
-def _computes_again(plan: Plan) -> bool:
-    return any(chosen.recompute for chosen in plan.operators.values())
-
-
 def _has_ring(plan: Plan) -> bool:
     has_axis = any(name in CONTEXT_AXES for name in plan.mesh.axis_names)
-    return has_axis and any(chosen.implementation == RING for chosen in plan.operators.values())
+    return has_axis and RING in plan.implementations

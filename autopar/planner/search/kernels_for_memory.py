@@ -139,6 +139,5 @@ SAVED_BYTES: Mapping[str, Callable[[Program, int], float]] = {LOSS: _saved_by_ch
 
 def _minds_memory(plan: Plan, query: Query) -> bool:
     """Whether a plan is nearly full, computes again, or cuts the batch though nobody asked."""
-    again = any(operator.recompute for operator in plan.operators.values())
     parts = plan.micro_batches > 1 and query.micro_batches is None and not plan.in_stages
-    return again or parts or plan.predicted.peak_bytes > FULL * query.budget_bytes
+    return bool(plan.recomputed) or parts or plan.predicted.peak_bytes > FULL * query.budget_bytes
