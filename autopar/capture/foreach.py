@@ -27,8 +27,8 @@ def foreach_decompositions() -> dict[OpOverload, Callable[..., Any]]:
     singles |= {"maximum": torch.clamp_min, "minimum": torch.clamp_max}
     table: dict[OpOverload, Callable[..., Any]] = {}
     for name, single in singles.items():
-        packet = getattr(torch.ops.aten, f"_foreach_{name}")
-        for overload in packet.overloads():
+        packet = getattr(torch.ops.aten, f"_foreach_{name}", None)
+        for overload in packet.overloads() if packet is not None else ():  # torch 2.11 has no clone
             if "out" not in overload and not (name.startswith("addc") and overload == "Tensor"):
                 table[getattr(packet, overload)] = _for_each(single)
     return table

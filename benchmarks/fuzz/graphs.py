@@ -76,7 +76,7 @@ class _Builder:
 
     def step(self, case: Case) -> bool:
         """Append one operator; False if its values are of no use (nothing is appended then)."""
-        last = next(reversed(self.graph.nodes), None)
+        last = next(iter(reversed(self.graph.nodes)), None)
         state = len(self.inputs), len(self.floats), self.count
         jumps = _jumps(case)
         size = self.rng.choice(SIZES)

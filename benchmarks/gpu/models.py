@@ -79,6 +79,18 @@ MODELS: Mapping[str, Measured] = {
             batch=(4, 16, 96),
         ),
     ),
+    "llama-1b-long": Measured(
+        build=llama,
+        batch=tokens,
+        full=Sizes(
+            model={"layers": 16, "width": 2048, "hidden": 8192, "heads": 32, "kv_heads": 8, "vocabulary": 128256},
+            batch=(1, 65536, 128256),
+        ),
+        tiny=Sizes(
+            model={"layers": 2, "width": 32, "hidden": 64, "heads": 4, "kv_heads": 2, "vocabulary": 96},
+            batch=(1, 64, 96),
+        ),
+    ),
     "vit-l": Measured(
         build=vit,
         batch=pictures,
@@ -110,4 +122,5 @@ MODELS: Mapping[str, Measured] = {
         tiny=Sizes(model={"channels": (32, 64), "classes": 4}, batch=(2, 16, 4)),
     ),
 }  # fmt: skip
-"""By name. Llama-1B is Llama 3.2 1B with a head of its own, GPT-2 the same."""
+"""By name. Llama-1B is Llama 3.2 1B with a head of its own, GPT-2 the same; the long one has one sequence that fits only
+where much is computed again and the logits never exist whole."""

@@ -38,8 +38,9 @@ def plan_path(folder: Path, cluster: Cluster, name: str, *, tiny: bool) -> Path:
     return folder / cluster.device.name / f"{name}{'-tiny' if tiny else ''}.plan.json"
 
 
-def run(place: Place, model: str, steps: int, backend: str) -> Iterator[Row]:
-    """A row for each of the three, what they are to each other, CUDA graphs. backend: of torch.compile."""
+def run(place: Place, model: str, steps: int, backend: str, graphs: bool) -> Iterator[Row]:
+    """A row for each of the three, what they are to each other, CUDA graphs. backend: of torch.compile; graphs: whether
+    CUDA graphs are tried, which matter to short steps alone."""
     ways: dict[str, Callable[[], Row]] = {
         "autopar": lambda: ours(place, model, steps),
         "torch.compile": lambda: plain(place, model, steps, lambda module: torch.compile(module, backend=backend)),
@@ -48,12 +49,13 @@ def run(place: Place, model: str, steps: int, backend: str) -> Iterator[Row]:
     rows = {}
     for name, way in ways.items():
         yield (row := attempted(name, way))
-        if "error" not in row:
+        if "seconds" in row:
             rows[name] = row
         free_memory(place.device)
     if "autopar" in rows:
         yield compared(rows)
-        yield attempted("cuda graphs", lambda: replayed(place, model, steps, rows["autopar"]))
+        if graphs:
+            yield attempted("cuda graphs", lambda: replayed(place, model, steps, rows["autopar"]))
 
 
 def compared(rows: dict[str, Row]) -> Row:
@@ -141,7 +143,7 @@ MIXED: Asked = {"optimizer": torch.optim.AdamW, "precision": "bf16", "mode": "fa
 
 
 def plain(place: Place, name: str, steps: int, wrapped: Callable[[nn.Module], Callable[..., Tensor]]) -> Row:
-    """The module as torch runs it."""
+    """The module as torch runs it; does_not_fit: that the device's memory is too small for it, instead of figures."""
     made = MODELS[name].made(place.device, tiny=place.rehearse)
     call = wrapped(made.model)
 
@@ -149,7 +151,10 @@ def plain(place: Place, name: str, steps: int, wrapped: Callable[[nn.Module], Ca
         with torch.autocast(place.device.type, torch.bfloat16):
             return call(**made.inputs)
 
-    return trained(place, made.model, loss, steps)
+    try:
+        return trained(place, made.model, loss, steps)
+    except torch.OutOfMemoryError as error:
+        return {"does_not_fit": str(error).splitlines()[0]}
 
 
 def trained(place: Place, module: nn.Module, loss_of: Callable[[], Tensor], steps: int) -> Row:

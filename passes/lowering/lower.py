@@ -154,7 +154,7 @@ class _Lowering:
             graph=self._graph,
             seed=self._seed,
         )
-        last = next(reversed(self._graph.nodes), None)
+        last = next(iter(reversed(self._graph.nodes)), None)
         produced = emit_local_call(context, args, kwargs)
         self._emit.at(phase, node.meta["operator"])
         self._name_helpers(last)
