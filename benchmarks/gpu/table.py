@@ -20,13 +20,13 @@ STAGE_SECONDS, ALL_SECONDS = 480.0, 1400.0
 """The longest that a stage may take, and all stages of one device."""
 
 
-def _steps(model: str, what: str, seconds: float, steps: int = 20, graphs: bool = True) -> Stage:
+def _steps(model: str, what: str, seconds: float, repeats: int = 20, graphs: bool = True) -> Stage:
     return Stage(
         name=f"steps-{model}",
         what=f"{what}: predicted beside measured, against torch.compile and eager",
         seconds=seconds,
         run=steps.run,
-        full={"model": model, "steps": steps, "backend": "inductor", "graphs": graphs},
+        full={"model": model, "steps": repeats, "backend": "inductor", "graphs": graphs},
         tiny={"model": model, "steps": 2, "backend": "aot_eager", "graphs": graphs},
     )
 
@@ -105,7 +105,7 @@ STAGES: tuple[Stage, ...] = (
             "dtypes": ["float32"],
         },
     ),
-    _steps("llama-1b-long", "steps of that Llama on one sequence of 65,536", 180, steps=3, graphs=False),
+    _steps("llama-1b-long", "steps of that Llama on one sequence of 65,536", 180, repeats=3, graphs=False),
     _steps("vit-l", "steps of ViT-L", 90),
     _steps("mixture", "steps of a mixture of 16 experts", 110),
     _steps("unet", "steps of a U-Net", 80),
