@@ -47,6 +47,7 @@ class Compilation:
     kernel: str
     constants: Mapping[str, Any]
     num_warps: int = 4
+    num_stages: int = 3
     types: Mapping[str, str]
     """Triton types of arguments; those without are pointers to elements of the dtype."""
     dtypes: tuple[str, ...] = DTYPES
@@ -87,7 +88,7 @@ def compilations() -> Iterator[Compilation]:
                 name=f"{name} backward",
                 module="norms",
                 kernel="norm_backward_kernel",
-                constants={"HAS_ADDED": True, "ROWS": 8, **flags},
+                constants={"HAS_ADDED": True, "STAGES": _module("norms").STAGES, **flags},
                 num_warps=_warps(block, "BACKWARD_ELEMENTS"),
                 types=statistics | sizes,
             )
@@ -206,26 +207,29 @@ def _attention() -> Iterator[Compilation]:
     numbers |= {"width": "i64", "threshold": "i64", "scale": "fp32", "kept_scale": "fp32"}
     for width in (64, 128, 256):
         for dtype, element_bytes in (("bf16", 2), ("fp32", 4)):
-            rows, keys, warps = attention.tile_of(width, element_bytes)
             constants = {
-                "WIDTH": width, "VALUES": width, "ROWS": rows, "KEYS": keys, "BLOCK": width, "BLOCK_VALUES": width,
-                "CAUSAL": True, "WINDOW": 1024, "MASK": 1, "DROP": True, "ALIGNED": True,
-                "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+                "WIDTH": width, "VALUES": width, "BLOCK": width, "BLOCK_VALUES": width, "CAUSAL": True, "WINDOW": 1024,
+                "MASK": 1, "DROP": True, "ALIGNED": True, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
             }  # fmt: skip
-            for kernel in ("forward_kernel", "keys_kernel", "rows_kernel"):
+            kernels = ("forward_kernel", "rows_kernel", "keys_kernel")
+            for kernel, tile in zip(kernels, attention.tiles_of(width, element_bytes, masked=True), strict=True):
+                rows, keys, warps, stages = tile
                 yield Compilation(
                     name=f"attention of {width} {kernel.removesuffix('_kernel')}",
                     module="attention",
                     kernel=kernel,
-                    constants=constants | ({"WITH_MASK": True} if kernel == "rows_kernel" else {}),
+                    constants=constants
+                    | {"ROWS": rows, "KEYS": keys}
+                    | ({"WITH_MASK": True} if kernel == "rows_kernel" else {}),
                     num_warps=warps,
+                    num_stages=stages,
                     types=pointers | numbers,
                     dtypes=(dtype,),
                 )
 
 
 def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
-    """Compile for a device that need not be there. Raises ImportError without Triton."""
+    """Compile for a device that need not be there, with the alignment of torch's tensors. Raises ImportError without Triton."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -234,8 +238,10 @@ def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
     signature = {
         name: "constexpr" if name in case.constants else case.types.get(name, f"*{dtype}") for name in kernel.arg_names
     }
-    source = ASTSource(kernel, signature, dict(case.constants))
-    done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": case.num_warps})
+    aligned = {(at,): [["tt.divisibility", 16]] for at, of in enumerate(signature.values()) if of[0] == "*"}
+    source = ASTSource(kernel, signature, dict(case.constants), aligned)
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, stack, shared = _usage(done.asm["cubin"])
     return Resources(
         kernel=case.name,
