@@ -22,7 +22,7 @@ from torch import Tensor
 
 from autopar.ops.philox import WORD
 from autopar.ops.random_index import drop_threshold
-from autopar.runtime.kernels.drawn_words import four_words
+from autopar.runtime.kernels.drawn_words import four_words, zeros_in_place
 
 NOTHING = tl.constexpr(float("-inf"))
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -117,14 +117,12 @@ def kept_pairs(
 ) -> tl.tensor:  # fmt: skip
     """Which pairs of a tile dropout keeps. number: of each row, that of its element at column 0, or, ALIGNED, at key 0:
     keys are neighbours there, in the order of `places_of_keys` from the place `first`, and the number is a multiple of
-    4, so that one counter serves four of them. weights, never negative: their signs put the counters into the lanes
-    that hold the weights."""
+    4, so that one counter serves four of them, in the lane that holds their weights."""
     least = tl.cast(threshold, tl.uint32)
     if ALIGNED:
         fours = tl.permute(tl.reshape(weights, (ROWS, KEYS // 16, 2, 4, 2)), (0, 1, 3, 4, 2))
-        zero = tl.split(tl.split(fours)[0])[0].to(tl.int32, bitcast=True) >> 31
         group = first // 4 + tl.arange(0, KEYS // 16)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-        one, two, three, four = four_words((number >> 2)[:, None, None] + group + zero, salt, seed)
+        one, two, three, four = four_words((number >> 2)[:, None, None] + group + zeros_in_place(fours), salt, seed)
         kept = tl.join(tl.join(one >= least, three >= least), tl.join(two >= least, four >= least))
         return tl.reshape(tl.permute(kept, (0, 1, 3, 2, 4)), (ROWS, KEYS))
     else:
