@@ -103,10 +103,10 @@ def compilations() -> Iterator[Compilation]:
                 types=sizes,
             )
     per_row = dict.fromkeys(("maximum", "total", "picked", "top", "log_total", "scale"), "*fp32") | {"target": "*i64"}
-    width = {"WIDTH": VOCABULARY, "BLOCK": 4096}
+    lanes = {"LANES": 512, "DEEP": 8, "FILLED": True, "FINISHED": True}
     for kernel, constants in (
-        ("rows_kernel", width),
-        ("backward_kernel", {"TILES": math.ceil(VOCABULARY / 4096), **width}),
+        ("rows_kernel", {"WIDTH": VOCABULARY, **lanes}),
+        ("backward_kernel", {"WIDTH": VOCABULARY, "TILES": math.ceil(VOCABULARY / 4096), "BLOCK": 4096}),
     ):
         yield Compilation(
             name=f"cross-entropy {kernel.removesuffix('_kernel')}",
@@ -132,7 +132,8 @@ def compilations() -> Iterator[Compilation]:
             name=f"float8 {kernel.removesuffix('_kernel')}",
             module="float8",
             kernel=kernel,
-            constants={"ROWS": _module("float8").ROWS, "COLUMNS": _module("float8").COLUMNS},
+            constants={"ROWS": 1, "COLUMNS": 4096} | ({"WHOLE": True} if kernel == "rows_kernel" else {}),
+            num_warps=_module("float8").warps_of(1, 4096),
             types=float8 | sizes,
             least_capability=89,
         )
@@ -206,13 +207,14 @@ def _attention() -> Iterator[Compilation]:
     numbers |= {f"{of}_{dim}": "i64" for of in ("mask", "grad") for dim in ("outer", "inner", "head", "row", "column")}
     numbers |= {"width": "i64", "threshold": "i64", "scale": "fp32", "kept_scale": "fp32"}
     for width in (64, 128, 256):
-        for dtype, element_bytes in (("bf16", 2), ("fp32", 4)):
+        for dtype in ("bf16", "fp32"):
             constants = {
                 "WIDTH": width, "VALUES": width, "BLOCK": width, "BLOCK_VALUES": width, "CAUSAL": True, "WINDOW": 1024,
                 "MASK": 1, "DROP": True, "ALIGNED": True, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
             }  # fmt: skip
             kernels = ("forward_kernel", "rows_kernel", "keys_kernel")
-            for kernel, tile in zip(kernels, attention.tiles_of(width, element_bytes, masked=True), strict=True):
+            head = torch.empty(width, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
+            for kernel, tile in zip(kernels, attention.tiles_of(head, head, head), strict=True):
                 rows, keys, warps, stages = tile
                 yield Compilation(
                     name=f"attention of {width} {kernel.removesuffix('_kernel')}",
@@ -229,7 +231,7 @@ def _attention() -> Iterator[Compilation]:
 
 
 def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
-    """Compile for a device that need not be there, with the alignment of torch's tensors. Raises ImportError without Triton."""
+    """Compile for a device that need not be there, pointers aligned as torch's are. Raises ImportError without it."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

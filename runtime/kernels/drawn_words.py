@@ -29,8 +29,8 @@ def four_words(counters: tl.tensor, salt: tl.tensor, seed: tl.tensor) -> tl.tens
 
 @triton.jit  # type: ignore[untyped-decorator]
 def zeros_in_place(values: tl.tensor) -> tl.tensor:
-    """int32 zeros of a quarter of `values` (..., 2, 2), each in the lane that holds its four: counters to which they are
-    added are computed there, and their words need no exchange. No compiler knows that a grid has no third dim."""
+    """int32 zeros for each four of `values` (..., 2, 2), in the lane that holds them: counters to which they are added
+    are computed there, and their words need no exchange. No compiler knows that a grid has no third dim."""
     one, _ = tl.split(values)
     one, _ = tl.split(one)
     return one.to(tl.float32).to(tl.int32, bitcast=True) & tl.program_id(2)

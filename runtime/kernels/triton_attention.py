@@ -55,7 +55,7 @@ def store_rows(x: tl.tensor, values: tl.tensor, at: tl.tensor, count: tl.tensor,
 
 @triton.jit  # type: ignore[untyped-decorator]
 def places(index: tl.tensor, count: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
-    """(first, one behind the last) place among `count` whose index is in [low, high]; (count, 0) where there is none."""
+    """(first, one behind the last) place among `count` whose index is in [low, high]; (count, 0) for none."""
     begin = tl.full((PLACES,), BEYOND, tl.int32)
     end = tl.zeros((PLACES,), tl.int32)
     for first in range(0, count, PLACES):
@@ -86,7 +86,10 @@ def masked_scores(
     if MASK > 0:
         there = (at < queries) & (to < keys)
         added = tl.load(mask + at.to(tl.int64) * mask_row + to.to(tl.int64) * mask_column, mask=there, other=0)
-        scores = tl.where(there & (added != 0), scores, NOTHING) if MASK == 2 else scores + added.to(tl.float32) * LOG2_E
+        if MASK == 2:
+            scores = tl.where(there & (added != 0), scores, NOTHING)
+        else:
+            scores += added.to(tl.float32) * LOG2_E
     if not WHOLE:
         there = (to < keys) & (at < queries)
         ahead = column.to(tl.int32) - row.to(tl.int32)
@@ -137,7 +140,7 @@ def seen_keys(
     row_index: tl.tensor, key_index: tl.tensor, at: tl.tensor, queries: tl.tensor, keys: tl.tensor,
     KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """(begin, whole, end): the rows `at` see keys from begin to end, and all from begin to whole, a multiple of KEYS."""
+    """(begin, whole, end): the rows `at` see keys from begin to end, all of them up to whole, a multiple of KEYS."""
     least, largest = extremes(row_index, at, queries)
     begin, whole, end = 0, keys // KEYS * KEYS, keys
     if CAUSAL or WINDOW > 0:
@@ -157,7 +160,7 @@ def seeing_rows(
     row_index: tl.tensor, key_index: tl.tensor, to: tl.tensor, queries: tl.tensor, keys: tl.tensor,
     ROWS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """(begin, whole, end): rows from begin to end see the keys `to`, and from whole, a multiple of ROWS, all of them."""
+    """(begin, whole, end): rows from begin to end see the keys `to`, all of them from whole, a multiple of ROWS."""
     begin, whole, end = 0, 0, queries
     if CAUSAL or WINDOW > 0:
         least, largest = extremes(key_index, to, keys)
@@ -367,13 +370,14 @@ TILES: tuple[tuple[int, int, tuple[Tile, Tile, Tile]], ...] = (
     (256, 4, ((16, 16, 8, 2), (16, 16, 8, 2), (16, 16, 8, 2))),
 )
 """(largest head, bytes of an element, tiles of forward, of the pass by rows and of that by keys)."""
-MASKED = (64, 2, ((64, 32, 4, 2), (64, 32, 4, 2), (32, 64, 8, 2)))
+MASKED = (64, 2, ((32, 64, 8, 2), (32, 64, 8, 2), (32, 64, 8, 2)))
 """The same where a mask, whose places and gradient take registers, leaves no room for larger ones."""
 
 
-def tiles_of(width: int, element_bytes: int, masked: bool) -> tuple[Tile, Tile, Tile]:
-    """Tiles of forward, of the pass by rows and of that by keys for heads of `width`."""
-    table = (MASKED, *TILES) if masked else TILES
+def tiles_of(query: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tile, Tile, Tile]:
+    """Tiles of forward, of the pass by rows and of that by keys for such heads."""
+    width, element_bytes = max(query.shape[-1], value.shape[-1]), query.element_size()
+    table = TILES if mask is None else (MASKED, *TILES)
     return next(tiles for largest, size, tiles in table if width <= largest and size == element_bytes)
 
 
@@ -386,7 +390,7 @@ def indexed_attention(
     query, key, value = (x.contiguous() for x in (query, key, value))
     out = query.new_empty(*query.shape[:-1], value.shape[-1])
     logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
-    tile = tile or tiles_of(max(query.shape[-1], value.shape[-1]), query.element_size(), mask is not None)[0]
+    tile = tile or tiles_of(query, value, mask)[0]
     call = _arguments(query, key, value, mask, inner, scale, dropout_p, salt, width)
     forward_kernel[triton.cdiv(query.shape[2], tile[0]), query.shape[0] * query.shape[1]](
         query, key, value, _or(mask, query), rows, keys, starts, _or(seed, rows), out, logsumexp, *call,
@@ -407,7 +411,7 @@ def indexed_attention_backward(
     delta = torch.empty_like(logsumexp)
     grads = [torch.empty_like(x) for x in (query, key, value)]
     of_mask = query.new_zeros(mask.shape if with_mask and mask is not None else (0,), dtype=torch.float32)
-    by_rows, by_keys = tiles or tiles_of(max(query.shape[-1], value.shape[-1]), query.element_size(), mask is not None)[1:]
+    by_rows, by_keys = tiles or tiles_of(query, value, mask)[1:]
     call = _arguments(query, key, value, mask, inner, scale, dropout_p, salt, width)
     options = (query, value, mask, is_causal, window, dropout_p, aligned)
     tensors = (grad, query, key, value, _or(mask, query), rows, keys, starts, _or(seed, rows), logsumexp, delta)

@@ -2,9 +2,10 @@
 
 Forward keeps a maximum and a sum for each group of neighbours, rescaled whenever the maximum grows, and joins them once
 at the end, so logits are read once and nothing as large as they is written. Rows of an odd width begin anywhere: their
-groups begin where 16 bytes do, and what belongs to another row is left out once it is read. Backward reads rows whose gradient is not 0 only: ignored
-labels cost a write. The functions have the signatures of the references in `autopar.ops.cross_entropy`. To Triton a
-pointer or a number is a `tl.tensor`. WIDTH is a constant: a program has few vocabulary sizes.
+groups begin where 16 bytes do, and what belongs to another row is left out once it is read. Backward reads rows whose
+gradient is not 0 only: ignored labels cost a write. The functions have the signatures of the references in
+`autopar.ops.cross_entropy`. To Triton a pointer or a number is a `tl.tensor`. WIDTH is a constant: a program has few
+vocabulary sizes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def rows_kernel(
         else:
             there = (column >= lead) & (column < lead + WIDTH)
             read = (offset + lane < lead + WIDTH) if FILLED else there
-            value = tl.where(there, tl.load(logits + group + column, mask=read, other=0.0).to(tl.float32), float("-inf"))
+            value = tl.load(logits + group + column, mask=read, other=0.0).to(tl.float32)
+            value = tl.where(there, value, float("-inf"))
         larger = tl.maximum(top, tl.max(value, axis=1))
         finite = tl.where(larger == float("-inf"), 0.0, larger)
         weights = tl.exp2((value - finite[:, None]) * LOG2_E)

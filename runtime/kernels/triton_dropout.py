@@ -54,7 +54,8 @@ def dropout_kernel(
         inside = inside & (column >= 0)
     at = row * columns + column
     value = tl.load(x + at, mask=inside, other=0.0)
-    counters = origin // LANES + tl.arange(0, BLOCK // LANES) + zeros_in_place(tl.reshape(value, (BLOCK // LANES, 2, 2)))
+    counters = origin // LANES + tl.arange(0, BLOCK // LANES)
+    counters += zeros_in_place(tl.reshape(value, (BLOCK // LANES, 2, 2)))
     one, two, three, four = four_words(counters, salt, tl.load(seed))
     least = tl.cast(threshold, tl.uint32)
     kept = tl.join(tl.join(one >= least, three >= least), tl.join(two >= least, four >= least))

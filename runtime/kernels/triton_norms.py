@@ -18,8 +18,8 @@ from torch import Tensor
 from autopar.ops.norms import order_in_memory, row_count
 
 LARGEST_WARPS = 132 * 32
-"""Of all programs of a backward pass: 32 for each multiprocessor of an H100, so that all run at once and their parts are
-few."""
+"""Of all programs of a backward pass: 32 for each multiprocessor of an H100, so that they run at once and their
+parts are few."""
 STAGES = 2
 """Rows of a backward pass that are read at a time."""
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
