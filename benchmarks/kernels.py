@@ -102,10 +102,10 @@ def compilations() -> Iterator[Compilation]:
                 types=sizes,
             )
     per_row = dict.fromkeys(("maximum", "total", "picked", "top", "log_total", "scale"), "*fp32") | {"target": "*i64"}
-    width = {"WIDTH": VOCABULARY, "BLOCK": 4096}
+    width = {"STRIDE": VOCABULARY, "WIDTH": VOCABULARY, "BLOCK": 4096}
     for kernel, constants in (
         ("rows_kernel", width),
-        ("backward_kernel", {"TILES": math.ceil(VOCABULARY / 4096), **width}),
+        ("backward_kernel", {"TILES": math.ceil(VOCABULARY / 4096), "COLUMNS": VOCABULARY, **width}),
     ):
         yield Compilation(
             name=f"cross-entropy {kernel.removesuffix('_kernel')}",

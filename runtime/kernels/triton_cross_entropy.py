@@ -27,12 +27,13 @@ def rows_kernel(
     total: tl.tensor,
     picked: tl.tensor,
     start: tl.tensor,
+    STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program per row of WIDTH logits; maximum, total, picked: fp32, one per row."""
+    """One program per row of WIDTH logits, rows STRIDE apart; maximum, total, picked: fp32, one per row."""
     row = tl.program_id(0).to(tl.int64)
-    base = logits + row * WIDTH
+    base = logits + row * STRIDE
     lane = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
     sums = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -62,21 +63,22 @@ def backward_kernel(
     grad: tl.tensor,
     start: tl.tensor,
     TILES: tl.constexpr,
+    STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program per tile of BLOCK logits of a row."""
+    """One program per tile of BLOCK of the COLUMNS of a row of grad; 0 behind the WIDTH logits, rows STRIDE apart."""
     program = tl.program_id(0).to(tl.int64)
     row = program // TILES
     column = program % TILES * BLOCK + tl.arange(0, BLOCK)
-    inside = column < WIDTH
     factor = tl.load(scale + row)
     read = tl.where(factor != 0.0, WIDTH, 0)
-    value = tl.load(logits + row * WIDTH + column, mask=column < read, other=float("-inf"))
+    value = tl.load(logits + row * STRIDE + column, mask=column < read, other=float("-inf"))
     chance = tl.exp(value.to(tl.float32) - tl.load(top + row) - tl.load(log_total + row))
-    chosen = column == tl.load(target + row) - start
+    chosen = (column == tl.load(target + row) - start) & (column < WIDTH)
     result = factor * (chance - chosen.to(tl.float32))
-    tl.store(grad + row * WIDTH + column, result.to(value.dtype), mask=inside)
+    tl.store(grad + row * COLUMNS + column, result.to(value.dtype), mask=column < COLUMNS)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,7 +89,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def cross_entropy_rows(logits: Tensor, target: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
     """As `cross_entropy_rows_reference`."""
-    logits = logits.contiguous()
+    logits = _dense_in_rows(logits)
     rows, width = logits.shape
     maximum, total, picked = (logits.new_empty((rows,), dtype=torch.float32) for _ in range(3))
     rows_kernel[(rows,)](
@@ -97,6 +99,7 @@ def cross_entropy_rows(logits: Tensor, target: Tensor, start: int) -> tuple[Tens
         total,
         picked,
         start,
+        STRIDE=logits.stride(0),
         WIDTH=width,
         BLOCK=_block(width),
         num_warps=NUM_WARPS,
@@ -105,22 +108,23 @@ def cross_entropy_rows(logits: Tensor, target: Tensor, start: int) -> tuple[Tens
 
 
 def cross_entropy_backward(
-    logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int
-) -> Tensor:
+    logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int,
+    columns: int | None = None,
+) -> Tensor:  # fmt: skip
     """As `cross_entropy_backward_reference`."""
-    logits = logits.contiguous()
-    grad = torch.empty_like(logits)
-    write_gradient(logits, target, top, log_total, scale, start, grad)
+    grad = logits.new_empty(logits.shape[0], logits.shape[1] if columns is None else columns)
+    write_gradient(_dense_in_rows(logits), target, top, log_total, scale, start, grad)
     return grad
 
 
 def write_gradient(
     logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int, grad: Tensor
 ) -> None:
-    """`cross_entropy_backward` of contiguous logits into `grad`, which may be the logits themselves."""
+    """`cross_entropy_backward` into contiguous `grad`, which may be what the logits are part of."""
     rows, width = logits.shape
-    block = _block(width)
-    tiles = triton.cdiv(width, block)
+    columns = grad.shape[1]
+    block = _block(columns)
+    tiles = triton.cdiv(columns, block)
     backward_kernel[(rows * tiles,)](
         logits,
         target.contiguous(),
@@ -130,10 +134,16 @@ def write_gradient(
         grad,
         start,
         TILES=tiles,
+        STRIDE=logits.stride(0),
         WIDTH=width,
+        COLUMNS=columns,
         BLOCK=block,
         num_warps=NUM_WARPS,
     )
+
+
+def _dense_in_rows(logits: Tensor) -> Tensor:
+    return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
 def _block(width: int) -> int:
