@@ -99,7 +99,8 @@ def operator_seconds(
     member of another operator's kernel). "memory" is elementwise arithmetic: its flops are elements times
     `element_flops`. `share`: part of its kernel's bytes that a member of a fused kernel moves (members of one
     kernel add up to the kernel where all are split alike). `attention`: the kernel that the software calls;
-    programs of ours call cuDNN's on Hopper and later. Raises ConfigurationError where the device has no rate for `dtype`.
+    programs of ours call cuDNN's on Hopper and later. Raises ConfigurationError where the device has no rate for
+    `dtype`.
     """
     if operator in FLOAT8_PRODUCTS and isinstance(sizes, ProductSizes):
         return _float8_seconds(device, operator, sizes, dtype)
