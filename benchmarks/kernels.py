@@ -103,10 +103,13 @@ def compilations() -> Iterator[Compilation]:
                 types=sizes,
             )
     per_row = dict.fromkeys(("maximum", "total", "picked", "top", "log_total", "scale"), "*fp32") | {"target": "*i64"}
-    lanes = {"LANES": 512, "DEEP": 8, "FILLED": True, "FINISHED": True}
+    width = {"STRIDE": VOCABULARY, "WIDTH": VOCABULARY}
     for kernel, constants in (
-        ("rows_kernel", {"WIDTH": VOCABULARY, **lanes}),
-        ("backward_kernel", {"WIDTH": VOCABULARY, "TILES": math.ceil(VOCABULARY / 4096), "BLOCK": 4096}),
+        ("rows_kernel", {"LANES": 512, "DEEP": 8, "FILLED": True, "FINISHED": True, **width}),
+        (
+            "backward_kernel",
+            {"TILES": math.ceil(VOCABULARY / 4096), "COLUMNS": VOCABULARY, "BLOCK": 4096, **width},
+        ),
     ):
         yield Compilation(
             name=f"cross-entropy {kernel.removesuffix('_kernel')}",

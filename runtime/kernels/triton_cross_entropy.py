@@ -34,27 +34,28 @@ def rows_kernel(
     total: tl.tensor,
     picked: tl.tensor,
     start: tl.tensor,
+    STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
     DEEP: tl.constexpr,
     FILLED: tl.constexpr,
     FINISHED: tl.constexpr,
 ) -> None:
-    """One program per row of WIDTH logits; maximum, total, picked: fp32, one per row. FILLED: the elements of all rows
-    are whole groups of DEEP. FINISHED: total and picked are those of `cross_entropy`."""
+    """One program per row of WIDTH logits, rows STRIDE apart; maximum, total, picked: fp32, one per row. FILLED: what
+    the last row ends in is a whole group of DEEP in memory. FINISHED: total and picked are those of `cross_entropy`."""
     row = tl.program_id(0).to(tl.int64)
     local = tl.load(target + row) - start
     inside = (local >= 0) & (local < WIDTH)
-    chosen = tl.load(logits + row * WIDTH + local, mask=inside, other=0.0).to(tl.float32)
-    group = row * WIDTH // DEEP * DEEP
-    lead = (row * WIDTH - group).to(tl.int32)  # elements of the row before in its first group
+    chosen = tl.load(logits + row * STRIDE + local, mask=inside, other=0.0).to(tl.float32)
+    group = row * STRIDE // DEEP * DEEP
+    lead = (row * STRIDE - group).to(tl.int32)  # elements of the row before in its first group
     lane = tl.arange(0, LANES)[:, None] * DEEP
     top = tl.full((LANES,), float("-inf"), dtype=tl.float32)
     sums = tl.zeros((LANES,), dtype=tl.float32)
-    for offset in range(0, WIDTH if WIDTH % DEEP == 0 else WIDTH + DEEP, LANES * DEEP):
+    for offset in range(0, WIDTH if STRIDE % DEEP == 0 else WIDTH + DEEP, LANES * DEEP):
         column = offset + lane + tl.arange(0, DEEP)[None, :]
-        if WIDTH % DEEP == 0:
-            value = tl.load(logits + row * WIDTH + column, mask=column < WIDTH, other=float("-inf")).to(tl.float32)
+        if WIDTH % DEEP == 0 and STRIDE % DEEP == 0:
+            value = tl.load(logits + row * STRIDE + column, mask=column < WIDTH, other=float("-inf")).to(tl.float32)
         elif (offset > 0) & (offset + LANES * DEEP <= WIDTH):
             value = tl.load(logits + group + column).to(tl.float32)
         else:
@@ -88,21 +89,22 @@ def backward_kernel(
     grad: tl.tensor,
     start: tl.tensor,
     TILES: tl.constexpr,
+    STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program per tile of BLOCK logits of a row."""
+    """One program per tile of BLOCK of the COLUMNS of a row of grad; 0 behind the WIDTH logits, rows STRIDE apart."""
     program = tl.program_id(0).to(tl.int64)
     row = program // TILES
     column = program % TILES * BLOCK + tl.arange(0, BLOCK)
-    inside = column < WIDTH
     factor = tl.load(scale + row)
     read = tl.where(factor != 0.0, WIDTH, 0)
-    value = tl.load(logits + row * WIDTH + column, mask=column < read, other=float("-inf"))
+    value = tl.load(logits + row * STRIDE + column, mask=column < read, other=float("-inf"))
     chance = tl.exp2((value.to(tl.float32) - tl.load(top + row) - tl.load(log_total + row)) * LOG2_E)
-    chosen = column == tl.load(target + row) - start
+    chosen = (column == tl.load(target + row) - start) & (column < WIDTH)
     result = factor * (chance - chosen.to(tl.float32))
-    tl.store(grad + row * WIDTH + column, result.to(value.dtype), mask=inside)
+    tl.store(grad + row * COLUMNS + column, result.to(value.dtype), mask=column < COLUMNS)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +119,7 @@ def cross_entropy_rows(logits: Tensor, target: Tensor, start: int) -> tuple[Tens
 
 
 def _statistics(logits: Tensor, target: Tensor, start: int, *, finished: bool) -> tuple[Tensor, Tensor, Tensor]:
-    logits = logits.contiguous()
+    logits = _dense_in_rows(logits)
     rows, width = logits.shape
     maximum, total, picked = (logits.new_empty((rows,), dtype=torch.float32) for _ in range(3))
     lanes = max(1, _block(width) // DEEP)
@@ -128,10 +130,11 @@ def _statistics(logits: Tensor, target: Tensor, start: int, *, finished: bool) -
         total,
         picked,
         start,
+        STRIDE=logits.stride(0),
         WIDTH=width,
         LANES=lanes,
         DEEP=DEEP,
-        FILLED=rows * width % DEEP == 0,
+        FILLED=_is_filled(logits),
         FINISHED=finished,
         num_warps=max(1, min(NUM_WARPS, lanes // (32 * GROUPS))),
     )
@@ -139,22 +142,23 @@ def _statistics(logits: Tensor, target: Tensor, start: int, *, finished: bool) -
 
 
 def cross_entropy_backward(
-    logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int
-) -> Tensor:
+    logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int,
+    columns: int | None = None,
+) -> Tensor:  # fmt: skip
     """As `cross_entropy_backward_reference`."""
-    logits = logits.contiguous()
-    grad = torch.empty_like(logits)
-    write_gradient(logits, target, top, log_total, scale, start, grad)
+    grad = logits.new_empty(logits.shape[0], logits.shape[1] if columns is None else columns)
+    write_gradient(_dense_in_rows(logits), target, top, log_total, scale, start, grad)
     return grad
 
 
 def write_gradient(
     logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int, grad: Tensor
 ) -> None:
-    """`cross_entropy_backward` of contiguous logits into `grad`, which may be the logits themselves."""
+    """`cross_entropy_backward` into contiguous `grad`, which may be what the logits are part of."""
     rows, width = logits.shape
-    block = _block(width)
-    tiles = triton.cdiv(width, block)
+    columns = grad.shape[1]
+    block = _block(columns)
+    tiles = triton.cdiv(columns, block)
     backward_kernel[(rows * tiles,)](
         logits,
         target.contiguous(),
@@ -164,10 +168,23 @@ def write_gradient(
         grad,
         start,
         TILES=tiles,
+        STRIDE=logits.stride(0),
         WIDTH=width,
+        COLUMNS=columns,
         BLOCK=block,
         num_warps=NUM_WARPS,
     )
+
+
+def _dense_in_rows(logits: Tensor) -> Tensor:
+    return logits if logits.stride(1) == 1 else logits.contiguous()
+
+
+def _is_filled(logits: Tensor) -> bool:
+    """Whether the last row ends in a whole group of memory."""
+    groups = triton.cdiv((len(logits) - 1) * logits.stride(0) + logits.shape[1], DEEP)
+    elements = logits.untyped_storage().nbytes() // logits.element_size()
+    return bool(logits.storage_offset() + groups * DEEP <= elements)
 
 
 def _block(width: int) -> int:
