@@ -47,6 +47,7 @@ class Compilation:
     kernel: str
     constants: Mapping[str, Any]
     num_warps: int = 4
+    num_stages: int = 3
     types: Mapping[str, str]
     """Triton types of arguments; those without are pointers to elements of the dtype."""
     dtypes: tuple[str, ...] = DTYPES
@@ -87,7 +88,7 @@ def compilations() -> Iterator[Compilation]:
                 name=f"{name} backward",
                 module="norms",
                 kernel="norm_backward_kernel",
-                constants={"HAS_ADDED": True, "ROWS": 8, **flags},
+                constants={"HAS_ADDED": True, "STAGES": _module("norms").STAGES, **flags},
                 num_warps=_warps(block, "BACKWARD_ELEMENTS"),
                 types=statistics | sizes,
             )
@@ -102,10 +103,13 @@ def compilations() -> Iterator[Compilation]:
                 types=sizes,
             )
     per_row = dict.fromkeys(("maximum", "total", "picked", "top", "log_total", "scale"), "*fp32") | {"target": "*i64"}
-    width = {"WIDTH": VOCABULARY, "BLOCK": 4096}
+    width = {"STRIDE": VOCABULARY, "WIDTH": VOCABULARY}
     for kernel, constants in (
-        ("rows_kernel", width),
-        ("backward_kernel", {"TILES": math.ceil(VOCABULARY / 4096), **width}),
+        ("rows_kernel", {"LANES": 512, "DEEP": 8, "FILLED": True, "FINISHED": True, **width}),
+        (
+            "backward_kernel",
+            {"TILES": math.ceil(VOCABULARY / 4096), "COLUMNS": VOCABULARY, "BLOCK": 4096, **width},
+        ),
     ):
         yield Compilation(
             name=f"cross-entropy {kernel.removesuffix('_kernel')}",
@@ -131,7 +135,8 @@ def compilations() -> Iterator[Compilation]:
             name=f"float8 {kernel.removesuffix('_kernel')}",
             module="float8",
             kernel=kernel,
-            constants={"ROWS": _module("float8").ROWS, "COLUMNS": _module("float8").COLUMNS},
+            constants={"ROWS": 1, "COLUMNS": 4096} | ({"WHOLE": True} if kernel == "rows_kernel" else {}),
+            num_warps=_module("float8").warps_of(1, 4096),
             types=float8 | sizes,
             least_capability=89,
         )
@@ -205,27 +210,31 @@ def _attention() -> Iterator[Compilation]:
     numbers |= {f"{of}_{dim}": "i64" for of in ("mask", "grad") for dim in ("outer", "inner", "head", "row", "column")}
     numbers |= {"width": "i64", "threshold": "i64", "scale": "fp32", "kept_scale": "fp32"}
     for width in (64, 128, 256):
-        for dtype, element_bytes in (("bf16", 2), ("fp32", 4)):
-            rows, keys, warps = attention.tile_of(width, element_bytes)
+        for dtype in ("bf16", "fp32"):
             constants = {
-                "WIDTH": width, "VALUES": width, "ROWS": rows, "KEYS": keys, "BLOCK": width, "BLOCK_VALUES": width,
-                "CAUSAL": True, "WINDOW": 1024, "MASK": 1, "DROP": True, "ALIGNED": True,
-                "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+                "WIDTH": width, "VALUES": width, "BLOCK": width, "BLOCK_VALUES": width, "CAUSAL": True, "WINDOW": 1024,
+                "MASK": 1, "DROP": True, "ALIGNED": True, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
             }  # fmt: skip
-            for kernel in ("forward_kernel", "keys_kernel", "rows_kernel"):
+            kernels = ("forward_kernel", "rows_kernel", "keys_kernel")
+            head = torch.empty(width, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
+            for kernel, tile in zip(kernels, attention.tiles_of(head, head, head), strict=True):
+                rows, keys, warps, stages = tile
                 yield Compilation(
                     name=f"attention of {width} {kernel.removesuffix('_kernel')}",
                     module="attention",
                     kernel=kernel,
-                    constants=constants | ({"WITH_MASK": True} if kernel == "rows_kernel" else {}),
+                    constants=constants
+                    | {"ROWS": rows, "KEYS": keys}
+                    | ({"WITH_MASK": True} if kernel == "rows_kernel" else {}),
                     num_warps=warps,
+                    num_stages=stages,
                     types=pointers | numbers,
                     dtypes=(dtype,),
                 )
 
 
 def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
-    """Compile for a device that need not be there. Raises ImportError without Triton."""
+    """Compile for a device that need not be there, pointers aligned as torch's are. Raises ImportError without it."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -234,8 +243,10 @@ def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
     signature = {
         name: "constexpr" if name in case.constants else case.types.get(name, f"*{dtype}") for name in kernel.arg_names
     }
-    source = ASTSource(kernel, signature, dict(case.constants))
-    done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": case.num_warps})
+    aligned = {(at,): [["tt.divisibility", 16]] for at, of in enumerate(signature.values()) if of[0] == "*"}
+    source = ASTSource(kernel, signature, dict(case.constants), aligned)
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, stack, shared = _usage(done.asm["cubin"])
     return Resources(
         kernel=case.name,

@@ -55,7 +55,7 @@ class KernelPrices:
     device: Device
     product_dtype: str | None = None
     gradient_bytes: int = 0
-    attention: AttentionKernel = "flash2"
+    attention: AttentionKernel = "vendor"
 
     def seconds(self, nodes: Sequence[tuple[fx.Node, Traffic]], *, adds_gradient: bool = False) -> float:
         """Seconds of one kernel by its nodes (program order) and what each moves."""

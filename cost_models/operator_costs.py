@@ -86,7 +86,7 @@ def operator_seconds(
     operator: str = "",
     sizes: Sizes | None = None,
     share: ArrayLike = 1,
-    attention: AttentionKernel = "flash2",
+    attention: AttentionKernel = "vendor",
 ) -> NDArray[np.float64]:
     """Seconds of operators on one device, broadcast over the arrays.
 
@@ -98,8 +98,9 @@ def operator_seconds(
     the matmul runs in ("bfloat16"); `kernels` is how many kernels are launched (0 for a folded view or a
     member of another operator's kernel). "memory" is elementwise arithmetic: its flops are elements times
     `element_flops`. `share`: part of its kernel's bytes that a member of a fused kernel moves (members of one
-    kernel add up to the kernel where all are split alike). `attention`: the kernel that the software calls; torch
-    calls FlashAttention-2. Raises ConfigurationError where the device has no rate for `dtype`.
+    kernel add up to the kernel where all are split alike). `attention`: the kernel that the software calls;
+    programs of ours call cuDNN's on Hopper and later. Raises ConfigurationError where the device has no rate for
+    `dtype`.
     """
     if operator in FLOAT8_PRODUCTS and isinstance(sizes, ProductSizes):
         return _float8_seconds(device, operator, sizes, dtype)

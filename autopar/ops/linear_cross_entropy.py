@@ -9,6 +9,9 @@ A rank may hold a block of the vocabulary: what it all-reduces in between is tha
 computes the logits of a chunk again and writes their gradient over them. One buffer holds the logits of every chunk in
 turn (`chunk_rows`); narrow gradients of weight are added up in fp32, which backward holds beside it.
 
+On tensor cores products of rows that are not aligned are several times slower, so that weight and the buffer are filled
+up to a multiple of 16 bytes with words that nobody counts (`aligned_columns`).
+
 hidden (N, K), weight (V, K) as nn.Linear has it, target (N) int64, statistics (N) in fp32 (fp64 for fp64). Logits have
 the dtype of hidden, as the product has. Source: FusedLinearCrossEntropy of Liger Kernel (arXiv 2410.10989), which has
 smaller chunks.
@@ -21,8 +24,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from autopar.ops.cross_entropy import cross_entropy_backward_reference, cross_entropy_rows_reference
+from autopar.ops.cross_entropy import aligned_columns, cross_entropy_backward_reference, cross_entropy_rows_reference
 
 LEAST_ROWS = 4096
 """Of a chunk. With fewer, adding the bf16 gradient of weight to its total (12 V K bytes a chunk) takes more than a
@@ -58,7 +62,9 @@ def rows_in_chunks(
     """`linear_cross_entropy` by an implementation of `cross_entropy_rows`."""
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     found = [hidden.new_empty(hidden.shape[:1], dtype=wide) for _ in range(3)]
-    for rows, logits in _chunks(hidden, weight):
+    words = weight.shape[0]
+    for rows, logits in _chunks(hidden, _aligned(weight)):
+        logits = logits[:, :words]
         for whole, part in zip(found, statistics(logits, target[rows], start), strict=True):
             whole[rows] = part
     return found[0], found[1], found[2]
@@ -72,20 +78,29 @@ def gradients_in_chunks(
     log_total: Tensor,
     scale: Tensor,
     start: int,
-    overwrite: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], object],
+    overwrite: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor], object],
 ) -> tuple[Tensor, Tensor]:
-    """`linear_cross_entropy_backward` by what writes the gradient of logits over them."""
+    """`linear_cross_entropy_backward` by what writes the gradient of logits over them: its last argument is the buffer
+    that they are part of, which it fills."""
+    words, weight = weight.shape[0], _aligned(weight)
     grad_hidden, grad_weight = hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)
     adds_itself = weight.dtype.itemsize >= 4 or chunk_rows(len(hidden), *weight.shape) >= len(hidden)
     total = grad_weight if adds_itself else weight.new_zeros(weight.shape, dtype=torch.float32)
     for rows, logits in _chunks(hidden, weight):
-        overwrite(logits, target[rows], top[rows], log_total[rows], scale[rows], start)
+        overwrite(logits[:, :words], target[rows], top[rows], log_total[rows], scale[rows], start, logits)
         torch.mm(logits, weight, out=grad_hidden[rows])
         if adds_itself:
             total.addmm_(logits.t(), hidden[rows], beta=1 if rows.start else 0)
         else:
             total.add_(torch.mm(logits.t(), hidden[rows], out=grad_weight))
-    return grad_hidden, grad_weight if adds_itself else grad_weight.copy_(total)
+    grad_weight = grad_weight if adds_itself else grad_weight.copy_(total)
+    return grad_hidden, grad_weight[:words]
+
+
+def _aligned(weight: Tensor) -> Tensor:
+    """With rows of zeros until products of it have aligned rows."""
+    further = aligned_columns(weight.shape[0], weight.dtype) - weight.shape[0]
+    return functional.pad(weight, (0, 0, 0, further)) if further else weight
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -112,8 +127,10 @@ def linear_cross_entropy_backward_reference(
     return gradients_in_chunks(hidden, weight, target, top, log_total, scale, start, _overwrite)
 
 
-def _overwrite(logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int) -> None:
-    logits.copy_(cross_entropy_backward_reference(logits, target, top, log_total, scale, start))
+def _overwrite(
+    logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int, grad: Tensor
+) -> None:
+    grad.copy_(cross_entropy_backward_reference(logits, target, top, log_total, scale, start, grad.shape[1]))
 
 
 linear_cross_entropy = torch.library.custom_op(

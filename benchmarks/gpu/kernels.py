@@ -17,6 +17,8 @@ from benchmarks.kernels import attention_calls, calls, grouped_calls, loss_calls
 
 LOSSES = ("cross_entropy_rows", "cross_entropy_backward")
 """What also has rows as long as a vocabulary."""
+READ_TWICE = ("quantised_tensor",)
+"""What looks at all its operands before it writes."""
 TOLERANCE = 2.0**-6
 """Of the norm of a result: two units in the last place of bf16."""
 
@@ -76,7 +78,8 @@ def measured(place: Place, name: str, arguments: Sequence[Any], rate: float | No
     row["seconds"] = median_seconds(lambda: choice.run(*arguments), place.device)
     row["reference_seconds"] = median_seconds(lambda: kernel.reference(*arguments), place.device)
     if rate is not None:
-        row["bytes"] = sum(x.numel() * x.element_size() for x in [*tensors_of(arguments), *found])
+        operands = tensors_of(arguments) * (2 if name in READ_TWICE else 1)
+        row["bytes"] = sum(x.numel() * x.element_size() for x in [*operands, *found])
         row["predicted_seconds"] = row["bytes"] / rate
         row["memory_share"] = row["predicted_seconds"] / row["seconds"]
     return row

@@ -55,10 +55,11 @@ def _versions(place: Place) -> Row:
 
 
 def commit(carried: Path | None) -> str | None:
-    """Of this checkout; where git does not know, as it was carried."""
-    known = said(("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"))
+    """As it was carried, since a machine that a tree was copied to may have another history; else of this checkout."""
     file = carried / COMMIT_FILE if carried is not None else None
-    return known or (file.read_text().strip() if file is not None and file.exists() else None)
+    if file is not None and file.exists():
+        return file.read_text().strip() or None
+    return said(("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD")) or None
 
 
 def said(command: tuple[str, ...]) -> str:

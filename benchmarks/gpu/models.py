@@ -122,5 +122,5 @@ MODELS: Mapping[str, Measured] = {
         tiny=Sizes(model={"channels": (32, 64), "classes": 4}, batch=(2, 16, 4)),
     ),
 }  # fmt: skip
-"""By name. Llama-1B is Llama 3.2 1B with a head of its own, GPT-2 the same; the long one has one sequence that fits only
-where much is computed again and the logits never exist whole."""
+"""By name. Llama-1B is Llama 3.2 1B with a head of its own, GPT-2 the same; the long one has a sequence that fits only
+where much is computed again and where the logits never exist whole."""

@@ -25,7 +25,7 @@ from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.step import replayed_graphs
 from benchmarks.gpu.models import MODELS, Made
 from benchmarks.gpu.stage import Place, Row, attempted
-from benchmarks.gpu.timing import free_memory, measured_steps
+from benchmarks.gpu.timing import busiest_kernels, free_memory, measured_steps
 from benchmarks.plan_quality.settings import Inputs
 
 LEARNING_RATE = 1e-4
@@ -158,7 +158,7 @@ def plain(place: Place, name: str, steps: int, wrapped: Callable[[nn.Module], Ca
 
 
 def trained(place: Place, module: nn.Module, loss_of: Callable[[], Tensor], steps: int) -> Row:
-    """Steps of a module: the first loss, seconds and bytes."""
+    """Steps of a module: the first loss, seconds and bytes, where the seconds go."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, fused=True)
 
     def step() -> Tensor:
@@ -173,4 +173,5 @@ def trained(place: Place, module: nn.Module, loss_of: Callable[[], Tensor], step
         step()
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     known = [*module.parameters(), *module.buffers(), *states]
-    return {"first_loss": first_loss, **asdict(measured_steps(step, place.device, steps, known))}
+    found = asdict(measured_steps(step, place.device, steps, known))
+    return {"first_loss": first_loss, **found, "busiest": busiest_kernels(step, place.device)}

@@ -11,14 +11,17 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from benchmarks.storages import StorageTracker
 
 WARM_UPS = 3
-FLUSHED_BYTES = 256 * 2**20
-"""Five times the L2 of an H100."""
+FLUSHED_BYTES = 2 * 2**30
+"""Forty times the L2 of an H100, 0.7 ms: as long as Python may take to launch what an operator launches."""
+BUSIEST = 40
+"""Kernels of a step that are named."""
 
 
 def median_seconds(call: Callable[[], object], device: torch.device, repeats: int = 20, *, flush: bool = True) -> float:
@@ -81,6 +84,25 @@ def measured_steps(step: Callable[[], object], device: torch.device, repeats: in
         peak_bytes=torch.cuda.max_memory_allocated(device),
         reserved_bytes=torch.cuda.max_memory_reserved(device),
     )
+
+
+def busiest_kernels(step: Callable[[], object], device: torch.device, repeats: int = 3) -> list[dict[str, Any]]:
+    """Kernels of a step on a GPU: name, calls and seconds of a step, the busiest first; none on a CPU."""
+    if device.type != "cuda":
+        return []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            step()
+        torch.cuda.synchronize(device)
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
+    return [
+        {
+            "name": event.key[:100],
+            "calls": round(event.count / repeats),
+            "seconds": event.self_device_time_total * 1e-6 / repeats,
+        }
+        for event in events[:BUSIEST]
+    ]
 
 
 def free_memory(device: torch.device) -> None:

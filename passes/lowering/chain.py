@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
 
+from autopar.passes.kernels.align_vocabulary import align_vocabulary
 from autopar.passes.kernels.join_additions import join_additions, pack_copies
 from autopar.passes.kernels.sort_by_expert import sort_by_expert
 from autopar.passes.kernels.use_kernels import with_kernels
@@ -55,8 +56,9 @@ def sort_rows(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
 def join_kernels(stage: LoweredStage, context: StageContext) -> LoweredStage:
     """Additions -> the kernels of the norms beside them; on GPUs, copies around collectives with their padding -> one
-    kernel."""
+    kernel. Vocabularies are filled up until rows of logits are aligned."""
     plan = context.plan
+    align_vocabulary(stage.program.graph)
     join_additions(stage.program.graph, plan.kernel_backend, plan.recomputed)
     if plan.kernel_backend == "inductor":
         pack_copies(stage.program.graph)

@@ -2,99 +2,177 @@
 the gradient of a mask.
 
 The functions have the signatures of the references in `autopar.ops.indexed_attention`. Forward keeps a running maximum
-and sum per row; backward reads the logsumexp and takes one pass by keys (gradients of keys and values) and one by rows
-(gradients of queries and of the mask, which programs add to one buffer). Nothing of the size of the scores is stored
-but a mask and its gradient, where these have that size. A row that sees nothing gives zeros. To Triton a pointer or a
-number is a `tl.tensor`.
+and sum per row; backward reads the logsumexp and takes one pass by rows (gradients of queries and of the mask, which
+programs add to one buffer) and one by keys (gradients of keys and values). Nothing of the size of the scores is stored
+but a mask and its gradient, where these have that size. A row that sees nothing gives zeros.
+
+A program looks up which tiles its indices see: those that nobody sees it leaves out, and those that are seen whole it
+computes without comparing indices. Scores are powers of 2, their scale times log2(e). Places within a matrix are
+counted in 32 bits, numbers of elements in 64. To Triton a pointer or a number is a `tl.tensor`.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from autopar.ops.philox import WORD
 from autopar.ops.random_index import drop_threshold
+from autopar.runtime.kernels.drawn_words import four_words, zeros_in_place
 
-LANES = tl.constexpr(4)
 NOTHING = tl.constexpr(float("-inf"))
+LOG2_E = tl.constexpr(math.log2(math.e))
+BEYOND = tl.constexpr(2**31 - 1)
+"""More than any index."""
+PLACES = tl.constexpr(1024)
+"""Indices that a program looks at together."""
 LEAST_DOT = 16
 """What a side of a product in Triton must have."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def rows_of(x: tl.tensor, at: tl.tensor, stride: tl.tensor, count: tl.tensor, WIDTH: tl.constexpr,
-            BLOCK: tl.constexpr) -> tl.tensor:  # fmt: skip
+def rows_of(x: tl.tensor, at: tl.tensor, count: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
     """The rows `at` of a matrix of `count` rows of WIDTH, filled up with zeros to BLOCK columns."""
     to = tl.arange(0, BLOCK)
-    inside = (at[:, None] < count) & (to[None, :] < WIDTH)
-    return tl.load(x + at[:, None] * stride + to[None, :], mask=inside, other=0.0)
+    inside = at[:, None] < count
+    if WIDTH < BLOCK:
+        inside = inside & (to[None, :] < WIDTH)
+    return tl.load(x + at[:, None] * WIDTH + to[None, :], mask=inside, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def store_rows(x: tl.tensor, values: tl.tensor, at: tl.tensor, stride: tl.tensor, count: tl.tensor,
-               WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:  # fmt: skip
+def store_rows(x: tl.tensor, values: tl.tensor, at: tl.tensor, count: tl.tensor, WIDTH: tl.constexpr,
+               BLOCK: tl.constexpr) -> None:  # fmt: skip
     """The inverse of `rows_of`."""
     to = tl.arange(0, BLOCK)
     inside = (at[:, None] < count) & (to[None, :] < WIDTH)
-    tl.store(x + at[:, None] * stride + to[None, :], values.to(x.dtype.element_ty), mask=inside)
+    tl.store(x + at[:, None] * WIDTH + to[None, :], values.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def places(index: tl.tensor, count: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
+    """(first, one behind the last) place among `count` whose index is in [low, high]; (count, 0) for none."""
+    begin = tl.full((PLACES,), BEYOND, tl.int32)
+    end = tl.zeros((PLACES,), tl.int32)
+    for first in range(0, count, PLACES):
+        place = first + tl.arange(0, PLACES)
+        value = tl.load(index + place, mask=place < count, other=0).to(tl.int32)
+        found = (place < count) & (value >= low) & (value <= high)
+        begin = tl.minimum(begin, tl.where(found, place, BEYOND))
+        end = tl.maximum(end, tl.where(found, place + 1, 0))
+    return tl.minimum(tl.min(begin, axis=0), count), tl.max(end, axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def extremes(index: tl.tensor, at: tl.tensor, count: tl.tensor) -> tl.tensor:
+    """(least, largest) of the indices at the places `at`."""
+    value = tl.load(index + at, mask=at < count, other=0).to(tl.int32)
+    return tl.min(tl.where(at < count, value, BEYOND), axis=0), tl.max(tl.where(at < count, value, -1), axis=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def masked_scores(
-    query: tl.tensor, key: tl.tensor, mask: tl.tensor, at: tl.tensor, to: tl.tensor, row: tl.tensor, column: tl.tensor,
+    scores: tl.tensor, mask: tl.tensor, at: tl.tensor, to: tl.tensor, row: tl.tensor, column: tl.tensor,
     queries: tl.tensor, keys: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor, scale: tl.tensor,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Scores of a tile in fp32, -inf for pairs that are not there. at, to: local rows and keys; row, column:
-    global; WINDOW: 0 for none."""
-    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
-    there = (at[:, None] < queries) & (to[None, :] < keys)
+    """Scores of a tile of products in fp32, times log2(e), -inf for pairs that are not there. at, to: local rows and
+    keys along their dim; row, column: global; WINDOW: 0 for none; WHOLE: indices hide nothing."""
+    scores = scores * (scale * LOG2_E)
     if MASK > 0:
-        added = tl.load(mask + at[:, None] * mask_row + to[None, :] * mask_column, mask=there, other=0)
+        there = (at < queries) & (to < keys)
+        added = tl.load(mask + at.to(tl.int64) * mask_row + to.to(tl.int64) * mask_column, mask=there, other=0)
         if MASK == 2:
-            there = there & (added != 0)
+            scores = tl.where(there & (added != 0), scores, NOTHING)
         else:
-            scores += added.to(tl.float32)
-    ahead = column.to(tl.int32)[None, :] - row.to(tl.int32)[:, None]
-    if CAUSAL:
-        there = there & (ahead <= 0)
-    if WINDOW > 0:
-        there = there & (ahead > -WINDOW)
-        if not CAUSAL:
-            there = there & (ahead < WINDOW)
-    return tl.where(there, scores, NOTHING)
+            scores += added.to(tl.float32) * LOG2_E
+    if not WHOLE:
+        there = (to < keys) & (at < queries)
+        ahead = column.to(tl.int32) - row.to(tl.int32)
+        if CAUSAL:
+            there = there & (ahead <= 0)
+        if WINDOW > 0:
+            there = there & (ahead > -WINDOW)
+            if not CAUSAL:
+                there = there & (ahead < WINDOW)
+        scores = tl.where(there, scores, NOTHING)
+    return scores
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def places_of_keys(KEYS: tl.constexpr, FOURS: tl.constexpr) -> tl.tensor:
+    """The places of the keys of a tile from its first. FOURS: in the order in which the lanes that hold a product have
+    four neighbours each: they hold elements 0, 1, 8, 9 of 16, or 2, 3, 10, 11, and so on."""
+    place = tl.arange(0, KEYS)
+    if FOURS:
+        place = (place & -16) + (place & 6) * 2 + (place & 8) // 4 + (place & 1)
+    return place
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def kept_pairs(
-    start: tl.tensor, width: tl.tensor, row: tl.tensor, column: tl.tensor, seed: tl.tensor, salt: tl.tensor,
-    threshold: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
+    weights: tl.tensor, number: tl.tensor, first: tl.tensor, column: tl.tensor, seed: tl.tensor, salt: tl.tensor,
+    threshold: tl.tensor, ROWS: tl.constexpr, KEYS: tl.constexpr, ALIGNED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Which pairs of a tile dropout keeps, by the numbers of its elements; ALIGNED: the keys of a tile are neighbours
-    and begin at a multiple of 4, so that one counter serves four of them."""
+    """Which pairs of a tile dropout keeps. number: of each row, that of its element at column 0, or, ALIGNED, at key 0:
+    keys are neighbours there, in the order of `places_of_keys` from the place `first`, and the number is a multiple of
+    4, so that one counter serves four of them, in the lane that holds their weights."""
+    least = tl.cast(threshold, tl.uint32)
     if ALIGNED:
-        group = tl.arange(0, COLUMNS // 4) * 4
-        first = tl.min(column, axis=0)
-        counters = (start + row[:, None] * width + first + group[None, :]) // LANES
-        zero = counters * 0
-        one, two, three, four = tl.philox(
-            seed, (counters & 0xFFFFFFFF).to(tl.uint32), (counters >> 32).to(tl.uint32), (zero + salt).to(tl.uint32),
-            zero.to(tl.uint32),
-        )  # fmt: skip
-        words = tl.reshape(tl.join(tl.join(one, three), tl.join(two, four)), (ROWS, COLUMNS))
+        fours = tl.permute(tl.reshape(weights, (ROWS, KEYS // 16, 2, 4, 2)), (0, 1, 3, 4, 2))
+        group = first // 4 + tl.arange(0, KEYS // 16)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        one, two, three, four = four_words((number >> 2)[:, None, None] + group + zeros_in_place(fours), salt, seed)
+        kept = tl.join(tl.join(one >= least, three >= least), tl.join(two >= least, four >= least))
+        return tl.reshape(tl.permute(kept, (0, 1, 3, 2, 4)), (ROWS, KEYS))
     else:
-        number = start + row[:, None] * width + column[None, :]
-        counters = number // LANES
-        zero = counters * 0
-        one, two, three, four = tl.philox(
-            seed, (counters & 0xFFFFFFFF).to(tl.uint32), (counters >> 32).to(tl.uint32), (zero + salt).to(tl.uint32),
-            zero.to(tl.uint32),
-        )  # fmt: skip
-        lane = number % LANES
-        words = tl.where(lane < 2, tl.where(lane == 0, one, two), tl.where(lane == 2, three, four))
-    return words.to(tl.int64) >= threshold
+        numbers = number[:, None] + column[None, :]
+        one, two, three, four = four_words(numbers >> 2, salt, seed)
+        lane = numbers.to(tl.int32) & 3
+        return tl.where(lane < 2, tl.where(lane == 0, one, two), tl.where(lane == 2, three, four)) >= least
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def seen_keys(
+    row_index: tl.tensor, key_index: tl.tensor, at: tl.tensor, queries: tl.tensor, keys: tl.tensor,
+    KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """(begin, whole, end): the rows `at` see keys from begin to end, all of them up to whole, a multiple of KEYS."""
+    least, largest = extremes(row_index, at, queries)
+    begin, whole, end = 0, keys // KEYS * KEYS, keys
+    if CAUSAL or WINDOW > 0:
+        low = least - (WINDOW - 1) if WINDOW > 0 else -1
+        begin, end = places(key_index, keys, low, largest if CAUSAL else largest + (WINDOW - 1))
+        begin = begin // KEYS * KEYS
+        if WINDOW > 0:
+            whole = begin
+        else:
+            ahead, _ = places(key_index, keys, least + 1, BEYOND)
+            whole = ahead // KEYS * KEYS
+    return begin, whole, end
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def seeing_rows(
+    row_index: tl.tensor, key_index: tl.tensor, to: tl.tensor, queries: tl.tensor, keys: tl.tensor,
+    ROWS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """(begin, whole, end): rows from begin to end see the keys `to`, all of them from whole, a multiple of ROWS."""
+    begin, whole, end = 0, 0, queries
+    if CAUSAL or WINDOW > 0:
+        least, largest = extremes(key_index, to, keys)
+        low = least if CAUSAL else least - (WINDOW - 1)
+        begin, end = places(row_index, queries, low, largest + (WINDOW - 1) if WINDOW > 0 else BEYOND)
+        begin = begin // ROWS * ROWS
+        if WINDOW > 0:
+            whole = tl.maximum(begin, tl.cdiv(end, ROWS) * ROWS)
+        else:
+            _, behind = places(row_index, queries, -1, largest - 1)
+            whole = tl.maximum(begin, tl.cdiv(behind, ROWS) * ROWS)
+    return begin, whole, end
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -112,38 +190,112 @@ def forward_kernel(
     matrix = tl.program_id(1).to(tl.int64)
     batch, head = matrix // heads, matrix % heads
     own = batch * groups + head // (heads // groups)
-    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)  # long causal rows first
     row = tl.load(row_index + at, mask=at < queries, other=0)
-    q = rows_of(query + matrix * queries * WIDTH, at, WIDTH, queries, WIDTH, BLOCK)
-    masked = mask + batch // inner * mask_outer + batch % inner * mask_inner + head * mask_head
-    start = tl.load(starts + matrix)
+    begin, whole, end = seen_keys(row_index, key_index, at, queries, keys, KEYS, CAUSAL, WINDOW)
+    q = rows_of(query + matrix * queries * WIDTH, at, queries, WIDTH, BLOCK)
+    key += own * keys * WIDTH
+    value += own * keys * VALUES
+    mask += batch // inner * mask_outer + batch % inner * mask_inner + head * mask_head
+    number = tl.load(starts + matrix) + row * width
+    if ALIGNED:
+        number += tl.load(key_index)
     drawn = tl.load(seed)
     top = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     result = tl.zeros((ROWS, BLOCK_VALUES), tl.float32)
-    for first in range(0, keys, KEYS):
-        to = first + tl.arange(0, KEYS)
-        column = tl.load(key_index + to, mask=to < keys, other=0)
-        k = rows_of(key + own * keys * WIDTH, to, WIDTH, keys, WIDTH, BLOCK)
-        scores = masked_scores(q, k, masked, at, to, row, column, queries, keys, mask_row, mask_column, scale, CAUSAL,
-                               WINDOW, MASK, PRECISION)  # fmt: skip
-        new = tl.maximum(top, tl.max(scores, axis=1))
-        base = tl.where(new == NOTHING, 0.0, new)
-        weights = tl.exp(scores - base[:, None])
-        shrunk = tl.exp(top - base)
-        total = total * shrunk + tl.sum(weights, axis=1)
-        if DROP:
-            column = first + tl.load(key_index) + tl.arange(0, KEYS) if ALIGNED else column
-            keep = kept_pairs(start, width, row, column, drawn, salt, threshold, ROWS, KEYS, ALIGNED)
-            weights = tl.where(keep, weights * kept_scale, 0.0)
-        v = rows_of(value + own * keys * VALUES, to, VALUES, keys, VALUES, BLOCK_VALUES)
-        result = result * shrunk[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = new
+    for part in tl.static_range(1 if WINDOW > 0 else 0, 2):
+        for first in tl.range(begin if part == 0 else tl.maximum(begin, whole), whole if part == 0 else end, KEYS):
+            to = first + places_of_keys(KEYS, DROP and ALIGNED)
+            column = to
+            if (DROP and not ALIGNED) or part == 1:
+                column = tl.load(key_index + to, mask=to < keys, other=0)
+            k = rows_of(key, to, keys, WIDTH, BLOCK)
+            scores = masked_scores(
+                tl.dot(q, tl.trans(k), input_precision=PRECISION), mask, at[:, None], to[None, :], row[:, None],
+                column[None, :], queries, keys, mask_row, mask_column, scale, CAUSAL, WINDOW, MASK, part == 0,
+            )  # fmt: skip
+            new = tl.maximum(top, tl.max(scores, axis=1))
+            base = new
+            if MASK > 0 or part == 1:
+                base = tl.where(new == NOTHING, 0.0, new)
+            weights = tl.exp2(scores - base[:, None])
+            shrunk = tl.exp2(top - base)
+            total = total * shrunk + tl.sum(weights, axis=1)
+            if DROP:
+                keep = kept_pairs(weights, number, first, column, drawn, salt, threshold, ROWS, KEYS, ALIGNED)
+                weights = tl.where(keep, weights, 0.0)
+            v = rows_of(value, to, keys, VALUES, BLOCK_VALUES)
+            result = tl.dot(weights.to(v.dtype), v, result * shrunk[:, None], input_precision=PRECISION)
+            top = new
     sees = total > 0
-    result = tl.where(sees[:, None], result / tl.where(sees, total, 1.0)[:, None], 0.0)
-    store_rows(out + matrix * queries * VALUES, result, at, VALUES, queries, VALUES, BLOCK_VALUES)
-    sums = tl.where(sees, tl.where(sees, top, 0.0) + tl.log(tl.where(sees, total, 1.0)), NOTHING)
+    result = result * tl.where(sees, kept_scale / tl.where(sees, total, 1.0), 0.0)[:, None]
+    store_rows(out + matrix * queries * VALUES, result, at, queries, VALUES, BLOCK_VALUES)
+    sums = tl.where(sees, (tl.where(sees, top, 0.0) + tl.log2(tl.where(sees, total, 1.0))) / LOG2_E, NOTHING)
     tl.store(logsumexp + matrix * queries + at, sums, mask=at < queries)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_kernel(
+    grad: tl.tensor, query: tl.tensor, key: tl.tensor, value: tl.tensor, mask: tl.tensor, row_index: tl.tensor,
+    key_index: tl.tensor, starts: tl.tensor, seed: tl.tensor, logsumexp: tl.tensor, delta: tl.tensor, out: tl.tensor,
+    grad_query: tl.tensor, grad_mask: tl.tensor,
+    heads: tl.tensor, groups: tl.tensor, inner: tl.tensor, queries: tl.tensor, keys: tl.tensor,
+    mask_outer: tl.tensor, mask_inner: tl.tensor, mask_head: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor,
+    grad_outer: tl.tensor, grad_inner: tl.tensor, grad_head: tl.tensor, grad_row: tl.tensor, grad_column: tl.tensor,
+    scale: tl.tensor, width: tl.tensor, salt: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
+    ALIGNED: tl.constexpr, PRECISION: tl.constexpr, WITH_MASK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Gradients of ROWS queries of a head, and, WITH_MASK, their part of that of the mask. Writes the products of the
+    rows of `grad` and `out` into delta, for the pass by keys."""
+    matrix = tl.program_id(1).to(tl.int64)
+    batch, head = matrix // heads, matrix % heads
+    own = batch * groups + head // (heads // groups)
+    at = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
+    row = tl.load(row_index + at, mask=at < queries, other=0)
+    begin, whole, end = seen_keys(row_index, key_index, at, queries, keys, KEYS, CAUSAL, WINDOW)
+    q = rows_of(query + matrix * queries * WIDTH, at, queries, WIDTH, BLOCK)
+    g = rows_of(grad + matrix * queries * VALUES, at, queries, VALUES, BLOCK_VALUES)
+    o = rows_of(out + matrix * queries * VALUES, at, queries, VALUES, BLOCK_VALUES)
+    less = tl.sum(g.to(tl.float32) * o.to(tl.float32), axis=1)
+    tl.store(delta + matrix * queries + at, less, mask=at < queries)
+    sums = tl.load(logsumexp + matrix * queries + at, mask=at < queries, other=NOTHING)
+    sums = tl.where(sums == NOTHING, 0.0, sums * LOG2_E)
+    key += own * keys * WIDTH
+    value += own * keys * VALUES
+    mask += batch // inner * mask_outer + batch % inner * mask_inner + head * mask_head
+    grad_mask += batch // inner * grad_outer + batch % inner * grad_inner + head * grad_head
+    number = tl.load(starts + matrix) + row * width
+    if ALIGNED:
+        number += tl.load(key_index)
+    drawn = tl.load(seed)
+    of_query = tl.zeros((ROWS, BLOCK), tl.float32)
+    for part in tl.static_range(1 if WINDOW > 0 else 0, 2):
+        for first in tl.range(begin if part == 0 else tl.maximum(begin, whole), whole if part == 0 else end, KEYS):
+            to = first + places_of_keys(KEYS, DROP and ALIGNED)
+            column = to
+            if (DROP and not ALIGNED) or part == 1:
+                column = tl.load(key_index + to, mask=to < keys, other=0)
+            k = rows_of(key, to, keys, WIDTH, BLOCK)
+            v = rows_of(value, to, keys, VALUES, BLOCK_VALUES)
+            scores = masked_scores(
+                tl.dot(q, tl.trans(k), input_precision=PRECISION), mask, at[:, None], to[None, :], row[:, None],
+                column[None, :], queries, keys, mask_row, mask_column, scale, CAUSAL, WINDOW, MASK, part == 0,
+            )  # fmt: skip
+            weights = tl.exp2(scores - sums[:, None])
+            of_weights = tl.dot(g, tl.trans(v), input_precision=PRECISION)
+            if DROP:
+                keep = kept_pairs(weights, number, first, column, drawn, salt, threshold, ROWS, KEYS, ALIGNED)
+                of_weights = tl.where(keep, of_weights * kept_scale, 0.0)
+            of_scores = weights * (of_weights - less[:, None])
+            if WITH_MASK:
+                there = (at[:, None] < queries) & (to[None, :] < keys)
+                target = grad_mask + at.to(tl.int64)[:, None] * grad_row + to.to(tl.int64)[None, :] * grad_column
+                tl.atomic_add(target, of_scores, mask=there)
+            of_query = tl.dot(of_scores.to(k.dtype), k, of_query, input_precision=PRECISION)
+    store_rows(grad_query + matrix * queries * WIDTH, of_query * scale, at, queries, WIDTH, BLOCK)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -158,124 +310,89 @@ def keys_kernel(
     BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
     ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Gradients of KEYS keys and values of a group of heads: one program adds up all its heads and rows."""
+    """Gradients of KEYS keys and values of a group of heads: one program adds up all its heads and rows. Rows
+    that are not there are zeros and add none."""
     own = tl.program_id(1).to(tl.int64)
     batch, group = own // groups, own % groups
-    to = tl.program_id(0).to(tl.int64) * KEYS + tl.arange(0, KEYS)
+    to = tl.program_id(0) * KEYS + places_of_keys(KEYS, DROP and ALIGNED)
     column = tl.load(key_index + to, mask=to < keys, other=0)
-    numbered = tl.program_id(0).to(tl.int64) * KEYS + tl.load(key_index) + tl.arange(0, KEYS) if ALIGNED else column
-    k = rows_of(key + own * keys * WIDTH, to, WIDTH, keys, WIDTH, BLOCK)
-    v = rows_of(value + own * keys * VALUES, to, VALUES, keys, VALUES, BLOCK_VALUES)
+    begin, whole, end = seeing_rows(row_index, key_index, to, queries, keys, ROWS, CAUSAL, WINDOW)
+    k = rows_of(key + own * keys * WIDTH, to, keys, WIDTH, BLOCK)
+    v = rows_of(value + own * keys * VALUES, to, keys, VALUES, BLOCK_VALUES)
     drawn = tl.load(seed)
+    own_first = tl.program_id(0) * KEYS
+    offset = tl.load(key_index) if ALIGNED else 0
     of_keys = tl.zeros((KEYS, BLOCK), tl.float32)
     of_values = tl.zeros((KEYS, BLOCK_VALUES), tl.float32)
     for member in range(0, heads // groups):
         head = group * (heads // groups) + member
         matrix = batch * heads + head
         masked = mask + batch // inner * mask_outer + batch % inner * mask_inner + head * mask_head
-        start = tl.load(starts + matrix)
-        for first in range(0, queries, ROWS):
-            at = first + tl.arange(0, ROWS)
-            row = tl.load(row_index + at, mask=at < queries, other=0)
-            q = rows_of(query + matrix * queries * WIDTH, at, WIDTH, queries, WIDTH, BLOCK)
-            g = rows_of(grad + matrix * queries * VALUES, at, VALUES, queries, VALUES, BLOCK_VALUES)
-            sums = tl.load(logsumexp + matrix * queries + at, mask=at < queries, other=NOTHING)
-            scores = masked_scores(q, k, masked, at, to, row, column, queries, keys, mask_row, mask_column, scale,
-                                   CAUSAL, WINDOW, MASK, PRECISION)  # fmt: skip
-            weights = tl.exp(scores - tl.where(sums == NOTHING, 0.0, sums)[:, None])
-            of_weights = tl.dot(g, tl.trans(v), input_precision=PRECISION)
-            kept = weights
-            if DROP:
-                keep = kept_pairs(start, width, row, numbered, drawn, salt, threshold, ROWS, KEYS, ALIGNED)
-                kept = tl.where(keep, weights * kept_scale, 0.0)
-                of_weights = tl.where(keep, of_weights * kept_scale, 0.0)
-            of_values += tl.dot(tl.trans(kept.to(g.dtype)), g, input_precision=PRECISION)
-            less = tl.load(delta + matrix * queries + at, mask=at < queries, other=0.0)
-            of_scores = weights * (of_weights - less[:, None])
-            of_keys += tl.dot(tl.trans(of_scores.to(q.dtype)), q, input_precision=PRECISION)
-    store_rows(grad_key + own * keys * WIDTH, of_keys * scale, to, WIDTH, keys, WIDTH, BLOCK)
-    store_rows(grad_value + own * keys * VALUES, of_values, to, VALUES, keys, VALUES, BLOCK_VALUES)
+        start = tl.load(starts + matrix) + offset
+        for part in tl.static_range(0, 1 if WINDOW > 0 else 2):
+            for first in tl.range(begin if part == 0 else whole, tl.minimum(whole, end) if part == 0 else end, ROWS):
+                at = first + tl.arange(0, ROWS)
+                row = at
+                if DROP or part == 0:
+                    row = tl.load(row_index + at, mask=at < queries, other=0)
+                q = rows_of(query + matrix * queries * WIDTH, at, queries, WIDTH, BLOCK)
+                g = rows_of(grad + matrix * queries * VALUES, at, queries, VALUES, BLOCK_VALUES)
+                sums = tl.load(logsumexp + matrix * queries + at, mask=at < queries, other=NOTHING)
+                sums = tl.where(sums == NOTHING, 0.0, sums * LOG2_E)
+                scores = masked_scores(
+                    tl.dot(q, tl.trans(k), input_precision=PRECISION), masked, at[:, None], to[None, :], row[:, None],
+                    column[None, :], queries, keys, mask_row, mask_column, scale, CAUSAL, WINDOW, MASK, part == 1,
+                )  # fmt: skip
+                weights = tl.exp2(scores - sums[:, None])
+                of_weights = tl.dot(g, tl.trans(v), input_precision=PRECISION)
+                kept = weights
+                if DROP:
+                    number = start + row * width
+                    keep = kept_pairs(weights, number, own_first, column, drawn, salt, threshold, ROWS, KEYS, ALIGNED)
+                    kept = tl.where(keep, weights, 0.0)
+                    of_weights = tl.where(keep, of_weights * kept_scale, 0.0)
+                of_values = tl.dot(tl.trans(kept.to(g.dtype)), g, of_values, input_precision=PRECISION)
+                less = tl.load(delta + matrix * queries + at, mask=at < queries, other=0.0)
+                of_scores = weights * (of_weights - less[:, None])
+                of_keys = tl.dot(tl.trans(of_scores.to(q.dtype)), q, of_keys, input_precision=PRECISION)
+    store_rows(grad_key + own * keys * WIDTH, of_keys * scale, to, keys, WIDTH, BLOCK)
+    store_rows(grad_value + own * keys * VALUES, of_values * kept_scale, to, keys, VALUES, BLOCK_VALUES)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def rows_kernel(
-    grad: tl.tensor, query: tl.tensor, key: tl.tensor, value: tl.tensor, mask: tl.tensor, row_index: tl.tensor,
-    key_index: tl.tensor, starts: tl.tensor, seed: tl.tensor, logsumexp: tl.tensor, delta: tl.tensor,
-    grad_query: tl.tensor, grad_mask: tl.tensor,
-    heads: tl.tensor, groups: tl.tensor, inner: tl.tensor, queries: tl.tensor, keys: tl.tensor,
-    mask_outer: tl.tensor, mask_inner: tl.tensor, mask_head: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor,
-    grad_outer: tl.tensor, grad_inner: tl.tensor, grad_head: tl.tensor, grad_row: tl.tensor, grad_column: tl.tensor,
-    scale: tl.tensor, width: tl.tensor, salt: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
-    WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
-    ALIGNED: tl.constexpr, PRECISION: tl.constexpr, WITH_MASK: tl.constexpr,
-) -> None:  # fmt: skip
-    """Gradients of ROWS queries of a head, and, WITH_MASK, their part of that of the mask."""
-    matrix = tl.program_id(1).to(tl.int64)
-    batch, head = matrix // heads, matrix % heads
-    own = batch * groups + head // (heads // groups)
-    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    row = tl.load(row_index + at, mask=at < queries, other=0)
-    q = rows_of(query + matrix * queries * WIDTH, at, WIDTH, queries, WIDTH, BLOCK)
-    g = rows_of(grad + matrix * queries * VALUES, at, VALUES, queries, VALUES, BLOCK_VALUES)
-    sums = tl.load(logsumexp + matrix * queries + at, mask=at < queries, other=NOTHING)
-    less = tl.load(delta + matrix * queries + at, mask=at < queries, other=0.0)
-    masked = mask + batch // inner * mask_outer + batch % inner * mask_inner + head * mask_head
-    added = grad_mask + batch // inner * grad_outer + batch % inner * grad_inner + head * grad_head
-    start = tl.load(starts + matrix)
-    drawn = tl.load(seed)
-    of_query = tl.zeros((ROWS, BLOCK), tl.float32)
-    for first in range(0, keys, KEYS):
-        to = first + tl.arange(0, KEYS)
-        column = tl.load(key_index + to, mask=to < keys, other=0)
-        k = rows_of(key + own * keys * WIDTH, to, WIDTH, keys, WIDTH, BLOCK)
-        v = rows_of(value + own * keys * VALUES, to, VALUES, keys, VALUES, BLOCK_VALUES)
-        scores = masked_scores(q, k, masked, at, to, row, column, queries, keys, mask_row, mask_column, scale, CAUSAL,
-                               WINDOW, MASK, PRECISION)  # fmt: skip
-        weights = tl.exp(scores - tl.where(sums == NOTHING, 0.0, sums)[:, None])
-        of_weights = tl.dot(g, tl.trans(v), input_precision=PRECISION)
-        if DROP:
-            column = first + tl.load(key_index) + tl.arange(0, KEYS) if ALIGNED else column
-            keep = kept_pairs(start, width, row, column, drawn, salt, threshold, ROWS, KEYS, ALIGNED)
-            of_weights = tl.where(keep, of_weights * kept_scale, 0.0)
-        of_scores = weights * (of_weights - less[:, None])
-        if WITH_MASK:
-            there = (at[:, None] < queries) & (to[None, :] < keys)
-            tl.atomic_add(added + at[:, None] * grad_row + to[None, :] * grad_column, of_scores, mask=there)
-        of_query += tl.dot(of_scores.to(k.dtype), k, input_precision=PRECISION)
-    store_rows(grad_query + matrix * queries * WIDTH, of_query * scale, at, WIDTH, queries, WIDTH, BLOCK)
-
-
-TILES = (
-    (64, 2, (32, 64, 8)),
-    (128, 2, (16, 32, 4)),
-    (256, 2, (16, 32, 8)),
-    (64, 4, (16, 32, 8)),
-    (128, 4, (16, 32, 8)),
-    (256, 4, (16, 16, 8)),
+Tile = tuple[int, int, int, int]
+"""Rows, keys, warps, stages."""
+TILES: tuple[tuple[int, int, tuple[Tile, Tile, Tile]], ...] = (
+    (64, 2, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 1))),
+    (128, 2, ((64, 32, 4, 2), (64, 32, 4, 2), (64, 32, 8, 1))),
+    (256, 2, ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1))),
+    (64, 4, ((32, 64, 8, 2), (16, 32, 8, 2), (16, 32, 8, 2))),
+    (128, 4, ((16, 32, 8, 2), (16, 32, 8, 2), (16, 32, 8, 2))),
+    (256, 4, ((16, 16, 8, 2), (16, 16, 8, 2), (16, 16, 8, 2))),
 )
-"""(largest head, bytes of an element, (rows, keys, warps) of a tile): what fits the registers of a program with a mask,
-its gradient and dropout, on sm_80, sm_90 and sm_100. None was timed."""
+"""(largest head, bytes of an element, tiles of forward, of the pass by rows and of that by keys)."""
+MASKED = (64, 2, ((32, 64, 8, 2), (32, 64, 8, 2), (32, 64, 8, 2)))
+"""The same where a mask, whose places and gradient take registers, leaves no room for larger ones."""
 
 
-def tile_of(width: int, element_bytes: int) -> tuple[int, int, int]:
-    """(rows, keys, warps) of a tile for heads of `width`."""
-    return next(tile for largest, size, tile in TILES if width <= largest and size == element_bytes)
+def tiles_of(query: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tile, Tile, Tile]:
+    """Tiles of forward, of the pass by rows and of that by keys for such heads."""
+    width, element_bytes = max(query.shape[-1], value.shape[-1]), query.element_size()
+    table = TILES if mask is None else (MASKED, *TILES)
+    return next(tiles for largest, size, tiles in table if width <= largest and size == element_bytes)
 
 
 def indexed_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, inner: int, is_causal: bool, scale: float,
     rows: Tensor, keys: Tensor, dropout_p: float, seed: Tensor | None, salt: int, starts: Tensor, width: int,
-    aligned: bool, window: int | None = None,
+    aligned: bool, window: int | None = None, tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `indexed_attention_reference`."""
     query, key, value = (x.contiguous() for x in (query, key, value))
     out = query.new_empty(*query.shape[:-1], value.shape[-1])
     logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
-    tile = tile_of(max(query.shape[-1], value.shape[-1]), query.element_size())
+    tile = tile or tiles_of(query, value, mask)[0]
     call = _arguments(query, key, value, mask, inner, scale, dropout_p, salt, width)
-    grid = (triton.cdiv(query.shape[2], tile[0]), query.shape[0] * query.shape[1])
-    forward_kernel[grid](
+    forward_kernel[triton.cdiv(query.shape[2], tile[0]), query.shape[0] * query.shape[1]](
         query, key, value, _or(mask, query), rows, keys, starts, _or(seed, rows), out, logsumexp, *call,
         **_constants(query, value, mask, is_causal, window, dropout_p, aligned, tile),
     )  # fmt: skip
@@ -286,24 +403,26 @@ def indexed_attention_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, out: Tensor, logsumexp: Tensor,
     inner: int, is_causal: bool, scale: float, rows: Tensor, keys: Tensor, dropout_p: float, seed: Tensor | None,
     salt: int, starts: Tensor, width: int, aligned: bool, with_mask: bool, window: int | None = None,
+    tiles: tuple[Tile, Tile] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """As `indexed_attention_backward_reference`."""
-    delta = (grad.float() * out.float()).sum(-1).contiguous()
-    grad, query, key, value = (x.contiguous() for x in (grad, query, key, value))
+    grad, query, key, value, out = (x.contiguous() for x in (grad, query, key, value, out))
     logsumexp = logsumexp.contiguous()
+    delta = torch.empty_like(logsumexp)
     grads = [torch.empty_like(x) for x in (query, key, value)]
     of_mask = query.new_zeros(mask.shape if with_mask and mask is not None else (0,), dtype=torch.float32)
-    tile = tile_of(max(query.shape[-1], value.shape[-1]), query.element_size())
+    by_rows, by_keys = tiles or tiles_of(query, value, mask)[1:]
     call = _arguments(query, key, value, mask, inner, scale, dropout_p, salt, width)
-    constants = _constants(query, value, mask, is_causal, window, dropout_p, aligned, tile)
+    options = (query, value, mask, is_causal, window, dropout_p, aligned)
     tensors = (grad, query, key, value, _or(mask, query), rows, keys, starts, _or(seed, rows), logsumexp, delta)
     batch, heads, queries = query.shape[:3]
-    keys_kernel[triton.cdiv(key.shape[2], tile[1]), batch * key.shape[1]](
-        *tensors, grads[1], grads[2], *call, **constants
-    )
     strides = _strides(of_mask) if with_mask else (0,) * 5
-    rows_kernel[triton.cdiv(queries, tile[0]), batch * heads](
-        *tensors, grads[0], of_mask, *call[:10], *strides, *call[10:], **constants, WITH_MASK=with_mask
+    rows_kernel[triton.cdiv(queries, by_rows[0]), batch * heads](
+        *tensors, out, grads[0], of_mask, *call[:10], *strides, *call[10:], **_constants(*options, by_rows),
+        WITH_MASK=with_mask,
+    )  # fmt: skip
+    keys_kernel[triton.cdiv(key.shape[2], by_keys[1]), batch * key.shape[1]](
+        *tensors, grads[1], grads[2], *call, **_constants(*options, by_keys)
     )
     return grads[0], grads[1], grads[2], of_mask.to(mask.dtype if with_mask and mask is not None else query.dtype)
 
@@ -322,18 +441,19 @@ def _strides(mask: Tensor | None) -> tuple[int, ...]:
 
 def _arguments(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, inner: int, scale: float,
                dropout_p: float, salt: int, width: int) -> tuple[float, ...]:  # fmt: skip
+    """Where all is dropped, the threshold keeps a word in 2**32, and its scale is 0."""
     kept_scale = 0.0 if dropout_p >= 1.0 else 1.0 / (1.0 - dropout_p)
     sizes = (query.shape[1], key.shape[1], inner, query.shape[2], key.shape[2])
-    return (*sizes, *_strides(mask), scale, width, salt, drop_threshold(dropout_p), kept_scale)
+    return (*sizes, *_strides(mask), scale, width, salt, min(drop_threshold(dropout_p), WORD), kept_scale)
 
 
 def _constants(query: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, window: int | None,
-               dropout_p: float, aligned: bool, tile: tuple[int, int, int]) -> dict[str, object]:  # fmt: skip
+               dropout_p: float, aligned: bool, tile: Tile) -> dict[str, object]:  # fmt: skip
     kind = 0 if mask is None else 2 if mask.dtype == torch.bool else 1
     return {
         "WIDTH": query.shape[-1], "VALUES": value.shape[-1], "ROWS": tile[0], "KEYS": tile[1],
         "BLOCK": max(LEAST_DOT, triton.next_power_of_2(query.shape[-1])),
         "BLOCK_VALUES": max(LEAST_DOT, triton.next_power_of_2(value.shape[-1])),
         "CAUSAL": is_causal, "WINDOW": window or 0, "MASK": kind, "DROP": dropout_p > 0.0, "ALIGNED": aligned,
-        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32", "num_warps": tile[2],
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32", "num_warps": tile[2], "num_stages": tile[3],
     }  # fmt: skip

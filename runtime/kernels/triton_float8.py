@@ -1,8 +1,9 @@
 """Rounding to float8 in Triton: each row by its own scale, or a whole tensor by one.
 
 The functions have the signatures of the references in `autopar.ops.float8`. Operands are read by their strides, so a
-transposed view is transposed on the way, as `_scaled_mm` wants its operands. A program looks for the largest magnitude
-of its rows and then reads them again, from the cache; of a whole tensor the first pass ends before the second begins.
+transposed view is transposed on the way, as `_scaled_mm` wants its operands. A program reads
+whole rows once; where these are too long or lie by columns, it looks for their largest magnitude and then reads them
+again, from the cache. Of a whole tensor the first pass ends before the second begins.
 To Triton a pointer or a number is a `tl.tensor`.
 """
 
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from autopar.ops.float8 import DTYPE, LARGEST, SMALLEST_SCALE
 
-ROWS, COLUMNS = 16, 128
-"""Of a tile: what a program holds at a time."""
+ELEMENTS, LEAST_ELEMENTS = 16384, 2048
+"""Of a program that takes whole rows: one row of so many at most, or as many as make up the least."""
+TURNED = 16, 128
+"""Rows and columns of a tile of an operand that lies by columns."""
 TOP = tl.constexpr(LARGEST)
 LEAST = tl.constexpr(SMALLEST_SCALE)
 
@@ -41,15 +44,12 @@ def largest_of(x: tl.tensor, at: tl.tensor, rows: tl.tensor, columns: tl.tensor,
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def store_rounded(x: tl.tensor, out: tl.tensor, scale: tl.tensor, at: tl.tensor, rows: tl.tensor, columns: tl.tensor,
-                  row_stride: tl.tensor, column_stride: tl.tensor, COLUMNS: tl.constexpr) -> None:  # fmt: skip
-    """The rows `at` over their scale as float8, contiguous."""
-    for start in range(0, columns, COLUMNS):
-        to = start + tl.arange(0, COLUMNS)
-        values = tile(x, at, to, rows, columns, row_stride, column_stride)
-        scaled = tl.minimum(tl.maximum(values / scale, -TOP), TOP)
-        inside = (at[:, None] < rows) & (to[None, :] < columns)
-        tl.store(out + at[:, None] * columns + to[None, :], scaled.to(tl.float8e4nv), mask=inside)
+def store_rounded(values: tl.tensor, out: tl.tensor, scale: tl.tensor, at: tl.tensor, to: tl.tensor, rows: tl.tensor,
+                  columns: tl.tensor) -> None:  # fmt: skip
+    """A tile over its scale as float8, contiguous."""
+    scaled = tl.minimum(tl.maximum(values * (1.0 / scale), -TOP), TOP)
+    inside = (at[:, None] < rows) & (to[None, :] < columns)
+    tl.store(out + at[:, None] * columns + to[None, :], scaled.to(tl.float8e4nv), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,13 +63,22 @@ def rows_kernel(
     column_stride: tl.tensor,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr,
 ) -> None:
-    """One program per ROWS rows, each by its own scale."""
+    """One program per ROWS rows, each by its own scale. WHOLE: a tile holds whole rows, which are read once."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    largest = largest_of(x, at, rows, columns, row_stride, column_stride, ROWS, COLUMNS)
-    scale = tl.maximum(largest / TOP, LEAST)
+    to = tl.arange(0, COLUMNS)
+    if WHOLE:
+        values = tile(x, at, to, rows, columns, row_stride, column_stride)
+        scale = tl.maximum(tl.max(tl.abs(values), axis=1) / TOP, LEAST)
+        store_rounded(values, out, scale[:, None], at, to, rows, columns)
+    else:
+        largest = largest_of(x, at, rows, columns, row_stride, column_stride, ROWS, COLUMNS)
+        scale = tl.maximum(largest / TOP, LEAST)
+        for start in range(0, columns, COLUMNS):
+            values = tile(x, at, start + to, rows, columns, row_stride, column_stride)
+            store_rounded(values, out, scale[:, None], at, start + to, rows, columns)
     tl.store(scales + at, scale, mask=at < rows)
-    store_rounded(x, out, scale[:, None], at, rows, columns, row_stride, column_stride, COLUMNS)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -102,17 +111,32 @@ def tensor_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """ROWS rows by the scale of all, which every program writes."""
-    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """ROWS rows by the scale of all, which every program writes; the last rows first, which the cache still holds."""
+    at = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     scale = tl.maximum(tl.load(largest) / TOP, LEAST)
     tl.store(scales, scale)
-    store_rounded(x, out, scale, at, rows, columns, row_stride, column_stride, COLUMNS)
+    for start in range(0, columns, COLUMNS):
+        to = start + tl.arange(0, COLUMNS)
+        values = tile(x, at, to, rows, columns, row_stride, column_stride)
+        store_rounded(values, out, scale, at, to, rows, columns)
+
+
+def tile_of(x: Tensor) -> tuple[int, int]:
+    """(rows, columns) of a tile: whole rows up to `ELEMENTS` where these lie in memory, else `TURNED`."""
+    if x.stride(1) != 1:
+        return TURNED
+    columns = min(ELEMENTS, triton.next_power_of_2(x.shape[1]))
+    return max(1, min(triton.next_power_of_2(x.shape[0]), LEAST_ELEMENTS // columns)), columns
 
 
 def quantised_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """As `quantised_rows_reference`."""
     out, scales = _outputs(x, (x.shape[0], 1))
-    rows_kernel[(triton.cdiv(x.shape[0], ROWS),)](x, out, scales, *x.shape, *x.stride(), ROWS=ROWS, COLUMNS=COLUMNS)
+    rows, columns = tile_of(x)
+    rows_kernel[(triton.cdiv(x.shape[0], rows),)](
+        x, out, scales, *x.shape, *x.stride(), ROWS=rows, COLUMNS=columns, WHOLE=x.shape[1] <= columns,
+        num_warps=warps_of(rows, columns),
+    )  # fmt: skip
     return out, scales
 
 
@@ -120,10 +144,17 @@ def quantised_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
     """As `quantised_tensor_reference`."""
     out, scale = _outputs(x, ())
     largest = torch.zeros_like(scale)
-    grid, form = (triton.cdiv(x.shape[0], ROWS),), (*x.shape, *x.stride())
-    largest_kernel[grid](x, largest, *form, ROWS=ROWS, COLUMNS=COLUMNS)
-    tensor_kernel[grid](x, out, largest, scale, *form, ROWS=ROWS, COLUMNS=COLUMNS)
+    rows, columns = tile_of(x)
+    grid, form = (triton.cdiv(x.shape[0], rows),), (*x.shape, *x.stride())
+    warps = warps_of(rows, columns)
+    largest_kernel[grid](x, largest, *form, ROWS=rows, COLUMNS=columns, num_warps=warps)
+    tensor_kernel[grid](x, out, largest, scale, *form, ROWS=rows, COLUMNS=columns, num_warps=warps)
     return out, scale
+
+
+def warps_of(rows: int, columns: int) -> int:
+    """Warps of a program of such a tile: 16 elements a lane."""
+    return max(1, min(32, rows * columns // (32 * 16)))
 
 
 def _outputs(x: Tensor, scales: tuple[int, ...]) -> tuple[Tensor, Tensor]:

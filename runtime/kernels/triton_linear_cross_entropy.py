@@ -21,8 +21,4 @@ def linear_cross_entropy_backward(
     hidden: Tensor, weight: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int
 ) -> tuple[Tensor, Tensor]:
     """As `linear_cross_entropy_backward_reference`."""
-    return gradients_in_chunks(hidden, weight, target, top, log_total, scale, start, _overwrite)
-
-
-def _overwrite(logits: Tensor, target: Tensor, top: Tensor, log_total: Tensor, scale: Tensor, start: int) -> None:
-    write_gradient(logits, target, top, log_total, scale, start, logits)
+    return gradients_in_chunks(hidden, weight, target, top, log_total, scale, start, write_gradient)

@@ -1,7 +1,7 @@
 """RMS norm and layer norm of whole rows in Triton: a row is read once and stays in registers, forward and backward.
 
     forward    total = x + residual; statistics; out              reads x (and residual), writes out (and total)
-    backward   one program takes several rows; what they add to the gradients of weight and bias stays in registers and
+    backward   one program takes many rows; what they add to the gradients of weight and bias stays in registers and
                is written once per program; torch adds the programs' parts in a fixed order, so runs are repeatable
 
 The functions have the signatures of the references in `autopar.ops.norms`. To Triton a pointer or a number is a
@@ -17,8 +17,11 @@ from torch import Tensor
 
 from autopar.ops.norms import order_in_memory, row_count
 
-LARGEST_PROGRAMS = 1024
-"""Programs of a backward pass: several for each multiprocessor of the largest device, whose parts are quickly added."""
+LARGEST_WARPS = 132 * 32
+"""Of all programs of a backward pass: 32 for each multiprocessor of an H100, so that they run at once and their
+parts are few."""
+STAGES = 2
+"""Rows of a backward pass that are read at a time."""
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
 """Of a row, per warp: 16 and 8 a lane, so that its arrays fit the registers (benchmarks/results/kernels.json)."""
 
@@ -66,6 +69,12 @@ def norm_kernel(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def add_both(one: tl.tensor, other: tl.tensor, first: tl.tensor, second: tl.tensor) -> tl.tensor:
+    """Two sums in one reduction."""
+    return one + first, other + second
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def norm_backward_kernel(
     grad: tl.tensor,
     x: tl.tensor,
@@ -80,41 +89,43 @@ def norm_backward_kernel(
     columns: tl.tensor,
     HAS_ADDED: tl.constexpr,
     CENTRED: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    """Program p takes rows p * ROWS to (p + 1) * ROWS and writes row p of the fp32 parts (programs, columns)."""
-    program = tl.program_id(0).to(tl.int64)
+    """Program p takes every row whose number is p modulo the programs, reads STAGES of them ahead, and writes row p of
+    the fp32 parts (programs, columns)."""
+    program, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     inside = column < columns
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     weight_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     bias_sum = tl.zeros((BLOCK,), dtype=tl.float32)
-    for index in range(ROWS):
-        row = program * ROWS + index
-        here = inside & (row + tl.zeros((BLOCK,), dtype=tl.int64) < rows)  # a vector: masks may not be scalars
+    inverse, average = tl.load(rstd + program), tl.load(mean + program)
+    for row in tl.range(program, rows, step, num_stages=STAGES):
+        following = tl.minimum(row + step, rows - 1)
+        next_inverse, next_average = tl.load(rstd + following), tl.load(mean + following)
         at = row * columns + column
-        known = tl.minimum(row, rows - 1)
-        inverse = tl.load(rstd + known)
-        value = tl.load(x + at, mask=here, other=0.0)
-        wide = value.to(tl.float32)
-        if CENTRED:
-            wide = tl.where(here, wide - tl.load(mean + known), 0.0)
-        normed = wide * inverse
-        outer = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
+        outer = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=inside, other=0.0)
         inner = outer * scale
-        shift = normed * (tl.sum(inner * normed, axis=0) / columns)
         if CENTRED:
-            shift += tl.sum(inner, axis=0) / columns
+            normed = tl.where(inside, value.to(tl.float32) - average, 0.0) * inverse
+            product, total = tl.reduce((inner * normed, inner), 0, add_both)
+            result = inner - (normed * (product / columns) + total / columns)
             bias_sum += outer
-        result = (inner - shift) * inverse
+        else:
+            normed = value.to(tl.float32) * inverse
+            result = inner - normed * (tl.sum(inner * normed, axis=0) / columns)
+        result *= inverse
         if HAS_ADDED:
-            result += tl.load(added + at, mask=here, other=0.0).to(tl.float32)
-        tl.store(grad_x + at, result.to(value.dtype), mask=here)
+            result += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(grad_x + at, result.to(value.dtype), mask=inside)
         weight_sum += outer * normed
-    tl.store(weight_parts + program * columns + column, weight_sum, mask=inside)
+        inverse, average = next_inverse, next_average
+    part = program * columns + column
+    tl.store(weight_parts + part, weight_sum, mask=inside)
     if CENTRED:
-        tl.store(bias_parts + program * columns + column, bias_sum, mask=inside)
+        tl.store(bias_parts + part, bias_sum, mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -202,8 +213,9 @@ def _backward(
     grad, x, rstd = (one.permute(order).contiguous() for one in (grad, x, rstd))
     weight = weight.contiguous()
     rows, columns = row_count(x), x.shape[-1]
-    per_program = triton.cdiv(rows, LARGEST_PROGRAMS)
-    programs, block = triton.cdiv(rows, per_program), triton.next_power_of_2(columns)
+    block = triton.next_power_of_2(columns)
+    warps = warps_for(block, BACKWARD_ELEMENTS)
+    programs = min(rows, max(1, LARGEST_WARPS // warps))
     grad_x = torch.empty_like(x)
     weight_parts = x.new_empty((programs, columns), dtype=torch.float32)
     bias_parts = weight_parts if mean is None else torch.empty_like(weight_parts)
@@ -221,9 +233,9 @@ def _backward(
         columns,
         HAS_ADDED=added is not None,
         CENTRED=mean is not None,
-        ROWS=per_program,
         BLOCK=block,
-        num_warps=warps_for(block, BACKWARD_ELEMENTS),
+        STAGES=STAGES,
+        num_warps=warps,
     )
     grad_x, grad_weight = grad_x.permute(_back(order)), weight_parts.sum(0)
     return grad_x, grad_weight, grad_weight if mean is None else bias_parts.sum(0)

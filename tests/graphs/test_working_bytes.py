@@ -46,14 +46,18 @@ def test_a_product_in_float8_holds_its_rounded_operands() -> None:
 
 @pytest.mark.parametrize(("dtype", "total"), [(torch.float32, 0), (torch.bfloat16, 4)], ids=str)
 def test_a_loss_in_chunks_holds_one_of_them(dtype: torch.dtype, total: int) -> None:
-    """4096 rows of logits; backward in bf16 adds the gradient of weight up in fp32, beside the result."""
+    """4096 rows of logits; backward in bf16 adds the gradient of weight up in fp32, beside the result. In bf16 logits
+    and a copy of weight are filled up by 7 words."""
     rows, words, width = 8192, 50257, 768
+    columns = words + (7 if total else 0)
     operands: list[tuple[torch.dtype, tuple[int, ...]]] = [(dtype, (rows, width)), (dtype, (words, width))]
     statistics = [(torch.int64, (rows,)), *[(torch.float32, (rows,))] * 3]
     forward, backward = torch.ops.autopar.linear_cross_entropy, torch.ops.autopar.linear_cross_entropy_backward
-    chunk = 4096 * words * dtype.itemsize
+    chunk = 4096 * columns * dtype.itemsize
+    filled = columns * width * dtype.itemsize if total else 0
     held = [_held(forward.default, operands + statistics[:1]), _held(backward.default, operands + statistics)]
-    assert [bytes_ - chunk for bytes_ in held] == [pytest.approx(0, abs=3 * 4 * rows), total * words * width]
+    wanted = [pytest.approx(filled, abs=3 * 4 * rows), filled + total * columns * width]
+    assert [bytes_ - chunk for bytes_ in held] == wanted
 
 
 @pytest.mark.parametrize(("dtype", "total"), [(torch.float32, 0), (torch.bfloat16, 4)], ids=str)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.ops import linear_cross_entropy as ours
-from autopar.ops.cross_entropy import log_probability, rescaled_total
+from autopar.ops.cross_entropy import aligned_columns, log_probability, rescaled_total
 
 ROWS, WORDS, WIDTH = 4200, 90, 16
 """Two chunks of different lengths."""
@@ -111,9 +111,10 @@ def test_nothing_is_larger_than_a_chunk(sizes: tuple[int, int, int], monkeypatch
     rows, words, width = sizes
     chunk = ours.chunk_rows(*sizes)
     assert chunk <= max(ours.LEAST_ROWS, width, rows * width / words) + ours.MULTIPLE
-    assert largest(*sizes) == max(chunk * words, rows * width)
+    columns = aligned_columns(words, torch.bfloat16)
+    assert largest(*sizes) == max(chunk * columns, rows * width)
     monkeypatch.setattr(ours, "chunk_rows", lambda rows, words, width: rows)
-    assert largest(*sizes) == rows * words, "whole logits are seen"
+    assert largest(*sizes) == rows * columns, "whole logits are seen"
 
 
 @pytest.mark.parametrize(

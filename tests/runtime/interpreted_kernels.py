@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from autopar.ops import linear_cross_entropy
 from autopar.ops.cross_entropy import cross_entropy_rows_reference
@@ -104,6 +105,10 @@ def cross_entropy_cases(width: int, dtype: torch.dtype) -> Iterator[tuple[str, t
     yield "cross_entropy_rows", (logits, target, 7)
     scale = torch.tensor([0.5, 1.0, 2.0, 0.25, 0.0])
     yield "cross_entropy_backward", (logits, target, maximum, total.log(), scale, 7)
+    part = functional.pad(logits, (0, 3), value=9.0)[:, :width]  # of longer rows, whose further columns nobody counts
+    yield "cross_entropy", (part, target - 7)
+    yield "cross_entropy_rows", (part, target, 7)
+    yield "cross_entropy_backward", (part, target, maximum, total.log(), scale, 7, width + 5)
 
 
 def linear_cross_entropy_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -187,7 +192,7 @@ def compare(changed: str) -> int:
     whose first tensor is changed by 1 % before it is told: a fault that the comparison must see."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # what a kernel leaves out is NaN, never what lay there before
-    triton_norms.LARGEST_PROGRAMS = 2  # several rows for each program of a backward pass
+    triton_norms.LARGEST_WARPS = 2  # several rows for each program of a backward pass
     linear_cross_entropy.LEAST_ROWS = 128  # several chunks
     triton_merging.ELEMENTS = 256  # several programs for the rows of a head
     triton_rope.PAIRS = 512  # several programs for the heads of a token
