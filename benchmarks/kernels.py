@@ -48,6 +48,7 @@ class Compilation:
     constants: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    maxnreg: int | None = None
     types: Mapping[str, str]
     """Triton types of arguments; those without are pointers to elements of the dtype."""
     dtypes: tuple[str, ...] = DTYPES
@@ -70,6 +71,7 @@ class Resources:
 
 def compilations() -> Iterator[Compilation]:
     """Every kernel at the largest sizes that it takes, norms also at that of a small model."""
+    norms = _module("norms")
     statistics = dict.fromkeys(("mean", "rstd", "weight_parts", "bias_parts"), "*fp32")
     sizes = {"eps": "fp32", "rows": "i32", "columns": "i32", "elements": "i32", "start": "i32"}
     for block in (1024, LARGEST_ROW):
@@ -81,15 +83,15 @@ def compilations() -> Iterator[Compilation]:
                 module="norms",
                 kernel="norm_kernel",
                 constants={"HAS_RESIDUAL": True, **flags},
-                num_warps=_warps(block, "FORWARD_ELEMENTS"),
+                num_warps=norms.warps_for(block, norms.FORWARD_ELEMENTS),
                 types=statistics | sizes,
             )
             yield Compilation(
                 name=f"{name} backward",
                 module="norms",
                 kernel="norm_backward_kernel",
-                constants={"HAS_ADDED": True, "STAGES": _module("norms").STAGES, **flags},
-                num_warps=_warps(block, "BACKWARD_ELEMENTS"),
+                constants={"HAS_ADDED": True, "STAGES": norms.STAGES, **flags},
+                num_warps=norms.backward_warps(block)[0],
                 types=statistics | sizes,
             )
     for number, activation in enumerate(("silu", "gelu", "gelu_tanh")):
@@ -202,35 +204,36 @@ def _grouped() -> Iterator[Compilation]:
 
 
 def _attention() -> Iterator[Compilation]:
-    """Attention of heads of 64, 128 and 256 with everything that it can be asked for."""
+    """Attention of heads of 64, 128 and 256 with everything that it can be asked for, and with dropout alone."""
     attention = _module("attention")
     pointers = {"row_index": "*i64", "key_index": "*i64", "starts": "*i64", "seed": "*i64", "logsumexp": "*fp32",
                 "delta": "*fp32", "grad_mask": "*fp32"}  # fmt: skip
     numbers = dict.fromkeys(("heads", "groups", "inner", "queries", "keys", "salt"), "i32")
     numbers |= {f"{of}_{dim}": "i64" for of in ("mask", "grad") for dim in ("outer", "inner", "head", "row", "column")}
     numbers |= {"width": "i64", "threshold": "i64", "scale": "fp32", "kept_scale": "fp32"}
-    for width in (64, 128, 256):
-        for dtype in ("bf16", "fp32"):
-            constants = {
-                "WIDTH": width, "VALUES": width, "BLOCK": width, "BLOCK_VALUES": width, "CAUSAL": True, "WINDOW": 1024,
-                "MASK": 1, "DROP": True, "ALIGNED": True, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
-            }  # fmt: skip
-            kernels = ("forward_kernel", "rows_kernel", "keys_kernel")
-            head = torch.empty(width, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
-            for kernel, tile in zip(kernels, attention.tiles_of(head, head, head), strict=True):
-                rows, keys, warps, stages = tile
-                yield Compilation(
-                    name=f"attention of {width} {kernel.removesuffix('_kernel')}",
-                    module="attention",
-                    kernel=kernel,
-                    constants=constants
-                    | {"ROWS": rows, "KEYS": keys}
-                    | ({"WITH_MASK": True} if kernel == "rows_kernel" else {}),
-                    num_warps=warps,
-                    num_stages=stages,
-                    types=pointers | numbers,
-                    dtypes=(dtype,),
-                )
+    cases = [(width, dtype, 1) for width in (64, 128, 256) for dtype in ("bf16", "fp32")]
+    for width, dtype, mask in [*cases, (64, "bf16", 0), (128, "bf16", 0)]:
+        constants = {
+            "WIDTH": width, "VALUES": width, "BLOCK": width, "BLOCK_VALUES": width, "CAUSAL": True,
+            "WINDOW": 1024 if mask else 0, "MASK": mask, "DROP": True, "ALIGNED": True,
+            "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+        }  # fmt: skip
+        head = torch.empty(width, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
+        tiles = attention.tiles_of(head, head, head if mask else None)
+        for kernel, tile in zip(("forward_kernel", "rows_kernel", "keys_kernel"), tiles, strict=True):
+            rows, keys, warps, stages, registers = tile
+            sizes = {"ROWS": rows, "KEYS": keys} | ({"WITH_MASK": mask > 0} if kernel == "rows_kernel" else {})
+            yield Compilation(
+                name=f"attention of {width} {kernel.removesuffix('_kernel')}{'' if mask else ' without a mask'}",
+                module="attention",
+                kernel=kernel,
+                constants=constants | sizes,
+                num_warps=warps,
+                num_stages=stages,
+                maxnreg=registers,
+                types=pointers | numbers,
+                dtypes=(dtype,),
+            )
 
 
 def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
@@ -245,7 +248,7 @@ def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
     }
     aligned = {(at,): [["tt.divisibility", 16]] for at, of in enumerate(signature.values()) if of[0] == "*"}
     source = ASTSource(kernel, signature, dict(case.constants), aligned)
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages, "maxnreg": case.maxnreg}
     done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, stack, shared = _usage(done.asm["cubin"])
     return Resources(
@@ -276,11 +279,6 @@ def _usage(cubin: bytes) -> tuple[int, int, int]:
 def _module(name: str) -> Any:
     """A module of kernels, which imports Triton."""
     return import_module(f"autopar.runtime.kernels.triton_{name}")
-
-
-def _warps(block: int, elements: str) -> int:
-    norms = _module("norms")
-    return int(norms.warps_for(block, getattr(norms, elements)))
 
 
 def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, ...]]]:

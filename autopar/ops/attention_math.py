@@ -33,7 +33,7 @@ from autopar.ops.attention_kernels import FusedKernel, fused_kernel
 from autopar.ops.fused_blocks import FusedBlocks
 from autopar.ops.indexed_attention import INDEXED_DIMS, indexed_attention, indexed_attention_backward
 from autopar.ops.philox import LANES
-from autopar.ops.random_index import full_runs, global_index, run_indices
+from autopar.ops.random_index import full_runs, global_index, merge_dims, run_indices
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> tuple[Tensor, Tensor]:
@@ -133,11 +133,12 @@ def _indexed(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -
     rows, keys = runs_of(query, key, options)
     shape = (*query.shape[:-1], key.shape[-2]) if draws is None else tuple(draws.shape)
     runs = full_runs(shape) if draws is None else draws.runs
-    starts = global_index(shape[:-2], runs[:-2], query.device).reshape(-1) * (shape[-2] * shape[-1])
+    starts = global_index(*merge_dims(shape[:-2], runs[:-2]), query.device, shape[-2] * shape[-1]).reshape(-1)
+    row_index = run_indices(rows, query.device)
     aligned = len(keys) == 1 and keys[0][0] % LANES == 0 and shape[-1] % LANES == 0
     return (
         *map(_one_batch_dim, (query, key, value)), mask, inner, options.is_causal, scale_of(query, options),
-        run_indices(rows, query.device), run_indices(keys, query.device), options.dropout_p if draws else 0.0,
+        row_index, row_index if keys == rows else run_indices(keys, query.device), options.dropout_p if draws else 0.0,
         None if draws is None else draws.seed, 0 if draws is None else draws.salt, starts, shape[-1], aligned,
         options.window,
     )  # fmt: skip

@@ -13,6 +13,7 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -31,20 +32,22 @@ def full_runs(shape: Sequence[int]) -> Runs:
     return tuple(((0, size),) for size in shape)
 
 
-def run_indices(runs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """The global indices along one dim, int64, shape (sum of lengths,)."""
-    pieces = [torch.arange(start, start + length, device=device) for start, length in runs]
+def run_indices(runs: Sequence[tuple[int, int]], device: torch.device, step: int = 1) -> Tensor:
+    """`step` times the global indices along one dim, int64, shape (sum of lengths,)."""
+    pieces = [torch.arange(start * step, (start + length) * step, step, device=device) for start, length in runs]
     if not pieces:
         return torch.empty(0, dtype=torch.int64, device=device)
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def global_index(shape: Sequence[int], runs: Runs, device: torch.device) -> Tensor:
-    """Row-major index in the global `shape` of each element that a rank holds; int64, of the local shape."""
-    index = torch.zeros((), dtype=torch.int64, device=device)
-    for size, dim_runs in zip(shape, runs, strict=True):
-        index = index.unsqueeze(-1) * size + run_indices(dim_runs, device)
-    return index
+def global_index(shape: Sequence[int], runs: Runs, device: torch.device, step: int = 1) -> Tensor:
+    """`step` times the row-major index in the global `shape` of each element that a rank holds; int64, of the local
+    shape."""
+    index: Tensor | None = None
+    for dim, dim_runs in enumerate(runs):
+        part = run_indices(dim_runs, device, max(1, step * math.prod(shape[dim + 1 :])))
+        index = part if index is None else index.unsqueeze(-1) + part
+    return torch.zeros((), dtype=torch.int64, device=device) if index is None else index
 
 
 def merge_dims(shape: Sequence[int], runs: Runs) -> tuple[tuple[int, ...], Runs]:
@@ -70,7 +73,7 @@ def random_words(shape: Sequence[int], seed: Tensor, salt: int, runs: Runs, draw
     if 0 in local:
         return torch.empty(local, dtype=torch.int64, device=seed.device)
     sizes, merged = merge_dims(shape or (1,), runs or (((0, 1),),))
-    origins = global_index(sizes[:-1], merged[:-1], seed.device).reshape(-1) * sizes[-1]
+    origins = global_index(sizes[:-1], merged[:-1], seed.device, sizes[-1]).reshape(-1)
     pieces = [row_words(origins + start, length, seed, salt, draw) for start, length in merged[-1]]
     return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).reshape(local)
 
@@ -109,5 +112,6 @@ def drop_threshold(p: float) -> int:
 
 
 def reference_seed(device: torch.device) -> Tensor:
-    """The seed of operators that run outside a compiled program: torch's own, so torch.manual_seed matters."""
-    return torch.tensor(torch.initial_seed() % 2**62, dtype=torch.int64, device=device)
+    """The seed of operators that run outside a compiled program: torch's own, so torch.manual_seed matters. The device
+    writes it: a copy of a number from the host would wait for all that the device has to do."""
+    return torch.full((), torch.initial_seed() % 2**62, dtype=torch.int64, device=device)

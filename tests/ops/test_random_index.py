@@ -1,20 +1,54 @@
 """Random bits depend on seed, salt and global index only."""
 
+from __future__ import annotations
+
 import itertools
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.ops.philox import philox
-from autopar.ops.random_index import Runs, full_runs, global_index, keep_mask, random_words
+from autopar.ops.random_index import Runs, full_runs, global_index, keep_mask, random_words, reference_seed
 
 SEED = torch.tensor(1234)
+
+
+class CountedOperators(TorchDispatchMode):
+    """The names of operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def test_global_index_is_row_major() -> None:
     runs = (((1, 2),), ((0, 1), (3, 2)))
     expected = torch.arange(15).reshape(3, 5)[1:3][:, [0, 3, 4]]
     assert torch.equal(global_index((3, 5), runs, torch.device("cpu")), expected)
+    assert torch.equal(global_index((3, 5), runs, torch.device("cpu"), 7), 7 * expected)
+
+
+def test_the_index_of_a_grid_takes_one_operator_for_each_dim_and_one_to_join_them() -> None:
+    """Each is a launch on a GPU."""
+    for runs, wanted in ((full_runs((6,)), 1), ((((1, 2),), ((2, 3),)), 3)):
+        with CountedOperators() as counted:
+            global_index((6, 8)[: len(runs)], runs, torch.device("cpu"), 40)
+        assert counted.names.count("arange") + counted.names.count("add") == wanted
+        assert set(counted.names) <= {"arange", "add", "unsqueeze"}
+
+
+def test_the_seed_of_plain_operators_is_torchs_own() -> None:
+    torch.manual_seed(2**62 - 3)
+    assert torch.equal(reference_seed(torch.device("cpu")), torch.tensor(2**62 - 3))
+    with CountedOperators() as counted:
+        reference_seed(torch.device("meta"))
+    assert counted.names == ["full"]  # no copy from the host, which waits for the device
 
 
 def test_an_element_has_the_word_of_its_number() -> None:

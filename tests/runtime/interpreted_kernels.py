@@ -192,7 +192,7 @@ def compare(changed: str) -> int:
     whose first tensor is changed by 1 % before it is told: a fault that the comparison must see."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # what a kernel leaves out is NaN, never what lay there before
-    triton_norms.LARGEST_WARPS = 2  # several rows for each program of a backward pass
+    triton_norms.BACKWARD = ((128, 512, 2),)  # several rows for each program of a backward pass
     linear_cross_entropy.LEAST_ROWS = 128  # several chunks
     triton_merging.ELEMENTS = 256  # several programs for the rows of a head
     triton_rope.PAIRS = 512  # several programs for the heads of a token
