@@ -35,6 +35,17 @@ class Suggestion:
     predicted: Prediction
 
 
+class SearchEnded(InfeasibleError):
+    """The time of a search on one mesh was over before it found a plan that fits: there may be one."""
+
+    def __init__(self, mesh: Mesh, seconds: float, budget_bytes: float) -> None:
+        super().__init__(
+            f"found no plan that obeys the constraints within {format_bytes(budget_bytes)} on mesh {mesh.shape} in "
+            f'{seconds:.3g} s; search longer with mode="max", or loosen the constraints'
+        )
+        self.mesh = mesh
+
+
 class DoesNotFit(InfeasibleError):
     """Nothing fits on one mesh. needed_bytes: the least that was found per device; parts: where they go."""
 

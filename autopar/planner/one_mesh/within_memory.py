@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import transient_bytes
 from autopar.planner.memory.memory_rows import MemoryModel
 from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
-from autopar.planner.memory.shortage import DoesNotFit, fullest_parts
+from autopar.planner.memory.shortage import DoesNotFit, SearchEnded, fullest_parts
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.constraint_targets import recompute_of
@@ -39,7 +38,6 @@ from autopar.planner.solver import (
     is_forbidden,
     solve,
 )
-from autopar.plans.plan_text import format_bytes
 from autopar.timing import phase
 
 MEMORY_GAP = 1e-3
@@ -94,7 +92,7 @@ class WithinMemory:
 
     @phase("solve")
     def solve(self) -> Solution:
-        """The optimum under the limit, as far as the moments are known. Raises InfeasibleError."""
+        """The optimum under the limit, as far as the moments are known. Raises DoesNotFit and SearchEnded."""
         model = self.models[id(self.built)]
         starts = [with_states(self.plain, self.built, start, states) for start in self.starts for states in ORDERS]
         plans = [model.over_time(labels) + self.beyond for labels in (*starts, *self.known)]
@@ -123,10 +121,7 @@ class WithinMemory:
         )
         fits = _fits(problem, solution.assignment)
         if solution.statistics.get("forbidden") if fits else solution.status is not Status.INFEASIBLE:
-            raise InfeasibleError(
-                f"found no plan that obeys the constraints within {format_bytes(query.budget_bytes)} on mesh "
-                f'{self.mesh.shape} in {seconds:.3g} s; search longer with mode="max", or loosen the constraints'
-            )
+            raise SearchEnded(self.mesh, seconds, query.budget_bytes)
         if solution.status is Status.INFEASIBLE or not fits:
             needed, parts = _fullest(self.built, rows, solution.assignment)
             raise DoesNotFit(self.mesh, needed, query.budget_bytes, parts)

@@ -5,9 +5,9 @@ lowered program starts these early, too, so the played steps may stand the other
 at 200 Mbit/s, ring 0.97 s and gathered keys 0.88 s. Where a ring was chosen freely, the other ways are planned as well,
 and the shortest played step is the answer. A ring of all ranks is one of them where memory is short: of a question with
 more layouts a short search finds a plan that computes more again (524,288 tokens of Llama-3-8B on 8 H100: 162 s freely,
-132 s as a ring). Where next to nothing of the communication shows, no other way has much to win, and none is planned,
-but where processors pay for collectives themselves: a ring has most of them (1,024 tokens at 1 Gbit/s: 0.38 s as a
-ring that shows nothing, 0.34 s with gathered keys).
+132 s as a ring), or none in its time; then the ring is the answer. Where next to nothing of the communication shows, no
+other way has much to win, and none is planned, but where processors pay for collectives themselves: a ring has most of
+them (1,024 tokens at 1 Gbit/s: 0.38 s as a ring that shows nothing, 0.34 s with gathered keys).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autopar.errors import AutoparError
+from autopar.layouts.placement import Mesh
+from autopar.planner.memory.shortage import SearchEnded
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.solver.solution import relative_gap
 from autopar.plans.parallel_plan import Plan
@@ -38,7 +40,12 @@ as long."""
 def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) -> Plan:
     """The plan that a search finds; or, where it has a ring on an axis `cp` that nobody asked for, the one of another
     way whose step is shorter."""
-    plan = search(query)
+    try:
+        plan = search(query)
+    except SearchEnded as why:
+        if query.constraints.cp is not None or not _has_context_axis(why.mesh):
+            raise
+        return _as_ring(search, query)
     if query.constraints.cp is not None or not _has_ring(plan):
         return plan
     short, predicted = bool(plan.recomputed), plan.predicted
@@ -64,6 +71,17 @@ def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) ->
     return replace(chosen, bound_seconds=bound, gap=gap, notes=(*chosen.notes, note))
 
 
+def _as_ring(search: Callable[[Query], Plan], query: Query) -> Plan:
+    """The plan with a ring, of fewer layouts, where a search of all ended without one. Its bound is that of rings."""
+    log.info("no plan was found in time: planning a ring")
+    plan = search(replace(query, constraints=replace(query.constraints, cp=RING)))
+    note = "attention over cp: a ring, as the search of all ways ended without a plan; the bound is that of rings"
+    return replace(plan, notes=(*plan.notes, note))
+
+
 def _has_ring(plan: Plan) -> bool:
-    has_axis = any(name in CONTEXT_AXES for name in plan.mesh.axis_names)
-    return has_axis and RING in plan.implementations
+    return _has_context_axis(plan.mesh) and RING in plan.implementations
+
+
+def _has_context_axis(mesh: Mesh) -> bool:
+    return any(name in CONTEXT_AXES for name in mesh.axis_names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.nn import functional
 import autopar
 from autopar.errors import InfeasibleError
 from autopar.hardware.cluster import Cluster
+from autopar.layouts.placement import Mesh
+from autopar.planner.memory.shortage import SearchEnded
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.search.context_ways import planned_the_other_ways_too
 from autopar.plans.parallel_plan import Plan
@@ -20,6 +23,9 @@ from autopar.request.context_parallelism import ContextParallelism
 from tests.planner.problems import captured_mlp, free_query
 
 LENGTH, HEADS, WIDTH = 2048, 4, 64
+DOES_NOT_FIT = InfeasibleError("does not fit")
+ENDED = SearchEnded(Mesh(("cp",), (4,)), 1.0, 1e9)
+ENDED_WITHOUT_CP = SearchEnded(Mesh(("tp",), (4,)), 1.0, 1e9)
 
 
 class Attention(nn.Module):
@@ -59,6 +65,7 @@ def _answer(
     asked: ContextParallelism | None = None,
     shown: float = 0.1,
     host: float = 0.0,
+    failure: InfeasibleError = DOES_NOT_FIT,
 ) -> tuple[Plan, list[Any]]:
     """What is answered where a search without a way finds the ring, and which ways were searched; a way that has no
     seconds cannot be planned."""
@@ -69,7 +76,7 @@ def _answer(
         way = query.constraints.cp
         searched.append(way)
         if way not in seconds:
-            raise InfeasibleError(f"{way} does not fit")
+            raise failure
         return _lasting(plans["ring" if way in (None, "ring") else "gather"], seconds[way], shown)
 
     asking = replace(query, constraints=replace(query.constraints, cp=asked))
@@ -109,3 +116,34 @@ def test_a_ring_is_planned_by_name_too_where_the_choice_computes_again(plans: di
     assert searched == [None, "ring", "ulysses", "gather"]
     assert plan.predicted.step_seconds == 0.2
     assert plan.notes[-1].startswith("attention over cp: ring has the shortest step (as chosen 300")
+
+
+def test_a_ring_is_the_answer_where_the_search_of_all_ways_ended_without_a_plan(plans: dict[str, Plan]) -> None:
+    plan, searched = _answer(plans, {"ring": 0.2}, failure=ENDED)
+    assert searched == [None, "ring"]
+    assert plan.operators == plans["ring"].operators
+    assert plan.notes[-1].endswith("ended without a plan; the bound is that of rings")
+
+
+@pytest.mark.parametrize(
+    ("asked", "failure", "tried"),
+    [
+        (None, DOES_NOT_FIT, [None]),
+        (None, ENDED_WITHOUT_CP, [None]),
+        ("gather", ENDED, ["gather"]),
+        (None, ENDED, [None, "ring"]),
+    ],
+)
+def test_what_does_not_fit_or_was_asked_for_is_no_ring(
+    asked: ContextParallelism | None, failure: InfeasibleError, tried: list[Any]
+) -> None:
+    searched: list[Any] = []
+
+    def search(query: Query) -> Plan:
+        searched.append(query.constraints.cp)
+        raise failure
+
+    query = free_query(captured_mlp(), Cluster.parse("4 cpu"))
+    with pytest.raises(InfeasibleError, match=re.escape(str(failure))):
+        planned_the_other_ways_too(search, replace(query, constraints=replace(query.constraints, cp=asked)))
+    assert searched == tried
