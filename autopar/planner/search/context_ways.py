@@ -74,7 +74,7 @@ def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) ->
 def _as_ring(search: Callable[[Query], Plan], query: Query) -> Plan:
     """The plan with a ring, of fewer layouts, where a search of all ended without one. Its bound is that of rings."""
     log.info("no plan was found in time: planning a ring")
-    plan = search(replace(query, constraints=replace(query.constraints, cp=RING)))
+    plan = search(replace(query, constraints=replace(query.constraints, cp="ring")))
     note = "attention over cp: a ring, as the search of all ways ended without a plan; the bound is that of rings"
     return replace(plan, notes=(*plan.notes, note))
 
