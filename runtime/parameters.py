@@ -27,7 +27,17 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from autopar._compat import DTensorSpec, StridedShard, dtensor
 from autopar.errors import PlanMismatchError
-from autopar.layouts.placement import Layout, Mesh, Partial, Shard, format_layout, is_legal, local_runs, replicated
+from autopar.layouts.placement import (
+    Layout,
+    Mesh,
+    Partial,
+    Shard,
+    format_layout,
+    is_legal,
+    local_runs,
+    replicated,
+    uneven_pieces,
+)
 from autopar.plans.plan_value import ParameterPlan
 from autopar.runtime.process_groups import ProcessGroups
 
@@ -167,7 +177,8 @@ def check_parameter_layouts(model: nn.Module, plans: Mapping[str, ParameterPlan]
             f"the plan is for another model: {_some(unknown)} of the plan are not in the model; plan this model again"
         )
     for name, plan in plans.items():
-        if len(plan.stored) != len(mesh.shape) or not is_legal(shapes[name], plan.stored, mesh):
+        fits = len(plan.stored) == len(mesh.shape) and is_legal(shapes[name], plan.stored, mesh)
+        if not fits or uneven_pieces(shapes[name], plan.stored, mesh):
             raise PlanMismatchError(
                 f"parameter {name} of shape {tuple(shapes[name])} cannot be stored as {format_layout(plan.stored)} on "
                 f"mesh {mesh.shape}: a sharded dim needs an element per rank, a strided one must divide evenly"

@@ -1,7 +1,8 @@
 """Layouts: how one tensor lies on a mesh, one placement per mesh axis.
 
     Shard(1)           the axis splits dim 1 into contiguous blocks of ceil(size / axis) (torch.chunk)
-    Shard(1, split=3)  dim 1 is seen as (3, size / 3) and the axis splits the second factor (fused q|k|v: strided)
+    Shard(1, split=3)  dim 1 is seen as (3, size / 3) and the axis splits the second factor (fused q|k|v: strided; the
+                       sequence behind a batch of 3), in contiguous blocks of ceil(size / 3 / axis)
     Shard(1, split=2, zigzag=True)      the same, but of every second piece the blocks are dealt out in reverse: of 2 n
                        blocks of a sequence, coordinate r of n holds the r-th and the r-th from the end (causal
                        attention then costs every coordinate the same)
@@ -9,9 +10,9 @@
     Partial("sum")     the value is the sum (max, min) over the axis of what the coordinates hold
 
 Names and printing follow torch.distributed.tensor. Two axes with the same dim and split nest from left to right, as
-DTensor does: the first axis of the mesh takes the outer blocks; they are both in zigzag order, or neither. Dims with
-`split > 1`, and dims that carry two different splits, divide evenly; only a dim whose shardings all have `split == 1`
-may be uneven (ceil blocks).
+DTensor does: the first axis of the mesh takes the outer blocks; they are both in zigzag order, or neither. The largest
+split of a dim may cut its pieces unevenly (ceil blocks); all in front of it divide, and what lies in zigzag order does.
+Parameters, whose blocks torch reads, divide evenly wherever they are strided.
 """
 
 from __future__ import annotations
@@ -132,8 +133,20 @@ def local_shape(shape: Sequence[int], layout: Layout, mesh: Mesh, coordinate: Se
     local = list(shape)
     for axis, placement in enumerate(layout):
         if isinstance(placement, Shard):
-            _, local[placement.dim] = chunk(local[placement.dim], mesh.shape[axis], coordinate[axis])
+            pieces = 1 if placement.split == 1 else _pieces_held(layout, axis, placement, mesh)
+            _, length = chunk(local[placement.dim] // pieces, mesh.shape[axis], coordinate[axis])
+            local[placement.dim] = pieces * length
     return tuple(local)
+
+
+def _pieces_held(layout: Layout, axis: int, placement: Shard, mesh: Mesh) -> int:
+    """How many of its `split` pieces lie in what the axes in front of `axis` leave of a dim."""
+    outer = (
+        size
+        for before, size in zip(layout[:axis], mesh.shape, strict=False)
+        if isinstance(before, Shard) and before.dim == placement.dim and before.split < placement.split
+    )
+    return max(placement.split // math.prod(outer), 1)
 
 
 def local_start(size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: Sequence[int]) -> int:
@@ -148,7 +161,7 @@ def local_start(size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: Seq
 
 def is_legal(shape: Sequence[int], layout: Layout, mesh: Mesh) -> bool:
     """Whether `layout` can hold a tensor of `shape`: dims exist, no rank's block is empty (many kernels fail on empty
-    blocks), and dims with a strided shard divide evenly."""
+    blocks), and whatever lies in front of the largest split of a dim divides evenly."""
     sharded_dims = {p.dim for p in layout if isinstance(p, Shard)}
     return all(
         dim < len(shape) and _dim_is_legal(shape[dim], sharded_axes(layout, dim), layout, mesh) for dim in sharded_dims
@@ -157,9 +170,7 @@ def is_legal(shape: Sequence[int], layout: Layout, mesh: Mesh) -> bool:
 
 def _dim_is_legal(size: int, axes: list[tuple[int, int]], layout: Layout, mesh: Mesh) -> bool:
     if all(split == 1 for split, _ in axes):
-        for _, axis in axes:
-            size -= -(-size // mesh.shape[axis]) * (mesh.shape[axis] - 1)  # the last block, the smallest one
-        return size > 0
+        return _fills(size, [axis for _, axis in axes], mesh)
     boundary = 1  # number of equal parts into which the dim is cut so far
     previous = 1
     orders: dict[int, bool] = {}
@@ -177,7 +188,30 @@ def _dim_is_legal(size: int, axes: list[tuple[int, int]], layout: Layout, mesh: 
                 return False  # the blocks of one split must lie whole inside the factor before the next
             boundary = previous = split
         boundary *= mesh.shape[axis]
-    return size % boundary == 0
+    if size % boundary == 0:
+        return True
+    last = axes[-1][0]
+    return size % last == 0 and not orders[last] and _fills(size // last, [a for s, a in axes if s == last], mesh)
+
+
+def _fills(size: int, axes: Sequence[int], mesh: Mesh) -> bool:
+    """Whether no rank is left without a part of `size` that axes cut one behind the other."""
+    for axis in axes:
+        size -= -(-size // mesh.shape[axis]) * (mesh.shape[axis] - 1)  # the last block, the smallest one
+    return size > 0
+
+
+def is_even(shape: Sequence[int], layout: Layout, dim: int, mesh: Mesh) -> bool:
+    """Whether all ranks hold equally much of a dim that `layout` may cut."""
+    axes = sharded_axes(layout, dim)
+    last = axes[-1][0] if axes else 1
+    return shape[dim] % (last * math.prod(mesh.shape[axis] for split, axis in axes if split == last)) == 0
+
+
+def uneven_pieces(shape: Sequence[int], layout: Layout, mesh: Mesh) -> dict[int, int]:
+    """Dim -> split, of the dims whose pieces are cut unevenly: a rank holds equally much of each piece."""
+    splits = {p.dim: max(split for split, _ in sharded_axes(layout, p.dim)) for p in layout if isinstance(p, Shard)}
+    return {dim: split for dim, split in splits.items() if split > 1 and not is_even(shape, layout, dim, mesh)}
 
 
 def is_dtensor_layout(layout: Layout) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from autopar.layouts.moves import BUFFER_BEHIND, REPLICATED, StepKind, Way, moves_on
-from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal
+from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_even, is_legal
 from autopar.layouts.views import canonical
 
 Shape = tuple[int, ...]
@@ -124,11 +124,8 @@ def _numbered(placements: Sequence[Placement]) -> tuple[dict[Placement, int], di
 @cache
 def uneven_dims(shape: Shape, layout: Layout, mesh: Mesh) -> frozenset[int]:
     """Dims of a tensor that a layout cuts into unequal blocks; they take no all_to_all."""
-    cuts: dict[int, int] = {}
-    for size, placement in zip(mesh.shape, layout, strict=True):
-        if isinstance(placement, Shard):
-            cuts[placement.dim] = cuts.get(placement.dim, 1) * size
-    return frozenset(dim for dim, cut in cuts.items() if shape[dim] % cut)
+    dims = {p.dim for _, p in zip(mesh.shape, layout, strict=True) if isinstance(p, Shard)}
+    return frozenset(dim for dim in dims if not is_even(shape, layout, dim, mesh))
 
 
 def spare_dims(shape: Sequence[int], ranks: int) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ factor; the position finds the dim on the other side whose range of cumulative p
     (8, 6) -> (48,)         S(1) cuts at position 8        -> S(0, split=8)
     (12,) -> (3, 4)         S(0) over 3 ranks, position 1  -> S(0);  over 2 ranks: None, 3 does not divide
     (16,) -> (2, 8)         (S(0), S(0)) on a (2, 4) mesh  -> (S(0), S(1))
-    (30,) -> (15, 2)        S(0) over 4 ranks: None, uneven blocks pass only through dims that stay as they are
+    (30,) -> (15, 2)        S(0) over 4 ranks: None, uneven blocks pass only where the cut factor stays as it is:
+    (2, 15) -> (30,)        S(1) over 4 ranks -> S(0, split=2)
 
 Layouts have one spelling here (`canonical`): axes that cut one behind the other nest (S(0), S(0)) and are never written
 (S(0), S(0, split=n)).
@@ -102,20 +103,19 @@ def _map_group(
             if isinstance(p, Shard) and p.dim == inner[0]
         }
     zigzags = _zigzags(layout)
-    positions = _positions(layout, inner, source, mesh_shape)
-    if positions is None:
-        return None
+    positions, uneven = _positions(layout, inner, source, mesh_shape)
     per_dim: dict[int, dict[int, int]] = {}
     for axis, position in positions.items():
+        base, last = uneven.get(axis, (position, None))
         start = 1
         for dim in outer:
             end = start * target[dim]
-            if start <= position < end:
+            if start <= base < end:
                 break
             start = end
         else:
             return None
-        if position % start or end % (position * mesh_shape[axis]):
+        if base % start or (end % (position * mesh_shape[axis]) if last is None else end != last):
             return None
         if axis in zigzags and position // start % 2:
             return None  # the pair of pieces would lie in two dims
@@ -127,18 +127,22 @@ def _map_group(
     }
 
 
-def _positions(layout: Layout, dims: Sequence[int], shape: Shape, mesh_shape: Shape) -> dict[int, int] | None:
-    """Axis -> product of everything in front of the factor that it cuts, in the flat index space of `dims`; None if a
-    dim is cut unevenly."""
-    positions = {}
+def _positions(
+    layout: Layout, dims: Sequence[int], shape: Shape, mesh_shape: Shape
+) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """Axis -> product of everything in front of the factor that it cuts, in the flat index space of `dims`. And of the
+    axes that cut a factor unevenly, one behind the other: where it begins and where it ends."""
+    positions, uneven = dict[int, int](), dict[int, tuple[int, int]]()
     start = 1
     for dim in dims:
+        base = 0
         for axis, position in cut_positions(layout, dim, mesh_shape).items():
-            if shape[dim] % (position * mesh_shape[axis]):
-                return None
             positions[axis] = start * position
+            if base or shape[dim] % (position * mesh_shape[axis]):
+                base = base or start * position
+                uneven[axis] = base, start * shape[dim]
         start *= shape[dim]
-    return positions
+    return positions, uneven
 
 
 def _splits(positions: dict[int, int], zigzags: frozenset[int], mesh_shape: Shape) -> dict[int, int]:

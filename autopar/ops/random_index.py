@@ -112,6 +112,6 @@ def drop_threshold(p: float) -> int:
 
 
 def reference_seed(device: torch.device) -> Tensor:
-    """The seed of operators that run outside a compiled program: torch's own, so torch.manual_seed matters. It is written
-    by the device: a copy of a number from the host would wait for all that the device has to do."""
+    """The seed of operators that run outside a compiled program: torch's own, so torch.manual_seed matters. The device
+    writes it: a copy of a number from the host would wait for all that the device has to do."""
     return torch.full((), torch.initial_seed() % 2**62, dtype=torch.int64, device=device)

@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, is_legal, replicated
 from autopar.planner.problem.axis_choices import choices_of, shard_choices
-from autopar.planner.problem.factorisation import Factorisation, Value
+from autopar.planner.problem.factorisation import Factorisation, Value, sequence_class
 from autopar.planner.problem.graph_operators import base_of, operators, whole_rule
 from autopar.planner.problem.strategies import AxisChoice, Strategies, enumerate_strategies
 from autopar.plans.parallel_plan import Plan
@@ -42,8 +42,9 @@ def random_plan(
         choices = shard_choices((node, 0), factorisation, balanced)
         stored[meaning.name] = made[node, 0] = random_layout(meaning.shape, mesh, rng, choices)
     entries = {}
+    sequence = sequence_class(program, factorisation)
     for node in operators(program):
-        entry = _random_entry(node, factorisation, mesh, made, rng, balanced)
+        entry = _random_entry(node, factorisation, mesh, made, rng, balanced, sequence)
         entries[node.meta["operator"]] = entry
         made.update({(node, index): layout for index, layout in enumerate(entry.outputs)})
     returned = {o.name: n for o, n in zip(program.outputs, program.returned, strict=True) if o.role in _HANDED_OUT}
@@ -103,18 +104,19 @@ def _random_entry(
     made: Mapping[Value, Layout],
     rng: random.Random,
     balanced: Hashable,
+    sequence: Hashable,
 ) -> OperatorPlan:
     way = rng.choice((DEFAULT_IMPLEMENTATION, *_rings(node)))
     rule = rule_as(node, way) or whole_rule(node)
-    choices = choices_of(node, rule, factorisation, balanced)
+    choices = choices_of(node, rule, factorisation, balanced, sequence)
     if balanced is not None and rng.random() < 0.5:
         choices = [c for c in choices if c.atom_class == balanced] or choices
     strategies = enumerate_strategies(node, [choices] * len(mesh.shape), mesh)
     if strategies is None:
-        return _random_entry(node, factorisation, mesh, made, rng, balanced)
+        return _random_entry(node, factorisation, mesh, made, rng, balanced, sequence)
     possible = [s for s in range(len(strategies)) if _is_possible(strategies, s, node, made)]
     if not possible:
-        return _random_entry(node, factorisation, mesh, made, rng, balanced)
+        return _random_entry(node, factorisation, mesh, made, rng, balanced, sequence)
     drawn = rng.choice(possible)
     everywhere = replicated(len(mesh.shape))
     return OperatorPlan(

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import autopar.runtime.kernels  # noqa: F401 (registers the kernels)
+from autopar.ops.cross_entropy import aligned_columns
 from autopar.runtime.kernels.registry import KERNELS, choose
 from benchmarks.gpu.stage import Place, Row, attempted
 from benchmarks.gpu.timing import copy_rate, median_seconds, product_rate
@@ -33,9 +35,9 @@ def run(
     copied_bytes: int,
 ) -> Iterator[Row]:
     """sizes: rows and width of what is measured; vocabulary: those of losses; loss: rows, words and width of one in
-    chunks, whose product at once is its limit; grouped: rows, runs, inner and columns of products by runs, whose limit
-    is one product of all rows; attention: batch, heads, length and head size; copied_bytes: whose copy is the limit of
-    the others."""
+    chunks, whose product at once (of aligned words) is its limit; grouped: rows, runs, inner and columns of products by
+    runs, whose limit is one product of all rows; attention: batch, heads, length and head size; copied_bytes: whose
+    copy is the limit of the others."""
     rate = copy_rate(place.device, copied_bytes)
     yield {"case": "copy", "bytes_per_second": rate}
     for rows, width in (*sizes, vocabulary):
@@ -45,7 +47,8 @@ def run(
                 yield attempted(case, partial(measured, place, name, arguments, rate))
     device = str(place.device)
     rows, words, width = loss
-    yield from _products(place, loss, (rows, width, words), loss_calls(*loss, device))
+    aligned = aligned_columns(words, torch.bfloat16)
+    yield from _products(place, loss, (rows, width, aligned), loss_calls(*loss, device))
     rows, _, inner, columns = grouped
     yield from _products(place, grouped, (rows, inner, columns), grouped_calls(*grouped, device))
     for name, arguments in attention_calls(*attention, str(place.device)):

@@ -42,13 +42,14 @@ def _align(write: GraphWriter, logits: fx.Node) -> None:
     if any(product.target is not aten.mm.default or product.args[1] in gradients for product in products):
         return
     rows, turned = logits.args
+    assert isinstance(turned, fx.Node)
     padded = write.made(aten.constant_pad_nd.default, (turned.args[0], [0, 0, 0, columns - words]), logits)
     whole = write.made(aten.mm.default, (rows, write.made(aten.permute.default, (padded, [1, 0]), logits)), logits)
     for reader in statistics:
         reader.replace_input_with(logits, write.made(aten.slice.Tensor, (whole, 1, 0, words), reader))
     for old in gradients:
         counted = write.made(aten.slice.Tensor, (whole, 1, 0, words), old)
-        gradient = write.made(old.target, (counted, *old.args[1:6], columns), old)
+        gradient = write.made(ours.cross_entropy_backward.default, (counted, *old.args[1:6], columns), old)
         for product in _products(old):
             _align_product(write, product, old, gradient)
 

@@ -6,7 +6,9 @@
 
 A collective over several axes is one call over their flattened group; what the axes cut is described by cuts
 (`autopar.ops.blocks`). Blocks of uneven dims are padded to the first (largest) block in front of a collective and
-trimmed behind it.
+trimmed behind it; a dim whose pieces are cut unevenly is seen as two for that time:
+
+    (S(0, split=2), R) -> (R, R) of (2 x 31)    x seen as (2, 8): (S(1), R) -> (R, R) of (2, 31); seen as 62 rows
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from autopar.layouts.moves import StepKind
-from autopar.layouts.placement import Layout, Mesh, Partial, Shard, chunk, local_runs, sharded_axes
+from autopar.layouts.placement import Layout, Mesh, Partial, Shard, chunk, local_runs, sharded_axes, uneven_pieces
 from autopar.layouts.redistribution import RedistributionStep, Shape, redistribution_steps
+from autopar.layouts.views import reshape_layout
 from autopar.ops.blocks import Cut, in_zigzag, padded, piece, pieces_first, pieces_joined, region, strips, trimmed
 from autopar.passes.emitter import Emitter
 
@@ -34,8 +38,34 @@ def emit_redistribution(emit: Emitter, value: fx.Node, shape: Shape, source: Lay
     Raises ValueError when `target` cannot be reached (something else -> Partial).
     """
     for step in redistribution_steps(shape, source, target, emit.mesh):
-        value = _EMIT[step.kind](emit, value, shape, step)
+        value = _emit_step(emit, value, shape, step)
     return value
+
+
+def _emit_step(emit: Emitter, value: fx.Node, shape: Shape, step: RedistributionStep) -> fx.Node:
+    splits = uneven_pieces(shape, step.before, emit.mesh) | uneven_pieces(shape, step.after, emit.mesh)
+    if not splits:
+        return _EMIT[step.kind](emit, value, shape, step)
+    opened = tuple(part for dim, n in enumerate(shape) for part in _opened(n, splits.get(dim)))
+    before, after = (_behind_view(shape, opened, each, emit.mesh) for each in (step.before, step.after))
+    seen = _seen(emit, value, emit.local_shape(opened, before))
+    axes = tuple(axis for axis in step.axes if emit.mesh.shape[axis] > 1)  # the others lie nowhere behind a view
+    moved = _EMIT[step.kind](emit, seen, opened, replace(step, axes=axes, before=before, after=after))
+    return _seen(emit, moved, emit.local_shape(shape, step.after))
+
+
+def _behind_view(shape: Shape, opened: Shape, layout: Layout, mesh: Mesh) -> Layout:
+    found = reshape_layout(shape, opened, layout, mesh.shape)
+    assert found is not None, f"{layout}: what lies in front of uneven pieces of {shape} divides"
+    return found
+
+
+def _opened(size: int, split: int | None) -> Shape:
+    return (size,) if split is None else (split, size // split)
+
+
+def _seen(emit: Emitter, value: fx.Node, shape: Shape) -> fx.Node:
+    return emit.call(torch.ops.aten.reshape.default, (value, list(shape)), shape, value.meta["dtype"])
 
 
 def block_cuts(whole: Layout, cut: Layout, axes: Sequence[int], mesh: Mesh) -> tuple[Cut, ...]:

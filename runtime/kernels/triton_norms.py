@@ -22,9 +22,10 @@ STAGES = 3
 FORWARD_ELEMENTS = 512
 """Of a row, per warp: 16 a lane, so that its arrays fit the registers (benchmarks/results/kernels.json)."""
 BACKWARD = ((4096, 512, 132 * 16), (8192, 256, 132 * 32))
-"""(largest block, its elements per warp, warps of all programs): they run at once on the 132 multiprocessors of an H100,
-and their parts are few. The first beside (256, 132 * 32) and 2 stages, H100, torch 2.11, triton 3.6: layer norm of 8192 x
-4096 117 us against 156, of 16384 x 768 60 against 62; RMS norm 106 against 110, else equal. Longer rows: by registers."""
+"""(largest block, its elements per warp, warps of all programs): they run at once on the 132 multiprocessors of an
+H100, and their parts are few. The first beside (256, 132 * 32) and 2 stages (H100, torch 2.11, triton 3.6): layer norm
+of 8192 x 4096 117 us against 156, of 16384 x 768 60 against 62; RMS norm 106 against 110, else equal. The second by
+registers."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]

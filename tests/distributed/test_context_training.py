@@ -16,6 +16,8 @@ JOBS = "tests.distributed.context_training_jobs"
 CASES: dict[str, dict[str, Any]] = {
     "ring": {"dims": {"cp": 2}, "cp": "ring", "zigzag": True},
     "ring in uneven blocks": {"dims": {"cp": 2}, "cp": "ring", "length": 15},
+    "uneven micro-batches": {"dims": {"cp": 2, "tp": 2}, "cp": "ring", "parts": 2, "length": 15},
+    "uneven stages": {"dims": {"pp": 2, "cp": 2}, "cp": "ring", "parts": 2, "length": 15},
     "ulysses": {"dims": {"cp": 2}, "cp": "ulysses"},
     "gather": {"dims": {"cp": 2}, "cp": "gather"},
     "ring of heads": {"dims": {"cp": 2, "cp_inner": 2}, "cp": "ring"},
@@ -29,7 +31,7 @@ def _ranks(dims: dict[str, int]) -> int:
     return math.prod(dims.values())
 
 
-@pytest.mark.exhaustive(sample="own samples")
+@pytest.mark.exhaustive(sample=["own samples", "ring in uneven blocks"])
 @pytest.mark.parametrize("name", CASES)
 def test_training_equals_one_device(pool: Pool, tmp_path: Path, name: str) -> None:
     case = CASES[name]

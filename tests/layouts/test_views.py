@@ -109,6 +109,10 @@ def test_uneven_dims_pass_only_where_they_are_alone():
     assert reshape_layout((7, 6), (1, 7, 2, 3), (Shard(0),), (4,)) == (Shard(1),)
     assert reshape_layout((7, 6), (42,), (Shard(0),), (4,)) is None
     assert reshape_layout((30,), (15, 2), (Shard(0),), (4,)) is None  # though 8 elements are 4 rows on three ranks
+    assert reshape_layout((2, 15), (30,), (Shard(1),), (4,)) == (Shard(0, 2),)
+    assert reshape_layout((2, 15, 4), (30, 4), (Shard(0), Shard(1)), (2, 4)) == (Shard(0), Shard(0))
+    assert reshape_layout((30, 4), (2, 15, 4), (Shard(0), Shard(0)), (2, 4)) == (Shard(0), Shard(1))
+    assert reshape_layout((2, 15), (2, 3, 5), (Shard(1),), (4,)) is None
 
 
 def test_groups_ignore_dims_of_size_one():

@@ -17,6 +17,7 @@ from autopar.errors import ConfigurationError
 from autopar.graphs.collective_nodes import HOP
 from autopar.layouts.placement import Mesh, Shard
 from autopar.passes.implementations import attention_ring
+from autopar.passes.lowering import emit_redistribution
 from autopar.passes.lowering.chain import lowered_step
 from autopar.planner.problem.axis_presets import orders_offered
 from autopar.planner.problem.strategies import AxisChoice
@@ -34,10 +35,10 @@ CONTIGUOUS = {"*/attention#0": "S(2)"}
 class Llama(nn.Module):
     """Grouped queries, rotary embeddings, tied to nothing."""
 
-    def __init__(self, key_heads: int = 2) -> None:
+    def __init__(self, key_heads: int = 2, layers: int = 2) -> None:
         super().__init__()
         shape = LlamaConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
             num_key_value_heads=key_heads, vocab_size=64, use_cache=False,
         )  # fmt: skip
         self.model = LlamaForCausalLM(shape)
@@ -46,10 +47,12 @@ class Llama(nn.Module):
         return self.model(input_ids=ids, labels=ids).loss
 
 
-def _case(key_heads: int = 2) -> tuple[nn.Module, Program, Mapping[str, Tensor]]:
+def _case(
+    key_heads: int = 2, length: int = TOKENS, layers: int = 2
+) -> tuple[nn.Module, Program, Mapping[str, Tensor]]:
     torch.manual_seed(0)
-    model = Llama(key_heads).double()
-    ids = torch.randint(0, 64, (2, TOKENS))
+    model = Llama(key_heads, layers).double()
+    ids = torch.randint(0, 64, (2, length))
     return model, capture(model, (ids,), {}), {"args.0": ids}
 
 
@@ -84,9 +87,14 @@ def test_every_way_equals_one_device(
     plan = _plan(model, inputs["args.0"], cluster=f"{ranks} cpu", dims={"cp": ranks}, cp=cp, constraints=pinned)
     assert _attention(plan) == {split}
     assert _orders(plan) == {zigzag}
+    assert _difference(model, program, inputs, plan) < TOLERANCE
+
+
+def _difference(model: nn.Module, program: Program, inputs: Mapping[str, Tensor], plan: Plan) -> float:
+    """Of loss and gradients, against one rank."""
     tensors = tensors_of(program, model, inputs)
     whole = _plan(model, inputs["args.0"], cluster="1 cpu", mesh=(1,))
-    assert worst(run_plan(program, plan, tensors), run_plan(program, whole, tensors)) < TOLERANCE
+    return worst(run_plan(program, plan, tensors), run_plan(program, whole, tensors))
 
 
 @pytest.mark.exhaustive(sample=["ring"])
@@ -134,14 +142,35 @@ def _errors(found: Results, exact: Results) -> dict[str, float]:
     }
 
 
+@pytest.mark.exhaustive(sample=["with tp-ring-23"])
+@pytest.mark.parametrize("length", [22, 23])
 @pytest.mark.parametrize("cp", ["ring", "gather", None])
-def test_a_length_that_no_view_cuts_with_the_batch_has_a_plan(cp: str | None) -> None:
-    """Products of (2 x 37) tokens cannot be cut unevenly; attention and what is beside them had nowhere to go."""
-    torch.manual_seed(0)
-    ids = torch.randint(0, 64, (2, 37))
-    plan = _plan(Llama().double(), ids, cluster="2 cpu", dims={"cp": 2}, cp=cp)
-    found = " ".join(plan.notes)
-    assert cp is None or "the sequence of 37 does not divide by cp=2" in found, plan.notes
+@pytest.mark.parametrize(
+    "dims", [{"cp": 4}, {"dp_shard": 2, "cp": 2}, {"cp": 2, "tp": 2}], ids=["4", "2x2", "with tp"]
+)
+def test_lengths_that_do_not_divide_are_split_all_the_same(dims: dict[str, int], cp: str | None, length: int) -> None:
+    """Two samples of them, in one dim of every product. Whole remain: positions, and what is said of the loss."""
+    model, program, inputs = _case(length=length, layers=1)
+    plan = _plan(model, inputs["args.0"], cluster="4 cpu", dims=dims, cp=cp)
+    assert not any("replicated" in note for note in plan.notes), plan.notes
+    whole = sum(not any(entry.axes) for entry in plan.operators.values())
+    assert whole < 0.1 * len(plan.operators)
+    assert all(all(entry.axes) for name, entry in plan.operators.items() if "/mm#" in name)
+    assert _difference(model, program, inputs, plan) < TOLERANCE
+
+
+def test_padding_in_the_wrong_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In front of the rows of the last rank."""
+
+    def in_front(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        grown = x.new_zeros(shape)
+        grown[tuple(slice(whole - size, None) for size, whole in zip(x.shape, shape, strict=True))] = x
+        return grown
+
+    model, program, inputs = _case(length=23, layers=1)
+    plan = _plan(model, inputs["args.0"], cluster="4 cpu", dims={"cp": 4}, cp="gather")
+    monkeypatch.setattr(emit_redistribution, "padded", in_front)
+    assert _difference(model, program, inputs, plan) > 1e-3
 
 
 def test_a_way_without_its_axis_is_refused() -> None:

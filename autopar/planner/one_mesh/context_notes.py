@@ -1,6 +1,6 @@
 """Notes of context parallelism: what an axis cp was meant to split and cannot, what runs instead, and the next step.
 
-the sequence of 6 does not divide by cp=4: attention runs replicated over it; pad the sequence to 8 ...
+the sequence of 6 does not divide by cp=4 and has fewer than 16 tokens: attention runs replicated over it; pad ...
 cp="ring": attention of 6 queries over 12 keys runs without a ring (a ring needs as many keys as queries) ...
 cp="ulysses": 2 key heads do not divide by cp=4: attention splits the query sequence over it, keys and values whole ...
 the sequence of 36 does not divide by 2 x cp=4: zigzag order needs that; in plain order the last rank ...
@@ -18,7 +18,7 @@ from torch import fx
 from autopar.graphs.operator_names import is_causal, window_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.problem.build import Built
-from autopar.planner.problem.strategies import Strategies
+from autopar.planner.problem.strategies import MINIMUM_UNEVEN_BLOCKS, Strategies
 from autopar.plans.plan_value import RING
 from autopar.request.context_parallelism import ContextParallelism
 from autopar.request.mesh_axes import CONTEXT_AXES
@@ -96,9 +96,11 @@ def _no_ring(queries: int, keys: int) -> Iterator[str]:
 def _whole_sequence(length: int, size: int, axis: str, picked: str | None) -> Iterator[str]:
     """Of an attention that an axis leaves whole."""
     if length % size and picked is None:
+        least = MINIMUM_UNEVEN_BLOCKS * size
+        short = f" and has fewer than {least} tokens" if length < least else ""
         yield (
-            f"the sequence of {length} does not divide by {axis}: attention runs replicated over it; pad the sequence "
-            f"to {_padded(length, size)}, or ask for a size that divides it"
+            f"the sequence of {length} does not divide by {axis}{short}: attention runs replicated over it; pad the "
+            f"sequence to {_padded(length, size)}, or ask for a size that divides it"
         )
 
 

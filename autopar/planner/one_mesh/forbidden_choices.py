@@ -16,7 +16,7 @@ from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.build import Built
-from autopar.planner.problem.factorisation import shape_of
+from autopar.planner.problem.factorisation import sequence_class, shape_of
 from autopar.planner.problem.indivisible_parts import indivisible_parts
 from autopar.planner.solver import Solution, is_forbidden
 
@@ -64,7 +64,10 @@ def _described(query: Query, built: Built, mesh: Mesh, pair: tuple[int, ...]) ->
 def _indivisible(query: Query, built: Built, mesh: Mesh, index: int) -> list[str]:
     node = built.variables[index].node
     rule = built.rules.get(node)
-    return [] if rule is None else indivisible_parts(node, rule, query.factorisation, mesh)
+    if rule is None:
+        return []
+    sequence = sequence_class(query.program, query.factorisation)
+    return indivisible_parts(node, rule, query.factorisation, sequence, mesh)
 
 
 def _ways_out(query: Query, built: Built, mesh: Mesh, pairs: list[tuple[int, ...]]) -> str:

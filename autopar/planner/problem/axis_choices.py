@@ -3,7 +3,8 @@
     mm (tokens (8, 16), k) x (k, n)     replicated;  m, atom 8;  m, atom 16;  k -> Partial;  n
 
 Where a causal attention may run as a ring (`balanced`), what may be split along its sequence may be so in zigzag order,
-too: a choice of half the atom, behind a pair of pieces.
+too: a choice of half the atom, behind a pair of pieces. The `sequence` may be split unevenly behind the batch, too: no
+weight has it, whose blocks torch would read.
 
 The choices know nothing of a mesh: they are found once per program (`skeleton.py`), and every mesh combines them
 (`strategies.py`).
@@ -27,11 +28,16 @@ ANY_ORDER = frozenset({None, "attention_by_index", "ring_attention", "ring_atten
 
 
 def choices_of(
-    node: fx.Node, rule: Rule, factorisation: Factorisation, balanced: Hashable = None
+    node: fx.Node,
+    rule: Rule,
+    factorisation: Factorisation,
+    balanced: Hashable = None,
+    sequence: Hashable = None,
 ) -> list[AxisChoice]:
     """The choices of one axis for an operator: replicated first, then the names, then the linear patterns.
 
-    balanced: the class of the atom that may be split in zigzag order."""
+    balanced: the class of the atom that may be split in zigzag order; sequence: of that which may be split unevenly
+    behind others."""
     found = [_replicated(rule)]
     for name in rule.names:
         atoms = factorisation.name_atoms(node, name, rule.sizes[name])
@@ -40,7 +46,11 @@ def choices_of(
             choice = _split_choice(node, rule, name, atoms, position)
             if choice is not None:
                 lengths = _other_lengths(node, rule, name)
-                found.append(AxisChoice(name, (name, position), atom, *choice, atom_class, other_lengths=lengths))
+                behind = position == len(atoms) - 1 and sequence is not None and atom_class == sequence
+                uneven = _may_be_uneven(rule, name, len(atoms), (*choice[0], *choice[1]), behind)
+                found.append(
+                    AxisChoice(name, (name, position), atom, uneven, *choice, atom_class, other_lengths=lengths)
+                )
             in_any_order = rule.implementations.get(name) in ANY_ORDER
             if balanced is None or atom_class != balanced or atom % 2 or not in_any_order:
                 continue
@@ -48,7 +58,7 @@ def choices_of(
             choice = _split_choice(node, rule, name, paired, position + 1, zigzag=True)
             if choice is not None:
                 part = (name + IN_ZIGZAG, position)
-                found.append(AxisChoice(name, part, atom // 2, False, *choice[1:], atom_class, zigzag=True))
+                found.append(AxisChoice(name, part, atom // 2, False, *choice, atom_class, zigzag=True))
     for pattern in rule.linear:
         inputs = tuple(Partial() if marked else Replicate() for marked in pattern)
         found.append(AxisChoice("partial", None, 0, False, inputs, _everywhere(rule, Partial())))
@@ -81,8 +91,8 @@ def _everywhere(rule: Rule, placement: Placement) -> tuple[Placement | None, ...
 
 def _split_choice(
     node: fx.Node, rule: Rule, name: str, atoms: tuple[int, ...], position: int, zigzag: bool = False
-) -> tuple[bool, tuple[Placement, ...], tuple[Placement | None, ...]] | None:
-    """(may be uneven, input placements, output placements) of splitting one atom of a name; None if impossible."""
+) -> tuple[tuple[Placement, ...], tuple[Placement | None, ...]] | None:
+    """(input placements, output placements) of splitting one atom of a name; None if impossible."""
     one_range = rule.needs_one_range(name)
     if one_range and position > 0:
         return None
@@ -108,14 +118,20 @@ def _split_choice(
     everything = [*found, *outputs]
     if one_range and any(isinstance(p, Shard) and p.split > 1 for p in everything):
         return None
-    uneven = len(atoms) == 1 and all(not isinstance(p, Shard) or p.split == 1 for p in everything)
-    return uneven and _alone(rule, name), tuple(found), tuple(outputs)
+    return tuple(found), tuple(outputs)
 
 
-def _alone(rule: Rule, name: str) -> bool:
-    """Whether the name never shares a dim with another factor."""
+def _may_be_uneven(
+    rule: Rule, name: str, num_atoms: int, placements: Sequence[Placement | None], behind: bool
+) -> bool:
+    """Whether ranks may hold unequal parts of a name: of one whose only atom is all of its dims; if what is split may
+    lie `behind` others, of one that ends its dims."""
     tensors = [*rule.inputs, *(tensor for tensor in rule.outputs if tensor is not None)]
-    return all(len(dim) == 1 for tensor in tensors for dim in tensor if name in dim)
+    dims = [dim for tensor in tensors for dim in tensor if name in dim]
+    if behind:
+        return all(dim[-1] == name for dim in dims)
+    one_range = all(not isinstance(placed, Shard) or placed.split == 1 for placed in placements)
+    return one_range and num_atoms == 1 and all(len(dim) == 1 for dim in dims)
 
 
 def _other_lengths(node: fx.Node, rule: Rule, name: str) -> tuple[int, ...]:

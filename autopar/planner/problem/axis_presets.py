@@ -62,9 +62,9 @@ def allowed_choices(
         split = [c for c in apart if c.part is not None and c.atom_class != batch and c.divides(axis_size)]
         if not split:
             return [c for c in found if c.part is None or c.atom_class != batch]
-        # no view joins uneven blocks with the batch, and labels that move by a place cost less whole: those may stay
-        even = any(c.atom % axis_size == 0 and (heavy or not c.other_lengths) for c in split)
-        return split if even else [*(c for c in found if c.part is None), *split]
+        # labels that move by a place cost less whole: those may stay
+        stays = not any(heavy or not c.other_lengths for c in split)
+        return [*(c for c in found if c.part is None), *split] if stays else split
     if axis_name == "tp":
         found = [c for c in found if c.part is None or c.atom_class != batch]
         found = [c for c in found if c.name in lookups and c.divides(axis_size)] or found

@@ -213,7 +213,7 @@ class Equivalences:
         key = (target, number, tensors, tensor_key(node), tuple(atoms), tuple(is_known), node in self.heavy)
         if key not in self._families:
             self._families[key] = len(self._families), tuple(
-                choices_of(node, rule, self.factorisation, self.balanced)
+                choices_of(node, rule, self.factorisation, self.balanced, self.sequence)
             )
         family, choices = self._families[key]
         return Implementation(target, rule, choices, family)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import fx
 
 from autopar.layouts.placement import Mesh
@@ -14,10 +16,12 @@ from autopar.planner.problem.strategies import divides
 from autopar.rules.rule import Rule
 
 
-def indivisible_parts(node: fx.Node, rule: Rule, factorisation: Factorisation, mesh: Mesh) -> list[str]:
+def indivisible_parts(
+    node: fx.Node, rule: Rule, factorisation: Factorisation, sequence: Hashable, mesh: Mesh
+) -> list[str]:
     """A line for every name of an operator's rule and every axis that divides no part of it."""
     parts: dict[str, list[tuple[int, bool]]] = {}
-    for choice in choices_of(node, rule, factorisation):
+    for choice in choices_of(node, rule, factorisation, sequence=sequence):
         if choice.part is not None:
             parts.setdefault(choice.part[0], []).append((choice.atom, choice.may_be_uneven))
     return [

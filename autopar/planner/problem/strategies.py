@@ -12,6 +12,7 @@ read off it column by column in numpy, and only distinct layouts become objects.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -219,12 +220,15 @@ def layouts_of(placements: Sequence[Placement], picks: Integers, shape: tuple[in
 def local_fraction(layout: Layout, shape: Sequence[int], mesh: Mesh) -> float:
     """Part of a tensor that the fullest rank holds (ceil blocks where a dim does not divide)."""
     fraction = 1.0
-    cuts: dict[int, int] = {}
+    cuts: dict[int, dict[int, int]] = {}
     for axis, placement in enumerate(layout):
         if isinstance(placement, Shard):
-            cuts[placement.dim] = cuts.get(placement.dim, 1) * mesh.shape[axis]
-    for dim, cut in cuts.items():
-        fraction *= -(-shape[dim] // cut) / shape[dim]
+            of_dim = cuts.setdefault(placement.dim, {})
+            of_dim[placement.split] = of_dim.get(placement.split, 1) * mesh.shape[axis]
+    for dim, of_dim in cuts.items():
+        last, size = max(of_dim), shape[dim]
+        inner = of_dim.pop(last)
+        fraction *= last * -(-size // (last * inner)) / size / math.prod(of_dim.values())
     return fraction
 
 

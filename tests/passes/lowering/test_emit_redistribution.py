@@ -44,13 +44,15 @@ def check(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) ->
     assert torch.equal(assemble([output[0] for output in outputs], shape, target, mesh), x), (source, target)
 
 
-@pytest.mark.exhaustive(sample=["(6, 12)", "(7, 10)", "(2, 2)"])
+@pytest.mark.exhaustive(sample=["(6, 12)", "(7, 10)", "(2, 2)", "(22, 9)"])
 @pytest.mark.parametrize(
     ("mesh", "shape", "splits", "partial"),
     [
         (FLAT, (8, 8), (1, 2), ("sum", "max")),
         (FLAT, (7, 10), (1,), ("sum", "min")),
         (FLAT, (6, 12), (1, 3), ("sum",)),
+        (FLAT, (22, 7), (1, 2), ("sum", "max")),
+        (OBLONG, (22, 9), (1, 2, 3), ("sum",)),
         (SQUARE, (8, 4), (1, 2, 4), ("sum",)),
         (SQUARE, (8, 12), (1, 2, 3), ("sum",)),
         (SQUARE, (7, 10), (1,), ("sum", "max")),

@@ -38,7 +38,8 @@ def test_what_runs_as_asked_has_no_note(key_heads: int, cp: str | None) -> None:
 
 def test_a_sequence_too_short_to_split_is_named() -> None:
     words = "attention runs replicated over it; pad the sequence to 8, or ask for a size that divides it"
-    assert notes(4, 4, 6, "ring") == [f"the sequence of 6 does not divide by cp=4: {words}"]
+    found = notes(4, 4, 6, "ring")
+    assert found == [f"the sequence of 6 does not divide by cp=4 and has fewer than 16 tokens: {words}"]
 
 
 def test_plain_order_of_a_causal_ring_is_named_with_its_cost() -> None:

@@ -15,7 +15,7 @@ from torch import fx
 from autopar.graphs.node_values import node_bytes
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.moves import Way
-from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal
+from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, is_legal, uneven_pieces
 from autopar.layouts.redistribution import is_reachable, redistribution_steps, steps_on
 from autopar.ops.blocks import piece, region
 from autopar.passes.emitter import Emitter
@@ -73,7 +73,7 @@ def as_priced(routes: Routes, shape: tuple[int, ...], source: Layout, target: La
     """The steps that the planner's route of a pair takes."""
 
     def axes(bits: int) -> tuple[int, ...]:
-        return tuple(axis for axis in range(len(mesh.shape)) if bits >> axis & 1)
+        return tuple(axis for axis, size in enumerate(mesh.shape) if size > 1 and bits >> axis & 1)
 
     def ranks(bits: int) -> int:
         return math.prod(mesh.shape[axis] for axis in axes(bits))
@@ -93,7 +93,8 @@ def as_emitted(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mes
     found = []
     for node in graph.nodes:
         if node.target in KINDS:
-            axes = tuple(mesh.axis_names.index(name) for name in node.meta.get("group_axes", ()))
+            group = [mesh.axis_names.index(name) for name in node.meta.get("group_axes", ())]
+            axes = tuple(axis for axis in group if mesh.shape[axis] > 1)
             found.append(Moved(KINDS[node.target], axes, node.meta.get("full_bytes") or node_bytes(node)))
     return merged(found)
 
@@ -115,7 +116,8 @@ def differences(routes: Routes, shape: tuple[int, ...], mesh: Mesh, seed: int, c
         if is_reachable(source, target):
             priced = as_priced(routes, shape, source, target, mesh)
             emitted = as_emitted(shape, source, target, mesh)
-            most = 1.0 if all(size % mesh.size == 0 for size in shape) else 2.0
+            even = all(size % mesh.size == 0 for size in shape)
+            most = 2.0 if not even or any(uneven_pieces(shape, end, mesh) for end in (source, target)) else 1.0
             if [step[:2] for step in priced] != [step[:2] for step in emitted] or not all(
                 wanted.nbytes <= made.nbytes <= most * wanted.nbytes
                 for wanted, made in zip(priced, emitted, strict=True)
