@@ -4,10 +4,10 @@ It stands where torch has no fused kernel: dropout by global element index, a ma
 gradient of a mask. The references write the scores out; `runtime/kernels/triton_attention.py` computes the same in
 tiles.
 
-Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), G dividing H, of any strides; mask None, or bool (True:
-attend) or added, of shape (outer, inner, H, S, T) with B = outer * inner, 1 along dims over which it broadcasts;
-rows (S,), keys (T,): int64 global indices; starts (B * H,): number of element (0, 0) of each matrix of scores among all,
-int64; width: keys of the whole matrix. Element (i, j) has the number starts + rows[i] * width + keys[j], by which
+Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), G dividing H, of any strides; mask None, or bool
+(True: attend) or added, of shape (outer, inner, H, S, T) with B = outer * inner, 1 along dims over which it broadcasts;
+rows (S,), keys (T,): int64 global indices; starts (B * H,): number of element (0, 0) of each matrix of scores among
+all, int64; width: keys of the whole matrix. Element (i, j) has the number starts + rows[i] * width + keys[j], by which
 dropout draws. aligned: keys are neighbours and every row begins at a multiple of 4, so that four share a counter.
 window: pairs with |row - key| < window are there, no others. The output and the gradients of query, key and value lie
 in memory as (B, S, H, E).

@@ -262,7 +262,8 @@ def rows_kernel(
     mask_outer: tl.tensor, mask_inner: tl.tensor, mask_head: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor,
     grad_outer: tl.tensor, grad_inner: tl.tensor, grad_head: tl.tensor, grad_row: tl.tensor, grad_column: tl.tensor,
     scale: tl.tensor, width: tl.tensor, salt: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
-    QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr, OF_GRAD_ROW: tl.constexpr, OUT_ROW: tl.constexpr,
+    QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr, OF_GRAD_ROW: tl.constexpr,
+    OUT_ROW: tl.constexpr,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
     ALIGNED: tl.constexpr, PRECISION: tl.constexpr, WITH_MASK: tl.constexpr,
@@ -401,7 +402,7 @@ Tile = tuple[int, int, int, int, int | None]
 """Rows, keys, warps, stages, most registers of a thread (None: as many as the compiler takes)."""
 TILES: tuple[tuple[int, int, tuple[Tile, Tile, Tile]], ...] = (
     (64, 2, ((64, 64, 4, 3, 168), (64, 32, 4, 3, None), (64, 64, 4, 1, None))),
-    (128, 2, ((64, 32, 4, 2, None), (64, 32, 4, 2, None), (32, 64, 8, 1, None))),
+    (128, 2, ((64, 32, 4, 2, None), (64, 32, 4, 2, None), (32, 32, 8, 1, None))),
     (256, 2, ((32, 32, 8, 1, None), (32, 32, 8, 1, None), (32, 32, 8, 1, None))),
     (64, 4, ((32, 64, 8, 2, None), (16, 32, 8, 2, None), (16, 32, 8, 2, None))),
     (128, 4, ((16, 32, 8, 2, None), (16, 32, 8, 2, None), (16, 32, 8, 2, None))),
@@ -410,7 +411,7 @@ TILES: tuple[tuple[int, int, tuple[Tile, Tile, Tile]], ...] = (
 """(largest head, bytes of an element, tiles of forward, of the pass by rows and of that by keys).
 
 Those of heads of 64 in bf16 are the fastest of 15, 11 and 14 on an H100 (torch 2.11, triton 3.6; 16x12x1024x64, causal,
-dropout): 233 us (268 without a limit of registers), 236 us, 329 us. The others are chosen by registers alone."""
+dropout): 233 us (268 without a limit of registers), 236 us, 329 us, rows side by side. The others are chosen by registers alone."""
 MASKED: tuple[int, int, tuple[Tile, Tile, Tile]] = (
     64, 2, ((32, 64, 8, 2, None), (32, 64, 8, 2, None), (32, 64, 8, 2, None))
 )  # fmt: skip
