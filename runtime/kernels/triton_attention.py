@@ -411,7 +411,8 @@ TILES: tuple[tuple[int, int, tuple[Tile, Tile, Tile]], ...] = (
 """(largest head, bytes of an element, tiles of forward, of the pass by rows and of that by keys).
 
 Those of heads of 64 in bf16 are the fastest of 15, 11 and 14 on an H100 (torch 2.11, triton 3.6; 16x12x1024x64, causal,
-dropout): 233 us (268 without a limit of registers), 236 us, 329 us, rows side by side. The others are chosen by registers alone."""
+dropout, rows of a head side by side): 233 us (268 without a limit of registers), 236 us, 329 us. The others are chosen
+by registers alone."""
 MASKED: tuple[int, int, tuple[Tile, Tile, Tile]] = (
     64, 2, ((32, 64, 8, 2, None), (32, 64, 8, 2, None), (32, 64, 8, 2, None))
 )  # fmt: skip
