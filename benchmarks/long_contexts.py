@@ -1,5 +1,8 @@
 """The longest sequences that fit: `python -m benchmarks.long_contexts [--only 8] [--run] [--output FILE]`.
 
+`--way ring --tokens 1310720` asks for that length alone. Rows of the same question in FILE are replaced, others stay;
+each row has its commit and date.
+
 One sequence of Llama-3-8B (bf16, AdamW, without its logits) over 8 and 32 H100, context parallelism over all of them,
 by each way of attention and as the planner chooses: the longest length that has a plan (doubled, then in halves of the
 last doubling), its step, tokens per second and device, and peak. No offload: recomputation, the loss in chunks, MLPs in
@@ -10,11 +13,14 @@ CUDA tensors, which counts its bytes again.
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from datetime import datetime, timezone
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +33,10 @@ from autopar.simulation.step_program import StepProgram
 from benchmarks.fake_cuda.cases import OPTIMIZER, Case, asked_step, planned_of
 from benchmarks.fake_cuda.checks import faults
 from benchmarks.fake_cuda.rank_step import run_rank
+from benchmarks.faults.__main__ import commit
 from benchmarks.models import LossOnly, workload
 from benchmarks.results import write_results
 
-COMMAND = "python -m benchmarks.long_contexts --run --output FILE"
 KIB_TOKENS = 1024
 CLUSTERS = {"8 H100-SXM": 256 * KIB_TOKENS, "4x8 H100-SXM": 1024 * KIB_TOKENS}
 """Cluster -> the first length that is tried."""
@@ -91,7 +97,7 @@ def longest(asked: Asked, first: int) -> Iterator[dict[str, Any]]:
 
 def _row(asked: Asked, tokens: int) -> dict[str, Any]:
     began = time.process_time()
-    said = {"cluster": asked.cluster, "way": asked.way or "free", "tokens": tokens}
+    said = {"cluster": asked.cluster, "way": asked.way or "free", "tokens": tokens, **_made()}
     try:
         step = _planned(asked, tokens)
     except AutoparError as error:
@@ -119,7 +125,13 @@ def _row(asked: Asked, tokens: int) -> dict[str, Any]:
     }
 
 
+def _made() -> dict[str, str]:
+    return {"commit": commit(), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
+@lru_cache(maxsize=1)
 def _planned(asked: Asked, tokens: int) -> StepProgram:
+    """The last one is kept for its run."""
     case = asked.case(tokens)
     return asked_step(case, *case.build())
 
@@ -141,30 +153,66 @@ def on_fake_cuda(asked: Asked, tokens: int) -> dict[str, Any]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--only", type=int, help="So many devices only.")
 @click.option("--way", "ways", multiple=True, help="These ways only; free: as the planner chooses.")
+@click.option("--tokens", "lengths", type=int, multiple=True, help="These lengths only, without a search.")
 @click.option("--layers", type=int, help="A model of fewer layers, to try the benchmark.")
 @click.option("--run", "runs", is_flag=True, help="Run the longest plan on fake CUDA tensors.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the rows are written.")
-def main(only: int | None, ways: tuple[str, ...], layers: int | None, runs: bool, output: Path | None) -> None:
+def main(
+    only: int | None,
+    ways: tuple[str, ...],
+    lengths: tuple[int, ...],
+    layers: int | None,
+    runs: bool,
+    output: Path | None,
+) -> None:
     """Search the longest sequences and say what they cost."""
     console = Console(stderr=True, width=200)
-    found: list[dict[str, Any]] = []
     for cluster, first in CLUSTERS.items():
         for way in WAYS:
             asked = Asked(cluster=cluster, way=way, layers=layers)
             if (only and only != asked.devices) or (ways and (way or "free") not in ways):
                 continue
             tried = []
-            for row in longest(asked, first):
+            for row in (_row(asked, tokens) for tokens in lengths) if lengths else longest(asked, first):
                 tried.append(row)
                 console.print(json.dumps(row), markup=False)
-            fitting = [row for row in tried if "error" not in row]
-            best = max(fitting, key=lambda row: row["tokens"], default=None)
+                keep(output, [row])
+            best = _longest_of(tried)
             if best is not None and runs:
                 best["on_fake_cuda"] = on_fake_cuda(asked, best["tokens"])
                 console.print(json.dumps(best["on_fake_cuda"]), markup=False)
-            found += [{**row, "longest": row is best} for row in tried]
-            if output is not None:
-                write_results(output, {"rows": found, "command": COMMAND})
+                keep(output, [best])
+
+
+def keep(output: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows in place of those of the same cluster, way and length, and mark the longest that fits of each way."""
+    if output is None:
+        return
+    kept = json.loads(output.read_text()) if output.exists() else {}
+    joined = {_question(row): row for row in (*kept.get("rows", ()), *rows)}
+    ways: dict[Any, list[dict[str, Any]]] = {}
+    for key in sorted(joined, key=_order):
+        ways.setdefault(key[:2], []).append(dict(joined[key]))
+    for tried in ways.values():
+        best = _longest_of(tried)
+        for row in tried:
+            row["longest"] = row is best
+    note = {"note": kept["note"]} if "note" in kept else {}
+    command = shlex.join(["python", "-m", "benchmarks.long_contexts", *sys.argv[1:]])
+    write_results(output, {**note, "rows": [row for tried in ways.values() for row in tried], "command": command})
+
+
+def _question(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    return row["cluster"], row["way"], row["tokens"]
+
+
+def _order(key: tuple[str, str, int]) -> tuple[int, int, int]:
+    cluster, way, tokens = key
+    return list(CLUSTERS).index(cluster), WAYS.index(None if way == "free" else way), tokens
+
+
+def _longest_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    return max((row for row in rows if "error" not in row), key=lambda row: row["tokens"], default=None)
 
 
 if __name__ == "__main__":
