@@ -51,6 +51,8 @@ class Compilation:
     maxnreg: int | None = None
     types: Mapping[str, str]
     """Triton types of arguments; those without are pointers to elements of the dtype."""
+    multiples: tuple[str, ...] = ()
+    """Numbers that are multiples of 16, as strides mostly are."""
     dtypes: tuple[str, ...] = DTYPES
     least_capability: int = 80
     """The first for which it compiles."""
@@ -210,6 +212,8 @@ def _attention() -> Iterator[Compilation]:
                 "delta": "*fp32", "grad_mask": "*fp32"}  # fmt: skip
     numbers = dict.fromkeys(("heads", "groups", "inner", "queries", "keys", "salt"), "i32")
     numbers |= {f"{of}_{dim}": "i64" for of in ("mask", "grad") for dim in ("outer", "inner", "head", "row", "column")}
+    strides = tuple(f"{of}_{to}" for of in ("query", "key", "value", "of_grad") for to in ("batch", "head"))
+    numbers |= dict.fromkeys(strides, "i32")
     numbers |= {"width": "i64", "threshold": "i64", "scale": "fp32", "kept_scale": "fp32"}
     cases = [(width, dtype, 1) for width in (64, 128, 256) for dtype in ("bf16", "fp32")]
     for width, dtype, mask in [*cases, (64, "bf16", 0), (128, "bf16", 0)]:
@@ -222,7 +226,9 @@ def _attention() -> Iterator[Compilation]:
         tiles = attention.tiles_of(head, head, head if mask else None)
         for kernel, tile in zip(("forward_kernel", "rows_kernel", "keys_kernel"), tiles, strict=True):
             rows, keys, warps, stages, registers = tile
-            sizes = {"ROWS": rows, "KEYS": keys} | ({"WITH_MASK": mask > 0} if kernel == "rows_kernel" else {})
+            sizes = {"ROWS": rows, "KEYS": keys} | dict.fromkeys(("QUERY_ROW", "KEY_ROW", "VALUE_ROW"), 12 * width)
+            sizes |= {} if kernel == "forward_kernel" else {"OF_GRAD_ROW": 12 * width}
+            sizes |= {"OUT_ROW": 12 * width, "WITH_MASK": mask > 0} if kernel == "rows_kernel" else {}
             yield Compilation(
                 name=f"attention of {width} {kernel.removesuffix('_kernel')}{'' if mask else ' without a mask'}",
                 module="attention",
@@ -232,6 +238,7 @@ def _attention() -> Iterator[Compilation]:
                 num_stages=stages,
                 maxnreg=registers,
                 types=pointers | numbers,
+                multiples=strides,
                 dtypes=(dtype,),
             )
 
@@ -246,7 +253,11 @@ def compiled(case: Compilation, dtype: str, capability: int) -> Resources:
     signature = {
         name: "constexpr" if name in case.constants else case.types.get(name, f"*{dtype}") for name in kernel.arg_names
     }
-    aligned = {(at,): [["tt.divisibility", 16]] for at, of in enumerate(signature.values()) if of[0] == "*"}
+    aligned = {
+        (at,): [["tt.divisibility", 16]]
+        for at, (name, of) in enumerate(signature.items())
+        if of[0] == "*" or name in case.multiples
+    }
     source = ASTSource(kernel, signature, dict(case.constants), aligned)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages, "maxnreg": case.maxnreg}
     done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -76,6 +76,12 @@ def attention_formulas(query: Tensor, key: Tensor, value: Tensor, options: Score
     return store_by_sequence((weights @ value.to(weights.dtype)).to(query.dtype)), logsumexp
 
 
+def empty_by_sequence(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor (..., H, S, D) that lies in memory as (..., S, H, D)."""
+    *batch, heads, length, size = shape
+    return like.new_empty((*batch, length, heads, size)).transpose(-3, -2)
+
+
 def store_by_sequence(x: Tensor) -> Tensor:
     """The same values, contiguous in memory as (..., S, H, D)."""
     return x.transpose(-3, -2).contiguous().transpose(-3, -2)

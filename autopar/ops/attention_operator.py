@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.ops.attention_formulas import Draws, ScoreOptions
+from autopar.ops.attention_formulas import Draws, ScoreOptions, empty_by_sequence
 from autopar.ops.attention_math import (
     attend,
     attend_backward,
@@ -166,7 +166,7 @@ def _(
     window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    out = _empty_by_sequence(query, (*query.shape[:-1], value.shape[-1]))
+    out = empty_by_sequence(query, (*query.shape[:-1], value.shape[-1]))
     return out, query.new_empty(query.shape[:-1], dtype=wide)
 
 
@@ -213,9 +213,9 @@ def _(
     window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        _empty_by_sequence(query, query.shape),
-        _empty_by_sequence(key, key.shape),
-        _empty_by_sequence(value, value.shape),
+        empty_by_sequence(query, query.shape),
+        empty_by_sequence(key, key.shape),
+        empty_by_sequence(value, value.shape),
     )
 
 
@@ -261,13 +261,8 @@ def _(
     salt: int,
     window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grads = [_empty_by_sequence(x, x.shape) for x in (query, key, value)]
+    grads = [empty_by_sequence(x, x.shape) for x in (query, key, value)]
     return grads[0], grads[1], grads[2], mask.new_empty(mask.shape)
-
-
-def _empty_by_sequence(like: Tensor, shape: Sequence[int]) -> Tensor:
-    *batch, heads, length, size = shape
-    return like.new_empty((*batch, length, heads, size)).transpose(-3, -2)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -4,12 +4,13 @@ It stands where torch has no fused kernel: dropout by global element index, a ma
 gradient of a mask. The references write the scores out; `runtime/kernels/triton_attention.py` computes the same in
 tiles.
 
-Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), G dividing H; mask None, or bool (True: attend) or
-added, of shape (outer, inner, H, S, T) with B = outer * inner, 1 along dims over which it broadcasts; rows (S,), keys
-(T,): int64 global indices; starts (B * H,): number of element (0, 0) of each matrix of scores among all, int64; width:
-keys of the whole matrix. Element (i, j) has the number starts + rows[i] * width + keys[j], by which dropout draws.
-aligned: keys are neighbours and every row begins at a multiple of 4, so that four share a counter. window: pairs with
-|row - key| < window are there, no others.
+Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), G dividing H, of any strides; mask None, or bool
+(True: attend) or added, of shape (outer, inner, H, S, T) with B = outer * inner, 1 along dims over which it broadcasts;
+rows (S,), keys (T,): int64 global indices; starts (B * H,): number of element (0, 0) of each matrix of scores among
+all, int64; width: keys of the whole matrix. Element (i, j) has the number starts + rows[i] * width + keys[j], by which
+dropout draws. aligned: keys are neighbours and every row begins at a multiple of 4, so that four share a counter.
+window: pairs with |row - key| < window are there, no others. The output and the gradients of query, key and value lie
+in memory as (B, S, H, E).
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from autopar.ops.attention_formulas import (
     ScoreOptions,
     attention_formulas,
     backward_formulas,
+    empty_by_sequence,
     pairs_seen,
     repeat_heads,
+    store_by_sequence,
     sum_heads,
 )
 from autopar.ops.philox import LANES, philox
@@ -41,7 +44,7 @@ def indexed_attention_reference(
     options = _options(query, mask, inner, is_causal, scale, rows, keys, dropout_p, seed, salt, starts, width, window)
     query, key, value = (_outer(x, inner) for x in (query, key, value))
     out, logsumexp = attention_formulas(query, key, value, options)
-    return out.flatten(0, 1).contiguous(), logsumexp.flatten(0, 1).float()
+    return store_by_sequence(out.flatten(0, 1)), logsumexp.flatten(0, 1).float()
 
 
 def indexed_attention_backward_reference(
@@ -55,11 +58,13 @@ def indexed_attention_backward_reference(
     grad, query, result, sums = (_outer(x, inner) for x in (grad, query, out, logsumexp))
     key, value = (repeat_heads(_outer(x, inner), query.shape[-3]) for x in (key, value))
     *grads, of_scores = backward_formulas(grad, query, key, value, result, sums, options)
-    of_query, of_key, of_value = (x.flatten(0, 1).contiguous() for x in grads)
+    of_query, of_key, of_value = (x.flatten(0, 1) for x in grads)
     of_mask = query.new_empty(0)
     if with_mask and mask is not None:
         of_mask = of_scores.sum_to_size(mask.shape).to(mask.dtype)
-    return of_query, sum_heads(of_key, groups), sum_heads(of_value, groups), of_mask
+    summed = (of_query, sum_heads(of_key, groups), sum_heads(of_value, groups))
+    of_query, of_key, of_value = (store_by_sequence(x) for x in summed)
+    return of_query, of_key, of_value, of_mask
 
 
 def _outer(x: Tensor, inner: int) -> Tensor:
@@ -110,7 +115,8 @@ indexed_attention_backward = torch.library.custom_op(
 
 @indexed_attention.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    return query.new_empty(*query.shape[:-1], value.shape[-1]), query.new_empty(query.shape[:-1], dtype=torch.float32)
+    out = empty_by_sequence(query, (*query.shape[:-1], value.shape[-1]))
+    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
 @indexed_attention_backward.register_fake
@@ -119,4 +125,5 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     with_mask = options[_WITH_MASK]
     of_mask = mask.new_empty(mask.shape) if with_mask and mask is not None else query.new_empty(0)
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), of_mask
+    of_query, of_key, of_value = (empty_by_sequence(x, x.shape) for x in (query, key, value))
+    return of_query, of_key, of_value, of_mask

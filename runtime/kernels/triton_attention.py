@@ -7,8 +7,10 @@ programs add to one buffer) and one by keys (gradients of keys and values). Noth
 but a mask and its gradient, where these have that size. A row that sees nothing gives zeros.
 
 A program looks up which tiles its indices see: those that nobody sees it leaves out, and those that are seen whole it
-computes without comparing indices. Scores are powers of 2, their scale times log2(e). Places within a matrix are
-counted in 32 bits, numbers of elements in 64. To Triton a pointer or a number is a `tl.tensor`.
+computes without comparing indices. Scores are powers of 2, their scale times log2(e). Operands are read by their
+strides and results lie in memory as (B, S, H, D), so that heads that a product wrote, or that the next one takes, are
+not copied. Places within a matrix are counted in 32 bits, numbers of elements in 64. To Triton a pointer or a number is
+a `tl.tensor`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from autopar.ops.attention_formulas import empty_by_sequence, store_by_sequence
 from autopar.ops.philox import WORD
 from autopar.ops.random_index import drop_threshold
 from autopar.runtime.kernels.drawn_words import four_words, zeros_in_place
@@ -35,22 +38,26 @@ LEAST_DOT = 16
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def rows_of(x: tl.tensor, at: tl.tensor, count: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
-    """The rows `at` of a matrix of `count` rows of WIDTH, filled up with zeros to BLOCK columns."""
+def rows_of(x: tl.tensor, first: tl.tensor, place: tl.tensor, count: tl.tensor, STRIDE: tl.constexpr,
+            WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:  # fmt: skip
+    """The rows first + place of a matrix of `count` rows of WIDTH, STRIDE elements apart, with zeros up to BLOCK
+    columns."""
     to = tl.arange(0, BLOCK)
-    inside = at[:, None] < count
+    inside = (first + place)[:, None] < count
     if WIDTH < BLOCK:
         inside = inside & (to[None, :] < WIDTH)
-    return tl.load(x + at[:, None] * WIDTH + to[None, :], mask=inside, other=0.0)
+    lies = tl.cast(first, tl.int64) * STRIDE
+    return tl.load(x + lies + place[:, None] * STRIDE + to[None, :], mask=inside, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def store_rows(x: tl.tensor, values: tl.tensor, at: tl.tensor, count: tl.tensor, WIDTH: tl.constexpr,
-               BLOCK: tl.constexpr) -> None:  # fmt: skip
+def store_rows(x: tl.tensor, values: tl.tensor, first: tl.tensor, place: tl.tensor, count: tl.tensor, stride: tl.tensor,
+               WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:  # fmt: skip
     """The inverse of `rows_of`."""
     to = tl.arange(0, BLOCK)
-    inside = (at[:, None] < count) & (to[None, :] < WIDTH)
-    tl.store(x + at[:, None] * WIDTH + to[None, :], values.to(x.dtype.element_ty), mask=inside)
+    inside = ((first + place)[:, None] < count) & (to[None, :] < WIDTH)
+    lies = tl.cast(first, tl.int64) * stride
+    tl.store(x + lies + place[:, None] * stride + to[None, :], values.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -179,9 +186,12 @@ def seeing_rows(
 def forward_kernel(
     query: tl.tensor, key: tl.tensor, value: tl.tensor, mask: tl.tensor, row_index: tl.tensor, key_index: tl.tensor,
     starts: tl.tensor, seed: tl.tensor, out: tl.tensor, logsumexp: tl.tensor,
+    query_batch: tl.tensor, query_head: tl.tensor, key_batch: tl.tensor, key_head: tl.tensor,
+    value_batch: tl.tensor, value_head: tl.tensor,
     heads: tl.tensor, groups: tl.tensor, inner: tl.tensor, queries: tl.tensor, keys: tl.tensor,
     mask_outer: tl.tensor, mask_inner: tl.tensor, mask_head: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor,
     scale: tl.tensor, width: tl.tensor, salt: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
+    QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
     ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
@@ -189,13 +199,16 @@ def forward_kernel(
     """One program per ROWS rows of a head."""
     matrix = tl.program_id(1).to(tl.int64)
     batch, head = matrix // heads, matrix % heads
-    own = batch * groups + head // (heads // groups)
-    at = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)  # long causal rows first
+    group = head // (heads // groups)
+    place = tl.arange(0, ROWS)
+    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS  # long causal rows first
+    at = first_row + place
     row = tl.load(row_index + at, mask=at < queries, other=0)
     begin, whole, end = seen_keys(row_index, key_index, at, queries, keys, KEYS, CAUSAL, WINDOW)
-    q = rows_of(query + matrix * queries * WIDTH, at, queries, WIDTH, BLOCK)
-    key += own * keys * WIDTH
-    value += own * keys * VALUES
+    query += batch * query_batch + head * query_head
+    q = rows_of(query, first_row, place, queries, QUERY_ROW, WIDTH, BLOCK)
+    key += batch * key_batch + group * key_head
+    value += batch * value_batch + group * value_head
     mask += batch // inner * mask_outer + batch % inner * mask_inner + head * mask_head
     number = tl.load(starts + matrix) + row * width
     if ALIGNED:
@@ -206,11 +219,12 @@ def forward_kernel(
     result = tl.zeros((ROWS, BLOCK_VALUES), tl.float32)
     for part in tl.static_range(1 if WINDOW > 0 else 0, 2):
         for first in tl.range(begin if part == 0 else tl.maximum(begin, whole), whole if part == 0 else end, KEYS):
-            to = first + places_of_keys(KEYS, DROP and ALIGNED)
+            local = places_of_keys(KEYS, DROP and ALIGNED)
+            to = first + local
             column = to
             if (DROP and not ALIGNED) or part == 1:
                 column = tl.load(key_index + to, mask=to < keys, other=0)
-            k = rows_of(key, to, keys, WIDTH, BLOCK)
+            k = rows_of(key, first, local, keys, KEY_ROW, WIDTH, BLOCK)
             scores = masked_scores(
                 tl.dot(q, tl.trans(k), input_precision=PRECISION), mask, at[:, None], to[None, :], row[:, None],
                 column[None, :], queries, keys, mask_row, mask_column, scale, CAUSAL, WINDOW, MASK, part == 0,
@@ -225,12 +239,13 @@ def forward_kernel(
             if DROP:
                 keep = kept_pairs(weights, number, first, column, drawn, salt, threshold, ROWS, KEYS, ALIGNED)
                 weights = tl.where(keep, weights, 0.0)
-            v = rows_of(value, to, keys, VALUES, BLOCK_VALUES)
+            v = rows_of(value, first, local, keys, VALUE_ROW, VALUES, BLOCK_VALUES)
             result = tl.dot(weights.to(v.dtype), v, result * shrunk[:, None], input_precision=PRECISION)
             top = new
     sees = total > 0
     result = result * tl.where(sees, kept_scale / tl.where(sees, total, 1.0), 0.0)[:, None]
-    store_rows(out + matrix * queries * VALUES, result, at, queries, VALUES, BLOCK_VALUES)
+    out += (batch * queries * heads + head) * VALUES
+    store_rows(out, result, first_row, place, queries, heads * VALUES, VALUES, BLOCK_VALUES)
     sums = tl.where(sees, (tl.where(sees, top, 0.0) + tl.log2(tl.where(sees, total, 1.0))) / LOG2_E, NOTHING)
     tl.store(logsumexp + matrix * queries + at, sums, mask=at < queries)
 
@@ -240,10 +255,15 @@ def rows_kernel(
     grad: tl.tensor, query: tl.tensor, key: tl.tensor, value: tl.tensor, mask: tl.tensor, row_index: tl.tensor,
     key_index: tl.tensor, starts: tl.tensor, seed: tl.tensor, logsumexp: tl.tensor, delta: tl.tensor, out: tl.tensor,
     grad_query: tl.tensor, grad_mask: tl.tensor,
+    query_batch: tl.tensor, query_head: tl.tensor, key_batch: tl.tensor, key_head: tl.tensor,
+    value_batch: tl.tensor, value_head: tl.tensor,
+    of_grad_batch: tl.tensor, of_grad_head: tl.tensor,
     heads: tl.tensor, groups: tl.tensor, inner: tl.tensor, queries: tl.tensor, keys: tl.tensor,
     mask_outer: tl.tensor, mask_inner: tl.tensor, mask_head: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor,
     grad_outer: tl.tensor, grad_inner: tl.tensor, grad_head: tl.tensor, grad_row: tl.tensor, grad_column: tl.tensor,
     scale: tl.tensor, width: tl.tensor, salt: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
+    QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr, OF_GRAD_ROW: tl.constexpr,
+    OUT_ROW: tl.constexpr,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
     ALIGNED: tl.constexpr, PRECISION: tl.constexpr, WITH_MASK: tl.constexpr,
@@ -252,19 +272,24 @@ def rows_kernel(
     rows of `grad` and `out` into delta, for the pass by keys."""
     matrix = tl.program_id(1).to(tl.int64)
     batch, head = matrix // heads, matrix % heads
-    own = batch * groups + head // (heads // groups)
-    at = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
+    group = head // (heads // groups)
+    place = tl.arange(0, ROWS)
+    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
+    at = first_row + place
     row = tl.load(row_index + at, mask=at < queries, other=0)
     begin, whole, end = seen_keys(row_index, key_index, at, queries, keys, KEYS, CAUSAL, WINDOW)
-    q = rows_of(query + matrix * queries * WIDTH, at, queries, WIDTH, BLOCK)
-    g = rows_of(grad + matrix * queries * VALUES, at, queries, VALUES, BLOCK_VALUES)
-    o = rows_of(out + matrix * queries * VALUES, at, queries, VALUES, BLOCK_VALUES)
+    query += batch * query_batch + head * query_head
+    grad += batch * of_grad_batch + head * of_grad_head
+    out += (batch * queries * heads + head) * VALUES
+    q = rows_of(query, first_row, place, queries, QUERY_ROW, WIDTH, BLOCK)
+    g = rows_of(grad, first_row, place, queries, OF_GRAD_ROW, VALUES, BLOCK_VALUES)
+    o = rows_of(out, first_row, place, queries, OUT_ROW, VALUES, BLOCK_VALUES)
     less = tl.sum(g.to(tl.float32) * o.to(tl.float32), axis=1)
     tl.store(delta + matrix * queries + at, less, mask=at < queries)
     sums = tl.load(logsumexp + matrix * queries + at, mask=at < queries, other=NOTHING)
     sums = tl.where(sums == NOTHING, 0.0, sums * LOG2_E)
-    key += own * keys * WIDTH
-    value += own * keys * VALUES
+    key += batch * key_batch + group * key_head
+    value += batch * value_batch + group * value_head
     mask += batch // inner * mask_outer + batch % inner * mask_inner + head * mask_head
     grad_mask += batch // inner * grad_outer + batch % inner * grad_inner + head * grad_head
     number = tl.load(starts + matrix) + row * width
@@ -274,12 +299,13 @@ def rows_kernel(
     of_query = tl.zeros((ROWS, BLOCK), tl.float32)
     for part in tl.static_range(1 if WINDOW > 0 else 0, 2):
         for first in tl.range(begin if part == 0 else tl.maximum(begin, whole), whole if part == 0 else end, KEYS):
-            to = first + places_of_keys(KEYS, DROP and ALIGNED)
+            local = places_of_keys(KEYS, DROP and ALIGNED)
+            to = first + local
             column = to
             if (DROP and not ALIGNED) or part == 1:
                 column = tl.load(key_index + to, mask=to < keys, other=0)
-            k = rows_of(key, to, keys, WIDTH, BLOCK)
-            v = rows_of(value, to, keys, VALUES, BLOCK_VALUES)
+            k = rows_of(key, first, local, keys, KEY_ROW, WIDTH, BLOCK)
+            v = rows_of(value, first, local, keys, VALUE_ROW, VALUES, BLOCK_VALUES)
             scores = masked_scores(
                 tl.dot(q, tl.trans(k), input_precision=PRECISION), mask, at[:, None], to[None, :], row[:, None],
                 column[None, :], queries, keys, mask_row, mask_column, scale, CAUSAL, WINDOW, MASK, part == 0,
@@ -295,7 +321,8 @@ def rows_kernel(
                 target = grad_mask + at.to(tl.int64)[:, None] * grad_row + to.to(tl.int64)[None, :] * grad_column
                 tl.atomic_add(target, of_scores, mask=there)
             of_query = tl.dot(of_scores.to(k.dtype), k, of_query, input_precision=PRECISION)
-    store_rows(grad_query + matrix * queries * WIDTH, of_query * scale, at, queries, WIDTH, BLOCK)
+    grad_query += (batch * queries * heads + head) * WIDTH
+    store_rows(grad_query, of_query * scale, first_row, place, queries, heads * WIDTH, WIDTH, BLOCK)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -303,9 +330,13 @@ def keys_kernel(
     grad: tl.tensor, query: tl.tensor, key: tl.tensor, value: tl.tensor, mask: tl.tensor, row_index: tl.tensor,
     key_index: tl.tensor, starts: tl.tensor, seed: tl.tensor, logsumexp: tl.tensor, delta: tl.tensor,
     grad_key: tl.tensor, grad_value: tl.tensor,
+    query_batch: tl.tensor, query_head: tl.tensor, key_batch: tl.tensor, key_head: tl.tensor,
+    value_batch: tl.tensor, value_head: tl.tensor,
+    of_grad_batch: tl.tensor, of_grad_head: tl.tensor,
     heads: tl.tensor, groups: tl.tensor, inner: tl.tensor, queries: tl.tensor, keys: tl.tensor,
     mask_outer: tl.tensor, mask_inner: tl.tensor, mask_head: tl.tensor, mask_row: tl.tensor, mask_column: tl.tensor,
     scale: tl.tensor, width: tl.tensor, salt: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
+    QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr, OF_GRAD_ROW: tl.constexpr,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
     ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
@@ -314,29 +345,35 @@ def keys_kernel(
     that are not there are zeros and add none."""
     own = tl.program_id(1).to(tl.int64)
     batch, group = own // groups, own % groups
-    to = tl.program_id(0) * KEYS + places_of_keys(KEYS, DROP and ALIGNED)
+    local = places_of_keys(KEYS, DROP and ALIGNED)
+    own_first = tl.program_id(0) * KEYS
+    to = own_first + local
     column = tl.load(key_index + to, mask=to < keys, other=0)
     begin, whole, end = seeing_rows(row_index, key_index, to, queries, keys, ROWS, CAUSAL, WINDOW)
-    k = rows_of(key + own * keys * WIDTH, to, keys, WIDTH, BLOCK)
-    v = rows_of(value + own * keys * VALUES, to, keys, VALUES, BLOCK_VALUES)
+    key += batch * key_batch + group * key_head
+    value += batch * value_batch + group * value_head
+    k = rows_of(key, own_first, local, keys, KEY_ROW, WIDTH, BLOCK)
+    v = rows_of(value, own_first, local, keys, VALUE_ROW, VALUES, BLOCK_VALUES)
     drawn = tl.load(seed)
-    own_first = tl.program_id(0) * KEYS
     offset = tl.load(key_index) if ALIGNED else 0
     of_keys = tl.zeros((KEYS, BLOCK), tl.float32)
     of_values = tl.zeros((KEYS, BLOCK_VALUES), tl.float32)
     for member in range(0, heads // groups):
         head = group * (heads // groups) + member
         matrix = batch * heads + head
+        of_head = query + batch * query_batch + head * query_head
+        grad_of_head = grad + batch * of_grad_batch + head * of_grad_head
         masked = mask + batch // inner * mask_outer + batch % inner * mask_inner + head * mask_head
         start = tl.load(starts + matrix) + offset
         for part in tl.static_range(0, 1 if WINDOW > 0 else 2):
             for first in tl.range(begin if part == 0 else whole, tl.minimum(whole, end) if part == 0 else end, ROWS):
-                at = first + tl.arange(0, ROWS)
+                place = tl.arange(0, ROWS)
+                at = first + place
                 row = at
                 if DROP or part == 0:
                     row = tl.load(row_index + at, mask=at < queries, other=0)
-                q = rows_of(query + matrix * queries * WIDTH, at, queries, WIDTH, BLOCK)
-                g = rows_of(grad + matrix * queries * VALUES, at, queries, VALUES, BLOCK_VALUES)
+                q = rows_of(of_head, first, place, queries, QUERY_ROW, WIDTH, BLOCK)
+                g = rows_of(grad_of_head, first, place, queries, OF_GRAD_ROW, VALUES, BLOCK_VALUES)
                 sums = tl.load(logsumexp + matrix * queries + at, mask=at < queries, other=NOTHING)
                 sums = tl.where(sums == NOTHING, 0.0, sums * LOG2_E)
                 scores = masked_scores(
@@ -355,15 +392,17 @@ def keys_kernel(
                 less = tl.load(delta + matrix * queries + at, mask=at < queries, other=0.0)
                 of_scores = weights * (of_weights - less[:, None])
                 of_keys = tl.dot(tl.trans(of_scores.to(q.dtype)), q, of_keys, input_precision=PRECISION)
-    store_rows(grad_key + own * keys * WIDTH, of_keys * scale, to, keys, WIDTH, BLOCK)
-    store_rows(grad_value + own * keys * VALUES, of_values * kept_scale, to, keys, VALUES, BLOCK_VALUES)
+    grad_key += (batch * keys * groups + group) * WIDTH
+    grad_value += (batch * keys * groups + group) * VALUES
+    store_rows(grad_key, of_keys * scale, own_first, local, keys, groups * WIDTH, WIDTH, BLOCK)
+    store_rows(grad_value, of_values * kept_scale, own_first, local, keys, groups * VALUES, VALUES, BLOCK_VALUES)
 
 
 Tile = tuple[int, int, int, int, int | None]
 """Rows, keys, warps, stages, most registers of a thread (None: as many as the compiler takes)."""
 TILES: tuple[tuple[int, int, tuple[Tile, Tile, Tile]], ...] = (
     (64, 2, ((64, 64, 4, 3, 168), (64, 32, 4, 3, None), (64, 64, 4, 1, None))),
-    (128, 2, ((64, 32, 4, 2, None), (64, 32, 4, 2, None), (32, 64, 8, 1, None))),
+    (128, 2, ((64, 32, 4, 2, None), (64, 32, 4, 2, None), (32, 32, 8, 1, None))),
     (256, 2, ((32, 32, 8, 1, None), (32, 32, 8, 1, None), (32, 32, 8, 1, None))),
     (64, 4, ((32, 64, 8, 2, None), (16, 32, 8, 2, None), (16, 32, 8, 2, None))),
     (128, 4, ((16, 32, 8, 2, None), (16, 32, 8, 2, None), (16, 32, 8, 2, None))),
@@ -372,7 +411,8 @@ TILES: tuple[tuple[int, int, tuple[Tile, Tile, Tile]], ...] = (
 """(largest head, bytes of an element, tiles of forward, of the pass by rows and of that by keys).
 
 Those of heads of 64 in bf16 are the fastest of 15, 11 and 14 on an H100 (torch 2.11, triton 3.6; 16x12x1024x64, causal,
-dropout): 233 us (268 without a limit of registers), 236 us, 329 us. The others are chosen by registers alone."""
+dropout, rows of a head side by side): 233 us (268 without a limit of registers), 236 us, 329 us. The others are chosen
+by registers alone."""
 MASKED: tuple[int, int, tuple[Tile, Tile, Tile]] = (
     64, 2, ((32, 64, 8, 2, None), (32, 64, 8, 2, None), (32, 64, 8, 2, None))
 )  # fmt: skip
@@ -392,14 +432,15 @@ def indexed_attention(
     aligned: bool, window: int | None = None, tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `indexed_attention_reference`."""
-    query, key, value = (x.contiguous() for x in (query, key, value))
-    out = query.new_empty(*query.shape[:-1], value.shape[-1])
+    query, key, value = (_dense(x) for x in (query, key, value))
+    out = empty_by_sequence(query, (*query.shape[:-1], value.shape[-1]))
     logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
     tile = tile or tiles_of(query, value, mask)[0]
     call = _arguments(query, key, value, mask, inner, scale, dropout_p, salt, width)
     forward_kernel[triton.cdiv(query.shape[2], tile[0]), query.shape[0] * query.shape[1]](
-        query, key, value, _or(mask, query), rows, keys, starts, _or(seed, rows), out, logsumexp, *call,
-        **_constants(query, value, mask, is_causal, window, dropout_p, aligned, tile),
+        query, key, value, _or(mask, query), rows, keys, starts, _or(seed, rows), out, logsumexp,
+        *_by_head(query, key, value), *call,
+        **_by_row(query, key, value), **_constants(query, value, mask, is_causal, window, dropout_p, aligned, tile),
     )  # fmt: skip
     return out, logsumexp
 
@@ -411,23 +452,26 @@ def indexed_attention_backward(
     tiles: tuple[Tile, Tile] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """As `indexed_attention_backward_reference`."""
-    grad, query, key, value, out = (x.contiguous() for x in (grad, query, key, value, out))
+    grad, query, key, value = (_dense(x) for x in (grad, query, key, value))
+    out = store_by_sequence(out)
     logsumexp = logsumexp.contiguous()
     delta = torch.empty_like(logsumexp)
-    grads = [torch.empty_like(x) for x in (query, key, value)]
+    grads = [empty_by_sequence(x, x.shape) for x in (query, key, value)]
     of_mask = query.new_zeros(mask.shape if with_mask and mask is not None else (0,), dtype=torch.float32)
     by_rows, by_keys = tiles or tiles_of(query, value, mask)[1:]
     call = _arguments(query, key, value, mask, inner, scale, dropout_p, salt, width)
     options = (query, value, mask, is_causal, window, dropout_p, aligned)
     tensors = (grad, query, key, value, _or(mask, query), rows, keys, starts, _or(seed, rows), logsumexp, delta)
+    lie = _by_head(query, key, value, grad)
+    by_row = {**_by_row(query, key, value), "OF_GRAD_ROW": grad.stride(2)}
     batch, heads, queries = query.shape[:3]
     strides = _strides(of_mask) if with_mask else (0,) * 5
     rows_kernel[triton.cdiv(queries, by_rows[0]), batch * heads](
-        *tensors, out, grads[0], of_mask, *call[:10], *strides, *call[10:], **_constants(*options, by_rows),
-        WITH_MASK=with_mask,
+        *tensors, out, grads[0], of_mask, *lie, *call[:10], *strides, *call[10:], **_constants(*options, by_rows),
+        **by_row, OUT_ROW=out.stride(2), WITH_MASK=with_mask,
     )  # fmt: skip
     keys_kernel[triton.cdiv(key.shape[2], by_keys[1]), batch * key.shape[1]](
-        *tensors, grads[1], grads[2], *call, **_constants(*options, by_keys)
+        *tensors, grads[1], grads[2], *lie, *call, **by_row, **_constants(*options, by_keys)
     )
     return grads[0], grads[1], grads[2], of_mask.to(mask.dtype if with_mask and mask is not None else query.dtype)
 
@@ -435,6 +479,21 @@ def indexed_attention_backward(
 def _or(x: Tensor | None, other: Tensor) -> Tensor:
     """A pointer that no program follows, where there is no tensor."""
     return other if x is None else x.view(torch.int8) if x.dtype == torch.bool else x
+
+
+def _dense(x: Tensor) -> Tensor:
+    """With neighbours along its last dim; other strides a kernel takes as they are."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _by_head(*tensors: Tensor) -> tuple[int, ...]:
+    """The strides of batch and heads of each."""
+    return tuple(stride for x in tensors for stride in x.stride()[:2])
+
+
+def _by_row(query: Tensor, key: Tensor, value: Tensor) -> dict[str, int]:
+    """Those of rows, constants of a program: addresses within a tile are then constants beside one pointer."""
+    return {"QUERY_ROW": query.stride(2), "KEY_ROW": key.stride(2), "VALUE_ROW": value.stride(2)}
 
 
 def _strides(mask: Tensor | None) -> tuple[int, ...]:

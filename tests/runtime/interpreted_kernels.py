@@ -176,6 +176,8 @@ def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]
         rows, columns = torch.arange(queries) + 1, torch.arange(keys) + first
         drawn = seed if dropout_p else None
         rest = (3, is_causal, 0.3, rows, columns, dropout_p, drawn, salt, starts, total, total == 16)
+        if added is None:  # heads side by side, as a product for all three wrote them
+            query, key, value = (among_others(x) for x in (query, key, value))
         masks = [added] if added is None or mask[2] == 4 else [added > 0]
         for chosen in masks:
             yield "indexed_attention", (query, key, value, chosen, *rest, window)
@@ -185,6 +187,12 @@ def attention_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]
                 "indexed_attention_backward",
                 (torch.randn_like(out), query, key, value, chosen, out, sums, *rest, learned, window),
             )
+
+
+def among_others(x: Tensor) -> Tensor:
+    """The same heads (B, H, S, D), which lie as (B, S, H, D) beside further elements."""
+    lies = torch.cat([x, x[..., :3]], -1).transpose(1, 2).contiguous()
+    return lies.transpose(1, 2)[..., : x.shape[-1]]
 
 
 def compare(changed: str) -> int:
