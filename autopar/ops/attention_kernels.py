@@ -313,5 +313,5 @@ KERNELS: Mapping[str, tuple[FusedKernel, ...]] = {
         ),
     ),
 }
-"""By device type, the fastest first: on an H100 cuDNN takes 0.51 to 0.69 of the seconds of flash attention, forward and
+"""By device type, the fastest first: on an H100 cuDNN takes 0.52 to 0.69 of the seconds of flash attention, forward and
 backward (torch 2.11, cuDNN 9.19; `benchmarks/results/gpu/attention.json`)."""

@@ -55,6 +55,8 @@ class Measured:
         return Made(model=model, inputs=inputs)
 
 
+LLAMA_1B = {"layers": 16, "width": 2048, "hidden": 8192, "heads": 32, "kv_heads": 8, "vocabulary": 128256}
+TINY_LLAMA = {"layers": 2, "width": 32, "hidden": 64, "heads": 4, "kv_heads": 2, "vocabulary": 96}
 MODELS: Mapping[str, Measured] = {
     "gpt2": Measured(
         build=gpt,
@@ -71,11 +73,11 @@ MODELS: Mapping[str, Measured] = {
         build=llama,
         batch=tokens,
         full=Sizes(
-            model={"layers": 16, "width": 2048, "hidden": 8192, "heads": 32, "kv_heads": 8, "vocabulary": 128256},
+            model=LLAMA_1B,
             batch=(4, 2048, 128256),
         ),
         tiny=Sizes(
-            model={"layers": 2, "width": 32, "hidden": 64, "heads": 4, "kv_heads": 2, "vocabulary": 96},
+            model=TINY_LLAMA,
             batch=(4, 16, 96),
         ),
     ),
@@ -83,11 +85,11 @@ MODELS: Mapping[str, Measured] = {
         build=llama,
         batch=tokens,
         full=Sizes(
-            model={"layers": 16, "width": 2048, "hidden": 8192, "heads": 32, "kv_heads": 8, "vocabulary": 128256},
+            model=LLAMA_1B,
             batch=(1, 65536, 128256),
         ),
         tiny=Sizes(
-            model={"layers": 2, "width": 32, "hidden": 64, "heads": 4, "kv_heads": 2, "vocabulary": 96},
+            model=TINY_LLAMA,
             batch=(1, 64, 96),
         ),
     ),

@@ -11,7 +11,7 @@ import autopar
 from autopar.hardware.cluster import Cluster
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.stage import Place
-from benchmarks.gpu.steps import MIXED, compared, compiled, plan_path, replayed
+from benchmarks.gpu.steps import MIXED, compared, compiled, plain, plan_path, replayed
 
 
 def test_a_plan_of_another_graph_is_made_again_and_the_row_says_why(tmp_path: Path) -> None:
@@ -43,3 +43,12 @@ def test_a_rehearsal_says_why_it_records_no_graphs() -> None:
     assert row["refused"] == ["cuda_graphs=True records nothing: the module runs on cpu"]
     assert row["speed_of_run"] == pytest.approx(1.0 / row["seconds"])
     assert row["loss_beside_run"] == pytest.approx(row["first_loss"] - 4.0)
+
+
+def test_what_does_not_fit_is_a_row_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore")
+
+    monkeypatch.setattr("benchmarks.gpu.steps.trained", full)
+    row = plain(Place(device=torch.device("cpu"), rehearse=True), "gpt2", 2, lambda module: module)
+    assert row == {"does_not_fit": "CUDA out of memory. Tried to allocate 1 GiB."}
