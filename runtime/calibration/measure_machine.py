@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,8 @@ CAREFUL = Effort()
 BRIEF = Effort(passes=1, collective_calls=30)
 """For who waits for it: a minute on a quiet machine of two cores. `autopar profile` measures again."""
 POLL_SECONDS = 0.1
+PEER_LOST = "Connection closed by peer"
+"""What gloo says in a process whose peer has ended."""
 TIME_LIMIT_SECONDS = 590.0
 """After this the processes are ended: a machine that needs so long is too busy to be measured."""
 
@@ -105,10 +108,25 @@ def measure_points(
         finally:
             for worker in workers:
                 worker.kill()
-        for rank, (worker, text) in enumerate(zip(workers, outputs, strict=True)):
-            if worker.returncode:
-                raise AutoparError(f"calibration process {rank} failed ({worker.returncode}):\n{text}")
+        if failed := _failures([worker.returncode for worker in workers], outputs):
+            raise AutoparError(failed)
         return msgspec.json.decode(output.read_bytes(), type=list[Measurement])
+
+
+def _failures(codes: Sequence[int], outputs: Sequence[str]) -> str:
+    """What every failed process said, causes before those that only lost a peer; empty where none failed."""
+    failed = [rank for rank, code in enumerate(codes) if code]
+    failed.sort(key=lambda rank: (codes[rank] > 0, PEER_LOST in outputs[rank]))
+    said = []
+    for rank in failed:
+        if codes[rank] < 0:
+            ended = f"was ended by {signal.Signals(-codes[rank]).name}"
+            if codes[rank] == -signal.SIGKILL:
+                ended += " (for want of memory? Leave more free and measure again)"
+        else:
+            ended = f"failed ({codes[rank]})"
+        said.append(f"calibration process {rank} {ended}:\n{outputs[rank]}")
+    return "\n".join(said)
 
 
 def _outputs(workers: Sequence[subprocess.Popen[str]], progress: Path, on_progress: OnProgress) -> list[str]:

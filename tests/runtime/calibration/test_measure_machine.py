@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from autopar.cost_models.machine_profile import (
     save_profile,
 )
 from autopar.cost_models.operator_costs import OPTIMIZER, STREAMING
+from autopar.errors import AutoparError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.runtime.calibration import measure_machine as calibration
@@ -76,6 +79,31 @@ def test_a_profile_of_before_overlap_was_measured_is_measured_again(tmp_path, mo
     profile = calibrate()  # the machine is busier now, but the old profile says less
     assert profile.crowd == 1.2
     assert [(each.slowdown, each.host_seconds) for each in profile.overlaps] == [(1.5, 1e-3)]
+
+
+def test_a_failure_names_first_the_process_that_began_it(monkeypatch) -> None:
+    started = iter(
+        [
+            "import sys; sys.exit('RuntimeError: Connection closed by peer [127.0.0.1]')",
+            "import sys; sys.exit('ValueError: of this rank')",
+            "import os; os.kill(os.getpid(), 9)",
+            "",
+        ]
+    )
+
+    def start(*_: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", next(started)]
+        return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    monkeypatch.setattr(calibration, "_start_worker", start)
+    with pytest.raises(AutoparError) as error:
+        calibration.measure_points()
+    heads = [line for line in str(error.value).splitlines() if line.startswith("calibration process")]
+    assert heads == [
+        "calibration process 2 was ended by SIGKILL (for want of memory? Leave more free and measure again):",
+        "calibration process 1 failed (1):",
+        "calibration process 0 failed (1):",
+    ]
 
 
 @pytest.mark.exhaustive
