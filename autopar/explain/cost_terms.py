@@ -26,6 +26,7 @@ from autopar.passes.view_layouts import layout_before_view
 from autopar.planner.memory.recomputation import RECOMPUTED, state_of
 from autopar.planner.one_mesh.recovered_problem import Recovered
 from autopar.planner.problem.build import Variable
+from autopar.planner.problem.equivalence import OperatorEquivalence
 from autopar.planner.problem.factorisation import shape_of, value_of
 from autopar.planner.problem.prices import TIE_BREAK_SECONDS, Prices, in_zigzag, tensor_bytes
 from autopar.planner.problem.read_skeleton import skeleton_of
@@ -76,6 +77,7 @@ class _Counter:
         times = self.count * (2 if state_of(variable, label) == RECOMPUTED else 1)
         axes = variable.strategies.axes[label]
         own = [*self._synchronised(node, axes), *self._exchanged(node, variable, label)]
+        own += self._dispatched(index, variable, label)
         for output, tensor in self.skeleton.slots[index].tolls:
             offered = variable.layouts[output]
             own += self._moved(tensor, _at(offered, label), replicated(len(self.mesh.shape)), ())
@@ -129,6 +131,22 @@ class _Counter:
                 part = local_fraction(_at(strategies.inputs[index], label), shape, self.mesh)
                 row = round(nbytes * part * math.prod(self.mesh.shape[axis] for axis in over))
                 yield "neighbours", self._names(over), self.prices.collective_seconds("neighbours", over, row)
+
+    def _dispatched(
+        self, index: int, variable: Variable, label: int
+    ) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """Rows that travel to their experts and back."""
+        node, strategies = variable.node, variable.strategies
+        assert strategies is not None
+        equivalence = self.skeleton.equivalences[self.skeleton.slots[index].equivalence]
+        exchanges = equivalence.exchanges if isinstance(equivalence, OperatorEquivalence) else ()
+        rule = self.built.rules.get(node)
+        over = () if rule is None else tuple(a for a, name in enumerate(strategies.axes[label]) if name in rule.pairs)
+        if over and exchanges:
+            parts = self.prices.exchanged_parts(node, strategies, exchanges)
+            for message, part in zip(exchanges, parts, strict=True):
+                seconds = self.prices.exchange_seconds(over, message.nbytes * float(part[label]))
+                yield "all_to_all", self._names(over), seconds
 
     def _ring(
         self, node: fx.Node, variable: Variable, label: int, seconds: float

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from autopar._compat import grouped_mm
 from autopar.ops.capability import capability
+from autopar.ops.dispatch import Dispatch
 from autopar.ops.grouped_products import grouped_outer, grouped_product
 
 _GROUPED_ALIGNMENT = 8  # bf16 elements in 16 bytes: the kernel wants rows that start on such a boundary
@@ -84,6 +85,31 @@ def block_expert_outer(
     """`expert_outer` of the experts [start, start + num_experts)."""
     out: Tensor = expert_outer(x, grad, expert_ids - start, num_experts, transposed)
     return out
+
+
+def dispatched_expert_linear(
+    x: Tensor, weight: Tensor, expert_ids: Tensor, transposed: bool, there: Dispatch
+) -> Tensor:
+    """`expert_linear` whose rows travel to the experts of other ranks; weight: of the experts that this rank holds.
+
+    A form between two passes: `sort_by_expert` writes what moves the rows. Raises RuntimeError where it runs on values.
+    """
+    _refuse_values(x, there)
+    return x.new_empty(x.shape[0], weight.shape[1 if transposed else 2])
+
+
+def dispatched_expert_outer(
+    x: Tensor, grad: Tensor, expert_ids: Tensor, num_experts: int, transposed: bool, there: Dispatch
+) -> Tensor:
+    """`expert_outer` of rows that travel; num_experts: those that this rank holds. As `dispatched_expert_linear`."""
+    _refuse_values(x, there)
+    left, right = (grad, x) if transposed else (x, grad)
+    return x.new_empty(num_experts, left.shape[1], right.shape[1])
+
+
+def _refuse_values(x: Tensor, there: Dispatch) -> None:
+    if not x.is_meta:
+        raise RuntimeError(f"rows of {tuple(x.shape)} are to travel over {there.group}: sort_by_expert has not run")
 
 
 @torch.library.custom_op(

@@ -25,7 +25,8 @@ Way = Literal["ring", "ulysses", "gather"]
 
 VOTES: Mapping[tuple[str, str], Role] = {
     ("attention", "h"): "tp", ("attention", "g"): "tp", ("attention", "s"): "cp",
-    ("mm", "n"): "tp", ("mm", "k"): "tp", ("expert_linear", "e"): "ep", ("expert_linear", "k"): "tp",
+    ("mm", "n"): "tp", ("mm", "k"): "tp", ("expert_linear", "e"): "ep", ("expert_linear", "t+e"): "ep",
+    ("expert_linear", "k"): "tp",
     ("expert_linear", "n"): "tp", ("_grouped_mm", "e"): "ep", ("_grouped_mm", "k"): "tp", ("_grouped_mm", "n"): "tp",
     ("tiled_mlp", "f"): "tp", ("convolution", "co"): "tp", ("convolution", "ci"): "tp",
 }  # fmt: skip

@@ -21,9 +21,10 @@ BATCH_AXES = ("dp_replicate", "dp_shard")
 CONTEXT_AXES = ("cp", "cp_inner")
 """Axes that split the sequence. With two of them attention may do one thing over the outer one and another over the
 inner one, as a ring across nodes of ranks that split heads inside each; `cp` alone leaves open how it is cut."""
-AXIS_NAMES = (*BATCH_AXES, *CONTEXT_AXES, "tp")
+EXPERT_AXIS = "ep"
+"""Splits the batch, and the experts: their rows travel, or as asked otherwise."""
+AXIS_NAMES = (*BATCH_AXES, *CONTEXT_AXES, EXPERT_AXIS, "tp")
 """Axes of a mesh; in front of them a pipeline has its own."""
-LATER_AXES = {"ep": "expert"}
 MOST_AXES = 4
 """Of a mesh: two kinds of links with two uses each (split the batch, split the model) are four."""
 FREE_AXIS_NAMES: dict[int, tuple[str, ...]] = {
@@ -60,10 +61,6 @@ def pinned_axes(dims: Mapping[str, int], num_devices: int) -> dict[str, int]:
     """The named axes of more than one device, outermost first, with -1 filled in. Raises ConfigurationError for unknown
     axes and for sizes that do not divide the devices."""
     for name, size in dims.items():
-        if name in LATER_AXES:
-            raise ConfigurationError(
-                f"axis {name} ({LATER_AXES[name]} parallelism) comes in a later version: nothing can run it yet"
-            )
         if name not in AXIS_NAMES:
             known = (*AXIS_NAMES, PIPELINE_AXIS)
             raise ConfigurationError(f"unknown axis {name!r}; axes are {', '.join(known)}{did_you_mean(name, known)}")

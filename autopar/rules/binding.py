@@ -19,7 +19,7 @@ from autopar.errors import ConfigurationError
 from autopar.ops.attention_blocks import Band
 from autopar.rules.call import Call, TensorSpec
 from autopar.rules.language import ELLIPSIS_NAME, Effect, Ellipsis, Factor, Pattern, TensorPattern, parse_pattern
-from autopar.rules.rule import Dim, RingTraffic, Rule, Tensor
+from autopar.rules.rule import PAIR, Dim, RingTraffic, Rule, Tensor
 
 _Factors = tuple[Factor, ...]
 _WHOLE = (Factor(None, True),)
@@ -54,7 +54,9 @@ def bind_rule(text: str, call: Call) -> Rule:
         sizes={name: sizes[name] for name in names},
         reductions=_reductions(names, effects, rule_outputs, pattern, call),
         linear=_linear(pattern, call),
-        implementations={n: i for n in names if n in effects and (i := effects[n].implementation)},
+        implementations={
+            n: i for n in (*names, *_pairs(effects, names)) if n in effects and (i := effects[n].implementation)
+        },
         synchronised_bytes={n: int(_evaluate(b, known)) for n in names if n in effects and (b := effects[n].bytes)},
         exchanged_bytes={n: int(_evaluate(e, known)) for n in names if n in effects and (e := effects[n].edges)},
         ring_traffic={n: _ring(n, effects[n], known) for n in names if n in effects and effects[n].ring},
@@ -206,6 +208,11 @@ def _dim(dim: _Factors, size: int, sizes: Mapping[str, int]) -> Dim:
 def _names(tensors: Sequence[Tensor]) -> tuple[str, ...]:
     found = {name: None for tensor in tensors for dim in tensor for name in dim if name is not None}
     return tuple(found)
+
+
+def _pairs(effects: Mapping[str, Effect], names: Sequence[str]) -> list[str]:
+    """The pairs of an annotation both of whose names may be split."""
+    return [pair for pair in effects if PAIR in pair and set(pair.split(PAIR)) <= set(names)]
 
 
 def _reductions(

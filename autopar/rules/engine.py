@@ -38,18 +38,19 @@ from autopar.rules.table_statistics import STATISTICS_RULES
 __all__ = ["is_view", "rule_for", "tensor_operands", "uncovered"]
 
 _aten = torch.ops.aten
-_RESHAPING = frozenset(
+RESHAPES = frozenset(
     {
         _aten.view.default,
         _aten._unsafe_view.default,
         _aten.reshape.default,
-        _aten.permute.default,
         _aten.unsqueeze.default,
         _aten.squeeze.default,
         _aten.squeeze.dim,
         _aten.squeeze.dims,
     }
 )
+"""Calls that see a tensor in other dims, in the order of its elements."""
+_RESHAPING = RESHAPES | {_aten.permute.default}
 _CONSTANT = "-> [...]"
 _VIEWS_OF_EQUAL_SHAPE = frozenset({_aten.slice.Tensor, _aten.expand.default})
 

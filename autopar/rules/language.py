@@ -37,6 +37,8 @@ What a split leaves. A name that an output lacks leaves Partial(sum) there. Anno
                                 nowhere else) with the neighbouring blocks; a rank holds one range of s, never a strided
                                 one. The input of a window of stride 2 is `(s [t])`, its output `s`, with `; t = 2`:
                                 blocks of both lie above each other, and where they would not the dim is `[x]`, whole
+    t+e: by dispatched_experts                   a pair: one axis splits both names, the second in one range per rank;
+                                the implementation moves the rows of the first to where their part of the second is
     s: by ring_attention ring 4*b*h*s*d          blocks of that many bytes in all go around the ranks, from neighbour to
                                 neighbour, while each is computed upon; `home 8*b*h*s*d`: as do those of what is found
                                 for them, and once more, to where they began; `joins 10*b*h*g*s*e`: bytes that joining

@@ -17,6 +17,8 @@ from autopar.ops.attention_blocks import Band
 
 Dim: TypeAlias = tuple[str | None, ...]  # factors of one dim, outermost first; () for a dim of size 1
 Tensor: TypeAlias = tuple[Dim, ...]
+PAIR = "+"
+"""Between two names that one axis splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Rule:
     linear: patterns over the operands: operands marked True may all be Partial("sum") together (the others
         replicated); then all outputs are Partial("sum").
     implementations: name -> implementation needed when the name is split ("masked_embedding", ...); other names
-        need none: the operator runs unchanged on local tensors.
+        need none: the operator runs unchanged on local tensors. "t+e": needed when an axis splits both names.
     synchronised_bytes: name -> bytes that the implementation all-reduces when the name is split (statistics of a
         batch norm).
     exchanged_bytes: name -> bytes of the rows at the edges of a block that the implementation exchanges with the
@@ -75,6 +77,11 @@ class Rule:
             for dim in tensor:
                 found.update({factor: None for factor in dim if factor is not None})
         return tuple(found)
+
+    @property
+    def pairs(self) -> tuple[str, ...]:
+        """Pairs of names that an axis may pick together, as "t+e"."""
+        return tuple(name for name in self.implementations if PAIR in name)
 
     def needs_one_range(self, name: str) -> bool:
         """Whether a rank must hold one contiguous range of the name: masked lookups, halos and running sums address

@@ -2,6 +2,7 @@
 
     t (rows)        data parallel: a rank sorts and multiplies its own rows
     e (experts)     expert parallel: rows of other ranks' experts are zero, which leaves Partial(sum)
+    t+e             expert parallel: rows travel to the rank of their expert, and back
     k, n            tensor parallel inside every expert
 
 Each row meets one matrix, so a split of e divides the expected work, as the FLOPs 2*t*k*n say. torch's own grouped
@@ -22,11 +23,17 @@ def _matrices(call: Call) -> str:
 
 
 def _expert_linear(call: Call) -> str:
-    return f"t k, {_matrices(call)}, t -> t n ; e: sum by masked_experts ; linear: x - - | - x - ; flops: 2*t*k*n"
+    return (
+        f"t k, {_matrices(call)}, t -> t n ; e: sum by masked_experts ; t+e: by dispatched_experts ; "
+        "linear: x - - | - x - ; flops: 2*t*k*n"
+    )
 
 
 def _expert_outer(call: Call) -> str:
-    return f"t k, t n, t -> {_matrices(call)} ; e: by masked_experts_outer ; linear: x - - | - x - ; flops: 2*t*k*n"
+    return (
+        f"t k, t n, t -> {_matrices(call)} ; e: by masked_experts_outer ; t+e: by dispatched_experts_outer ; "
+        "linear: x - - | - x - ; flops: 2*t*k*n"
+    )
 
 
 def _grouped_mm(call: Call) -> str | None:

@@ -1,13 +1,22 @@
-"""Products with a block of the experts: `autopar.ops.experts` with the first expert of this rank's block."""
+"""Products with a block of the experts: `autopar.ops.experts` with the first expert of this rank's block.
+
+Rows of other experts are zero (masked), or every rank has rows of its own, which `sort_by_expert` sends to the rank of
+their expert and back (dispatched).
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 from torch import fx
 
+from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
+from autopar.ops.dispatch import Dispatch
 from autopar.passes.implementations.local_context import LocalContext
+from autopar.rules.rule import PAIR
 
 
 def _expert_linear(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -28,7 +37,49 @@ def _of_all(num_experts: int, call: fx.Node) -> fx.Node:
     return call
 
 
+def _dispatched_linear(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    num_experts = int(context.global_argument("weight").meta["val"].shape[0])
+    there = _dispatch(context, num_experts, context.plan.inputs[1])
+    return context.call(experts.dispatched_expert_linear, *args, there, **kwargs)
+
+
+def _dispatched_outer(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    there = _dispatch(context, context.global_output().shape[0], context.plan.outputs[0])
+    return context.call(experts.dispatched_expert_outer, *args[:3], context.output_shape()[0], args[4], there)
+
+
+def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispatch:
+    """Where the experts are, of a rank whose rows travel along the axes that split rows and experts alike."""
+    axes = context.axes_of(frozenset(name for name in context.plan.axes if name is not None and PAIR in name))
+    group = tuple(context.coordinate[axis] for axis in axes)
+    sizes = [context.mesh.shape[axis] for axis in axes]
+    held = []
+    for place in itertools.product(*map(range, sizes)):
+        coordinate = list(context.coordinate)
+        for axis, at in zip(axes, place, strict=True):
+            coordinate[axis] = at
+        (number,) = local_shape((num_experts,), _of_dim(layout), context.mesh, coordinate)
+        held.append((local_start(num_experts, _of_dim(layout), 0, context.mesh, coordinate), number))
+    names = tuple(context.mesh.axis_names[axis] for axis in axes)
+    start, block = held[0]
+    return Dispatch(
+        start=start,
+        experts=sum(number for _, number in held),
+        block=block,
+        ranks=math.prod(sizes),
+        position=sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(group)),
+        group="+".join(names),
+    )
+
+
+def _of_dim(layout: Layout) -> Layout:
+    """Of a tensor of experts, the layout of its dim 0 alone."""
+    return tuple(p if isinstance(p, Shard) and p.dim == 0 else Replicate() for p in layout)
+
+
 IMPLEMENTATIONS = {
+    "dispatched_experts": _dispatched_linear,
+    "dispatched_experts_outer": _dispatched_outer,
     "masked_experts": _expert_linear,
     "masked_experts_outer": _expert_outer,
 }

@@ -12,27 +12,32 @@ front of products only, no more than ordering its own result.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 
-import torch
 from torch import fx
 
-from autopar.graphs.node_values import node_bytes
-from autopar.passes.kernels.graph_patterns import shape_of
+from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
 from autopar.passes.kernels.row_wise import RowWise, row_wise
-
-_aten = torch.ops.aten
+from autopar.rules.engine import RESHAPES
 
 
 class OrderedRows:
     """products: those that want ordered rows, with what they read and return; start: the order is known behind it;
-    others: products that want another order, which never join.
+    others: products that want another order, which never join; may: asked of whatever treats rows alike, before
+    it joins.
 
     inside: products, and all that joins them.
     """
 
-    def __init__(self, products: Mapping[fx.Node, RowWise], start: fx.Node, others: Collection[fx.Node] = ()) -> None:
-        self._start = start
+    def __init__(
+        self,
+        products: Mapping[fx.Node, RowWise],
+        start: fx.Node,
+        others: Collection[fx.Node] = (),
+        may: Callable[[fx.Node, RowWise], bool] = lambda node, how: True,
+    ) -> None:
+        self._start, self._may = start, may
         self._count = shape_of(start)[0]
         self._known: dict[fx.Node, RowWise | None] = {**dict.fromkeys(others), **products}
         self.inside = set(products)
@@ -75,35 +80,40 @@ class OrderedRows:
         if how is None or not how.operands or node < self._start:
             return False
         gathered = sum(self._cost(operand, node) for operand in set(how.operands) if not self.is_ordered(operand))
-        kept = sum(node_bytes(operand) for operand in set(how.operands) if self.is_ordered(operand))
+        kept = sum(_bytes(operand) for operand in set(how.operands) if self.is_ordered(operand))
         if kept:
             return gathered < kept
         is_wanted = _key(node) in self._gathered and all(self.reads(user, node) for user in node.users)
-        return is_wanted and how.returns_rows and gathered <= node_bytes(node)
+        return is_wanted and how.returns_rows and gathered <= _bytes(node)
 
     def _cost(self, value: fx.Node, reader: fx.Node) -> int:
         """Bytes to gather so that a value is ordered: its own, or of what it is made of, if its operator joins too."""
         if _key(value) in self._gathered:
             return 0
-        own, how = node_bytes(value), self._row_wise(value)
+        own, how = _bytes(value), self._row_wise(value)
         if how is None or not how.returns_rows or not how.operands or value < self._start:
             return own
         if any(user is not reader and not self.reads(user, value) for user in value.users):
             return own
         parts = (part for part in set(how.operands) if not self.is_ordered(part) and _key(part) not in self._gathered)
-        return min(own, sum(map(node_bytes, parts)))
+        return min(own, sum(map(_bytes, parts)))
 
     def _row_wise(self, node: fx.Node) -> RowWise | None:
         if node not in self._known:
-            self._known[node] = row_wise(node, self._count)
+            how = row_wise(node, self._count)
+            self._known[node] = how if how is not None and self._may(node, how) else None
         return self._known[node]
 
 
 def viewed(node: fx.Node) -> fx.Node:
     """What a chain of reshapes looks at: backward writes those of forward once more."""
-    while node.target is _aten.reshape.default:
+    while node.op == "call_function" and node.target in RESHAPES:
         (node,) = node.all_input_nodes
     return node
+
+
+def _bytes(node: fx.Node) -> int:
+    return math.prod(shape_of(node)) * dtype_of(node).itemsize
 
 
 def _key(node: fx.Node) -> object:

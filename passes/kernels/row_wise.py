@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from autopar.graphs.node_values import VIEWS, describe_values
-from autopar.rules.engine import rule_for, tensor_operands
+from autopar.rules.engine import RESHAPES, rule_for, tensor_operands
 from autopar.rules.rule import Rule, Tensor
 
 _aten = torch.ops.aten
@@ -43,7 +43,7 @@ def row_wise(node: fx.Node, rows: int) -> RowWise | None:
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return None
-    if node.target in VIEWS:
+    if node.target in VIEWS or node.target in RESHAPES:
         found = RowWise(tuple(node.all_input_nodes), True) if _keeps_rows(node, rows) else None
     else:
         rule = rule_for(node)

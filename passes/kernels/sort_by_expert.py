@@ -7,6 +7,16 @@
                                                        m = rows_at(mul(y, rows_at(r, order)), places)
                                                        z = sum(reshape(m, [T / k, k, N]), 1)
 
+Where rows travel to the rank of their expert (`ops/dispatch.py`), they do so where they are put in order, and come back
+where they are put back:
+
+    y = dispatched_expert_linear(x, w, ids, there)     order, places, counts = dispatch_order(ids, there)
+                                               -->     y = sorted_expert_linear(sent(rows_at(x, order)), w, held)
+                                                       y = rows_at(returned(y), places)
+
+How many rows a rank has in between is known when they have come: graphs say as many as it began with, which is the
+mean over the ranks, and no call in between names them.
+
 Forward and backward are rewritten together, so backward reads what forward left in order. Rows that are k copies of a
 token are taken from the token. Every rank orders its own rows, by its own block of the experts.
 """
@@ -14,33 +24,44 @@ token are taken from the token. Every rank orders its own rows, by its own block
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from autopar.ops import experts
+from autopar.graphs.node_values import VIEWS
+from autopar.layouts.placement import Partial, Shard
+from autopar.ops import dispatch, experts
+from autopar.ops.dispatch import Dispatch
 from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
 from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
 from autopar.passes.kernels.row_wise import RowWise
 
 _aten = torch.ops.aten
+_c10d = torch.ops._c10d_functional
 _ours = torch.ops.autopar
-_LINEAR = frozenset({_ours.expert_linear.default, experts.block_expert_linear})
-_OUTER = frozenset({_ours.expert_outer.default, experts.block_expert_outer})
+_LINEAR = frozenset({_ours.expert_linear.default, experts.block_expert_linear, experts.dispatched_expert_linear})
+_OUTER = frozenset({_ours.expert_outer.default, experts.block_expert_outer, experts.dispatched_expert_outer})
 _COPIES = frozenset({_aten.reshape.default, _aten.clone.default})
 
 
-def sort_by_expert(graph: fx.Graph) -> None:
-    """Rewrite every expert product of a lowered graph, in place; what nobody reads any more stays."""
+def sort_by_expert(graph: fx.Graph, axis_names: Sequence[str] = ()) -> None:
+    """Rewrite every expert product of a lowered graph, in place; what nobody reads any more stays.
+
+    axis_names: of the mesh, over which rows may travel.
+    """
     layers: dict[object, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.target in _LINEAR or node.target in _OUTER:
-            layers.setdefault((viewed(_ids(node)), _experts(node)), []).append(node)
+            layers.setdefault((viewed(_ids(node)), _experts(node), _there(node)), []).append(node)
     every = [product for products in layers.values() for product in products]
     for products in layers.values():
-        _Layer(graph, products, every).rewrite()
+        there = _there(products[0])
+        if there is None:
+            _Layer(graph, products, every).rewrite()
+        else:
+            _DispatchedLayer(graph, products, every, there, axis_names).rewrite()
 
 
 def _ids(product: fx.Node) -> fx.Node:
@@ -54,10 +75,16 @@ def _experts(product: fx.Node) -> tuple[int, int]:
     """Number of experts of a product, and the first of them."""
     is_outer = product.target in _OUTER
     count = product.args[3] if is_outer else shape_of(product.args[1])[0]
-    first = next(iter(product.args[5 if is_outer else 4 :]), 0)  # of a block
+    first = 0 if _there(product) else next(iter(product.args[5 if is_outer else 4 :]), 0)  # of a block
     assert isinstance(count, int)
     assert isinstance(first, int)
     return count, first
+
+
+def _there(product: fx.Node) -> Dispatch | None:
+    """Where the experts are to which the rows of a product travel."""
+    there = product.args[-1]
+    return there if isinstance(there, Dispatch) else None
 
 
 def _reads_rows(product: fx.Node) -> RowWise:
@@ -74,9 +101,14 @@ class _Layer:
         self._graph = graph
         self._ids = _ids(products[0])
         self._experts = _experts(products[0])
-        self._rows = OrderedRows({one: _reads_rows(one) for one in products}, self._ids, every)
+        reads = {one: _reads_rows(one) for one in products}
+        self._rows = OrderedRows(reads, self._ids, every, self._may_join)
         self._gathered: dict[object, fx.Node] = {}
         self._tokens: dict[int, fx.Node] = {}
+
+    def _may_join(self, node: fx.Node, how: RowWise) -> bool:
+        """Whether a call that treats rows alike may run on those of the products: a rank has its own rows only."""
+        return True
 
     def rewrite(self) -> None:
         """Put products and all between them in order, gather what they read, and put back what others read."""
@@ -114,8 +146,12 @@ class _Layer:
         key = (viewed(value), shape_of(value))
         if key not in self._gathered:
             source, index = self._tokens_of(value, order, reader) or (value, order)
-            self._gathered[key] = self._select(source, index, reader, reader)
+            self._gathered[key] = self._arrived(source, index, reader)
         return self._gathered[key]
+
+    def _arrived(self, source: fx.Node, index: fx.Node, reader: fx.Node) -> fx.Node:
+        """Rows of `source` where products read them."""
+        return self._select(source, index, reader, reader)
 
     def _tokens_of(self, value: fx.Node, order: fx.Node, reader: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         """(tokens, the token of every row in order) of a value whose rows are k copies of each token."""
@@ -142,9 +178,13 @@ class _Layer:
         """Rows of a value where they came from, in front of the first of those who read them so."""
         first = readers[0]
         same = first.op == "output" or first.meta["phase"] == value.meta["phase"]
-        back = self._select(value, places, first, value if same else first)
+        back = self._returned(value, places, first, value if same else first)
         for reader in readers:
             reader.replace_input_with(value, back)
+
+    def _returned(self, value: fx.Node, places: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
+        """Rows of `value` where others read them."""
+        return self._select(value, places, point, like)
 
     def _select(self, value: fx.Node, index: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
         node = self._insert(point, experts.rows_at, (value, index), like)
@@ -159,3 +199,110 @@ class _Layer:
             node = self._graph.call_function(target, args, options)
         node.meta = {key: like.meta[key] for key in ("phase", "operator")}
         return node
+
+
+class _DispatchedLayer(_Layer):
+    """Products whose rows travel to the rank that has their expert."""
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        products: list[fx.Node],
+        every: list[fx.Node],
+        there: Dispatch,
+        axis_names: Sequence[str],
+    ) -> None:
+        self._there = there
+        self._axes = [axis_names.index(name) for name in there.group.split("+")]
+        super().__init__(graph, products, every)
+        self._lists: dict[tuple[str, int], fx.Node] = {}
+
+    def rewrite(self) -> None:
+        """As of any layer; and calls between products name no number of rows."""
+        super().rewrite()
+        for node in sorted(self._rows.inside):
+            self._free_rows(node)
+
+    def _may_join(self, node: fx.Node, how: RowWise) -> bool:
+        """Rows of other ranks of the group are among those that are here. So nothing but rows may be split over it, and
+        what sums over rows must be a part of the sum over the group."""
+        if node.target in VIEWS and "layout" not in node.meta:
+            return True
+        placed = [layout[axis] for axis in self._axes] if (layout := node.meta.get("layout")) else [None]
+        if not how.returns_rows:
+            return all(isinstance(one, Partial) for one in placed)
+        return all(isinstance(one, Shard) and one.dim == 0 for one in placed)
+
+    def _order(self, first: fx.Node) -> list[fx.Node]:
+        """Order and places of the own rows, and the rows per expert behind the exchange."""
+        there, behind = self._there, self._ids.next
+        rows, held, buckets = shape_of(self._ids), self._experts[0], (there.ranks * (there.block + 1),)
+        while behind.op == "placeholder":
+            behind = behind.next
+        order, places, counts = self._items(
+            behind, _ours.dispatch_order.default, (self._ids, *there[:-1]), (rows, rows, buckets), first
+        )
+        equal = [there.block + 1] * there.ranks
+        table = self._sent(counts, (equal, equal), behind, first)
+        self._sizes = self._insert(behind, dispatch.row_sizes, (counts, table, there.ranks), first)
+        self._sizes.meta.update(local_shape=(2, there.ranks), dtype=torch.int64)
+        self._regrouped, self._ungrouped, each = self._items(
+            behind, dispatch.received_order, (table, self._sizes, there.ranks, held), (rows, rows, (held,)), first
+        )
+        return [order, places, each]
+
+    def _items(
+        self, point: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], shapes: Sequence[Any], like: fx.Node
+    ) -> list[fx.Node]:
+        """The outputs of a call, int64 all."""
+        call = self._insert(point, target, args, like)
+        call.meta.update(local_shape=tuple(shapes), dtype=(torch.int64,) * len(shapes))
+        items = [self._insert(point, operator.getitem, (call, item), like) for item in range(len(shapes))]
+        for item, shape in zip(items, shapes, strict=True):
+            item.meta.update(local_shape=shape, dtype=torch.int64)
+        return items
+
+    def _sent(self, rows: fx.Node, splits: tuple[Any, Any], point: fx.Node, like: fx.Node) -> fx.Node:
+        """What comes of rows that go to the ranks of the group; splits: what comes, and what goes."""
+        group = self._there.group
+        described = {"local_shape": shape_of(rows), "dtype": dtype_of(rows)}
+        started = self._insert(point, _c10d.all_to_all_single.default, (rows, *splits, group), like)
+        started.meta |= described | {"group_axes": tuple(group.split("+")), "full_bytes": 0}
+        waited = self._insert(point, _c10d.wait_tensor.default, (started,), like)
+        waited.meta |= described
+        return waited
+
+    def _list(self, side: int, phase_of: fx.Node) -> fx.Node:
+        """What goes (0) or comes (1), as a list, which forward does not hand to backward."""
+        key = phase_of.meta["phase"], side
+        if key not in self._lists:
+            self._lists[key] = self._insert(self._sizes.next, dispatch.row_list, (self._sizes, side), self._sizes)
+            self._lists[key].meta.update(phase=key[0], local_shape=(self._there.ranks,), dtype=torch.int64)
+        return self._lists[key]
+
+    def _arrived(self, source: fx.Node, index: fx.Node, reader: fx.Node) -> fx.Node:
+        own = super()._arrived(source, index, reader)
+        went = self._sent(own, (self._list(1, own), self._list(0, own)), reader, own)
+        return super()._arrived(went, self._regrouped, reader)
+
+    def _returned(self, value: fx.Node, places: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
+        by_rank = super()._returned(value, self._ungrouped, point, like)
+        came = self._sent(by_rank, (self._list(0, by_rank), self._list(1, by_rank)), point, by_rank)
+        return super()._returned(came, places, point, like)
+
+    def _free_rows(self, node: fx.Node) -> None:
+        """Sizes of a call between products: as many rows as there are."""
+        if node.target in VIEWS and node.target is not _aten.permute.default:
+            value, shape = node.args
+            assert isinstance(shape, list | tuple)
+            node.args = (value, [-1, *shape[1:]])
+        count = shape_of(self._ids)[0]
+        for operand in node.all_input_nodes:
+            if operand.target is _aten.full.default and shape_of(operand)[:1] == (count,):
+                like = next(one for one in self._rows.operands(node))
+                with self._graph.inserting_before(node):
+                    filled = self._graph.call_function(
+                        dispatch.filled_rows, (like, list(shape_of(operand)[1:]), operand.args[1], dtype_of(operand))
+                    )
+                filled.meta = dict(operand.meta)
+                node.replace_input_with(operand, filled)

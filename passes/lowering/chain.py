@@ -49,7 +49,7 @@ def write_local(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
 def sort_rows(stage: LoweredStage, context: StageContext) -> LoweredStage:
     """Rows of expert layers are sorted once per layer; what nobody reads, here and before, goes."""
-    sort_by_expert(stage.program.graph)
+    sort_by_expert(stage.program.graph, context.plan.mesh.axis_names)
     remove_unused(stage.program.graph)
     return stage
 

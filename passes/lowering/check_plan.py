@@ -26,7 +26,7 @@ from autopar.program import Program
 from autopar.rules.alternatives import alternatives_of, rule_as
 from autopar.rules.call import call_of
 from autopar.rules.engine import tensor_operands
-from autopar.rules.rule import Rule, Tensor
+from autopar.rules.rule import PAIR, Rule, Tensor
 
 
 def refuse_unknown_names(plan: Plan, program: Program) -> None:
@@ -143,8 +143,10 @@ def _axis_problem(
         marks = tuple(isinstance(p, Partial) for p in before)
         linear = all(p in (Replicate(), Partial()) for p in before) and all(p == Partial() for p in after)
         return None if marks in rule.linear and linear else _linear_in(rule)
+    if choice in rule.pairs:
+        return _pair_problem(rule, axis, choice, entry, inputs, outputs, mesh)
     if choice not in rule.names:
-        return f"the operator has only the names {list(rule.names)}"
+        return f"the operator has only the names {[*rule.names, *rule.pairs]}"
     return _split_problem(rule, axis, choice, entry, inputs, outputs, mesh)
 
 
@@ -183,6 +185,33 @@ def _split_problem(
             return f"{kind} {index} must be split along {choice!r} of dim {dim}, not {layout[axis]}"
         parts.add(part)
     return None if len(parts) <= 1 else f"the tensors split different parts of {choice!r}"
+
+
+def _pair_problem(
+    rule: Rule,
+    axis: int,
+    choice: str,
+    entry: OperatorPlan,
+    inputs: Sequence[tuple[int, ...]],
+    outputs: Sequence[tuple[int, ...] | None],
+    mesh: Mesh,
+) -> str | None:
+    """As `_split_problem`, of an axis that splits two names; no tensor has both."""
+    tensors = [("input", i, *found) for i, found in enumerate(zip(rule.inputs, entry.inputs, inputs, strict=True))]
+    tensors += [
+        ("output", i, dims, layout, shape)
+        for i, (dims, layout, shape) in enumerate(zip(rule.outputs, entry.outputs, outputs, strict=True))
+        if dims is not None and shape is not None
+    ]
+    parts: dict[str, set[int]] = {name: set() for name in choice.split(PAIR)}
+    for kind, index, dims, layout, shape in tensors:
+        name, dim = next((n, d) for n in parts for d, names in enumerate(dims) if n in names)
+        part = _part(rule, name, dims, dim, layout, axis, shape, mesh)
+        if part is None:
+            return f"{kind} {index} must be split along {name!r} of dim {dim}, not {layout[axis]}"
+        parts[name].add(part)
+    apart = [name for name, found in parts.items() if len(found) > 1]
+    return f"the tensors split different parts of {apart[0]!r}" if apart else None
 
 
 def _part(

@@ -27,6 +27,7 @@ from autopar._compat import FakeTensorMode
 from autopar.graphs.collective_nodes import group_of
 from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Mesh, local_shape
+from autopar.ops.dispatch import received_order, row_list
 from autopar.ops.symmetric_products import SYMMETRIC, gathered_products
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.program import Program, returned_values
@@ -67,6 +68,8 @@ KEPT_BY_DEVICE = frozenset(
 NOT_WITHOUT_VALUES: Mapping[object, str] = {
     _aten._grouped_mm.default: "its shape function takes bf16 alone, kernels take more",
     _aten.repeat_interleave.Tensor: "how many rows it makes follows from values",
+    received_order: "how many rows came follows from values",
+    row_list: "the numbers are values",
 }
 """Operators that do not run without values, though they may with them -> why."""
 
@@ -175,7 +178,7 @@ def _is_collective(node: fx.Node) -> bool:
 
 
 def _collective(node: fx.Node, made: Mapping[fx.Node, AbstractValue], mesh: Mesh, where: str) -> AbstractValue:
-    (operand,) = node.all_input_nodes
+    operand = node.all_input_nodes[0]  # behind it, how many rows go where, if that is known when it runs
     given = made[operand]
     if node.target is _c10d.wait_tensor.default:
         return given

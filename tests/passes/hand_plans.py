@@ -22,7 +22,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import OperatorPlan, ParameterPlan, Prediction
 from autopar.program import Program
 from autopar.rules.engine import is_view, rule_for, tensor_operands
-from autopar.rules.rule import Rule
+from autopar.rules.rule import PAIR, Rule
 from autopar.rules.rule import Tensor as Dims
 from tests.passes.local_blocks import assemble, distribute
 from tests.passes.lowered_programs import lower
@@ -57,8 +57,9 @@ def operator_entry(node: fx.Node, axes: Sequence[str | None], mesh: Mesh) -> Ope
 
 def _placement(rule: Rule, dims: Dims, name: str | None, reduction: str | None) -> Placement:
     for dim, names in enumerate(dims):
-        if name is not None and name in names:
-            before = names[: names.index(name)]
+        here = next((part for part in (name or "").split(PAIR) if part in names), None)
+        if here is not None:
+            before = names[: names.index(here)]
             return Shard(dim, math.prod(rule.sizes[other] for other in before if other is not None))
     return Replicate() if reduction is None else Partial(reduction)
 

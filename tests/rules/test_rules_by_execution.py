@@ -132,13 +132,15 @@ def test_wrong_reductions_are_caught(case: Case, name: str) -> None:
             assert fails(captured, mutated, name), f"{wrong} instead of {rule.reductions[name]} is not seen"
 
 
-# operators that draw, and attention whose kernels take no window, always use their local form
+# operators that draw, and attention whose kernels take no window, always use their local form; pairs of names are run
+# by tests/passes/kernels/test_dispatched_rows.py
 IMPLEMENTED = [
     (case, name)
     for case in CASES
     for captured, rule in [captured_with_rule(case, EVEN)]
     for name in rule.implementations
-    if "dropout" not in case.name
+    if name not in rule.pairs
+    and "dropout" not in case.name
     and not (case.name.startswith("autopar.attention") and "window" in case.name)
     and splits_in_three(captured, rule, name)
 ]

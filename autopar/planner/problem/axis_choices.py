@@ -21,7 +21,7 @@ from autopar.layouts.placement import Partial, Placement, Replicate, Shard
 from autopar.planner.problem.factorisation import Factorisation, Value, factor_sizes, shape_of, value_of
 from autopar.planner.problem.strategies import IN_ZIGZAG, AxisChoice
 from autopar.rules.engine import tensor_operands
-from autopar.rules.rule import Rule, Tensor
+from autopar.rules.rule import PAIR, Rule, Tensor
 
 ANY_ORDER = frozenset({None, "attention_by_index", "ring_attention", "ring_attention_backward"})
 """Implementations to which the order of the rows of a block does not matter."""
@@ -59,9 +59,32 @@ def choices_of(
             if choice is not None:
                 part = (name + IN_ZIGZAG, position)
                 found.append(AxisChoice(name, part, atom // 2, False, *choice, atom_class, zigzag=True))
+    found += _pair_choices(node, rule, factorisation)
     for pattern in rule.linear:
         inputs = tuple(Partial() if marked else Replicate() for marked in pattern)
         found.append(AxisChoice("partial", None, 0, False, inputs, _everywhere(rule, Partial())))
+    return found
+
+
+def _pair_choices(node: fx.Node, rule: Rule, factorisation: Factorisation) -> list[AxisChoice]:
+    """The choices that split an atom of one name and a range of another."""
+    found = []
+    for pair in rule.pairs:
+        name, other = pair.split(PAIR)
+        beside = (other, 0), rule.sizes[other]
+        atoms = factorisation.name_atoms(node, name, rule.sizes[name])
+        for position, atom in enumerate(atoms):
+            rows = _split_choice(node, rule, name, atoms, position)
+            ranges = _split_choice(node, rule, other, (rule.sizes[other],), 0)
+            if rows is None or ranges is None:
+                continue
+            inputs = tuple(two if isinstance(two, Shard) else one for one, two in zip(rows[0], ranges[0], strict=True))
+            outputs = tuple(two if isinstance(two, Shard) else one for one, two in zip(rows[1], ranges[1], strict=True))
+            if all(isinstance(placed, Shard) for placed in (*inputs, *(o for o in outputs if o is not None))):
+                atom_class = factorisation.name_atom_class(node, name, position)
+                found.append(
+                    AxisChoice(pair, (name, position), atom, False, inputs, outputs, atom_class, beside=beside)
+                )
     return found
 
 

@@ -4,6 +4,7 @@
     dp_shard       the axis splits the batch; parameters are stored split        (ZeRO-3)
     cp             the axis splits the sequence, attention by queries or by heads; weights are whole in use
                    (context parallelism: a ring of keys and values, Ulysses, or keys and values gathered)
+    ep             the axis splits the batch; rows of experts travel to the rank of their expert (expert parallelism)
     tp             the axis never splits the batch; weights stay split in use    (Megatron)
     any other name the axis is free
 
@@ -20,7 +21,7 @@ from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.planner.problem.strategies import AxisChoice
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.constraints import Constraints
-from autopar.request.mesh_axes import AXIS_NAMES, BATCH_AXES, CONTEXT_AXES
+from autopar.request.mesh_axes import AXIS_NAMES, BATCH_AXES, CONTEXT_AXES, EXPERT_AXIS
 
 
 def orders_offered(choices: Sequence[AxisChoice], mesh: Mesh, sequences: int) -> Sequence[AxisChoice]:
@@ -53,9 +54,11 @@ def allowed_choices(
     """
     if axis_size == 1:
         return list(choices[:1])
-    if axis_name in BATCH_AXES:
+    if axis_name in (*BATCH_AXES, EXPERT_AXIS):
         split = [c for c in choices if c.part is not None and c.atom_class == batch and c.divides(axis_size)]
-        return split or list(choices)
+        paired = [c for c in split if c.beside is not None]
+        apart = [c for c in split if c.beside is None]
+        return (paired if axis_name == EXPERT_AXIS and paired else apart) or list(choices)
     found = list(choices)
     if axis_name in CONTEXT_AXES:
         apart = [c for c in found if c.name in heads or c.atom_class == sequence]

@@ -17,6 +17,7 @@ from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_gro
 from autopar.graphs.operator_names import is_causal, window_of
 from autopar.passes.view_layouts import viewed
 from autopar.planner.problem.axis_choices import choices_of, shard_choices
+from autopar.planner.problem.expert_exchanges import Message, expert_exchanges
 from autopar.planner.problem.factorisation import Factorisation, Value, batch_class, sequence_class, shape_of, value_of
 from autopar.planner.problem.graph_operators import (
     kernel_leaders,
@@ -62,7 +63,8 @@ class Implementation:
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorEquivalence:
     """What equal operators share. `node` is one of them; implementations: as captured first; kernel_share: part of its
-    kernel's bytes that it moves; kernel_rows: of another member of its kernel, by which it is priced."""
+    kernel's bytes that it moves; kernel_rows: of another member of its kernel, by which it is priced; exchanges: what
+    travels where rows go to their experts."""
 
     node: fx.Node
     implementations: tuple[Implementation, ...]
@@ -71,6 +73,7 @@ class OperatorEquivalence:
     leads_kernel: bool
     kernel_share: float
     kernel_rows: RowSizes | None
+    exchanges: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +121,7 @@ class Equivalences:
         self._leaders = kernel_leaders(groups)
         self._shares = kernel_shares(groups, self._traffic)
         self._kernel_rows = kernel_rows(groups)
+        self._exchanges = expert_exchanges(program)
         total = sum(rule.flops for rule in self.rules.values())
         self.heavy = {node for node, rule in self.rules.items() if rule.flops > HEAVY_FLOPS_SHARE * total}
         self._matrices = weight_matrices(program, self.heavy, self.rules)
@@ -140,11 +144,11 @@ class Equivalences:
         traffic = self._traffic.get(node, _NO_TRAFFIC)
         reads = tuple([i for i, operand in enumerate(operands) if operand in traffic.reads])
         leads, heavy, share = node in self._leaders, node in self.heavy, self._shares.get(node, 1.0)
-        rows = self._kernel_rows.get(node)
+        rows, exchanges = self._kernel_rows.get(node), self._exchanges.get(node, ())
         return self._number(
-            ("operator", own.family, reads, traffic.writes, leads, share, rows),
+            ("operator", own.family, reads, traffic.writes, leads, share, rows, exchanges),
             lambda: OperatorEquivalence(
-                node, (own, *self._alternatives(node, operands)), heavy, traffic, leads, share, rows
+                node, (own, *self._alternatives(node, operands)), heavy, traffic, leads, share, rows, exchanges
             ),
         )
 

@@ -147,6 +147,7 @@ class LabelSets:
                 equivalence.kernel_share,
                 equivalence.kernel_rows,
                 runs_as=one.target,
+                exchanges=equivalence.exchanges,
             )
             for one, strategies in zip(offered, found, strict=True)
         ]

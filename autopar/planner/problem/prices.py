@@ -26,6 +26,7 @@ from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Layout, Mesh, Shard
 from autopar.layouts.redistribution import RedistributionStep, Shape
 from autopar.ops.attention_blocks import Band, ring_offsets, ring_runs
+from autopar.planner.problem.expert_exchanges import Message
 from autopar.planner.problem.factorisation import shape_of, value_of
 from autopar.planner.problem.strategies import LayoutSet, Strategies, local_fraction
 from autopar.planner.routes.priced_routes import routes_of
@@ -140,12 +141,13 @@ class Prices:
         kernel_share: float = 1.0,
         kernel_rows: RowSizes | None = None,
         runs_as: object = None,
+        exchanges: Sequence[Message] = (),
     ) -> Floats:
         """(strategies,) seconds of one operator on the fullest rank, without redistributing its operands.
 
         kernel_share: part of its kernel's bytes that the operator moves; kernel_rows: the rows of its kernel, where it
-        has none of its own; runs_as: the operator that is called, other
-        than that of the node.
+        has none of its own; runs_as: the operator that is called, other than that of the node; exchanges: what travels
+        over axes that split rows and experts alike.
         """
         device = self.cluster.device
         target = runs_as or node.target
@@ -169,6 +171,8 @@ class Prices:
         )
         rings = self._rings(rule, strategies, np.broadcast_to(seconds, (len(strategies),)))
         seconds = seconds + rings + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
+        if exchanges and rule.pairs:
+            seconds = seconds + self._exchanges(node, rule, strategies, exchanges)
         is_replicated = np.array([[name is None for name in axes] for axes in strategies.axes])
         return np.asarray(seconds + 0.5 * (is_replicated @ self.tie_breaks), dtype=np.float64)
 
@@ -295,6 +299,34 @@ class Prices:
                     row_bytes = round(nbytes * float(fractions[strategy]) * self._ranks(own))
                     seconds[strategy] += self.collective_seconds("neighbours", own, row_bytes)
         return seconds
+
+    def _exchanges(self, node: fx.Node, rule: Rule, strategies: Strategies, exchanges: Sequence[Message]) -> Floats:
+        """(strategies,) seconds of rows that travel to their experts and back, and of putting in order what came."""
+        seconds = np.zeros(len(strategies))
+        for message, parts in zip(exchanges, self.exchanged_parts(node, strategies, exchanges), strict=True):
+            for strategy, axes in enumerate(strategies.axes):
+                if own := _chosen(axes, rule.pairs):
+                    seconds[strategy] += self.exchange_seconds(own, message.nbytes * float(parts[strategy]))
+        return seconds
+
+    def exchange_seconds(self, axes: tuple[int, ...], nbytes: float) -> float:
+        """Rows of `nbytes` on every rank of a group that change places."""
+        return self.collective_seconds("all_to_all", axes, nbytes) + float(copy_seconds(self.cluster.device, nbytes))
+
+    def exchanged_parts(self, node: fx.Node, strategies: Strategies, exchanges: Sequence[Message]) -> list[Floats]:
+        """Per message (strategies,) the part of it that a rank sends."""
+        operands, result = tensor_operands(node), strategies.outputs[0]
+        found = []
+        for message in exchanges:
+            if message.cut_by is None:
+                found.append(np.ones(len(strategies)))
+            elif message.cut_by < 0:
+                assert result is not None
+                found.append(self.fractions(result, shape_of(node)))
+            else:
+                operand = operands[message.cut_by]
+                found.append(self.fractions(strategies.inputs[message.cut_by], shape_of(*value_of(operand))))
+        return found
 
     def _ranks(self, axes: Sequence[int]) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)

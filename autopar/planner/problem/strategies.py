@@ -108,7 +108,7 @@ class AxisChoice:
     """What one axis may pick: placements of all operands and outputs. atom: size of the part that is split (0: none);
     part: identifies the split part, so that several axes on it are counted together; zigzag: its blocks are dealt out
     in that order; other_lengths: sizes of the part in tensors that have more or fewer
-    rows of it."""
+    rows of it; beside: what the axis splits as well, and its size."""
 
     name: str | None
     part: tuple[str, int] | None
@@ -119,6 +119,7 @@ class AxisChoice:
     atom_class: Hashable = None
     zigzag: bool = False
     other_lengths: tuple[int, ...] = ()
+    beside: tuple[tuple[str, int], int] | None = None
 
     @property
     def split_part(self) -> tuple[str, int] | None:
@@ -253,6 +254,20 @@ def _fits(alternatives: Sequence[AxisChoice], picks: Integers, mesh: Mesh) -> Fl
     for choice, cut in _cuts(alternatives, picks, mesh):
         allowed = {int(size): choice.divides(int(size)) for size in np.unique(cut)}
         fits &= np.array([allowed[int(size)] for size in cut])
+    for part, size in {choice.beside: None for choice in alternatives if choice.beside is not None}:
+        fits &= _ranges_fit(alternatives, picks, part, size, mesh)
+    return fits
+
+
+def _ranges_fit(
+    alternatives: Sequence[AxisChoice], picks: Integers, part: tuple[str, int], size: int, mesh: Mesh
+) -> Flags:
+    """Whether what pairs split beside their rows leaves no rank without, and unequal ranges over one axis at most."""
+    takes = np.array([part in (c.part, None if c.beside is None else c.beside[0]) for c in alternatives])[picks]
+    paired = np.array([choice.beside is not None for choice in alternatives])[picks].any(axis=1)
+    cuts = np.where(takes, np.array(mesh.shape, dtype=np.int64), 1).prod(axis=1)
+    fits: Flags = ~paired | (size % cuts == 0)
+    fits |= (takes.sum(axis=1) == 1) & (size >= MINIMUM_UNEVEN_BLOCKS * cuts)
     return fits
 
 

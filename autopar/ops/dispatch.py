@@ -1,0 +1,92 @@
+"""Dispatch: rows travel to the rank that holds their expert, and back, as expert parallelism does.
+
+    two ranks, experts 0 and 1 on rank 0, 2 on rank 1        rank 0 has rows of experts [2, 0, 7], rank 1 of [1, 2]
+
+    order, places, counts = dispatch_order(ids, there)       rank 0: rows 1, 2 | 0; counts [1, 0, 1 | 1, 0, 0]
+    table = all_to_all(counts)                               rank 0: [1, 0, 1 | 0, 1, 0]
+    sizes = row_sizes(counts, table, ranks)                  rank 0: sends [2, 1], receives [2, 1]
+    y = all_to_all(rows_at(x, order), sizes)                 rank 0: its rows of experts 0, none | that of expert 1
+    regrouped, back, held = received_order(table, ...)       by expert: experts 0, 1, none; held [1, 1]
+
+A rank sorts its rows by the rank of their expert, by expert for each rank. Rows of no expert here (7) stay at home,
+behind those of the own experts: a count for each rank says how many. Sizes are exchanged first, then rows: nothing is
+padded and nothing is dropped. Sizes of messages are numbers of the host, for which a device is waited for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Dispatch(NamedTuple):
+    """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
+    what is left; position: of this rank in the group."""
+
+    start: int
+    experts: int
+    block: int
+    ranks: int
+    position: int
+    group: str
+
+
+@torch.library.custom_op(
+    "autopar::dispatch_order",
+    mutates_args=(),
+    schema="(Tensor expert_ids, int start, int num_experts, int block, int ranks, int position) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+def dispatch_order(
+    expert_ids: Tensor, start: int, num_experts: int, block: int, ranks: int, position: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Order of the rows by rank and expert (T,); place of every row in it (T,); rows per rank and expert, of each rank
+    those of no expert last (ranks * (block + 1),).
+
+    expert_ids (T,) int64; rank r of the group holds the experts [start + r block, start + (r + 1) block), fewer if
+    they end before, at `start + num_experts`. Rows of other ids stay at `position`.
+    """
+    expert = expert_ids - start
+    travels = (expert >= 0) & (expert < num_experts)
+    keys = torch.where(travels, expert + expert.div(block, rounding_mode="floor"), position * (block + 1) + block)
+    counts = torch.zeros(ranks * (block + 1), dtype=torch.int64, device=keys.device)
+    counts.scatter_add_(0, keys, torch.ones_like(keys))
+    order = keys.argsort(stable=True)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return order, places, counts
+
+
+@dispatch_order.register_fake
+def _(
+    expert_ids: Tensor, start: int, num_experts: int, block: int, ranks: int, position: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(expert_ids), torch.empty_like(expert_ids), expert_ids.new_empty(ranks * (block + 1))
+
+
+def row_sizes(counts: Tensor, table: Tensor, ranks: int) -> Tensor:
+    """Rows that go to every rank, and that come from it (2, ranks), on the host; counts, table: of `dispatch_order`,
+    and what the others sent of theirs. Waits for the device."""
+    return torch.stack([counts, table]).view(2, ranks, -1).sum(2).cpu()
+
+
+def row_list(sizes: Tensor, received: int) -> list[int]:
+    """Of `row_sizes` one side, as collectives take it: what goes (0) or what comes (1)."""
+    found: list[int] = sizes[received].tolist()
+    return found
+
+
+def received_order(table: Tensor, sizes: Tensor, ranks: int, held: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Order by expert of the rows that came (R,); place of each in it (R,); rows per expert held (held,)."""
+    by_rank = table.view(ranks, -1)
+    buckets = torch.arange(by_rank.shape[1], device=table.device).expand_as(by_rank)
+    keys = buckets.reshape(-1).repeat_interleave(table, output_size=int(sizes[1].sum()))
+    order = keys.argsort(stable=True)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return order, places, by_rank.sum(0)[:held]
+
+
+def filled_rows(rows: Tensor, shape: list[int], value: float, dtype: torch.dtype) -> Tensor:
+    """As many rows of `shape` as `rows` has, all of one value."""
+    return torch.full((rows.shape[0], *shape), value, dtype=dtype, device=rows.device)

@@ -1,0 +1,80 @@
+"""Exchanges: what travels when the rows of a layer of experts go to the ranks of their experts, per product.
+
+    y = expert_linear(x, up, ids);  z = expert_linear(silu(y), down, ids);  sum(z * r)
+
+    first product     the ids' counts, rows of x
+    second product    r (or z back), rows of z back
+
+Rows pass from product to product where they are (`passes/kernels/ordered_rows.py` says who else joins), so only what
+enters and what leaves is priced, once. Products of one layer may choose differently; then more travels than is said
+here, and the played step says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from autopar.graphs.operator_names import base_name
+from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
+from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
+from autopar.passes.kernels.row_wise import RowWise
+from autopar.program import Program
+from autopar.rules.engine import tensor_operands
+
+COUNT_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An all-to-all of a product. nbytes: of all rows together; cut_by: the operand whose splits shorten it, or -1 for
+    the result, or None where none does."""
+
+    nbytes: int
+    cut_by: int | None
+
+
+def expert_exchanges(program: Program) -> dict[fx.Node, tuple[Message, ...]]:
+    """Product of experts -> what it exchanges with the ranks over which rows and experts are split alike."""
+    layers: dict[object, list[fx.Node]] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and base_name(node.target) in ("expert_linear", "expert_outer"):
+            layers.setdefault(viewed(tensor_operands(node)[-1]), []).append(node)
+    every = [product for products in layers.values() for product in products]
+    found: dict[fx.Node, tuple[Message, ...]] = {}
+    for products in layers.values():
+        found |= _of_layer(products, every)
+    return found
+
+
+def _of_layer(products: list[fx.Node], every: list[fx.Node]) -> Mapping[fx.Node, tuple[Message, ...]]:
+    reads = {}
+    for product in products:
+        operands, linear = tensor_operands(product), base_name(product.target) == "expert_linear"
+        reads[product] = RowWise(tuple(operands[:1] if linear else operands[:2]), linear)
+    ids = tensor_operands(products[0])[-1]
+    rows = OrderedRows(reads, ids, every)
+    found: dict[fx.Node, list[Message]] = {product: [] for product in products}
+    experts = next(shape_of(tensor_operands(p)[1])[0] for p in products if base_name(p.target) == "expert_linear")
+    found[products[0]].append(Message(COUNT_BYTES * experts, None))
+    last, entered = products[0], set()
+    for node in sorted(rows.inside):
+        last = node if node in found else last
+        for operand in rows.operands(node):
+            key = viewed(operand), shape_of(operand)
+            if not rows.is_ordered(operand) and key not in entered:
+                entered.add(key)
+                reader = tensor_operands(last).index(operand) if node is last else len(tensor_operands(last)) - 1
+                found[last].append(Message(_bytes(operand), reader))
+        if rows.is_ordered(node) and any(not rows.reads(user, node) for user in node.users):
+            found[last].append(Message(_bytes(node), -1 if base_name(last.target) == "expert_linear" else 0))
+    return {product: tuple(messages) for product, messages in found.items()}
+
+
+def _bytes(node: fx.Node) -> int:
+    size = dtype_of(node).itemsize
+    for length in shape_of(node):
+        size *= length
+    return size

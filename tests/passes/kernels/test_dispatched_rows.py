@@ -1,0 +1,141 @@
+"""Rows that travel to the rank of their expert: loss and gradients as on one rank, whoever gets how many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from autopar.capture import capture
+from autopar.hardware.cluster import Cluster
+from autopar.passes.kernels import sort_by_expert
+from autopar.passes.lowering import chain as lowering
+from autopar.planner.planning import make_plan
+from autopar.plans.parallel_plan import Plan
+from autopar.program import Program
+from autopar.request import Request
+from tests.passes.hand_plans import run_plan, tensors_of, worst
+
+WIDTH, HIDDEN, CHOSEN, BATCH, TOKENS = 8, 12, 2, 8, 4
+ROWS = BATCH * TOKENS * CHOSEN
+
+
+class Chosen(nn.Module):
+    """Gated experts with a bias over residuals; who goes where is an input: (B, S, D), (B, S, k), (B, S, k) -> loss."""
+
+    def __init__(self, experts: int, with_bias: bool = True) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Parameter(torch.randn(experts, WIDTH, 2 * HIDDEN) / 4)
+        self.down = nn.Parameter(torch.randn(experts, HIDDEN, WIDTH) / 4)
+        self.bias = nn.Parameter(torch.randn(experts, 2 * HIDDEN)) if with_bias else None
+
+    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        x = functional.silu(self.before(x))
+        ids = chosen.reshape(-1)
+        rows = x.unsqueeze(2).expand(-1, -1, CHOSEN, -1).reshape(-1, WIDTH)
+        rows = torch.ops.autopar.expert_linear(rows, self.up, ids, False)
+        if self.bias is not None:
+            rows = rows + functional.embedding(ids, self.bias)
+        gate, rows = rows.chunk(2, -1)
+        rows = torch.ops.autopar.expert_linear(functional.silu(gate) * rows, self.down, ids, False)
+        mixed = (rows * weights.reshape(-1, 1)).view(*x.shape[:2], CHOSEN, WIDTH).sum(2)
+        return (x + mixed).square().mean(dim=(1, 2)).sum()
+
+
+def routed(kind: str, experts: int) -> Tensor:
+    """Experts of every token's choices."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(experts, (BATCH, TOKENS, CHOSEN), generator=generator)
+    return {
+        "even": ids,
+        "one expert has all": torch.full_like(ids, experts - 1),
+        "a rank without tokens": ids.clamp(max=experts // 2 - 1),
+        "some of no expert": torch.where(ids == 1, experts + 3, ids) - (ids == 0).long(),
+    }[kind]
+
+
+def captured(experts: int, kind: str, with_bias: bool = True) -> tuple[Program, dict[str, Tensor]]:
+    """The program and its tensors."""
+    torch.manual_seed(0)
+    module = Chosen(experts, with_bias).double()
+    inputs = {
+        "x": torch.randn(BATCH, TOKENS, WIDTH, dtype=torch.float64),
+        "weights": torch.rand(BATCH, TOKENS, CHOSEN, dtype=torch.float64),
+        "chosen": routed(kind, experts),
+    }
+    program = capture(module, (), inputs)
+    return program, tensors_of(program, module, inputs)
+
+
+def planned(program: Program, **dims: int) -> Plan:
+    """The plan under named axes."""
+    cluster = Cluster.parse(f"{torch.tensor(list(dims.values())).prod()} cpu")
+    return make_plan(program, Request(cluster=cluster, dims=dims, mode="fast", with_baselines=False))
+
+
+def products(plan: Plan) -> set[tuple[str | None, ...]]:
+    """What the axes split of the products of experts."""
+    return {chosen.axes for name, chosen in plan.operators.items() if "expert_" in name}
+
+
+@pytest.mark.parametrize(
+    "kind", ["even", "one expert has all", "a rank without tokens", "some of no expert"]
+)
+@pytest.mark.parametrize("dims", [{"ep": 2}, {"ep": 4}, {"dp_shard": 2, "ep": 2}], ids=str)
+def test_loss_and_gradients_are_those_of_one_rank(kind: str, dims: dict[str, int]) -> None:
+    program, tensors = captured(8, kind, with_bias=kind != "some of no expert")
+    plan = planned(program, **dims)
+    assert products(plan) == {("t",) * (len(dims) - 1) + ("t+e",)}
+    assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
+
+
+@pytest.mark.parametrize(("experts", "ranks"), [(9, 2), (18, 4)])
+def test_experts_that_do_not_divide(experts: int, ranks: int) -> None:
+    program, tensors = captured(experts, "even")
+    plan = planned(program, ep=ranks)
+    assert products(plan) == {("t+e",)}
+    assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
+
+
+def exchanges(program: Program, plan: Plan) -> list[fx.Node]:
+    """What travels by all-to-all in a step of rank 0."""
+    step = lowering.lowered_step(program, plan, 0, until=lowering.sort_rows)
+    graph = step.stages[0].program.graph
+    return list(graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.all_to_all_single.default))
+
+
+def test_rows_travel_once_each_way_and_pass() -> None:
+    program, _ = captured(8, "even")
+    found = exchanges(program, planned(program, ep=4))
+    rows = (ROWS // 4, WIDTH)
+    assert sorted(node.meta["local_shape"] for node in found) == sorted([
+        (4 * 3,), (ROWS // 4,),  # how many rows go where, and the ids of biases
+        rows, rows,  # there and back
+        rows, rows,  # so do gradients
+        (ROWS // 4, 1),  # routing weights
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["order of a rank", "order behind the exchange", "weights of another expert"])
+def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, tensors = captured(8, "even")
+    wanted = run_plan(program, planned(program, dp_shard=1), tensors)
+    right = sort_by_expert._DispatchedLayer._order
+
+    def order(self: sort_by_expert._DispatchedLayer, first: fx.Node) -> list[fx.Node]:
+        found = right(self, first)
+        if wrong == "order behind the exchange":
+            self._ungrouped = self._regrouped
+        if wrong == "weights of another expert":
+            with self._graph.inserting_after(found[2]):
+                turned = self._graph.call_function(torch.ops.aten.flip.default, (found[2], [0]))
+            turned.meta = dict(found[2].meta)
+            found[2] = turned
+        if wrong == "order of a rank":
+            found[1] = found[0]
+        return found
+
+    monkeypatch.setattr(sort_by_expert._DispatchedLayer, "_order", order)
+    assert worst(run_plan(program, planned(program, ep=4), tensors), wanted) > 1e-3
