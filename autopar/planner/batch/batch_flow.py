@@ -232,7 +232,11 @@ class BatchFlow:
         made = [bool(self._positions((node, index))) for index in _outputs(node)]
         if not any(carries) and not any(made):
             return None
-        choices = [c for c in choices_of(node, rule, self._factorisation) if c.atom_class in self._batch]
+        choices = [
+            c
+            for c in choices_of(node, rule, self._factorisation)
+            if c.atom_class in self._batch and c.beside is None  # a pair splits what one of the others splits
+        ]
         if len(choices) != 1:
             raise _refused(node, "pairs samples with each other" if choices else "acts across samples")
         choice = choices[0]

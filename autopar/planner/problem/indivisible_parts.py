@@ -22,7 +22,7 @@ def indivisible_parts(
     """A line for every name of an operator's rule and every axis that divides no part of it."""
     parts: dict[str, list[tuple[int, bool]]] = {}
     for choice in choices_of(node, rule, factorisation, sequence=sequence):
-        if choice.part is not None:
+        if choice.part is not None and choice.beside is None:
             parts.setdefault(choice.part[0], []).append((choice.atom, choice.may_be_uneven))
     return [
         f"no split of {name} over {axis}={size}: {' and '.join(str(atom) for atom, _ in atoms)} "
